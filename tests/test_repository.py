@@ -21,7 +21,16 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "pydanube"
 MODULES = sorted((ROOT / "src").rglob("*.py"))
 
-HOSTS = {"keepachangelog.com", "semver.org", "www.apache.org", "apache.org", "127.0.0.1", "localhost"}
+HOSTS = {
+    "keepachangelog.com",
+    "semver.org",
+    "www.apache.org",
+    "apache.org",
+    "example.com",
+    "json-schema.org",
+    "127.0.0.1",
+    "localhost",
+}
 """Whom our pages and programs may point at: anybody can reach them."""
 
 THIS_MACHINE = ["/" + "work/", "/" + "root/", "/" + "opt/wheels", "/home/" + "runner"]
@@ -40,7 +49,7 @@ def tracked() -> list[Path]:
     if listed.returncode == 0 and listed.stdout:
         paths = [ROOT / name for name in listed.stdout.split("\0") if name]
     else:
-        folders = [ROOT / name for name in ("src", "tests", "docs", "examples", "benchmarks")]
+        folders = [ROOT / name for name in ("src", "tests", "docs", "examples", "benchmarks", "deploy")]
         paths = [*ROOT.glob("*"), *(path for folder in folders for path in folder.rglob("*"))]
     return sorted(path for path in paths if path.is_file() and "__pycache__" not in path.parts)
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
-import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -40,7 +39,10 @@ from .runtime.file_descriptors import (
     plan_http_connections,
     raise_descriptor_limit,
 )
+from .runtime.network import check_free
 from .runtime.objects.opening import open_store
+from .runtime.service_manager import notify
+from .runtime.signals import on_hangup, on_stop_signals
 from .runtime.tasks import Tasks
 from .runtime.telemetry import get_logger
 from .settings import Settings
@@ -66,6 +68,13 @@ different brokers."""
 REVISION_INTERVAL_S: Final = 10.0
 """How often the revision of the metadata is saved in the data directory and noted in the log, if it has changed."""
 
+DISK_CHECK_INTERVAL_S: Final = 10.0
+"""How often the free space on the disk of the metadata is checked."""
+
+METADATA_FREE_BYTES_MIN: Final = 8 << 20
+"""With less than this left on the disk of the metadata, the state of the broker says so: the journal of the metadata is
+written anew now and then, beside the old one."""
+
 SWITCH_SECONDS: Final = 0.0005
 """Python's thread switch interval, a tenth of the default: how long the log's thread waits for a busy event loop."""
 
@@ -77,6 +86,20 @@ DRAIN_SECONDS: Final = 10.0
 
 HTTP_DRAIN_SECONDS_MIN: Final = 1.0
 """How long HTTP requests get at least, when native clients needed all of that time."""
+
+
+class Listener(NamedTuple):
+    """How a listener is called, in the settings and on the command line."""
+
+    name: str
+    setting: str
+    option: str
+
+
+NATIVE: Final = Listener("native", "port", "--port")
+HTTP: Final = Listener("HTTP", "http_port", "--http-port")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +126,7 @@ class Server:
         self._http: HttpServer | None = None
         self._saved: MetadataStamp | None = None
         self._saving: asyncio.Future[None] | None = None
+        self._metadata_trouble = ""
         self.native_address = ("", 0)
         self.http_address = ("", 0)
         """Port 0 if there is no HTTP listener."""
@@ -153,6 +177,8 @@ class Server:
 
     async def _open(self) -> None:
         settings, clock, disk = self._settings, self._components.clock, self._components.disk
+        for listener in (NATIVE, HTTP) if settings.server.http else (NATIVE,):
+            await self._on_port(listener, check_free)  # before the data directory is touched
         node = settings.server.name or DEFAULT_NODE
         directory = DataDirectory.open(disk, settings.server.data_dir, cluster=None, node=node)
         self._parts.callback(directory.close)
@@ -177,6 +203,7 @@ class Server:
             self._advertised_address,
             objects,
             _tiering_settings(settings),
+            lambda: self._metadata_trouble,
         )
         broker = Broker(parts, broker_settings)
         self._parts.push_async_callback(broker.close)
@@ -184,6 +211,8 @@ class Server:
         assert broker.tiers is not None
         tasks.spawn(broker.tiers.run(), "object storage")
         tasks.spawn(self._keep_saving_revision(store, directory, writer), "metadata revision remembering")
+        await self._check_metadata_disk()
+        tasks.spawn(self._keep_checking_metadata_disk(), "metadata disk checking")
         tasks.spawn(broker.lifetimes.run(settings.topics.lifetimes_interval_s), "lifetimes")
         host = await self._open_listeners(broker, tasks)
         log.info("broker.started", address=broker.address, data_dir=str(directory.path), node=directory.identity.node)
@@ -197,17 +226,32 @@ class Server:
     async def _open_listeners(self, broker: Broker, tasks: Tasks) -> str:
         """Open the listeners, the native one last: who can connect there finds everything open. Return its host."""
         settings, clock = self._settings, self._components.clock
-        server, reserved = settings.server, 0
-        if server.http:
+        reserved = 0
+        if settings.server.http:
             from .gateway.http import HttpServer  # imports a web framework: only where it is used
 
             places = _http_places(settings)
             reserved = places.connections + 3 * places.at_once
             self._http = HttpServer(broker, _http_settings(settings, places), clock, tasks)
-            self.http_address = await _start("HTTP", "--http-port", self._http.start, server.host, server.http_port)
+            self.http_address = await self._on_port(HTTP, self._http.start)
         self._native = NativeServer(broker, _native_settings(settings, reserved), clock, tasks)
-        self.native_address = await _start("native", "--port", self._native.start, server.host, server.port)
+        self.native_address = await self._on_port(NATIVE, self._native.start)
         return self.native_address[0]
+
+    async def _on_port(self, listener: Listener, act: Callable[[str, int], Awaitable[T]]) -> T:
+        """Call `act` with host and port of a listener. Raises Refused, with the way to another port, if it is taken."""
+        host, port = self._settings.server.host, getattr(self._settings.server, listener.setting)
+        try:
+            return await act(host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            key = f"server.{listener.setting}"
+            source = self._settings.sources.get(key, "default")
+            raise Refused(
+                f"{_bracketed(host)}:{port} is taken, perhaps by another broker: it is {key} ({source}), for the "
+                f"{listener.name} listener; choose another with {listener.option} (0 takes a free one)"
+            ) from None
 
     def _advertised_address(self) -> str:
         """Return the host:port that clients are sent to: the one that is configured, or that of the native listener."""
@@ -267,6 +311,25 @@ class Server:
             await self._components.clock.sleep(REVISION_INTERVAL_S)
             await self._save_revision(store, directory, writer)
 
+    async def _keep_checking_metadata_disk(self) -> None:
+        while True:
+            await self._components.clock.sleep(DISK_CHECK_INTERVAL_S)
+            await self._check_metadata_disk()
+
+    async def _check_metadata_disk(self) -> None:
+        """Note whether the disk of the metadata is full. A metadata store that is not written to fails only later."""
+        where = self._settings.metadata_path.parent
+        try:
+            free = (await asyncio.to_thread(self._components.disk.usage, where)).free_bytes
+        except OSError as error:
+            trouble = f"the disk of the metadata cannot be looked at: {where}: {error.strerror or error}"
+        else:
+            full = free < METADATA_FREE_BYTES_MIN
+            trouble = f"the disk of the metadata is full: {free} bytes are free at {where}; free some" if full else ""
+        if trouble and not self._metadata_trouble:
+            log.warning("metadata.disk_full", path=str(where), reason=trouble)
+        self._metadata_trouble = trouble
+
     async def _open_log(self, directory: DataDirectory, store: MetadataStore, known: KnownLedgers) -> LogWriter:
         metadata_path, log_directory = self._settings.metadata_path, self._settings.log_directory
         identity, revision = await store.identity(), await store.revision()
@@ -307,39 +370,25 @@ class Server:
 
 
 async def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; a second signal ends the drain at once."""
+    """Serve until a signal of `runtime.signals` comes; a second SIGTERM or SIGINT ends the drain at once."""
     sys.setswitchinterval(SWITCH_SECONDS)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    on_stop_signals(loop, stop.set)
+    on_hangup(loop, stop.set)
     server = await Server.start(settings)
     gc.collect()
     gc.freeze()  # what was imported and opened stays: the collector can skip it
     print(server.ready_line, flush=True)  # noqa: T201 - the contract: one readiness line on stdout
+    notify("READY=1")
     await stop.wait()
     log.info("broker.stopping")
+    notify("STOPPING=1")
     task = asyncio.current_task()
     assert task is not None
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
+    on_stop_signals(loop, task.cancel)
     await server.close()
     log.info("broker.stopped")
-
-
-async def _start(
-    listener: str, option: str, start: Callable[[str, int], Awaitable[tuple[str, int]]], host: str, port: int
-) -> tuple[str, int]:
-    """Start a listener and return its address. Raises Refused, with the option for another port, if it is taken."""
-    try:
-        return await start(host, port)
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise Refused(
-            f"{_bracketed(host)}:{port} is taken, perhaps by another broker: choose another port for the {listener} "
-            f"listener with {option} (0 takes a free one)"
-        ) from None
 
 
 def _wal_settings(settings: Settings) -> WalSettings:

@@ -115,7 +115,7 @@ class LimitSettings(Section):
     keep_alive_ms: int = setting(
         5_000,
         Number(100, 600_000),
-        "After so much silence, and questions unanswered, a client is gone: what it held is free.",
+        "A client that sends nothing for so long, not even an answer to a PING, is disconnected; what it held is free.",
     )
     publish_window_bytes: int = setting(
         32 * MIB, Size(64 * KIB, 4 * GIB), "Published on one connection and not yet answered."
@@ -131,12 +131,16 @@ class LimitSettings(Section):
 class TopicSettings(Section):
     section: ClassVar[str] = "topics"
     auto_create: bool = setting(True, Flag(), "Publishing to a topic that does not exist creates it.")
-    ack_level: AckLevel = setting(AckLevel.DURABLE, AckLevelKind(), "Of topics created without saying.")
+    ack_level: AckLevel = setting(
+        AckLevel.DURABLE, AckLevelKind(), "The ack level of topics that a first publish creates."
+    )
     offset_block: int = setting(
         100_000, Number(1, 1_000_000_000), "Offsets reserved at a time by `written` and `memory` topics."
     )
     lifetimes_interval_s: int = setting(
-        10, Number(1, _DAY_S), "How often retention, time to live, backlogs and what nobody uses are looked at."
+        10,
+        Number(1, _DAY_S),
+        "How often retention, time to live, backlog quotas and the deletion of what is unused are applied.",
     )
 
 
@@ -157,7 +161,11 @@ class StorageSettings(Section):
     segment_bytes: int = setting(
         64 * MIB, Size(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX), "A partition that has so much in its log uploads it."
     )
-    segment_age_s: int = setting(600, Number(0, 30 * _DAY_S), "After so long whatever there is is uploaded.")
+    segment_age_s: int = setting(
+        600,
+        Number(0, 30 * _DAY_S),
+        "A message is uploaded after so long at the latest, also if there is less than segment_bytes.",
+    )
     shared_below_bytes: int = setting(4 * MIB, Size(0, GIB), "Less than this shares an object with other partitions.")
     upload_bytes_per_s: int = setting(0, Size(0, 1024 * GIB), "How fast uploads may be. 0: as fast as they go.")
     shutdown_upload_s: int = setting(

@@ -74,9 +74,12 @@ async def open_broker(
     stamped: bool = True,
     **changes: Any,
 ) -> AsyncIterator[Broker]:
-    """With `crash`, nothing of the broker is closed: the next one finds what a killed process leaves. `metadata` stands
-    before the real store, and fails where it is told to. Not `stamped`: the log does not name its metadata, as that of
-    an earlier release."""
+    """Open a broker in the directory and yield it.
+
+    crash     the broker is not closed at the end: the next one finds what a killed process leaves
+    metadata  wraps the real store, and fails where the test says so
+    stamped   False: the log does not name its metadata, like a log of an earlier release
+    """
     clock = clock or SystemClock()
     async with AsyncExitStack() as parts:
         embedded = await EmbeddedStore.open(directory / "metadata.db", clock, disk=metadata_disk)
@@ -119,7 +122,7 @@ async def open_broker(
 
 
 class BrokerClient:
-    """One client's view of a broker."""
+    """Calls a broker for one topic, as a listener does for a client."""
 
     def __init__(self, broker: Broker, topic: TopicName = TOPIC) -> None:
         self.broker = broker
@@ -144,7 +147,7 @@ class BrokerClient:
     async def come_back(
         self, producer: Producer, name: str = "", partition: int = 0, access: Access = "shared", opener: int = 0
     ) -> Producer:
-        """Open again with the identity that was given, as after a reconnect."""
+        """Open a producer again with the identity it has, as a client does after a reconnect."""
         return await self.producer(name, partition, producer.producer_id, producer.producer_epoch, access, opener)
 
     def publish(
@@ -175,7 +178,7 @@ class BrokerClient:
         return await self.broker.fetch(ANONYMOUS, self.topic, partition, start, bytes_max, wait_ms)
 
     async def read_all(self, partition: int = 0) -> list[tuple[int, bytes]]:
-        """Everything stored, as (offset, payload)."""
+        """Return everything stored in the partition, as (offset, payload)."""
         found: list[tuple[int, bytes]] = []
         offset = 0
         while True:
@@ -207,14 +210,14 @@ class BrokerClient:
 
 
 class Collector:
-    """A consumer that keeps what it gets."""
+    """A consumer that collects what it receives."""
 
     def __init__(self) -> None:
         self.received: list[tuple[int, bytes]] = []
         self.bytes = 0
         self.redeliveries: list[int] = []
         self.reasons: list[str | None] = []
-        """Of every message received, in the same order."""
+        """The failure reason of every message in `received`."""
         self.ack_timeout_ms: int | None = None
         self.generation: int | None = None
         self.error: DanubeError | None = None
@@ -257,7 +260,7 @@ class Collector:
         return self.received
 
     async def ack(self, *ranges: tuple[int, int], cumulative: bool = False, generation: int | None = None) -> None:
-        """Without a generation: as clients of earlier releases do."""
+        """Ack the ranges and wait until that is durable. Without a generation, as clients of earlier releases do."""
         done: asyncio.Future[DanubeError | None] = asyncio.get_running_loop().create_future()
         self.consumer.ack(list(ranges), cumulative, done.set_result, generation)
         assert await done is None

@@ -1,4 +1,4 @@
-"""A broker whose time passes when a test says so, and what is asked of it about lifetimes."""
+"""A client of a broker on a clock that only the test moves, for tests of retention, time to live and expiry."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pydanube.storage.stream import PartitionStream
 
 
 class HeldSearch:
-    """A stream's next search by time, which has found something and does not say so yet."""
+    """Holds the result of every search by time in a stream back until `go_on` is set."""
 
     def __init__(self, stream: PartitionStream) -> None:
         self.has_found = asyncio.Event()
@@ -48,7 +48,7 @@ class TimedClient(BrokerClient):
         await self.broker.policies.set(ANONYMOUS, self.topic, changes)
 
     async def fill(self, producer: Producer, batches: int, rows: int = 10, every_s: float = 0, size: int = 10) -> None:
-        """Batches of `rows` messages, with time passing after each."""
+        """Publish batches of `rows` messages, and move the clock by `every_s` after each."""
         for _ in range(batches):
             await self.publish(producer, [b"x" * size] * rows)
             self.clock.advance(every_s)
@@ -58,7 +58,8 @@ class TimedClient(BrokerClient):
         await self.broker.lifetimes.round()
 
     async def round_and_meanwhile(self, happens: Callable[[], Awaitable[object]]) -> None:
-        """A round in the middle of which something else happens: it has searched by time, and not acted on it yet."""
+        """Run a round of expiration, and call `happens` in the middle of it: after its search by time, before its next
+        step."""
         stream = (await self.broker._partitions.get(self.topic, 0)).stream
         find_time = stream.find_time
 
@@ -70,7 +71,7 @@ class TimedClient(BrokerClient):
 
         setattr(stream, "find_time", slow)  # noqa: B010 - this stream's only
         await self.broker.lifetimes.round()
-        assert stream.find_time == find_time, "it never searched"
+        assert stream.find_time == find_time, "the round did not search by time"
 
     async def start(self, partition: int = 0) -> int:
         return (await self.fetch(partition=partition)).start_offset
@@ -85,12 +86,12 @@ class TimedClient(BrokerClient):
         return await self.broker.subscriptions.seek(ANONYMOUS, self.topic, name, position)
 
     async def counted(self, name: str = "billing", partition: int = 0) -> SubscriptionStatistics:
-        """The subscription's statistics on one partition."""
+        """Return the statistics of the subscription on one partition."""
         topic = await self.broker.statistics.topic(ANONYMOUS, self.topic)
         return next(one for one in topic.partitions[partition].subscriptions if one.name == name)
 
     def publish_delayed(self, producer: Producer, deliver_at: list[int]) -> asyncio.Future[Published]:
-        """One batch, each message with its own delivery time in microseconds (0: at once)."""
+        """Publish one batch of messages with these delivery times, in microseconds (0: at once)."""
         batch = encode(
             [b"later"] * len(deliver_at),
             publish_times=1,

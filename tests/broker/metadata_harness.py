@@ -1,4 +1,4 @@
-"""A metadata store that fails where a test says so, in every way in which a store can."""
+"""A metadata store whose transactions and reads fail or wait where a test says so."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Concerns = Callable[[Writes], bool]
 
 
 def puts(prefix: str) -> Concerns:
-    """Transactions that write a key that begins so."""
+    """Select the transactions that write a key with this prefix."""
     return lambda writes: any(isinstance(one, Put) and one.key.startswith(prefix) for one in writes)
 
 
 def deletes(prefix: str) -> Concerns:
-    """Transactions that delete a key that begins so."""
+    """Select the transactions that delete a key with this prefix."""
     return lambda writes: any(isinstance(one, Delete) and one.key.startswith(prefix) for one in writes)
 
 
 class Fault:
-    """What becomes of transactions, or of reads, of one kind."""
+    """What happens to the transactions, or the reads, that a test selected."""
 
     def __init__(self, happens: Literal["before", "after", "never"], *, fails: bool, waits: bool, times: int) -> None:
         self.happens = happens
@@ -56,7 +56,7 @@ class Fault:
 
 
 class FaultyStore:
-    """Stands before the real store; `open_broker` puts it there. A fault is met once, unless it says otherwise."""
+    """Wraps the real store, in `open_broker`. A fault applies to one call, unless it says otherwise."""
 
     def __init__(self) -> None:
         self._store: MetadataStore | None = None
@@ -64,7 +64,7 @@ class FaultyStore:
         self._reads: list[tuple[str, Fault]] = []
 
     def before(self, store: MetadataStore) -> MetadataStore:
-        """Stand before `store` and return itself: every method that it does not define is that of `store`."""
+        """Wrap `store` and return this object: methods that are not defined here are those of `store`."""
         self._store = store
         return cast(MetadataStore, self)
 
@@ -79,37 +79,37 @@ class FaultyStore:
     # -- faults --------------------------------------------------------------------------------------------------------
 
     def refuse(self, concerns: Concerns) -> Fault:
-        """Such a transaction fails, and does not happen."""
+        """Let the next such transaction fail without being made."""
         return self._fault(concerns, Fault("never", fails=True, waits=False, times=1))
 
     def refuse_all(self, concerns: Concerns) -> Fault:
-        """Until it is ended."""
+        """Let all such transactions fail until `Fault.end`."""
         return self._fault(concerns, Fault("never", fails=True, waits=False, times=-1))
 
     def lose_answer(self, concerns: Concerns) -> Fault:
-        """Make such a transaction, and tell its caller that it failed."""
+        """Make the next such transaction, and tell its caller that it failed."""
         return self._fault(concerns, Fault("before", fails=True, waits=False, times=1))
 
     def hold(self, concerns: Concerns) -> Fault:
-        """Such a transaction waits, and then happens."""
+        """Let the next such transaction wait until `Fault.go_on` before it is made."""
         return self._fault(concerns, Fault("after", fails=False, waits=True, times=1))
 
     def hold_answer(self, concerns: Concerns, *, fails: bool = False) -> Fault:
-        """Such a transaction happens, and whoever made it waits for the answer."""
+        """Make the next such transaction, and let its caller wait for the answer until `Fault.go_on`."""
         return self._fault(concerns, Fault("before", fails=fails, waits=True, times=1))
 
     def hold_refusal(self, concerns: Concerns) -> Fault:
-        """Such a transaction waits, and then fails without having happened."""
+        """Let the next such transaction wait until `Fault.go_on`, then fail without being made."""
         return self._fault(concerns, Fault("never", fails=True, waits=True, times=1))
 
     def hold_read(self, prefix: str) -> Fault:
-        """A read of such a key, or of keys below it, waits."""
+        """Let the next read of a key or a prefix that begins with `prefix` wait until `Fault.go_on`."""
         fault = Fault("after", fails=False, waits=True, times=1)
         self._reads.append((prefix, fault))
         return fault
 
     def refuse_reads(self) -> Fault:
-        """Until it is ended."""
+        """Let all reads fail until `Fault.end`."""
         fault = Fault("never", fails=True, waits=False, times=-1)
         self._reads.append(("", fault))
         return fault
@@ -149,7 +149,7 @@ class FaultyStore:
 
 
 def _first(faults: Sequence[Fault]) -> Fault | None:
-    """The one that is met, which counts."""
+    """Return the first fault that still applies, and count it as used; None if there is none."""
     fault = next((one for one in faults if one.times), None)
     if fault is not None:
         fault.times -= 1

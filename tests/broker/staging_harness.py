@@ -26,7 +26,7 @@ Rows = dict[int, list[bytes]]
 async def staging_broker(
     directory: Path, objects: ObjectStore, crash: bool = False, **changes: Any
 ) -> AsyncIterator[Broker]:
-    """A broker that goes on with what was decided. With `crash` it is left as a killed process leaves it."""
+    """Open a broker that continues earlier decisions. With `crash` it is left as a killed process leaves it."""
     async with open_broker(directory, objects=objects, crash=crash, **changes) as broker:
         await broker.start()
         try:
@@ -46,7 +46,7 @@ class Query:
     parts: int = field(default=0)
 
     async def stage(self, batch_id: int, rows: Rows, attempt: int = 0, per_batch: int = 1000, **columns: Any) -> str:
-        """One stage with these rows."""
+        """Store one stage with these rows and return its name."""
         sections: list[SectionRequest] = []
         body = bytearray()
         for partition, payloads in rows.items():
@@ -66,7 +66,7 @@ class Query:
         )
 
     async def write(self, batch_id: int, *stages: Rows) -> Committed:
-        """Stage and commit."""
+        """Store each of `stages`, then commit all of them."""
         return await self.commit(batch_id, *[await self.stage(batch_id, rows) for rows in stages])
 
 
@@ -79,7 +79,7 @@ async def stages_in(objects: ObjectStore) -> list[str]:
 
 
 async def until(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Let the loop run until it is so; `condition` may be a coroutine function."""
+    """Wait until `condition`, which may be a coroutine function, returns something true."""
     async with asyncio.timeout(seconds):
         while True:
             found = condition()
@@ -91,10 +91,10 @@ async def until(condition: Callable[[], object], seconds: float = 60) -> None:
 
 
 async def quiet(broker: Broker) -> None:
-    """Until nothing is left of what was decided."""
+    """Wait until every decision is carried out."""
     await until(lambda: not broker.staging.decisions._by_query)
 
 
 async def staged_keys(broker: Broker) -> list[str]:
-    """Decisions, and what is pending of them."""
+    """Return the metadata keys of decisions and of what they still have to publish."""
     return [one.key async for one in list_all(broker.staging._records._store, "/staged/") if "/queries/" not in one.key]

@@ -1,4 +1,4 @@
-"""Questions about object storage, asked until the whole answer is there."""
+"""Calls of storage administration, repeated step by step until the whole result is there, and a store that can fail."""
 
 import asyncio
 from dataclasses import replace
@@ -26,14 +26,14 @@ SMALL = replace(TIERING, segment_bytes=1 << 18, shared_below_bytes=1 << 12, segm
 OTHER = TopicName.parse("/default/other")
 
 
-class Away(MemoryStore):
-    """A store that can be away."""
+class UnreachableStore(MemoryStore):
+    """A store whose puts raise `error` while it is set."""
 
-    away: Exception | None = None
+    error: Exception | None = None
 
     async def put(self, *arguments: Any, **options: Any) -> ObjectInfo:
-        if self.away is not None:
-            raise self.away
+        if self.error is not None:
+            raise self.error
         return await super().put(*arguments, **options)
 
 

@@ -179,8 +179,8 @@ async def test_exclusive_access_does_not_affect_other_topics(tmp_path):
         assert (await neighbour.publish(shared, [b"x"])).base_offset == 1
 
 
-class Everybody:
-    """Who was given an identity, who of them is live, and who is fenced, as simply as it can be said."""
+class ProducersModel:
+    """A model of the producers of a topic: which identities were given out, which are live, and which are fenced."""
 
     def __init__(self) -> None:
         self.given: list[tuple[object, str]] = []
@@ -209,45 +209,45 @@ class Everybody:
         return Refused if access == "shared" and self.holder not in (None, index) else None
 
 
-async def step(client: BrokerClient, world: Everybody, rng: random.Random) -> None:
+async def step(client: BrokerClient, model: ProducersModel, rng: random.Random) -> None:
     access = rng.choice(["shared", "shared", "exclusive"])
-    index = rng.randrange(len(world.given)) if world.given and rng.random() < 0.5 else None
-    if index in world.live:
-        world.closed(index)
+    index = rng.randrange(len(model.given)) if model.given and rng.random() < 0.5 else None
+    if index in model.live:
+        model.closed(index)
         return
-    name = rng.choice(["", f"name-{len(world.given)}"]) if index is None else world.given[index][1]
+    name = rng.choice(["", f"name-{len(model.given)}"]) if index is None else model.given[index][1]
     opening = client.producer(name, access=access)
     if index is not None:
         opening.close()
-        opening = client.come_back(world.given[index][0], name, access=access)
-    if (expected := world.refusal(index, access)) is not None:
+        opening = client.come_back(model.given[index][0], name, access=access)
+    if (expected := model.refusal(index, access)) is not None:
         with pytest.raises(expected) as refused:
             await opening
         assert refused.type is expected
         return
     producer = await opening
     if index is None:
-        index = len(world.given)
-        world.given.append((producer, name))
-    world.opened(index, producer, access)
+        index = len(model.given)
+        model.given.append((producer, name))
+    model.opened(index, producer, access)
 
 
 async def test_in_any_sequence_only_producers_that_are_not_fenced_may_publish(tmp_path):
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    rng, world = random.Random(seed), Everybody()
+    rng, model = random.Random(seed), ProducersModel()
     for start in range(4):
         async with open_broker(tmp_path, crash=bool(start % 2)) as broker:
             client = BrokerClient(broker)
             if not start:
                 await client.create()
-            world.live, world.holder, world.losers = {}, None, []
+            model.live, model.holder, model.losers = {}, None, []
             for _ in range(60):
-                await step(client, world, rng)
-                for producer in world.losers:
+                await step(client, model, rng)
+                for producer in model.losers:
                     with pytest.raises(StaleEpoch):
                         await client.publish(producer, [b"x"])
-                for producer in world.live.values():
+                for producer in model.live.values():
                     await client.publish(producer, [b"x"])
 
 

@@ -310,19 +310,19 @@ async def test_a_memory_topic_refuses_what_does_not_fit_until_it_is_acked(tmp_pa
 
 
 async def test_every_call_asks_the_authorizer(tmp_path):
-    class Doorman:
-        asleep = True
+    class DenyingAuthorizer:
+        denies = False
 
         def check(self, principal, action: Action, resource: str) -> None:
-            if not self.asleep:
+            if self.denies:
                 raise Denied(f"{principal} may not {action} {resource}")
 
-    doorman = Doorman()
-    async with open_broker(tmp_path, authorizer=doorman) as broker:
+    authorizer = DenyingAuthorizer()
+    async with open_broker(tmp_path, authorizer=authorizer) as broker:
         client = BrokerClient(broker)
         await client.create()
         producer = await client.producer()
-        doorman.asleep = False
+        authorizer.denies = True
         calls = [
             broker.create_namespace(ANONYMOUS, "n"),
             broker.delete_namespace(ANONYMOUS, "n"),

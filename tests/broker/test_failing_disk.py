@@ -37,7 +37,7 @@ class FailingFile:
 
 
 class FailingDisk(OsDisk):
-    """The real disk, until told to fail."""
+    """The real disk, which fails while the test says so."""
 
     def __init__(self) -> None:
         self.sync_error = 0

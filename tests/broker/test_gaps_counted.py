@@ -80,7 +80,7 @@ async def gapped(request, tmp_path: Path) -> Gapped:
 
 @asynccontextmanager
 async def filled(gapped: Gapped):
-    """A client to the partition with messages on both sides, as it is found after a clean restart too."""
+    """Yield a client of a partition with messages on both sides of a gap, after a clean restart."""
     async with gapped.opened() as broker:
         await gapped.more(BrokerClient(broker))
     async with gapped.opened() as broker:

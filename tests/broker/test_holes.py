@@ -18,7 +18,7 @@ OTHER = TopicName.parse("/default/other")
 
 
 async def fill(directory, objects, runs: int = 3, **config) -> None:
-    """Ten messages by each of some starts: a ledger of its own for each."""
+    """Start a broker several times and publish ten messages in each, so that each start has a ledger of its own."""
     for run in range(runs):
         async with open_broker(directory, objects=objects, crash=True) as broker:
             for topic in (TOPIC, OTHER):
@@ -33,7 +33,7 @@ async def fill(directory, objects, runs: int = 3, **config) -> None:
 
 
 async def lose_ledger(directory, number: int) -> None:
-    """A data ledger of the topic leaves the metadata as if it had been dropped."""
+    """Delete a data ledger of the topic from the metadata, as if it had been dropped."""
     async with await EmbeddedStore.open(directory / "metadata.db", SystemClock()) as store:
         found = await store.get(records.topic_key(TOPIC))
         assert found is not None

@@ -45,7 +45,7 @@ async def opened(path: Path, objects: ObjectStore, **changes):
 
 
 async def crumbs(broker, count: int, first: int = 0, topic: TopicName = TOPIC, sequence: bool = False):
-    """So many segments of one batch of 100 messages each."""
+    """Make so many segments of one batch of 100 messages each."""
     client = BrokerClient(broker, topic)
     producer = await client.producer()
     for number in range(first, first + count):

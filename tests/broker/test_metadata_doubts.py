@@ -40,7 +40,8 @@ async def delete(broker) -> None:
 
 
 async def left_of(topic_id: int, store) -> list[str]:
-    """Every key that tells of a topic by its id."""
+    """Return the metadata keys of partitions, ledgers, subscriptions and producers of this topic, and of its
+    deletion."""
     prefixes = (
         records.partitions_of,
         records.ledgers_of,
@@ -53,7 +54,7 @@ async def left_of(topic_id: int, store) -> list[str]:
 
 
 async def a_used_topic(broker) -> tuple[BrokerClient, int]:
-    """One with all that can hang on a topic, and its id."""
+    """Create a topic with partitions, messages and named producers; return a client of it, and its id."""
     client = BrokerClient(broker)
     await client.create(partitions=2)
     for partition in range(2):
@@ -221,7 +222,7 @@ async def create(broker, what: str) -> None:
 
 
 async def created(broker) -> list[str]:
-    """All there is, in the order in which it can be created."""
+    """Return the kinds of objects that exist, in the order in which they can be created."""
     namespaces = await broker.list_namespaces(ANONYMOUS)
     topics = await broker.list_topics(ANONYMOUS)
     subscriptions = await broker.subscriptions.names(ANONYMOUS, TOPIC) if topics else []
@@ -338,7 +339,7 @@ async def test_a_partition_that_another_took_meanwhile_is_not_taken_back_by_a_lo
 
 
 async def listed(broker) -> list:
-    """The topic's segments, as the catalog has them."""
+    """Return the segments of the topic in the catalog."""
     return await broker.tiers.catalog.after(broker._registry.topic(TOPIC).topic_id, 0, 0, 1000)
 
 

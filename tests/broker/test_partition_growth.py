@@ -99,7 +99,7 @@ async def test_a_grown_topic_keeps_its_policies_and_its_exclusive_producer(tmp_p
 
 @asynccontextmanager
 async def being_opened(client: BrokerClient, partition: int):
-    """In here the partition is being opened: its log has been read. Afterwards it is open."""
+    """Hold the opening of the partition after its log was read, for the length of the block; then let it finish."""
     opening, reached, go_on = client.broker._partitions._recovery, asyncio.Event(), asyncio.Event()
     recover = opening.recover
 
@@ -121,7 +121,7 @@ async def being_opened(client: BrokerClient, partition: int):
 
 
 async def start_after_retention(client: BrokerClient, partition: int) -> int:
-    """Where ten messages begin, of which only those are kept that some subscription waits for."""
+    """Publish ten messages, let retention drop all that subscriptions have acked, and return the start offset."""
     await client.publish(await client.producer(partition=partition), [b"x"] * 10)
     await client.broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": 0})
     await client.broker.lifetimes.round()

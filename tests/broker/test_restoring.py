@@ -423,25 +423,29 @@ async def test_a_clean_end_leaves_a_last_manifest(tmp_path: Path, objects: Objec
 
 
 async def test_a_store_that_is_away_stops_manifests_and_nothing_else(tmp_path: Path):
-    class Away(MemoryStore):
-        away = True
+    class UnreachableStore(MemoryStore):
+        unreachable = True
 
         async def put(self, *arguments, **options):
-            if self.away:
+            if self.unreachable:
                 raise Unavailable("no route to the store")
             return await super().put(*arguments, **options)
 
-    objects, clock = Away(), ManualClock()
+    objects, clock = UnreachableStore(), ManualClock()
     async with opened(tmp_path / "data", objects, clock=clock) as broker:
         client = BrokerClient(broker)
         await client.create()
         assert not await broker.tiers.manifests.write_if_due()
+        assert broker.describe(ANONYMOUS).state == (
+            "manifests, which a restore needs, cannot be written: no route to the store"
+        )
         await client.publish(await client.producer(), [b"x"])
-        objects.away = False
+        objects.unreachable = False
         assert not await broker.tiers.manifests.write_if_due(), "not at once again"
         clock.advance(5)
         assert await broker.tiers.manifests.write_if_due()
         assert broker.tiers.manifests.failure is None
+        assert broker.describe(ANONYMOUS).state == "ok"
 
 
 async def test_the_gap_of_a_restore_does_not_count_as_waiting(tmp_path: Path, objects: ObjectStore):

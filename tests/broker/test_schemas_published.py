@@ -6,13 +6,15 @@ import asyncio
 
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
+from metadata_harness import FaultyStore
 from staging_harness import Query, staging_broker
 from staging_harness import payloads as staged_payloads
 
 from pydanube.broker.schemas import validation
-from pydanube.codec.batch import Batch, Codec
+from pydanube.broker.schemas.records import VERSIONS
+from pydanube.codec.batch import Batch, Codec, encode
 from pydanube.core.access import ANONYMOUS
-from pydanube.model.errors import Invalid, NotFound, Refused, StaleEpoch
+from pydanube.model.errors import Invalid, NotFound, Refused, StaleEpoch, Unavailable
 from pydanube.model.failure import FailurePolicy, Poison
 from pydanube.model.names import TopicName
 from pydanube.model.schemas import (
@@ -157,6 +159,15 @@ async def test_pinned_and_minimum_versions(client):
         await client.publish(producer, [b"a"], schema_id=1, schema_version=version)
     with pytest.raises(Invalid, match="takes versions from 2 on of subject 'orders', not version 1"):
         await client.publish(producer, [b"1"], schema_id=1, schema_version=1)
+
+
+async def test_a_version_that_a_topic_is_pinned_to_is_not_deleted(client):
+    await client.broker.schemas.register(ANONYMOUS, "orders", STRING)
+    await bind(client, pinned_version=1)
+    with pytest.raises(Refused, match="takes only version 1"):
+        await client.broker.schemas.delete_version(ANONYMOUS, "orders", 1)
+    await bind(client, minimum_version=2)
+    assert await client.broker.schemas.delete_version(ANONYMOUS, "orders", 1) == 1
 
 
 async def test_without_payload_validation_only_the_schema_is_checked(client):
@@ -339,17 +350,43 @@ async def test_batches_behind_one_that_is_refused_are_stored(client):
     assert await payloads(client) == [b"1", b"2", b"3"]
 
 
-async def test_a_producer_fenced_while_its_batch_is_checked_stores_nothing(client, monkeypatch):
-    monkeypatch.setattr(validation, "PACE_FIRST", 500_000.0)
-    await bind(client)
-    former = await client.producer(name="p", opener=1)
-    stale = client.publish(former, [b"1"] * 3_000, schema_id=1, schema_version=1)
-    former.close()  # its connection is gone, and its batch still waits
-    successor = await client.producer(name="p", opener=2)
-    with pytest.raises(StaleEpoch):
-        await stale
-    await client.publish(successor, [b"2"], schema_id=1, schema_version=1)
-    assert await payloads(client) == [b"2"]
+@pytest.mark.parametrize("is_live", [True, False])
+async def test_a_producer_fenced_while_its_batch_is_checked_stores_nothing(tmp_path, is_live):
+    metadata = FaultyStore()
+    async with open_broker(tmp_path, metadata=metadata) as broker:
+        client = BrokerClient(broker)
+        await client.create()
+        await broker.schemas.register(ANONYMOUS, "orders", NUMBER)
+        former = await client.producer(name="p", opener=1)
+        await client.publish(former, [b"0"])
+        await bind(client)
+        loading = metadata.hold_read(VERSIONS)
+        stale = client.publish(former, [b"1"], schema_id=1, schema_version=1)
+        await loading.asked.wait()
+        if not is_live:
+            former.close()  # its connection is gone, and its batch still waits
+        successor = await client.producer(name="p", opener=2)
+        loading.go_on()
+        await client.publish(successor, [b"2"], schema_id=1, schema_version=1)
+        with pytest.raises(StaleEpoch):
+            await stale
+        assert await payloads(client) == [b"0", b"2"]
+
+
+async def test_a_schema_that_cannot_be_read_now_fails_its_batch_retryably(tmp_path):
+    metadata = FaultyStore()
+    async with open_broker(tmp_path, metadata=metadata) as broker:
+        client = BrokerClient(broker)
+        await client.create()
+        await broker.schemas.register(ANONYMOUS, "orders", NUMBER)
+        await bind(client)
+        producer = await client.producer()
+        failing = metadata.refuse_reads()
+        with pytest.raises(Unavailable):
+            await client.publish(producer, [b"1"], schema_id=1, schema_version=1)
+        failing.end()
+        await client.publish(producer, [b"1"], schema_id=1, schema_version=1)
+        assert await payloads(client) == [b"1"]
 
 
 async def test_a_topic_deleted_while_a_batch_is_checked_answers_it(client):
@@ -405,6 +442,21 @@ async def test_a_bug_of_a_library_fails_its_batch_and_no_other(client, monkeypat
         await client.publish(producer, [b"1"], schema_id=1, schema_version=1)
     monkeypatch.setattr(validation.BatchCheck, "step", step)
     await client.publish(producer, [b"1"], schema_id=1, schema_version=1)
+
+
+async def test_an_answer_that_raises_does_not_stop_the_batches_behind(client):
+    await bind(client)
+    producer = await client.producer()
+    batch = encode(
+        [b"x"], publish_times=1, producer_id=producer.producer_id, producer_epoch=0, schema_id=1, schema_version=1
+    )
+
+    def done(result):
+        raise ZeroDivisionError
+
+    client.broker.publish(ANONYMOUS, producer, memoryview(batch), done)
+    await client.publish(producer, [b"1"], schema_id=1, schema_version=1)
+    assert await payloads(client) == [b"1"]
 
 
 async def test_a_topic_without_a_binding_has_no_intake(client):

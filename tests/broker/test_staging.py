@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
 from staging_harness import Query, payloads, quiet, staged_keys, stages_in, staging_broker, until
-from tiering_harness import Moody
+from tiering_harness import FaultyObjectStore
 
 from pydanube.broker import CommitRequest, SectionRequest, StageRequest
 from pydanube.codec.batch import Batch, encode
@@ -359,11 +359,11 @@ async def test_an_unknown_query_cannot_be_forgotten(broker):
 
 
 async def test_a_waiting_commit_returns_when_the_broker_drains(tmp_path):
-    objects = Moody()
+    objects = FaultyObjectStore()
     async with staging_broker(tmp_path, objects) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         stage = await Query(broker).stage(0, {0: [b"1"]})
-        objects.mood = "unreadable"
+        objects.fault = "unreadable"
         waiting = asyncio.ensure_future(Query(broker).commit(0, stage, wait_ms=60_000))
         await until(lambda: broker.staging.decisions._by_query)
         broker.drain()

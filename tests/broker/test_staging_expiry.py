@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from broker_harness import TIERING, TOPIC
 from staging_harness import Query, payloads, quiet, stages_in, staging_broker, until
-from tiering_harness import Moody
+from tiering_harness import FaultyObjectStore
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Refused
@@ -40,15 +40,15 @@ async def test_an_uncommitted_stage_expires_and_a_later_commit_of_it_is_refused(
 
 
 async def test_a_committed_stage_does_not_expire(tmp_path, clock):
-    objects = Moody()
+    objects = FaultyObjectStore()
     async with staging_broker(tmp_path, objects, clock=clock) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         stage = await Query(broker).stage(0, {0: [b"1"]})
-        objects.mood = "unreadable"
+        objects.fault = "unreadable"
         assert await Query(broker).commit(0, stage, wait_ms=0) == (False, False)
         clock.advance(10 * DAY_S)
         assert await broker.staging.expiry.expire_stages() == 0
-        objects.mood = "fine"
+        objects.fault = "none"
 
         async def is_there() -> bool:
             clock.advance(10)

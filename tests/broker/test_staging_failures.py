@@ -7,7 +7,7 @@ from broker_harness import TOPIC
 from lifetimes_harness import TimedClient
 from metadata_harness import FaultyStore, deletes, puts
 from staging_harness import Query, payloads, quiet, staged_keys, stages_in, staging_broker, until
-from tiering_harness import Moody
+from tiering_harness import FaultyObjectStore
 
 from pydanube.broker.registry.records import DECISIONS, PENDING, topic_key
 from pydanube.broker.staging import stage_publisher
@@ -27,45 +27,45 @@ from pydanube.runtime.objects.memory import MemoryStore
 
 
 async def test_a_stage_that_the_store_did_not_take_is_unavailable_and_the_next_try_works(tmp_path):
-    objects = Moody()
+    objects = FaultyObjectStore()
     async with staging_broker(tmp_path, objects) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         query = Query(broker)
         first = await query.stage(0, {0: [b"0"]})
-        for mood in ("away", "crashing", "put and failed"):
-            objects.mood = mood
+        for fault in ("away", "crashing", "put and failed"):
+            objects.fault = fault
             with pytest.raises(Unavailable):
                 await query.stage(0, {0: [b"0"]})
-        objects.mood = "fine"
+        objects.fault = "none"
         await query.commit(0, first)
         assert await payloads(broker) == [b"0"]
 
 
 async def test_a_commit_whose_stages_cannot_be_read_now_is_unavailable_and_not_decided(tmp_path):
-    objects = Moody()
+    objects = FaultyObjectStore()
     async with staging_broker(tmp_path, objects) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         stage = await Query(broker).stage(0, {0: [b"1"]})
     async with staging_broker(tmp_path, objects) as broker:
-        objects.mood = "unreadable"
+        objects.fault = "unreadable"
         with pytest.raises(Unavailable):
             await Query(broker).commit(0, stage)
-        objects.mood = "fine"
+        objects.fault = "none"
         assert await Query(broker).commit(0, stage) == (False, True)
 
 
 async def test_a_decision_waits_until_the_store_can_be_read(tmp_path):
-    objects = Moody()
+    objects = FaultyObjectStore()
     async with staging_broker(tmp_path, objects) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         query = Query(broker)
         stage = await query.stage(0, {0: [b"1"]})
-        objects.mood = "unreadable"
+        objects.fault = "unreadable"
         assert await query.commit(0, stage, wait_ms=50) == (False, False)
         (about,), _ = await broker.staging.queries(ANONYMOUS, "", 10)
         assert (about.pending, about.last_batch_id) == (1, 0)
         await until(lambda: obstacle(broker))
-        objects.mood = "fine"
+        objects.fault = "none"
         assert await query.commit(0, stage) == (True, True)
         assert await payloads(broker) == [b"1"]
 
@@ -94,17 +94,17 @@ async def obstacle(broker) -> str:
 
 
 async def test_a_query_that_is_too_far_ahead_of_its_partitions_waits(tmp_path):
-    objects = Moody()
+    objects = FaultyObjectStore()
     async with staging_broker(tmp_path, objects) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         query = Query(broker)
         stages = [await query.stage(batch_id, {0: [b"%d" % batch_id]}) for batch_id in range(UNAPPLIED_MAX + 1)]
-        objects.mood = "unreadable"
+        objects.fault = "unreadable"
         for batch_id in range(UNAPPLIED_MAX):
             assert await query.commit(batch_id, stages[batch_id], wait_ms=0) == (False, False)
         with pytest.raises(Unavailable, match="commit again"):
             await query.commit(UNAPPLIED_MAX, stages[-1])
-        objects.mood = "fine"
+        objects.fault = "none"
         await quiet(broker)
         await query.commit(UNAPPLIED_MAX, stages[-1])
         assert await payloads(broker) == [b"%d" % number for number in range(UNAPPLIED_MAX + 1)]
@@ -131,14 +131,14 @@ async def test_a_stage_that_was_damaged_after_the_decision_stops_its_partitions_
 
 
 async def test_a_query_whose_stage_is_lost_holds_up_no_other_query_in_the_same_partition(tmp_path):
-    objects = Moody()
+    objects = FaultyObjectStore()
     async with staging_broker(tmp_path, objects) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         lost = await Query(broker, "unlucky").stage(0, {0: [b"lost"]})
-        objects.mood = "unreadable"
+        objects.fault = "unreadable"
         assert await Query(broker, "unlucky").commit(0, lost, wait_ms=10) == (False, False)
         await objects.delete(await stages_in(objects))
-        objects.mood = "fine"
+        objects.fault = "none"
         await until(lambda: obstacle(broker))
         assert (await Query(broker, "lucky").write(0, {0: [b"1"]})).applied
         assert (await Query(broker, "lucky").write(1, {0: [b"2"]})).applied
@@ -166,17 +166,17 @@ async def test_partitions_that_a_publish_rate_holds_back_hold_up_no_others(tmp_p
 
 
 async def test_messages_for_a_deleted_topic_are_dropped_and_the_others_are_published(tmp_path):
-    objects, gone = Moody(), TopicName.parse("/default/gone")
+    objects, gone = FaultyObjectStore(), TopicName.parse("/default/gone")
     async with staging_broker(tmp_path, objects) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         await broker.create_topic(ANONYMOUS, gone, TopicConfig(partitions=2))
         query = Query(broker)
         stages = [await query.stage(0, {0: [b"1"]}), await Query(broker, topic=gone).stage(0, {0: [b"2"], 1: [b"3"]})]
-        objects.mood = "unreadable"
+        objects.fault = "unreadable"
         assert await query.commit(0, *stages, wait_ms=0) == (False, False)
         await broker.delete_topic(ANONYMOUS, gone)
         await broker.create_topic(ANONYMOUS, gone, TopicConfig(partitions=2))
-        objects.mood = "fine"
+        objects.fault = "none"
         assert await query.commit(0, *stages) == (True, True)
         await quiet(broker)
         assert await payloads(broker) == [b"1"]
@@ -186,15 +186,15 @@ async def test_messages_for_a_deleted_topic_are_dropped_and_the_others_are_publi
 
 
 async def test_a_topic_that_waits_for_stages_is_in_use(tmp_path):
-    objects = Moody()
+    objects = FaultyObjectStore()
     async with staging_broker(tmp_path, objects) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         stage = await Query(broker).stage(0, {0: [b"1"]})
         assert not broker._deletion.in_use(TOPIC)
-        objects.mood = "unreadable"
+        objects.fault = "unreadable"
         await Query(broker).commit(0, stage, wait_ms=0)
         assert broker._deletion.in_use(TOPIC)
-        objects.mood = "fine"
+        objects.fault = "none"
 
 
 async def test_a_decision_waits_while_a_deletion_is_uncertain_and_is_published_if_the_topic_stays(
@@ -202,17 +202,17 @@ async def test_a_decision_waits_while_a_deletion_is_uncertain_and_is_published_i
 ):
     monkeypatch.setattr(stage_publisher, "RETRY_S", (0.01,))
     monkeypatch.setattr(stage_publisher, "LOST_RETRY_S", 0.01)
-    objects, metadata = Moody(), FaultyStore()
+    objects, metadata = FaultyObjectStore(), FaultyStore()
     async with staging_broker(tmp_path, objects, metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         query = Query(broker)
         stage = await query.stage(0, {0: [b"1", b"2"]})
-        objects.mood = "unreadable"
+        objects.fault = "unreadable"
         assert await query.commit(0, stage, wait_ms=0) == (False, False)
         in_doubt = metadata.hold_refusal(deletes(topic_key(TOPIC)))
         deleting = asyncio.create_task(broker.delete_topic(ANONYMOUS, TOPIC))
         await in_doubt.asked.wait()
-        objects.mood = "fine"
+        objects.fault = "none"
 
         async def has_missed_its_topic() -> bool:
             return str(TOPIC) in await obstacle(broker)
@@ -236,7 +236,7 @@ def metadata() -> FaultyStore:
 
 @pytest.fixture
 async def unused(tmp_path, metadata):
-    """A topic that goes in the next round, unless something is on its way into it."""
+    """Yield a client of a topic that the next round deletes, unless staged messages for it are not published yet."""
     clock = ManualClock()
     objects = MemoryStore(clock=clock)
     async with staging_broker(tmp_path, objects, clock=clock, metadata=metadata) as broker:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from broker_harness import TOPIC
 from staging_harness import Query, Rows, payloads, quiet, stages_in, staging_broker
-from tiering_harness import Moody
+from tiering_harness import FaultyObjectStore
 
 from pydanube.broker import Broker
 from pydanube.core.access import ANONYMOUS
@@ -25,7 +25,7 @@ STEPS = 120
 
 @dataclass
 class Life:
-    """What the model knows of one query: its runs, and what was committed under which batch id."""
+    """The model of one query: its runs, and what was committed under each batch id."""
 
     name: str
     run: int = 0
@@ -39,12 +39,12 @@ class Life:
 
 
 class Machine:
-    """One broker after the other on the same directory, and what must be in its partitions."""
+    """Brokers that follow each other on the same directory, and what their partitions must hold."""
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.directory = directory
         self.chance = random.Random(seed)
-        self.objects = Moody()
+        self.objects = FaultyObjectStore()
         self.lives = [Life(f"query {number}") for number in range(2)]
         self.rows = 0
         self.parts = AsyncExitStack()
@@ -71,7 +71,7 @@ class Machine:
     async def step(self) -> None:
         life = self.chance.choice(self.lives)
         acts = [self.stage, self.stage, self.stage, self.commit, self.commit, self.repeat, self.zombie]
-        acts += [self.mood, self.mood, self.restart, self.next_run]
+        acts += [self.change_fault, self.change_fault, self.restart, self.next_run]
         await self.chance.choice(acts)(life)
 
     async def stage(self, life: Life) -> None:
@@ -83,7 +83,7 @@ class Machine:
         life.staged.append((name, rows))
 
     async def commit(self, life: Life) -> None:
-        """Some of what was staged; whatever may have been committed before is asked for again first."""
+        """Commit some of the stages. A commit that may have happened before is repeated first."""
         if life.unknown is None:
             count = self.chance.randint(0, len(life.staged))
             life.unknown = self.chance.sample(life.staged, count)
@@ -104,28 +104,28 @@ class Machine:
         assert (await self.query(life).commit(batch_id, wait_ms=0)).repeated
 
     async def zombie(self, life: Life) -> None:
-        """A run that is over."""
+        """Let a run that a later one has fenced try to write."""
         if life.over:
             with pytest.raises((StaleEpoch, Unavailable)):
                 await self.query(life, self.chance.choice(life.over[-10:])).write(life.last + 1, {0: [b"zombie"]})
 
     async def next_run(self, life: Life) -> None:
         if life.unknown is None:
-            self.objects.mood = "fine"
+            self.objects.fault = "none"
             await self.query(life).stage(life.last + 1, {0: [b"never named"]})
             life.over.append(life.run)
             life.run += 1
             await self.query(life).stage(life.last + 1, {0: [b"never named"]})
             life.staged = []
 
-    async def mood(self, _life: Life) -> None:
-        self.objects.mood = self.chance.choice(["fine", "fine", "away", "unreadable", "put and failed"])
+    async def change_fault(self, _life: Life) -> None:
+        self.objects.fault = self.chance.choice(["none", "none", "away", "unreadable", "put and failed"])
 
     async def restart(self, _life: Life) -> None:
         await self.open(crash=self.chance.random() < 0.7)
 
     async def check(self) -> None:
-        self.objects.mood = "fine"
+        self.objects.fault = "none"
         await self.open(crash=False)
         assert self.broker is not None
         for life in self.lives:

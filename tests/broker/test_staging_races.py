@@ -25,7 +25,7 @@ from pydanube.storage.tiering.store_ownership import StoreOwner
 
 
 class Counting(MemoryStore):
-    """A store that counts how many look for objects at the same moment."""
+    """A store that counts how many calls check for objects at the same time."""
 
     looking = most = 0
 
@@ -134,7 +134,7 @@ async def test_an_uncertain_decision_is_removed_with_its_query(tmp_path):
 
 
 class Removing:
-    """A store that has a stage come in whenever a query's record is about to go."""
+    """A metadata store that lets a stage arrive when the record of a query is about to be removed."""
 
     def __init__(self, broker) -> None:
         self._broker = broker

@@ -9,7 +9,7 @@ from broker_harness import TOPIC, BrokerClient
 from metadata_harness import FaultyStore, deletes, puts
 from staging_harness import Query, payloads, quiet, stages_in, staging_broker, until
 from test_failing_disk import FAST_CURE, FailingDisk, until_cured
-from tiering_harness import Moody, upload_all
+from tiering_harness import FaultyObjectStore, upload_all
 
 from pydanube.broker.registry.records import DECISIONS, PENDING
 from pydanube.broker.staging import stage_publisher
@@ -25,7 +25,7 @@ from pydanube.storage.tiering.store_ownership import StoreOwner
 
 
 class Hiding(MemoryStore):
-    """A store that cannot read the objects whose names hold `hidden`."""
+    """A store that cannot read objects whose names contain `hidden`."""
 
     hidden = ""
 
@@ -36,7 +36,7 @@ class Hiding(MemoryStore):
 
 
 async def half_published(broker, objects: Hiding) -> Query:
-    """A commit of two stages, of which only the first is in the partition."""
+    """Commit two stages of which only the first is published."""
     query = Query(broker)
     stages = [await query.stage(0, {0: [b"1", b"2", b"3"]}, per_batch=1), await query.stage(0, {0: [b"4", b"5"]})]
     objects.hidden = stages[1]
@@ -264,14 +264,14 @@ async def arrived_beside(broker) -> bool:
 
 
 async def test_a_topic_with_an_exclusive_producer_gets_what_was_committed_before(tmp_path):
-    objects = Moody()
+    objects = FaultyObjectStore()
     async with staging_broker(tmp_path, objects) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         stage = await Query(broker).stage(0, {0: [b"1"]})
-        objects.mood = "unreadable"
+        objects.fault = "unreadable"
         await Query(broker).commit(0, stage, wait_ms=0)
         await BrokerClient(broker).producer(access="exclusive")
-        objects.mood = "fine"
+        objects.fault = "none"
         assert await Query(broker).commit(0, stage) == (True, True)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
-from storage_harness import OTHER, SMALL, WAL, Away, collected, filled, keys, uploaded, usage, verified
-from tiering_harness import Moody
+from storage_harness import OTHER, SMALL, WAL, UnreachableStore, collected, filled, keys, uploaded, usage, verified
+from tiering_harness import FaultyObjectStore
 
 from pydanube.broker.tiering import administration
 from pydanube.core.access import ANONYMOUS, Action, Principal
@@ -23,11 +23,11 @@ from pydanube.storage.tiering.catalog import segment_key
 
 
 @pytest.fixture
-def objects() -> Away:
-    return Away()
+def objects() -> UnreachableStore:
+    return UnreachableStore()
 
 
-async def test_usage_says_what_is_uploaded_and_what_waits(tmp_path: Path, objects: Away):
+async def test_usage_says_what_is_uploaded_and_what_waits(tmp_path: Path, objects: UnreachableStore):
     clock = ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
         client = BrokerClient(broker)
@@ -50,7 +50,9 @@ async def test_usage_says_what_is_uploaded_and_what_waits(tmp_path: Path, object
         assert await usage(broker, TopicName.parse("/default/orders")) == (status, [first, second])
 
 
-async def test_a_long_history_is_counted_in_parts(tmp_path: Path, objects: Away, monkeypatch: pytest.MonkeyPatch):
+async def test_a_long_history_is_counted_in_parts(
+    tmp_path: Path, objects: UnreachableStore, monkeypatch: pytest.MonkeyPatch
+):
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
         for client in (BrokerClient(broker), BrokerClient(broker, OTHER)):
             await client.create()
@@ -70,14 +72,16 @@ async def test_a_long_history_is_counted_in_parts(tmp_path: Path, objects: Away,
             assert sum(part.messages for part in mine) == one.messages
 
 
-async def test_usage_says_since_when_uploads_fail_and_whether_publishes_are_refused(tmp_path: Path, objects: Away):
+async def test_usage_says_since_when_uploads_fail_and_whether_publishes_are_refused(
+    tmp_path: Path, objects: UnreachableStore
+):
     clock = ManualClock()
     tiering = replace(SMALL, log_bytes_max=1 << 18)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering, clock=clock) as broker:
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 10)
-        objects.away = Unavailable("no route to the store")
+        objects.error = Unavailable("no route to the store")
         began = clock.now_us()
         state = await uploaded(broker)
         assert ("no route" in state.failure, state.partitions_left, state.left_bytes > 0) == (True, 1, True)
@@ -90,15 +94,15 @@ async def test_usage_says_since_when_uploads_fail_and_whether_publishes_are_refu
         assert "no route" in status.failure
         assert "log_bytes_max" in status.refusing
         assert about.waiting_s == 60
-        objects.away = Refused("it is somebody else's")
+        objects.error = Refused("it is somebody else's")
         await uploaded(broker)
         assert (await usage(broker))[0].uploads == "refused"
-        objects.away = None
+        objects.error = None
         assert (await uploaded(broker)).failure == ""
         assert (await usage(broker))[0].uploads == "ok"
 
 
-async def test_one_topic_is_uploaded_and_others_are_left_alone(tmp_path: Path, objects: Away):
+async def test_one_topic_is_uploaded_and_others_are_left_alone(tmp_path: Path, objects: UnreachableStore):
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
         for client in (BrokerClient(broker), BrokerClient(broker, OTHER)):
             await client.create()
@@ -115,14 +119,14 @@ async def test_one_topic_is_uploaded_and_others_are_left_alone(tmp_path: Path, o
 
 
 async def test_an_upload_that_is_done_by_others_while_it_waits_has_not_failed(tmp_path: Path):
-    objects = Moody()
+    objects = FaultyObjectStore()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 3)
         await broker.tiers.check_ours()
         uploader, asked = broker.tiers.uploader, asyncio.Event()
-        objects.mood = "hanging"
+        objects.fault = "hanging"
         others = asyncio.create_task(uploader.round(everything=True))
         await objects.waiting.wait()
         turn = uploader.round
@@ -141,7 +145,7 @@ async def test_an_upload_that_is_done_by_others_while_it_waits_has_not_failed(tm
         assert (objects.puts, len(await keys(objects))) == (2, 1), "a claim and an object"
 
 
-async def test_segments_are_listed_by_offset_and_time_page_by_page(tmp_path: Path, objects: Away):
+async def test_segments_are_listed_by_offset_and_time_page_by_page(tmp_path: Path, objects: UnreachableStore):
     clock = ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
         client = BrokerClient(broker)
@@ -177,7 +181,7 @@ async def test_segments_are_listed_by_offset_and_time_page_by_page(tmp_path: Pat
 
 @pytest.mark.parametrize("bytes_max", [1, 10_000, 1 << 30])
 async def test_intact_segments_are_verified_completely_in_steps_of_any_size(
-    tmp_path: Path, objects: Away, bytes_max: int
+    tmp_path: Path, objects: UnreachableStore, bytes_max: int
 ):
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=replace(SMALL, segment_bytes=1 << 22)) as broker:
         for client in (BrokerClient(broker), BrokerClient(broker, OTHER)):
@@ -190,7 +194,9 @@ async def test_intact_segments_are_verified_completely_in_steps_of_any_size(
         assert (await verified(broker, OTHER, bytes_max)).messages == 20_000
 
 
-async def test_each_damage_is_reported_with_object_and_offsets_and_nothing_is_changed(tmp_path: Path, objects: Away):
+async def test_each_damage_is_reported_with_object_and_offsets_and_nothing_is_changed(
+    tmp_path: Path, objects: UnreachableStore
+):
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
         client = BrokerClient(broker)
         await client.create()
@@ -219,7 +225,7 @@ async def test_each_damage_is_reported_with_object_and_offsets_and_nothing_is_ch
         assert sound in before
 
 
-async def test_bytes_between_batches_count_too(tmp_path: Path, objects: Away):
+async def test_bytes_between_batches_count_too(tmp_path: Path, objects: UnreachableStore):
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
         client = BrokerClient(broker)
         await client.create()
@@ -235,7 +241,7 @@ async def test_bytes_between_batches_count_too(tmp_path: Path, objects: Away):
 
 
 @pytest.mark.parametrize("lost", [100, 200, 300])
-async def test_a_hole_in_the_catalog_is_damage(tmp_path: Path, objects: Away, lost: int):
+async def test_a_hole_in_the_catalog_is_damage(tmp_path: Path, objects: UnreachableStore, lost: int):
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
         client = BrokerClient(broker)
         await client.create()
@@ -248,7 +254,7 @@ async def test_a_hole_in_the_catalog_is_damage(tmp_path: Path, objects: Away, lo
         assert (damage.first_offset, damage.end_offset, damage.kind, damage.object) == (lost - 100, lost, "missing", "")
 
 
-async def test_what_retention_took_is_not_missed(tmp_path: Path, objects: Away):
+async def test_what_retention_took_is_not_missed(tmp_path: Path, objects: UnreachableStore):
     clock = ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
         client = BrokerClient(broker)
@@ -268,7 +274,7 @@ async def test_what_retention_took_is_not_missed(tmp_path: Path, objects: Away):
         assert await verified(broker) == StorageVerified()
 
 
-async def test_garbage_is_counted_first_and_goes_after_the_grace(tmp_path: Path, objects: Away):
+async def test_garbage_is_counted_first_and_goes_after_the_grace(tmp_path: Path, objects: UnreachableStore):
     clock = ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
         client = BrokerClient(broker)
@@ -286,7 +292,7 @@ async def test_garbage_is_counted_first_and_goes_after_the_grace(tmp_path: Path,
 
 
 async def test_orphans_go_and_what_is_needed_or_young_or_in_its_grace_stays(
-    tmp_path: Path, objects: Away, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, objects: UnreachableStore, monkeypatch: pytest.MonkeyPatch
 ):
     clock = ManualClock()
     tiering = replace(SMALL, grace_s=60)
@@ -310,7 +316,7 @@ async def test_orphans_go_and_what_is_needed_or_young_or_in_its_grace_stays(
         assert await keys(objects) == [needed, leaving]
 
 
-async def test_a_deletion_that_was_cut_short_is_finished(tmp_path: Path, objects: Away):
+async def test_a_deletion_that_was_cut_short_is_finished(tmp_path: Path, objects: UnreachableStore):
     clock = ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
         client = BrokerClient(broker)
@@ -324,7 +330,7 @@ async def test_a_deletion_that_was_cut_short_is_finished(tmp_path: Path, objects
 
 
 class AskedFor:
-    """Refuses everything, and remembers what was asked."""
+    """An authorizer that refuses everything while it is `on`, and records what it was asked."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Action, str]] = []
@@ -336,7 +342,7 @@ class AskedFor:
             raise Denied(f"{principal} may not {action} {resource}")
 
 
-async def test_the_authorizer_is_asked_before_anything_else(tmp_path: Path, objects: Away):
+async def test_the_authorizer_is_asked_before_anything_else(tmp_path: Path, objects: UnreachableStore):
     authorizer = AskedFor()
     async with open_broker(tmp_path, objects=objects, tiering=SMALL, authorizer=authorizer) as broker:
         authorizer.on = True
@@ -364,7 +370,7 @@ async def test_the_authorizer_is_asked_before_anything_else(tmp_path: Path, obje
 @pytest.mark.parametrize(
     "place", [StoragePlace(partition=-1), StoragePlace(offset=-1), StoragePlace(byte=-1), StoragePlace(crc=1 << 32)]
 )
-async def test_an_invalid_place_to_continue_is_refused(tmp_path: Path, objects: Away, place: StoragePlace):
+async def test_an_invalid_place_to_continue_is_refused(tmp_path: Path, objects: UnreachableStore, place: StoragePlace):
     async with open_broker(tmp_path, objects=objects, tiering=SMALL) as broker:
         with pytest.raises(Invalid):
             await broker.storage.usage(ANONYMOUS, None, place)
@@ -376,7 +382,7 @@ async def test_a_broker_without_object_storage_says_so(tmp_path: Path):
             await broker.storage.usage(ANONYMOUS, None, StoragePlace())
 
 
-async def test_nothing_is_collected_in_the_store_of_another_cluster(tmp_path: Path, objects: Away):
+async def test_nothing_is_collected_in_the_store_of_another_cluster(tmp_path: Path, objects: UnreachableStore):
     clock = ManualClock()
     await objects.put("danube-cluster", b"somebody else")
     await objects.put("segments/shared/00000000/theirs-00000001.seg", b"all they have")
@@ -389,7 +395,9 @@ async def test_nothing_is_collected_in_the_store_of_another_cluster(tmp_path: Pa
         assert len(await keys(objects)) == 1
 
 
-async def test_what_is_on_its_way_into_the_catalog_is_no_orphan_however_long_it_takes(tmp_path: Path, objects: Away):
+async def test_what_is_on_its_way_into_the_catalog_is_no_orphan_however_long_it_takes(
+    tmp_path: Path, objects: UnreachableStore
+):
     clock = ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
         client = BrokerClient(broker)
@@ -397,7 +405,7 @@ async def test_what_is_on_its_way_into_the_catalog_is_no_orphan_however_long_it_
         await filled(client, 3)
         there, go_on = asyncio.Event(), asyncio.Event()
 
-        class Slow(Away):
+        class Slow(UnreachableStore):
             async def put(self, key, *arguments, **options):
                 info = await objects.put(key, *arguments, **options)
                 if key.startswith("segments/"):
@@ -415,7 +423,9 @@ async def test_what_is_on_its_way_into_the_catalog_is_no_orphan_however_long_it_
         assert (await verified(broker)).damages == []
 
 
-async def test_segments_that_are_merged_while_they_are_verified_are_not_missed(tmp_path: Path, objects: Away):
+async def test_segments_that_are_merged_while_they_are_verified_are_not_missed(
+    tmp_path: Path, objects: UnreachableStore
+):
     tiering = replace(SMALL, segment_bytes=1 << 20)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering) as broker:
         client = BrokerClient(broker)
@@ -438,7 +448,7 @@ async def test_segments_that_are_merged_while_they_are_verified_are_not_missed(t
 
 
 class Shaky(MemoryStore):
-    """Every fifth read fails, about."""
+    """A store of which, while it is `shaky`, about every fifth read fails."""
 
     chance = random.Random(4)
     shaky = False

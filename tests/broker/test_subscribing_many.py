@@ -22,7 +22,7 @@ async def create(client: BrokerClient, name: str = "billing") -> None:
     await client.broker.subscriptions.create(ANONYMOUS, client.topic, name, SubscriptionType.SHARED, EARLIEST)
 
 
-async def doors(broker, count: int) -> list[BrokerClient]:
+async def clients(broker, count: int) -> list[BrokerClient]:
     made = [BrokerClient(broker, TopicName.parse(f"/default/t{number}")) for number in range(count)]
     for client in made:
         await client.create()
@@ -34,7 +34,7 @@ async def test_a_subscription_whose_commit_takes_long_does_not_delay_subscriptio
 ) -> None:
     metadata = FaultyStore()
     async with open_broker(tmp_path, metadata=metadata) as broker, asyncio.timeout(60):
-        slow, *others = await doors(broker, 20)
+        slow, *others = await clients(broker, 20)
         commit = metadata.hold(puts("/subscriptions/"))
         waiting = asyncio.ensure_future(create(slow))
         await commit.asked.wait()
@@ -57,7 +57,7 @@ async def test_a_subscription_whose_commit_takes_long_does_not_delay_subscriptio
 
 async def test_ids_are_unique_when_many_subscriptions_are_created_at_once(tmp_path: Path) -> None:
     async with open_broker(tmp_path) as broker:
-        made = await doors(broker, 50)
+        made = await clients(broker, 50)
         await asyncio.gather(*(create(client, name) for client in made for name in ("a", "b")))
     async with open_broker(tmp_path) as broker:
         ids = [
@@ -70,7 +70,7 @@ async def test_ids_are_unique_when_many_subscriptions_are_created_at_once(tmp_pa
 
 async def test_the_limit_of_a_topic_holds_when_many_are_created_at_once(tmp_path: Path) -> None:
     async with open_broker(tmp_path) as broker:
-        (client,) = await doors(broker, 1)
+        (client,) = await clients(broker, 1)
         await broker.policies.set(ANONYMOUS, client.topic, {"subscriptions_max": 3})
         outcomes = await asyncio.gather(*(create(client, f"s{number}") for number in range(10)), return_exceptions=True)
         assert sum(isinstance(one, Full) for one in outcomes) == 7
@@ -80,7 +80,7 @@ async def test_the_limit_of_a_topic_holds_when_many_are_created_at_once(tmp_path
 async def test_a_new_partition_knows_the_ledgers_it_opened(tmp_path: Path) -> None:
     async with MemoryStore() as objects:
         async with open_broker(tmp_path, objects=objects, tiering=TIERING) as broker:
-            (client,) = await doors(broker, 1)
+            (client,) = await clients(broker, 1)
             await client.publish(await client.producer(), [b"one"])
             partition = broker._partitions.open_of(broker._registry.topic(client.topic).topic_id)[0]
             assert [one.kind for _, one in await partition._ownership.ledgers()] == ["data"]

@@ -103,13 +103,13 @@ async def test_a_producer_is_remembered_although_all_its_batches_left_the_log(tm
 
 async def test_quiet_partitions_share_an_object(tmp_path: Path, objects: ObjectStore):
     async with open_broker(tmp_path, objects=objects, tiering=SMALL) as broker:
-        doors = [BrokerClient(broker, TopicName.parse(f"/default/quiet-{n}")) for n in range(20)]
-        for number, client in enumerate(doors):
+        clients = [BrokerClient(broker, TopicName.parse(f"/default/quiet-{n}")) for n in range(20)]
+        for number, client in enumerate(clients):
             await client.create()
             await client.publish(await client.producer(), [b"%06d" % number])
         assert await broker.tiers.uploader.round(everything=True) == 1
         assert len(await keys(objects, "segments/shared/")) == 1
-        for number, client in enumerate(doors):
+        for number, client in enumerate(clients):
             assert await everything(client) == [number]
 
 
@@ -260,15 +260,15 @@ async def test_a_damaged_object_is_an_error_that_names_it(tmp_path: Path, object
 
 
 async def test_a_store_that_is_away_stops_uploads_and_not_publishes_until_the_log_is_full(tmp_path: Path):
-    class Away(MemoryStore):
-        away = True
+    class UnreachableStore(MemoryStore):
+        unreachable = True
 
         async def put(self, *arguments, **options):
-            if self.away:
+            if self.unreachable:
                 raise Unavailable("no route to the store")
             return await super().put(*arguments, **options)
 
-    objects = Away()
+    objects = UnreachableStore()
     tiering = replace(SMALL, log_bytes_max=1 << 19)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering) as broker:
         client = BrokerClient(broker)
@@ -279,7 +279,7 @@ async def test_a_store_that_is_away_stops_uploads_and_not_publishes_until_the_lo
         with pytest.raises(Unavailable, match="log_bytes_max"):
             await filled(client, 100, first=20)
         stored = len(await everything(client))
-        objects.away = False
+        objects.unreachable = False
         while await broker.tiers.uploader.round(everything=True):
             pass
         await broker.tiers.trim()

@@ -9,7 +9,7 @@ import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
 from lifetimes_harness import open_client
 from metadata_harness import FaultyStore, deletes
-from tiering_harness import SMALL, WAL, Moody, door_to, everything, filled, keys, upload_all
+from tiering_harness import SMALL, WAL, FaultyObjectStore, client_of, everything, filled, keys, upload_all
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Unavailable
@@ -31,15 +31,15 @@ async def until(holds, seconds: float = 60) -> None:
 
 
 async def test_a_full_log_takes_publishes_again_although_nothing_is_left_to_upload(tmp_path: Path):
-    objects = Moody()
-    objects.mood = "away"
+    objects = FaultyObjectStore()
+    objects.fault = "away"
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=LIMITED) as broker:
         client = BrokerClient(broker)
         await client.create()
         with pytest.raises(Unavailable, match="log_bytes_max"):
             await filled(client, 1000)
         assert state_of(broker).startswith("publishes are refused: ")
-        objects.mood = "fine"
+        objects.fault = "none"
         await upload_all(broker, trim=False)  # and the broker dies before it trims
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=LIMITED) as broker:
         assert broker.tiers.refusal() is not None
@@ -63,7 +63,7 @@ async def test_what_is_uploaded_leaves_the_log_soon_although_no_more_comes(tmp_p
 
 
 class Broken:
-    """A partition with a mistake in it."""
+    """A partition that raises an unexpected exception when the uploader asks what is waiting."""
 
     topic_id, index, segment_bytes = 99, 0, 0
 
@@ -88,15 +88,15 @@ async def test_a_bug_in_an_upload_is_reported_and_uploads_continue(tmp_path: Pat
 
 
 async def test_a_failure_is_over_when_what_failed_was_deleted(tmp_path: Path):
-    objects = Moody()
+    objects = FaultyObjectStore()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 5)
-        objects.mood = "away"
+        objects.fault = "away"
         await broker.tiers._round()
         assert state_of(broker).startswith("uploads fail: ")
-        objects.mood = "fine"
+        objects.fault = "none"
         await broker.delete_topic(ANONYMOUS, TOPIC)
         await broker.tiers._round()
         assert state_of(broker) == "ok"
@@ -105,7 +105,7 @@ async def test_a_failure_is_over_when_what_failed_was_deleted(tmp_path: Path):
 async def test_a_partition_whose_log_is_damaged_is_named_until_it_can_be_uploaded(tmp_path: Path):
     settings = {"wal": WAL, "objects": MemoryStore(), "tiering": SMALL, "tail_bytes": 1, "clock": ManualClock()}
     async with open_broker(tmp_path, **settings) as broker:
-        damaged, fine = door_to(broker, "damaged"), door_to(broker, "fine")
+        damaged, fine = client_of(broker, "damaged"), client_of(broker, "fine")
         for client in (damaged, fine):
             await client.create()
             await filled(client, 5)
@@ -133,35 +133,35 @@ async def test_a_clean_stop_uploads_what_is_waiting(tmp_path: Path):
     objects = MemoryStore()
     ending = replace(SMALL, segment_age_s=3600, segment_bytes=1 << 30, shutdown_upload_s=20)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=ending) as broker:
-        doors = [door_to(broker, f"t-{n}") for n in range(5)]
-        for client in doors:
+        clients = [client_of(broker, f"t-{n}") for n in range(5)]
+        for client in clients:
             await client.create()
             await filled(client, 1, size=1)
-        await filled(doors[0], 32, first=1)
+        await filled(clients[0], 32, first=1)
         assert await keys(objects) == []
     assert len(await keys(objects)) == 2, "one of its own, and one that the small ones share"
     assert len(await keys(objects, "manifests/")) == 1
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=ending, tail_bytes=1) as broker:
-        for client in doors:
+        for client in clients:
             client.broker = broker
         usage = await broker.storage.usage(ANONYMOUS, None, StoragePlace())
         assert [one.waiting_messages for one in usage[1]] == [0] * 5
-        assert await everything(doors[0]) == list(range(3300))
+        assert await everything(clients[0]) == list(range(3300))
 
 
-@pytest.mark.parametrize("mood", ["hanging", "away"])
-async def test_a_stop_waits_for_the_store_only_for_the_configured_time(tmp_path: Path, mood: str):
-    objects = Moody()
+@pytest.mark.parametrize("fault", ["hanging", "away"])
+async def test_a_stop_waits_for_the_store_only_for_the_configured_time(tmp_path: Path, fault: str):
+    objects = FaultyObjectStore()
     ending = replace(SMALL, segment_age_s=3600, shutdown_upload_s=1)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=ending) as broker:
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 1)
         await broker.tiers.check_ours()
-        objects.mood = mood
+        objects.fault = fault
         began = time.monotonic()
     assert time.monotonic() - began < 60, "a second for what waits, five for the manifest"
-    objects.mood = "fine"
+    objects.fault = "none"
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=ending) as broker:
         assert await everything(BrokerClient(broker)) == list(range(100))
 
@@ -206,7 +206,7 @@ async def test_objects_past_retention_go_although_the_metadata_failed_when_they_
 
 
 async def assert_nothing_is_left(broker, clock: ManualClock, objects: MemoryStore) -> None:
-    """Once a round has looked at it, and the grace is over."""
+    """Run a round of expiration, let the grace period pass, and check that a collection deletes the only object."""
     assert len(await keys(objects)) == 1
     await broker.lifetimes.round()
     clock.advance(SMALL.grace_s)

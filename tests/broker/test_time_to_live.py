@@ -243,7 +243,7 @@ async def test_a_read_that_fails_during_a_look_does_not_hide_what_others_have_pa
 
 
 async def cannot_be_read(client: TimedClient, place: int, monkeypatch) -> None:
-    """The object store with the batch at this offset is away."""
+    """Make reads of the batch at this offset fail as if the object store were unavailable."""
     stream = (await client.broker._partitions.get(client.topic, 0)).stream
     read = stream.read
 

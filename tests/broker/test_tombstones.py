@@ -31,7 +31,7 @@ async def ledgers(broker) -> set[int]:
 
 
 async def lose(directory, *prefixes: str) -> list[str]:
-    """Remove keys from the metadata as damage would: nothing records why."""
+    """Remove keys from the metadata as damage would: without a tombstone."""
     async with await EmbeddedStore.open(directory / "metadata.db", SystemClock()) as store:
         lost = [key for prefix in prefixes for key in await keys(store, prefix)]
         for start in range(0, len(lost), METADATA_OPERATIONS_MAX):
@@ -40,7 +40,7 @@ async def lose(directory, *prefixes: str) -> list[str]:
 
 
 async def filled(directory, **options) -> int:
-    """A topic with messages and a subscription; its id."""
+    """Create a topic with messages and a subscription, and return its id."""
     async with open_broker(directory, **options) as broker:
         client = BrokerClient(broker)
         await client.create()

@@ -303,7 +303,7 @@ async def test_a_longer_deduplication_policy_is_kept_over_a_restart(tmp_path, cl
 
 
 class AnnouncingClock(ManualClock):
-    """Tells when somebody begins to wait."""
+    """A clock that sets an event when a task begins to sleep."""
 
     def __init__(self) -> None:
         super().__init__()

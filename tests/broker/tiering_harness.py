@@ -1,4 +1,4 @@
-"""Brokers with small files and small segments, and stores that fail in every way a store can."""
+"""Settings with small log files and small segments, numbered messages, and an object store that fails in many ways."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SMALL = replace(TIERING, segment_bytes=1 << 18, shared_below_bytes=1 << 12, segm
 PER_BATCH = 100
 
 
-def door_to(broker: Broker, name: str) -> BrokerClient:
+def client_of(broker: Broker, name: str) -> BrokerClient:
     return BrokerClient(broker, TopicName.parse(f"/default/{name}"))
 
 
 async def filled(client: BrokerClient, batches: int, first: int = 0, size: int = 100, **columns: Any) -> None:
-    """Batches of numbered messages: batch n holds the numbers from n * PER_BATCH on."""
+    """Publish `batches` batches of numbered messages: batch n holds the numbers from n * PER_BATCH on."""
     producer = await client.producer()
     for number in range(first, first + batches):
         numbers = range(number * PER_BATCH, (number + 1) * PER_BATCH)
@@ -53,22 +53,22 @@ async def upload_all(broker: Broker, trim: bool = True) -> None:
         await broker.tiers.trim()
 
 
-class Moody(MemoryStore):
-    """A store that does what `mood` says at the next puts, and at all gets."""
+class FaultyObjectStore(MemoryStore):
+    """An object store in memory that fails as `fault` says, until that is changed; "none": it works."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.mood = "fine"
+        self.fault = "none"
         self.puts = 0
         self.waiting = asyncio.Event()
-        """Somebody waits for an answer that does not come."""
+        """Set once a call waits for `answer`."""
         self.answer = asyncio.Event()
 
     async def put(
         self, key: str, data: Buffer | Sequence[Buffer], *, create: bool = False, if_match: str | None = None
     ) -> ObjectInfo:
         self.puts += 1
-        match self.mood:
+        match self.fault:
             case "away":
                 raise Unavailable("no route to the store")
             case "crashing":
@@ -85,14 +85,14 @@ class Moody(MemoryStore):
         return await super().put(key, data, create=create, if_match=if_match)
 
     async def get(self, key: str, start: int = 0, end: int | None = None) -> memoryview:
-        if self.mood == "unreadable":
+        if self.fault == "unreadable":
             raise Unavailable("no route to the store")
-        if self.mood == "reads hang":
+        if self.fault == "reads hang":
             await self._hang()
         return await super().get(key, start, end)
 
     async def list(self, prefix: str = "", after: str = "") -> AsyncIterator[ObjectInfo]:
-        if self.mood == "stale":
+        if self.fault == "stale":
             return
         async for info in super().list(prefix, after):
             yield info

@@ -37,7 +37,7 @@ class Serve:
         self.url = f"danube://{matched[1]}:{matched[2]}"
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> int:
-        """The exit code."""
+        """Wait for the end of the broker and return its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(how)
         try:

@@ -40,7 +40,7 @@ def test_a_topic_that_exists_is_refused_unless_that_is_fine(danube, topic):
     assert fine.stderr == ""
     other = danube("topics", "create", topic, "--if-not-exists", "--partitions", "4")
     assert other.returncode == 0
-    assert "created with other settings: plain, reliable, durable acks" in other.stderr
+    assert "created with other settings: non-partitioned, reliable, durable acks" in other.stderr
 
 
 def test_a_url_that_is_none_is_wrong_usage(danube):

@@ -41,7 +41,13 @@ def test_the_table_has_a_line_for_each():
 def test_a_valid_file_is_said_to_be_valid(tmp_path: Path):
     (tmp_path / "danube.toml").write_text("[server]\nport = 7000\n")
     done = config("validate", "--config", str(tmp_path / "danube.toml"))
-    assert (done.exit_code, done.output) == (0, "valid: 1 setting not at default\n")
+    assert (done.exit_code, done.output) == (0, "valid: 1 setting given, the others have their defaults\n")
+
+
+def test_a_setting_with_the_value_of_its_default_is_given_too(tmp_path: Path):
+    (tmp_path / "danube.toml").write_text('[server]\nhost = "127.0.0.1"\n[logging]\nlevel = "info"\n')
+    done = config("validate", "--config", str(tmp_path / "danube.toml"))
+    assert (done.exit_code, done.output) == (0, "valid: 2 settings given, the others have their defaults\n")
 
 
 def test_a_wrong_key_is_refused_by_name(tmp_path: Path):

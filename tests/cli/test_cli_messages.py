@@ -152,7 +152,7 @@ def started(served, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_ends_in_order_with_acks_flushed(danube, served, topic, number):
     danube("produce", topic, stdin="one\ntwo\n")
     process = started(served, "consume", topic, "-s", "sub", "--from", "earliest")

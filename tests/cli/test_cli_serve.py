@@ -26,10 +26,29 @@ def test_the_readiness_line_names_all_doors_and_is_all_of_stdout(serve, tmp_path
     assert running.process.stdout.read() == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_it_in_order_and_the_directory_opens_again(serve, tmp_path: Path, number: signal.Signals):
     for _ in range(2):
         assert serve(tmp_path / "data").end(number) == 0
+
+
+def test_the_end_of_a_terminal_ends_it_in_order_although_it_is_told_twice(serve, tmp_path: Path):
+    running = serve(tmp_path / "data")
+    running.process.send_signal(signal.SIGHUP)
+    assert running.end(signal.SIGHUP) == 0
+    assert "broker.stopped" in running.logs.read_text()
+
+
+def test_a_broker_that_was_started_to_ignore_sighup_runs_on(serve, tmp_path: Path):
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does; the broker inherits it
+    try:
+        running = serve(tmp_path / "data")
+    finally:
+        signal.signal(signal.SIGHUP, former)
+    running.process.send_signal(signal.SIGHUP)
+    with socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2])), timeout=60):
+        assert running.process.poll() is None
+    assert running.end() == 0
 
 
 def test_listening_beyond_this_machine_without_authentication_is_warned_of(serve, tmp_path: Path):
@@ -59,6 +78,26 @@ def test_a_port_in_use_is_one_clear_line(serve, tmp_path: Path):
     running = serve(tmp_path / "data")
     port = running.url.rpartition(":")[2]
     assert port in refused("--data-dir", str(tmp_path / "other"), *PORTS, "--port", port)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_port_in_use_leaves_an_existing_directory_alone(serve, tmp_path: Path):
+    running = serve(tmp_path / "data")
+    serve(tmp_path / "other").end()
+    before = {path: path.stat() for path in (tmp_path / "other").rglob("*")}
+    told = refused("--data-dir", str(tmp_path / "other"), *PORTS, "--port", running.url.rpartition(":")[2])
+    assert "server.port (command line)" in told
+    after = {path: path.stat() for path in (tmp_path / "other").rglob("*")}
+    assert {path: (one.st_mtime_ns, one.st_size) for path, one in after.items()} == {
+        path: (one.st_mtime_ns, one.st_size) for path, one in before.items()
+    }
+
+
+def test_a_port_in_use_names_where_it_was_set(serve, tmp_path: Path):
+    port = serve(tmp_path / "data").url.rpartition(":")[2]
+    (tmp_path / "danube.toml").write_text(f"[server]\nport = {port}\n")
+    told = refused("--data-dir", str(tmp_path / "other"), *PORTS[1:], "--config", str(tmp_path / "danube.toml"))
+    assert f"server.port (file {tmp_path / 'danube.toml'})" in told
 
 
 def test_a_wrong_setting_is_named(tmp_path: Path):
@@ -108,7 +147,8 @@ def test_a_port_that_is_taken_says_whose_it_is_and_how_to_choose_another(tmp_pat
         )
     assert ended.returncode == 1
     assert f"127.0.0.1:{port} is taken" in ended.stderr
-    assert f"another port for the {listener} listener with {option} (0 takes a free one)" in ended.stderr
+    assert f"for the {listener} listener; choose another with {option} (0 takes a free one)" in ended.stderr
+    assert not (tmp_path / "d").exists()
     assert "Traceback" not in ended.stderr
 
 

@@ -14,6 +14,22 @@ import pytest
 pytestmark = pytest.mark.process
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("topics", "delete", "/default/no-such-topic"),
+        ("namespaces", "delete", "no-such-namespace"),
+        ("subscriptions", "delete", "/default/no-such-topic", "s"),
+    ],
+)
+def test_deleting_what_does_not_exist_does_not_advise_to_create_it(danube, words: tuple[str, ...]):
+    refused = danube(*words, "--yes")
+    assert refused.returncode == 1
+    assert "does not exist" in refused.stderr
+    assert "create" not in refused.stderr
+    assert " list` shows those that do" in refused.stderr
+
+
 def answer(done) -> object:
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -81,7 +97,7 @@ def test_policies_of_stored_messages_are_refused_where_nothing_is_stored(danube,
 def test_what_exists_already_is_described_where_it_differs(danube, topic):
     danube("topics", "create", topic, "--non-reliable")
     again = danube("topics", "create", topic, "--if-not-exists")
-    assert (again.returncode, "plain, non-reliable" in again.stderr) == (0, True)
+    assert (again.returncode, "non-partitioned, non-reliable" in again.stderr) == (0, True)
     assert danube("topics", "create", topic, "--non-reliable", "--if-not-exists").stderr == ""
 
 

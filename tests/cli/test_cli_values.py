@@ -61,6 +61,14 @@ def test_a_position_may_be_told_as_how_long_ago(text: str):
     assert 600_000_000 <= ago < 660_000_000
 
 
+@pytest.mark.parametrize("text", ["-5", "now-10"])
+def test_how_long_ago_needs_a_unit(text: str):
+    number = text.removeprefix("now")
+    with pytest.raises(Invalid) as refused:
+        values.position(text)
+    assert refused.value.message == f"{text!r} has no unit: use {number}s, {number}m or {number}h for how long ago"
+
+
 def test_other_positions_stay_what_they_are():
     assert values.position("earliest") == EARLIEST
     assert values.position("1000") == Position("offset", 1000)

@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
 import pytest
 
 from pydanube.cli.consume import _next_batch
-from pydanube.cli.reading import AllPartitions
+from pydanube.cli.reading import AllPartitions, Bounds
 from pydanube.cli.session import Stop
-from pydanube.model.positions import LATEST
 
 MANY = 1_100
 """More than a broker lets wait on one connection."""
@@ -34,8 +34,9 @@ class StubbornReader:
     async def __aexit__(self, *_: object) -> None:
         await self._ended.wait()
 
-    async def receive_batch(self) -> None:
+    async def batches(self) -> AsyncIterator[None]:
         await self._stay()
+        yield None
 
     async def _stay(self) -> None:
         while not self._ended.is_set():
@@ -62,7 +63,7 @@ class StubbornClient:
 async def test_readers_that_do_not_end_do_not_hold_it_up(opens: bool, how: str):
     client, stop, loop = StubbornClient(opens), Stop(), asyncio.get_running_loop()
     begin = loop.time()
-    async with AllPartitions(client, "/default/t", LATEST) as source:
+    async with AllPartitions(client, "/default/t", Bounds()) as source:
         if how == "signal":
             loop.call_soon(os.kill, os.getpid(), signal.SIGINT)
         assert await _next_batch(source, stop, 0.1 if how == "timeout" else None) is None

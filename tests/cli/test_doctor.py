@@ -8,12 +8,14 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from click.testing import CliRunner
 
 from pydanube.cli import checks, store_check
 from pydanube.cli.app import cli
+from pydanube.model.errors import Unavailable
 from pydanube.runtime.objects import ObjectInfo
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.spark import java
@@ -45,6 +47,26 @@ def test_a_port_in_use_is_a_warning_with_a_remedy():
         finding = checks.port("native", taken.getsockname()[1])
     assert finding.status == "warn"
     assert "--port 0" in finding.remedy
+
+
+def test_it_looks_at_what_is_configured(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (tmp_path / "danube.toml").write_text(
+            f'[server]\nport = {port}\nhttp_port = 0\n[log]\ndirectory = "{tmp_path}/log"\n'
+        )
+        code, output = doctor("--json", "--no-sync", "--config", str(tmp_path / "danube.toml"))
+    found = {finding["detail"].partition(":")[0]: finding for finding in json.loads(output)["findings"]}
+    assert (code, found["native"]["check"], found["native"]["status"]) == (0, f"port {port}", "warn")
+    assert "in use" in found["native"]["detail"]
+    assert (found["http"]["check"], found["http"]["status"]) == ("port 0", "ok")
+    assert str(tmp_path) in next(one["detail"] for one in found.values() if one["check"] == "disk space")
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "nohost.invalid"])
+def test_a_host_that_is_not_here_fails(host: str):
+    finding = checks.port("native", 0, host)
+    assert (finding.status, "server.host" in finding.remedy) == ("fail", True)
 
 
 def test_a_full_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -106,6 +128,17 @@ def test_a_store_that_is_not_there_fails_with_a_remedy(monkeypatch: pytest.Monke
     finding = next(finding for finding in report["findings"] if finding["check"] == "object store")
     assert (code, finding["status"]) == (1, "fail")
     assert finding["remedy"]
+
+
+class FailingPut(MemoryStore):
+    async def put(self, *_: object, **__: object) -> NoReturn:
+        raise Unavailable(f"{self.url}: access denied")
+
+
+async def test_the_address_of_a_store_that_fails_is_said_once():
+    store = FailingPut()
+    (finding,) = await store_check.check_store(store)
+    assert finding.detail == f"{store.url}: access denied"
 
 
 class HangingGet(MemoryStore):

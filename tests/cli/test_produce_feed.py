@@ -33,7 +33,7 @@ async def test_texts_are_sent_once_each_or_in_turn_up_to_a_count():
         (b"one", [b"one"]),
         (b"one\ntwo\n", [b"one", b"two"]),
         (b"one\n\ntwo", [b"one", b"", b"two"]),
-        (b"dos\r\nline\r\n", [b"dos", b"line"]),
+        (b"dos\r\nline\r\n", [b"dos\r", b"line\r"]),
         (b"\xff\x00\n", [b"\xff\x00"]),
     ],
 )
@@ -42,8 +42,27 @@ async def test_lines_of_a_file(tmp_path: Path, text: bytes, lines: list[bytes]):
     assert await flat(feed.file_lines(tmp_path / "f", None)) == lines
 
 
+@pytest.mark.parametrize("read_bytes", [1, 2, 3, 7])
+@pytest.mark.parametrize("delimiter", [b"\r\n", b"aa", b"aba"])
+async def test_a_delimiter_of_several_bytes_may_arrive_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delimiter: bytes, read_bytes: int
+):
+    monkeypatch.setattr(feed, "READ_BYTES", read_bytes)
+    text = b"aba\r\r\nabaaa\n\r\naaaab\r\nabab\r"
+    (tmp_path / "f").write_bytes(text)
+    assert await flat(feed.file_lines(tmp_path / "f", None, feed.LineFormat(delimiter))) == text.split(delimiter)
+
+
+async def test_a_long_line_in_many_pieces_is_searched_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Searched again with every piece, this line would take minutes."""
+    monkeypatch.setattr(feed, "READ_BYTES", 64)
+    (tmp_path / "f").write_bytes(b"x" * 8_000_000 + b"\nend")
+    found = await flat(feed.file_lines(tmp_path / "f", None))
+    assert list(map(len, found)) == [8_000_000, 3]
+
+
 @given(
-    lines=st.lists(st.binary(max_size=20).filter(lambda b: b"\n" not in b and not b.endswith(b"\r"))),
+    lines=st.lists(st.binary(max_size=20).filter(lambda b: b"\n" not in b)),
     pieces=st.integers(1, 7),
 )
 def test_lines_of_a_pipe_are_the_same_however_they_arrive(lines: list[bytes], pieces: int):
@@ -73,11 +92,17 @@ async def test_a_count_ends_the_reading_of_lines(tmp_path: Path):
 
 
 async def test_a_line_longer_than_a_message_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(feed, "MESSAGE_BYTES_MAX", 100)
     monkeypatch.setattr(feed, "READ_BYTES", 64)
     (tmp_path / "f").write_bytes(b"short\n" * 30 + b"x" * 1_000)
     with pytest.raises(Invalid, match="line 31 is longer than a message may be"):
-        await flat(feed.file_lines(tmp_path / "f", None))
+        await flat(feed.file_lines(tmp_path / "f", None, feed.LineFormat(bytes_max=100)))
+
+
+async def test_lines_have_the_end_that_was_asked_for(tmp_path: Path):
+    (tmp_path / "f").write_bytes(b"a\r\nb\r\r\nc\0d")
+    dos, zero = feed.LineFormat(crlf=True), feed.LineFormat(b"\0")
+    assert await flat(feed.file_lines(tmp_path / "f", None, dos)) == [b"a", b"b\r", b"c\0d"]
+    assert await flat(feed.file_lines(tmp_path / "f", None, zero)) == [b"a\r\nb\r\r\nc", b"d"]
 
 
 async def test_a_whole_file_is_one_message(tmp_path: Path):

@@ -37,7 +37,7 @@ def client_threads() -> list[str]:
 
 
 def of_client(context: dict[str, object]) -> bool:
-    """The broker runs on the same loop; what it does wrong is for its own tests."""
+    """Return whether the client caused the error. The broker runs on the same loop and has tests of its own."""
     error = context.get("exception")
     text = "".join(traceback.format_exception(error)) if isinstance(error, BaseException) else ""
     return "pydanube/client/" in text or "never retrieved" in str(context.get("message"))

@@ -1,4 +1,4 @@
-"""A wire between client and broker that a test can cut, stop, or make lose one direction."""
+"""A TCP proxy between client and broker whose connections a test can cut, refuse, or make lose all answers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from pydanube import testing
 
 
 class Wire:
-    """Forwards bytes both ways. The broker advertises this address, so clients have no way around it."""
+    """Forwards bytes both ways. The broker advertises the address of the proxy, so clients always connect through
+    it."""
 
     def __init__(self) -> None:
         self.port = 0
         self.target = 0
         self.connections = 0
         self.answers_flow = True
-        """False: what the broker says is read and lost."""
+        """False: bytes from the broker are read and dropped."""
         self.open_for_new = True
         self._pumps: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -32,7 +33,7 @@ class Wire:
         return f"danube://{self.address}"
 
     def cut(self) -> None:
-        """Every connection ends now, with nothing said."""
+        """Abort every connection."""
         for writer in list(self._writers):
             writer.transport.abort()
 
@@ -71,7 +72,7 @@ class Wire:
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 60) -> None:
-    """Return once it holds. For what nobody announces: a broker's state, a count on the other side of a wire."""
+    """Wait until `condition` holds; for states that cause no event, such as a count inside the broker."""
     async with asyncio.timeout(seconds):
         while True:
             held = condition()
@@ -82,7 +83,7 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float 
 
 @asynccontextmanager
 async def wired_broker(directory: Path, **settings: object) -> AsyncIterator[Wire]:
-    """A broker that can only be reached through a wire."""
+    """Run a broker that clients reach only through a `Wire`."""
     wire = Wire()
     server = await asyncio.start_server(wire.accept, "127.0.0.1", 0)
     wire.port = server.sockets[0].getsockname()[1]

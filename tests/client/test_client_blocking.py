@@ -228,7 +228,7 @@ def test_two_threads_may_close_a_client_and_what_is_queued_is_published(url: str
 
 
 def make_producers(client: BlockingClient) -> None:
-    """Until it is being closed."""
+    """Make producers until that raises, because the client is being closed."""
     for _ in range(1_000_000):
         client.producer(TOPIC)
 
@@ -315,7 +315,7 @@ def test_closing_tells_that_queued_messages_were_not_published() -> None:
         producer = client.producer(TOPIC, timeout=0.5).open()
         producer.send(b"fits")
         producer.send_nowait(b"does not")
-        with pytest.raises(Full, match="1 queued messages were not published"):
+        with pytest.raises(Full, match="1 queued message was not published"):
             producer.close()
 
 
@@ -324,7 +324,7 @@ def test_closing_tells_that_a_producer_was_fenced() -> None:
         former = client.producer(TOPIC, name="till-1").open()
         with client.producer(TOPIC, name="till-1"):
             former.send_nowait(b"never")
-            with pytest.raises(StaleEpoch, match="1 queued messages were not published"):
+            with pytest.raises(StaleEpoch, match="1 queued message was not published"):
                 former.close()
 
 
@@ -333,3 +333,32 @@ def test_a_signal_handler_may_use_the_client_during_another_call() -> None:
         with client._thread._lock:  # where the signal came
             client.create_topic(TOPIC)
         assert client.list_topics() == [TOPIC]
+
+
+def test_a_client_says_whether_it_was_never_opened_or_closed() -> None:
+    with testing.broker_thread() as url:
+        client = pydanube.connect_blocking(url)
+        with pytest.raises(Refused, match=r"^this client is not open yet: use `with`, or call open\(\)$"):
+            client.list_topics()
+        with client:
+            producer = client.producer(TOPIC).open()
+        for call in (client.list_topics, lambda: producer.send(b"late"), lambda: producer.send_nowait(b"late")):
+            with pytest.raises(Refused, match=r"^this client is closed$"):
+                call()
+
+
+def test_a_producer_that_is_not_open_queues_nothing() -> None:
+    with testing.broker_thread() as url, pydanube.connect_blocking(url) as client:
+        producer = client.producer(TOPIC)
+        for call in (producer.send, producer.send_nowait):
+            with pytest.raises(Refused, match=r"^this producer is not open yet: use `with` "):
+                call(b"early")
+        producer.open().close()
+        for call in (producer.send, producer.send_nowait):
+            with pytest.raises(Refused, match=r"^this producer is closed$"):
+                call(b"late")
+
+
+def test_a_timeout_that_is_no_number_is_called_that() -> None:
+    with pytest.raises(Invalid, match=r"^timeout='5' is not a number: use 0.001 to 1e"):
+        pydanube.connect_blocking("danube://127.0.0.1:6655", timeout="5").open()  # type: ignore[arg-type]

@@ -79,7 +79,7 @@ async def test_a_limit_of_nothing_drops_what_is_queued_and_says_so(wire: Wire) -
     wire.answers_flow = False
     producer.send_nowait(b"x")
     async with asyncio.timeout(60):
-        with pytest.raises(Unavailable, match="1 queued messages were not published"):
+        with pytest.raises(Unavailable, match="1 queued message was not published"):
             await producer.close(timeout=0)
         await client.close(timeout=0)
 
@@ -128,7 +128,7 @@ def test_without_await(tmp_path: Path) -> None:
         with pytest.raises(Invalid, match="timeout="):
             client.close(timeout=-1)
     producer.send_nowait(b"two")
-    with pytest.raises(Unavailable, match=r"1 queued messages were not published.*0\.1 s"):
+    with pytest.raises(Unavailable, match=r"1 queued message was not published.*0\.1 s"):
         client.close(timeout=0.1)
 
 

@@ -71,5 +71,5 @@ def connection_of(client: Client) -> Connection:
 
 
 def is_asked(client: Client, answer: type) -> bool:
-    """Whether something is on its way that such an answer ends."""
+    """Return whether a request is in flight that such an answer ends."""
     return any(getattr(one, "kind", None) is answer for one in connection_of(client)._asked.values())

@@ -24,7 +24,7 @@ from pydanube.runtime.clock import SystemClock
 
 @asynccontextmanager
 async def broker_that(answers: Callable[[Frame], bytes]) -> AsyncIterator[str]:
-    """The address of a broker that greets, answers pings, and answers everything else with `answers`."""
+    """Yield the address of a broker that greets, answers pings, and answers everything else with `answers`."""
     welcome = requests.encode(requests.Welcome(version=1, broker="odd"))
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -157,7 +157,7 @@ async def test_giving_up_in_the_middle_of_an_attempt_tells_what_went_wrong_befor
 
 
 class TurnsOut:
-    """A broker whose first session of a consumer ends with its first ack: it is too late, and nothing comes of it."""
+    """A broker that ends the first session of a consumer when its first ack arrives, so that the ack has no effect."""
 
     def __init__(self) -> None:
         self.acked: list[tuple[int, list[tuple[int, int]]]] = []

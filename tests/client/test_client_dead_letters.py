@@ -21,8 +21,8 @@ TOPIC = "/default/orders"
 LETTERS = "/default/orders-dlq"
 
 
-async def bury(client: Client, count: int, topic: str = TOPIC, start: int = 0, returns: str = "") -> None:
-    """Letters as a broker writes them."""
+async def publish_letters(client: Client, count: int, topic: str = TOPIC, start: int = 0, returns: str = "") -> None:
+    """Publish dead letters with the attributes that a broker adds."""
     more = {"x-redriven": returns} if returns else {}
     numbers = range(start, start + count)
     async with client.producer(LETTERS) as producer:
@@ -58,7 +58,7 @@ async def left(client: Client) -> list[str]:
 
 
 async def test_a_letter_has_the_history_of_its_message(client: Client) -> None:
-    await bury(client, 2, returns="2")
+    await publish_letters(client, 2, returns="2")
     letter = await client.dead_letters(LETTERS).get("0:1")
     assert letter.place == "0:1"
     assert letter.id == "/default/orders/0/billing/1"
@@ -74,7 +74,7 @@ async def test_a_letter_has_the_history_of_its_message(client: Client) -> None:
 
 
 async def test_listing_creates_no_subscription(client: Client) -> None:
-    await bury(client, 3)
+    await publish_letters(client, 3)
     letters = client.dead_letters(LETTERS)
     assert await left(client) == ["0:0", "0:1", "0:2"]
     assert [one.place for one in await letters.first(2)] == ["0:0", "0:1"]
@@ -87,7 +87,7 @@ async def test_listing_creates_no_subscription(client: Client) -> None:
 
 async def test_a_redriven_letter_is_not_redriven_again(client: Client) -> None:
     await client.create_topic(TOPIC)
-    await bury(client, 3)
+    await publish_letters(client, 3)
     letters = client.dead_letters(LETTERS)
     assert await letters.redrive(["0:1"]) == Redriven(total=1, done=1)
     assert await left(client) == ["0:0", "0:2"]
@@ -106,14 +106,14 @@ async def test_a_redriven_letter_is_not_redriven_again(client: Client) -> None:
 async def test_all_letters_are_redriven_in_steps(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LETTERS_AT_ONCE", 10)
     await client.create_topic(TOPIC)
-    await bury(client, 25)
+    await publish_letters(client, 25)
     told: list[Redriven] = []
     done = await client.dead_letters(LETTERS).redrive(progress=lambda state: told.append(replace(state)))
     assert [(one.done, one.total) for one in told] == [(10, 25), (20, 25), (25, 25)]
     assert done == told[-1]
     assert await payloads(client) == [b"%d" % number for number in range(25)]
     assert await left(client) == []
-    await bury(client, 2, start=25)
+    await publish_letters(client, 2, start=25)
     assert await left(client) == ["0:25", "0:26"]
     assert (await client.dead_letters(LETTERS).redrive()).done == 2
     assert await payloads(client) == [b"%d" % number for number in range(27)]
@@ -121,7 +121,7 @@ async def test_all_letters_are_redriven_in_steps(client: Client, monkeypatch: py
 
 async def test_redrives_are_counted(client: Client) -> None:
     await client.create_topic(TOPIC)
-    await bury(client, 1, returns="1")
+    await publish_letters(client, 1, returns="1")
     await client.dead_letters(LETTERS).redrive()
     async with client.reader(TOPIC, start="earliest", end="latest") as reader:
         assert (await reader.receive(timeout=60)).attributes["x-redriven"] == "2"
@@ -130,8 +130,8 @@ async def test_redrives_are_counted(client: Client) -> None:
 async def test_letters_are_selected_by_their_origin_and_may_be_sent_to_another_topic(client: Client) -> None:
     await client.create_topic(TOPIC)
     await client.create_topic("/default/repaired")
-    await bury(client, 2)
-    await bury(client, 1, topic="/default/other", start=2)
+    await publish_letters(client, 2)
+    await publish_letters(client, 1, topic="/default/other", start=2)
     letters = client.dead_letters(LETTERS)
     done = await letters.redrive(where=lambda letter: letter.original_topic == "/default/other", to="/default/repaired")
     assert (done.done, done.stayed) == (1, {})
@@ -143,7 +143,7 @@ async def test_letters_are_selected_by_their_origin_and_may_be_sent_to_another_t
 
 async def test_letters_can_be_dropped(client: Client) -> None:
     await client.create_topic(TOPIC)
-    await bury(client, 4)
+    await publish_letters(client, 4)
     letters = client.dead_letters(LETTERS)
     assert await letters.drop(["0:2"]) == Redriven(total=1, done=1)
     assert await left(client) == ["0:0", "0:1", "0:3"]
@@ -170,10 +170,10 @@ async def test_a_topic_without_letters_is_left_as_it_was(client: Client) -> None
 
 async def test_a_letter_that_cannot_be_sent_back_stays_with_the_reason(client: Client) -> None:
     await client.create_topic(TOPIC)
-    await bury(client, 1, topic="/default/gone")
+    await publish_letters(client, 1, topic="/default/gone")
     async with client.producer(LETTERS) as producer:
         await producer.send(b"by hand")
-    await bury(client, 1)
+    await publish_letters(client, 1)
     state = await client.dead_letters(LETTERS).redrive()
     assert state.done == 1
     assert "/default/gone" in state.stayed["0:0"]
@@ -201,7 +201,7 @@ async def test_only_the_refused_letter_of_a_batch_stays_and_the_others_are_sent_
 
 async def test_sent_letters_are_acked_also_when_others_fail(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await client.create_topic(TOPIC)
-    await bury(client, 3)
+    await publish_letters(client, 3)
     send = Producer.send
 
     async def send_into_a_full_topic(self: Producer, payload: bytes, **more: Any) -> Receipt:
@@ -241,7 +241,7 @@ async def test_an_error_that_may_pass_ends_sending_one_by_one(client: Client, mo
 
 async def test_numbers_that_are_too_long_are_ignored(client: Client) -> None:
     await client.create_topic(TOPIC)
-    await bury(client, 1, returns="9" * 5_000)
+    await publish_letters(client, 1, returns="9" * 5_000)
     async with client.producer(LETTERS) as producer:
         await producer.send(b"1", attributes=letter_of(1) | {"x-dead-letter-id": f"{TOPIC}/{'9' * 5_000}/billing/1"})
     letters = client.dead_letters(LETTERS)
@@ -252,7 +252,7 @@ async def test_numbers_that_are_too_long_are_ignored(client: Client) -> None:
 
 
 class ImpatientClock(ManualClock):
-    """Whoever sleeps is there at once; how long is noted."""
+    """A clock on which every sleep ends at once; it records their lengths."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class ImpatientClock(ManualClock):
 
 
 async def test_a_rate_is_kept_after_a_pause(client: Client) -> None:
-    await bury(client, 6)
+    await publish_letters(client, 6)
     letters = client.dead_letters(LETTERS)
     waiting = await letters.first(6)
     assert await letters._ensure_subscription(None)
@@ -285,7 +285,7 @@ async def test_a_redriven_message_keeps_its_schema(client: Client) -> None:
     settings = ProducerSettings(schema=(12, 3))
     async with Producer(client._brokers, LETTERS, settings, create_topic=True) as producer:
         await producer.send(b"0", attributes=letter_of(0))
-    await bury(client, 1, start=1)
+    await publish_letters(client, 1, start=1)
     await client.dead_letters(LETTERS).redrive()
     async with client.reader(TOPIC, start="earliest", end="latest") as reader:
         schemas = {message.payload: (message.schema_id, message.schema_version) async for message in reader}
@@ -296,8 +296,8 @@ async def test_letters_of_several_partitions_and_topics(client: Client) -> None:
     await client.create_topic(LETTERS, partitions=3)
     await client.create_topic(TOPIC, partitions=2)
     await client.create_topic("/default/other")
-    await bury(client, 20)
-    await bury(client, 5, topic="/default/other", start=100)
+    await publish_letters(client, 20)
+    await publish_letters(client, 5, topic="/default/other", start=100)
     assert (await client.dead_letters(LETTERS).redrive()).done == 25
     found: list[bytes] = []
     for partition in range(2):

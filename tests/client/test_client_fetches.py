@@ -27,7 +27,7 @@ async def publish(client: Client, count: int, batch: int = 50) -> None:
 
 
 async def remake(client: Client, count: int) -> None:
-    """Another topic of the same name, with so many messages."""
+    """Delete the topic and create another of the same name, with so many messages."""
     await client.delete_topic(TOPIC)
     await publish(client, count)
 
@@ -79,7 +79,7 @@ async def test_another_topic_of_the_same_name_is_not_found(client: Client) -> No
 
 @pytest.fixture
 def answered(monkeypatch: pytest.MonkeyPatch) -> list[FetchAnswer]:
-    """The answers that have come so far, whoever holds them."""
+    """Return a list to which the answer of every fetch is added."""
     seen: list[FetchAnswer] = []
     fetch = Connection.fetch
 

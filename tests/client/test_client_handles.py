@@ -20,7 +20,7 @@ async def producers(client: Client, topic: str = TOPIC) -> list[int]:
 
 
 async def full_topic(client: Client, partitions: int = 0) -> None:
-    """One message fits into each partition, and one producer."""
+    """Create a topic whose partitions take one message each, and which allows one producer."""
     await client.create_topic(TOPIC, partitions=partitions)
     await client.create_subscription(TOPIC, "billing")
     await client.set_policies(TOPIC, backlog_messages_max=1, producers_max=1)
@@ -161,7 +161,7 @@ def connection_of(client: Client) -> Connection:
 
 
 async def until_asked(client: Client) -> None:
-    """Until a handle was asked for, turn by turn: the answer is not long in coming."""
+    """Run the event loop turn by turn until a handle was requested."""
     opening = (requests.ProducerOpened, requests.ConsumerOpened)
     async with asyncio.timeout(60):
         while not any(getattr(one, "kind", None) in opening for one in connection_of(client)._asked.values()):  # noqa: ASYNC110

@@ -16,12 +16,12 @@ POISON = b"poison"
 
 
 def ignore() -> None:
-    """These tests send batches when they want to."""
+    """Do nothing: these tests send batches themselves."""
 
 
 @dataclass
 class Partition:
-    """What a broker remembers of one partition: the rules of `core.producers`, in a few lines."""
+    """A model of one partition: its log, and the producers it remembers, by the rules of `core.producers`."""
 
     log: list[bytes] = field(default_factory=list)
     producers: dict[tuple[int, int], tuple[int, dict[int, int]]] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Partition:
 
 
 class Simulation:
-    """Messages, a wire that breaks, and answers that come late or never."""
+    """A producer whose connections break, and whose answers come late or never."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -130,7 +130,7 @@ class Simulation:
         self.pump()
 
     def forget(self) -> None:
-        """The broker's table is bounded: a producer with nothing on its way may be forgotten."""
+        """Let the broker forget a producer that has nothing in flight, as its bounded table may."""
         if not self.batches.in_flight and not self.wire:
             self.broker.producers.clear()
 
@@ -155,7 +155,7 @@ class Simulation:
             self.check()
 
     def settle(self) -> None:
-        """With a broker that behaves, everything is answered, and nothing but poison is refused."""
+        """Let the broker answer everything; check that only invalid messages are refused."""
         before = set(self.failed)
         for _ in range(500):
             if not self.batches.has_work:
@@ -169,7 +169,8 @@ class Simulation:
             assert payload.startswith(POISON) or self.excused(payload)
 
     def excused(self, payload: bytes) -> bool:
-        """It shared a batch with poison, or an earlier try of it may be stored."""
+        """Return whether the message may have failed: it was in a batch with an invalid one, may be stored, or its
+        producer was forgotten."""
         error = self.failed[payload]
         return isinstance(error, Invalid) or "may be stored" in error.message or "not remembered" in error.message
 

@@ -138,7 +138,7 @@ class TestReader:
 
 
 async def polled(stream: Reader | Consumer) -> pydanube.Message:
-    """By looking only. Each look gives the loop a turn, or this never ends."""
+    """Receive with a timeout of 0 only. Each call lets the event loop run once, so this ends."""
     async with asyncio.timeout(60):
         while True:
             try:

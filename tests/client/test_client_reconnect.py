@@ -332,7 +332,7 @@ class TestConnections:
 
 
 async def broker_end(wire: Wire, end: int) -> None:
-    """Until the broker has stored so much, asked around the wire."""
+    """Wait until the broker has stored so much; ask it directly, not through the proxy."""
     async with pydanube.connect(f"danube://127.0.0.1:{wire.target}") as direct:
 
         async def there() -> bool:
@@ -360,7 +360,7 @@ def free_port() -> int:
 
 
 class Signpost:
-    """A broker that owns nothing (any more): it says so, and names who does."""
+    """A broker that owns no partition and answers NotOwner with the address of the owner."""
 
     def __init__(self, framed: network.FramedConnection, owner: str, opens_producers: bool) -> None:
         self.framed = framed

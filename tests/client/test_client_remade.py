@@ -21,13 +21,14 @@ NEVER = 3_600.0
 
 @pytest.fixture
 async def operator(url: str) -> AsyncIterator[Client]:
-    """Whoever deletes and creates topics. What he knows of it, the other client does not."""
+    """Yield a second client, which deletes and creates topics without the knowledge of the first."""
     async with pydanube.connect(url) as operator:
         yield operator
 
 
 async def remade(client: Client, operator: Client, before: int, after: int) -> None:
-    """The client knows the topic as it was before."""
+    """Delete and create the topic again after `client` has looked it up; `before` and `after` are the partition
+    counts."""
     await operator.create_topic(TOPIC, partitions=before)
     async with client.producer(TOPIC):
         pass
@@ -36,14 +37,14 @@ async def remade(client: Client, operator: Client, before: int, after: int) -> N
 
 
 async def publish_to_each(client: Client, topic: str = TOPIC) -> None:
-    """One message to every partition."""
+    """Publish one message to every partition."""
     for partition in range(await client.count_partitions(topic)):
         async with client.producer(topic, partition_by=partition) as producer:
             await producer.send(b"x")
 
 
 async def received(consumer: Consumer, count: int) -> list[tuple[str, int]]:
-    """The topics and partitions of so many messages."""
+    """Receive so many messages and return their topics and partitions."""
     messages = [await consumer.receive(timeout=60) for _ in range(count)]
     return sorted((message.topic, message.partition) for message in messages)
 

@@ -34,7 +34,7 @@ async def take(consumer: Consumer, count: int) -> list[Message]:
 
 
 class HeldSeek:
-    """A client's next seek, which is not sent before it is told to be."""
+    """Holds the seeks of a client back until `go_on` is set."""
 
     def __init__(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun = asyncio.Event()

@@ -47,7 +47,7 @@ def sources(consumer: Consumer) -> list[PartitionSource]:
 
 
 async def heard_of_a_seek(consumer: Consumer, after: int = 0) -> None:
-    """Until every source of it was told a generation that is higher than this."""
+    """Wait until every source of the consumer has a higher generation than this."""
     await until(lambda: all(source.acks.generation > after for source in sources(consumer)))
 
 

@@ -38,7 +38,8 @@ def segment(
     rows: int = 5,
     block: int = 600,
 ) -> bytes:
-    """An object of sections (offsets, ledger, epoch). A message at offset n says so, and came n seconds after NOW."""
+    """Return an object with these sections (offsets, ledger, epoch). The payload at offset n begins with n; its append
+    time is NOW plus n seconds."""
     builder = SegmentBuilder("w", NOW, block_bytes=block)
     for number, ((first, end), ledger, epoch) in enumerate(sections):
         builder.begin(topic, partitions[number] if partitions else PARTITION, ledger, epoch)
@@ -57,7 +58,7 @@ def key_of(first: int, ledger: int = 1, epoch: int = 1, writer: str = "w", topic
 
 
 async def put(store: ObjectStore, *ranges: tuple[Range, int, int], **rest: int) -> list[str]:
-    """One object for each section."""
+    """Put one object for each section."""
     keys = []
     for offsets, ledger, epoch in ranges:
         keys.append(key_of(offsets[0], ledger, epoch, f"w{len(keys)}"))
@@ -70,7 +71,7 @@ def at(seconds: int) -> datetime:
 
 
 def said(batches: Sequence[Batch]) -> list[int]:
-    """The offsets, which the payloads say too."""
+    """Return the offsets, after a check that the payloads contain the same numbers."""
     offsets = [offset for batch in batches for offset in batch.offsets.tolist()]
     payloads = [payload for batch in batches for payload in batch.payloads]
     assert offsets == [int(payload.split()[0]) for payload in payloads]
@@ -82,7 +83,7 @@ def epochs(batches: Sequence[Batch]) -> dict[int, int]:
 
 
 class Watched(MemoryStore):
-    """Counts what is read, and can fail or wait as it is told."""
+    """A store that counts reads, and lets them fail or wait as the test says."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +94,7 @@ class Watched(MemoryStore):
         self._begun = asyncio.Event()
 
     async def reading(self, count: int) -> None:
-        """Until so many reads are under way."""
+        """Wait until so many reads are in flight."""
         while self.under_way < count:
             self._begun.clear()
             await self._begun.wait()

@@ -32,7 +32,7 @@ def batch_of(*payloads: bytes) -> bytearray:
 
 
 async def stored(client: pydanube.Client, topic: str = TOPIC) -> Counter[tuple[int, bytes]]:
-    """Every message with its partition, and how often it is there."""
+    """Return how often each message is stored, by partition."""
     found: Counter[tuple[int, bytes]] = Counter()
     for partition in await client.partitions(topic):
         async with client.reader(topic, partition=partition.index, start="earliest", end="latest") as reader:

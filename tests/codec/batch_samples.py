@@ -17,7 +17,7 @@ NOW = 1_700_000_000_000_000
 
 @dataclass
 class Sample:
-    """What went into `encode`, with one entry per message in every column."""
+    """The arguments of `encode`, with one entry per message in every column."""
 
     payloads: list[bytes]
     keys: list[str | None]
@@ -48,7 +48,7 @@ class Sample:
 
 
 def assert_holds(batch: Batch, sample: Sample) -> None:
-    """Column by column and message by message."""
+    """Check that the batch holds the sample, by columns and by messages."""
     assert batch.payloads == sample.payloads
     assert batch.keys == sample.keys
     assert batch.attributes == sample.attributes
@@ -63,7 +63,7 @@ def assert_holds(batch: Batch, sample: Sample) -> None:
 
 
 def _columns(values: st.SearchStrategy[Any], nothing: Any, count: int) -> st.SearchStrategy[list[Any]]:
-    """Nothing anywhere, the same everywhere, or anything."""
+    """Return a strategy for a column: empty, with the same value in every row, or with any values."""
     mixed = st.lists(st.one_of(st.just(nothing), values), min_size=count, max_size=count)
     full = st.lists(values, min_size=count, max_size=count)
     return st.one_of(st.just([nothing] * count), values.map(lambda value: [value] * count), mixed, full)
@@ -96,7 +96,7 @@ def samples(draw: st.DrawFn, codecs: tuple[Codec, ...] = tuple(Codec)) -> Sample
 
 
 def loaded(count: int = 5, codec: Codec = Codec.NONE) -> bytearray:
-    """A batch with every column a producer can send."""
+    """Return a batch with every column that a producer can send."""
     return encode(
         [b"payload %d" % row for row in range(count)],
         keys=[None if row % 3 == 2 else f"schlüssel-{row}" for row in range(count)],
@@ -114,14 +114,14 @@ def loaded(count: int = 5, codec: Codec = Codec.NONE) -> bytearray:
 
 
 def seal(batch: bytearray) -> bytearray:
-    """Make the producer's checksums right again, as a hostile producer would."""
+    """Compute the checksums of the producer's part again, as a hostile producer would."""
     struct.pack_into("<I", batch, 96, crc32c(bytes(batch[128:])))
     struct.pack_into("<I", batch, 100, crc32c(bytes(batch[:100])))
     return batch
 
 
 def forge(batch: bytes | bytearray, position: int, layout: str, *values: int) -> bytearray:
-    """A copy with other values at a position and correct checksums."""
+    """Return a copy with other values at a position, and correct checksums."""
     copy = bytearray(batch)
     struct.pack_into("<" + layout, copy, position, *values)
     return seal(copy)

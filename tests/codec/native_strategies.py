@@ -87,7 +87,7 @@ PLAIN: dict[object, st.SearchStrategy[typing.Any]] = {
 
 
 def values_of(kind: object, name: str = "") -> st.SearchStrategy[typing.Any]:
-    """Anything that a field of this type, and perhaps of this name, may hold."""
+    """Return a strategy for the values that a field of this type (and for some, of this name) may hold."""
     arguments = typing.get_args(kind)
     match typing.get_origin(kind):
         case typing.Literal:

@@ -18,7 +18,7 @@ WRITER = "4f1d2c"
 
 @dataclass
 class SectionSample:
-    """What goes into one section."""
+    """The content of one section."""
 
     ids: tuple[int, int, int, int]
     batches: list[bytearray]
@@ -26,14 +26,14 @@ class SectionSample:
 
 
 def stored(payloads: list[bytes], offset: int, append_time: int = NOW, epoch: int = 3, **rest: object) -> bytearray:
-    """A stamped batch."""
+    """Return a stamped batch."""
     batch = encode(payloads, publish_times=NOW, **rest)  # type: ignore[arg-type]
     stamp(batch, offset, append_time, epoch)
     return batch
 
 
 def plain(count: int, first_offset: int = 0, size: int = 100, rows: int = 1, step_us: int = 1000) -> list[bytearray]:
-    """Batches of so many rows, each some time after the one before."""
+    """Return batches of `rows` rows, appended `step_us` after each other."""
     row = bytes(size)
     return [stored([row] * rows, first_offset + n * rows, NOW + n * step_us) for n in range(count)]
 
@@ -52,7 +52,7 @@ def built(sections: list[SectionSample], block_bytes: int = 256 * 1024, writer: 
 
 
 def one(batches: list[bytearray], block_bytes: int = 256 * 1024) -> bytes:
-    """A segment of one section."""
+    """Return a segment of one section."""
     return built([SectionSample((7, 0, 31, 3), batches)], block_bytes)
 
 
@@ -62,7 +62,7 @@ def footer_of(content: bytes | bytearray, name: str = "object") -> SegmentFooter
 
 
 def read_whole(content: bytes | bytearray, name: str = "object") -> list[list[memoryview]]:
-    """The batches of each section, everything checked that can be."""
+    """Return the batches of each section, after all checks that a reader can make."""
     view = memoryview(content)
     check_header(view, name)
     found = []
@@ -73,7 +73,8 @@ def read_whole(content: bytes | bytearray, name: str = "object") -> list[list[me
 
 
 def sealed(content: bytes | bytearray, footer: bytes | None = None) -> bytes:
-    """The object with another footer, and a trailer whose checksums are right: what only a person would make."""
+    """Return the object with another footer, and a trailer with correct checksums, as only a deliberate change has
+    them."""
     trailer = read_trailer(content[-64:], len(content))
     old = content[trailer.footer_start : trailer.footer_end]
     new = bytes(old) if footer is None else footer

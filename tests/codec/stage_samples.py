@@ -25,7 +25,7 @@ def index_of(content: bytes, name: str = NAME) -> StageIndex:
 
 
 def read_whole(content: bytes, name: str = NAME) -> list[tuple[int, int, list[bytes]]]:
-    """Topic id, partition and batches of each section. Raises Corrupt where anything is not as it was."""
+    """Return topic id, partition and batches of each section. Raises Corrupt if anything was changed."""
     index = index_of(content, name)
     view = memoryview(content)
     return [

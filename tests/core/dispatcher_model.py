@@ -13,7 +13,8 @@ from pydanube.model.topics import SubscriptionType
 
 
 class DispatcherModel(RuleBasedStateMachine):
-    """Model: what is in flight to whom, what failed how often and in which state it is, what was ever delivered."""
+    """The expected state: the consumer of each offset in flight, failures and their states, and all offsets ever
+    delivered."""
 
     type = SubscriptionType.SHARED
     limits: ClassVar[dict[str, int]] = {}

@@ -9,7 +9,7 @@ from pydanube.model.errors import Denied
 
 
 class OnlyReaders:
-    """An authorizer as one would be written: everybody may look, nobody may touch."""
+    """An example of an authorizer: every principal may describe, and none may change anything."""
 
     def check(self, principal: Principal, action: Action, resource: str) -> None:
         if action not in (Action.READ, Action.DESCRIBE):

@@ -52,7 +52,8 @@ class Case:
 
     @classmethod
     def draw(cls, directory: Path, kinds: dict[str, Kind], chance: random.Random) -> Case:
-        """A random damage to a file of a random kind: a kind is drawn by its weight, however many files there are."""
+        """Return a random damage to a file of a random kind, which is chosen by its weight and not by its number of
+        files."""
         present = sorted({one.name for one in kinds.values()})
         (kind,) = chance.choices(present, [BY_NAME[name].weight for name in present])
         file = chance.choice(sorted(name for name, one in kinds.items() if one.name == kind))
@@ -77,7 +78,7 @@ class Case:
                 return cls("remove", file)
 
     def apply(self, directory: Path) -> bool:
-        """Damage the file. False when it is the same as before."""
+        """Damage the file. Returns False if that changed nothing."""
         path = directory / self.file
         before = path.read_bytes()
         if self.damage == "remove":
@@ -104,7 +105,7 @@ class Case:
 
 
 def _used_bytes(path: Path, chance: random.Random) -> int:
-    """How long the file is; most often without the zeros at its end, where nothing can be damaged."""
+    """Return the length of the file, mostly without the zeros at its end, where damage has no effect."""
     data = path.read_bytes()
     used = len(data.rstrip(b"\0"))
     return used if used and chance.random() < 0.9 else len(data)

@@ -83,7 +83,7 @@ async def _served(directory: Path, expected: Expected, judgement: Judgement) -> 
     """Run a broker in this process. A start that is refused ends the block with `judgement` saying so."""
     loop = asyncio.get_running_loop()
     former = loop.get_exception_handler()
-    loop.set_exception_handler(lambda _, context: judgement.be_wrong(f"an exception nobody handles: {context}"))
+    loop.set_exception_handler(lambda _, context: judgement.be_wrong(f"an exception that is not handled: {context}"))
     try:
         try:
             server = await Server.start(_settings(directory, expected))
@@ -107,7 +107,7 @@ async def _served(directory: Path, expected: Expected, judgement: Judgement) -> 
 
 
 def _settings(directory: Path, expected: Expected) -> Settings:
-    """Those it was written with, and no uploads that nobody asks for."""
+    """Return the settings that the directory was written with, but without uploads by age."""
     chosen = {
         **expected.settings,
         "server.data_dir": str(directory),
@@ -188,7 +188,7 @@ class _Examination:
                 await self._go_on()
 
     async def _ask(self, what: str, asked: Awaitable[T]) -> T | None:
-        """The answer, or None where there is an error, which is judged."""
+        """Return the answer. An error is judged, and then the result is None."""
         try:
             return await asked
         except (Corrupt, Refused) as error:
@@ -310,7 +310,7 @@ class _Examination:
     # -- going on ------------------------------------------------------------------------------------------------------
 
     async def _go_on(self) -> None:
-        """Everything was served. Whatever comes now must fit behind it."""
+        """After everything was served: publish, commit and restart, and check that this continues what was there."""
         for stage in self.expected.stages:
             await self._commit(stage)
         for identity in self.expected.identities:
@@ -349,7 +349,7 @@ class _Examination:
             return await producer.send(payload.encode(), key="a")
 
     async def _commit(self, stage: Stage) -> None:
-        """Commit it, for the first time or again; then all of it is there, once."""
+        """Commit the staged batch, for the first time or again, and check that all of it is published, once."""
         what = f"commit {stage.batch_id} of query {stage.query}"
         while True:
             done = await self._ask(

@@ -1,7 +1,7 @@
 """The kinds of files that a broker stores, told apart by their paths, and what damage to each kind may cause.
 
-A file that no pattern knows fails the run: whoever adds a kind of stored file adds it here too, with what may happen
-when it is damaged.
+A file that no pattern matches fails the run: a new kind of stored file is added here, with what may happen when it is
+damaged.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ async def prepare(root: Path, scenario: Scenario, seed: int) -> Expected:
 
 
 async def stored(client: pydanube.Client, topic: str, partition: int, start: int, end: int) -> dict[int, str]:
-    """Every message of a partition in [start, end), by offset. Does not wait for what is not there."""
+    """Return the messages of a partition in [start, end), by offset. Does not wait for new messages."""
     found: dict[int, str] = {}
     async for answer in client.fetches(RangeFetch(topic, partition, start, end)):
         for batch in split_batches(answer.body):
@@ -233,7 +233,7 @@ class _World:
                     topic.add(receipt.partition, receipt.offset, payload)
 
     async def _publish_as(self, client: pydanube.Client, name: str) -> None:
-        """A batch under an identity of its own, which can be sent again later."""
+        """Publish a batch under a named identity and record both, so that the batch can be sent again later."""
         topic = "/default/plain"
         payloads = self._payloads(topic, 3)
         opened, offset, _ = await publish_as(client, topic, name, payloads)
@@ -259,7 +259,7 @@ class _World:
         return stage
 
     async def _consume(self, client: pydanube.Client) -> None:
-        """Every subscription but `load` receives everything and acks runs of it, with gaps between them."""
+        """Receive everything through each subscription but `load`, and ack ranges with gaps between them."""
         for name, topic in self.expected.topics.items():
             for subscription, wanted in topic.subscriptions.items():
                 if topic.is_stored and subscription != "load" and name != "/default/staged":
@@ -302,7 +302,8 @@ class _World:
         await self._kill_under_load(broker, ["/default/plain", "/default/parts", "/default/written", "/default/late"])
 
     async def _kill_under_load(self, broker: BrokerProcess, topics: list[str]) -> None:
-        """Kill the broker while another process publishes and acks; then that process, and hear it to its end."""
+        """Kill the broker while another process publishes and acks; then kill that process and read the rest of its
+        output."""
         seed, enough = self.chance.randrange(2**32), self.chance.randint(50, 400)
         load = await asyncio.create_subprocess_exec(
             *(sys.executable, str(LOAD), broker.url, str(seed), "/default/parts", *topics),
@@ -325,7 +326,7 @@ class _World:
         assert not broker.is_alive, "the load ended by itself"
 
     def _hear(self, said: dict[str, Any]) -> bool:
-        """Note what the load says; return whether it was an acknowledgement."""
+        """Record one line of the load process; return whether it reports an acknowledgement."""
         load = self.expected.topics["/default/parts"].subscriptions["load"]
         if "sent" in said:
             self.expected.topics[said["sent"]].sent.update(said["payloads"])
@@ -339,7 +340,7 @@ class _World:
 
 
 class _Published:
-    """Waits for what becomes of one batch."""
+    """Waits for the answer to one published batch."""
 
     def __init__(self) -> None:
         self.done: asyncio.Future[tuple[int, bool]] = asyncio.get_running_loop().create_future()

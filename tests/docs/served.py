@@ -34,7 +34,7 @@ def served(directory: Path) -> Iterator[Place]:
 
 
 def _environment(directory: Path) -> dict[str, str]:
-    """The same environment, with this checkout as the package and `danube` on the path."""
+    """Return the environment of this process, with this checkout as the package and `danube` on the path."""
     commands = directory / "bin"
     commands.mkdir()
     command = commands / "danube"
@@ -48,7 +48,7 @@ def _environment(directory: Path) -> dict[str, str]:
 
 @contextmanager
 def _serving(directory: Path, environment: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """The native and the HTTP address of a broker process that ends with the block, cleanly."""
+    """Start a broker process and yield its native and HTTP address; it is stopped at the end of the block."""
     command = [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(directory / "data"), *PORTS]
     with (directory / "broker.log").open("w+b") as log:
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)

@@ -43,14 +43,14 @@ class NativeListener:
         return list(self.server._sessions)
 
     async def session_of(self, peer: Peer) -> Session:
-        """The listener's end of a peer's connection."""
+        """Return the session of this peer."""
         for session in self.sessions:
             if session.connection.peer == peer.local_address:
                 return session
         raise AssertionError("the listener does not know this peer")
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Let the loop run until it is so."""
+        """Wait until `condition` returns True."""
         async with asyncio.timeout(TIMEOUT_S):
             while not condition():  # noqa: ASYNC110 - what is waited for happens inside the listener
                 await asyncio.sleep(0.001)
@@ -60,7 +60,7 @@ class NativeListener:
 async def open_listener(
     clock: Clock | None = None, wrap: Callable[[Any], Any] | None = None, drain_s: float = 0.0, **settings: int
 ) -> AsyncIterator[NativeListener]:
-    """A listener with these settings on a real broker of its own. `wrap` may put something between the two."""
+    """Open a listener with these settings on a new broker. The listener calls what `wrap` returns for the broker."""
     async with testing._server(None, {"topics_ack_level": "written", "cache_tail_bytes": "8MiB"}) as broker_server:
         assert broker_server._native is not None
         broker = broker_server._native._resources.broker
@@ -79,7 +79,7 @@ async def open_listener(
 
 
 class Between:
-    """Stands between the listener and the broker; what it does not know itself, the broker does."""
+    """Base of wrappers around a broker: attributes that are not defined here are those of the broker."""
 
     def __init__(self, broker: Any) -> None:
         self._broker = broker
@@ -111,13 +111,13 @@ class Peer:
 
     @classmethod
     async def connect(cls, listener: NativeListener) -> Self:
-        """Connected; nothing said yet."""
+        """Connect and send nothing."""
         reader, writer = await asyncio.open_connection(*listener.address)
         return cls(reader, writer)
 
     @classmethod
     async def greet(cls, listener: NativeListener, hello: requests.Hello | None = None) -> Self:
-        """Connected and welcomed."""
+        """Connect, send HELLO and receive WELCOME."""
         peer = await cls.connect(listener)
         peer.write(
             frames.PREAMBLE + frames.encode(FrameKind.HELLO, requests.encode(hello or requests.Hello(client="test")))
@@ -157,7 +157,7 @@ class Peer:
         self.write(frames.encode(kind, head, correlation, flags))
 
     async def next_frame(self) -> Frame | None:
-        """Any frame; None when the listener has closed."""
+        """Return the next frame of any kind; None when the listener has closed the connection."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 header = await self._reader.readexactly(frames.HEADER.size)
@@ -167,7 +167,8 @@ class Peer:
         return frames.decode(memoryview(header + rest))
 
     async def receive(self, *kinds: FrameKind) -> Frame:
-        """The next frame that is no PING, which must be of one of these kinds; PINGs are answered."""
+        """Return the next frame, which must be of one of these kinds. A PING is answered first, unless PING is among
+        them."""
         while True:
             frame = await self.next_frame()
             assert frame is not None, f"closed by the listener instead of {kinds}"
@@ -185,13 +186,13 @@ class Peer:
         return requests.decode(frame.head, requests.Failure).error()
 
     async def last_words(self) -> DanubeError:
-        """The error the listener ends this connection with; and then it must be closed."""
+        """Return the error with which the listener ends this connection; check that it is closed afterwards."""
         error = await self.error()
         assert await self.next_frame() is None
         return error
 
     async def closed(self) -> None:
-        """Read on until the listener has closed the connection."""
+        """Read until the listener has closed the connection."""
         while await self.next_frame() is not None:
             pass
 
@@ -230,7 +231,7 @@ class Peer:
 
 
 class Neighbour:
-    """A well-behaved client that goes on with its work while others misbehave, and must not notice."""
+    """A client that keeps to the protocol, to check that the misbehaviour of others does not affect it."""
 
     def __init__(self, peer: Peer, producer: requests.ProducerOpened, consumer: requests.ConsumerOpened) -> None:
         self._peer = peer
@@ -239,7 +240,7 @@ class Neighbour:
         self.rounds = 0
 
     async def one_round(self) -> None:
-        """Publish, hear that it is stored, receive it, ack it."""
+        """Publish a batch, receive the answer and the delivery, and ack it."""
         peer, batch = self._peer, one_batch(self._producer, sequence=self.rounds * 3)
         peer.publish(self._producer.handle, batch)
         peer.credit(self._consumer.handle, 3, len(batch))
@@ -259,7 +260,7 @@ class Neighbour:
 
 @asynccontextmanager
 async def neighbour(listener: NativeListener) -> AsyncIterator[Neighbour]:
-    """Works for as long as the block lasts; at the end it must have got somewhere and still be able to."""
+    """Run a `Neighbour` during the block; check at the end that it still makes progress."""
     async with await Peer.greet(listener) as peer:
         topic = "/default/neighbour"
         await peer.create_topic(topic)

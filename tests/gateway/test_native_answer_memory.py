@@ -25,7 +25,7 @@ FETCHES = 20
 
 
 class SlowReads(Between):
-    """Reads that are answered when the test says so; knows how much they may bring at the same time."""
+    """Reads that are answered when the test says so; counts the bytes that they may return at the same time."""
 
     def __init__(self, broker: Any) -> None:
         super().__init__(broker)
@@ -126,7 +126,7 @@ async def test_one_answer_that_is_larger_than_the_limit_is_given_all_the_same() 
 
 
 class Line:
-    """A connection, as far as its share of the memory looks at it."""
+    """The part of a connection that its share of the memory uses."""
 
     def __init__(self) -> None:
         self.queued_bytes = 0

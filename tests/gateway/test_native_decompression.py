@@ -30,7 +30,7 @@ def bomb(producer: requests.ProducerOpened | None = None, sequence: int = -1, co
 
 
 class Turns:
-    """Tells the turns of the loop apart, and counts what is unpacked in each."""
+    """Counts the turns of the event loop, and the bytes that are decompressed in each."""
 
     def __init__(self) -> None:
         self.number = 0

@@ -171,7 +171,7 @@ async def test_many_slow_peers_do_not_slow_the_others() -> None:
 
 
 class Holding(Between):
-    """A broker that is slow to store."""
+    """A broker that stores batches only when the test says so."""
 
     def __init__(self, broker: object) -> None:
         super().__init__(broker)
@@ -298,7 +298,7 @@ async def fill_topic(peer: Peer, total_bytes: int, batch_bytes: int = 100_000) -
 
 
 async def come_in(there: NativeListener) -> Peer | DanubeError:
-    """Somebody who was welcomed, or why not."""
+    """Connect; return the welcomed peer, or the error."""
     try:
         return await Peer.greet(there)
     except DanubeError as error:

@@ -60,7 +60,7 @@ async def deletion(store: MetadataStore, key: str, from_revision: int) -> Event:
 
 
 class StoreConformance:
-    """Subclasses say how a store is opened and how time passes for it."""
+    """The tests. A subclass defines how its store is opened and how time passes for it."""
 
     persistent: bool
     """What was written is there again when the same place is opened anew."""
@@ -254,8 +254,8 @@ class StoreConformance:
             while True:
                 entry = await store.get("/count")
                 value, revision = (0, 0) if entry is None else (int(entry.value), entry.mod_revision)
-                wish = Put("/count", b"%d" % (value + 1))
-                if (await store.transact([Compare.mod_revision("/count", revision)], [wish])).succeeded:
+                change = Put("/count", b"%d" % (value + 1))
+                if (await store.transact([Compare.mod_revision("/count", revision)], [change])).succeeded:
                     return
 
         await asyncio.gather(*(increment() for _ in range(25)))

@@ -407,3 +407,28 @@ async def test_kill_9_loses_no_transaction_that_was_reported_done(path: Path) ->
             assert all(left[name].mod_revision == revision for name, revision in reported.items())
             assert all(left[name].value == name.encode() == right[name].value for name in reported)
             assert await store.revision() >= max(reported.values())
+
+
+async def test_the_last_page_of_many_keys_costs_no_more_than_the_first(tmp_path: Path) -> None:
+    """SQLite's own steps are counted: a page must not be searched for from the first key on."""
+
+    def steps(database: Database, start_after: str) -> int:
+        counted = 0
+
+        def count() -> int:
+            nonlocal counted
+            counted += 1
+            return 0
+
+        database._connection.set_progress_handler(count, 1)
+        found = database.scan("/many/", start_after, 10)
+        database._connection.set_progress_handler(None, 1)
+        assert len(found) == 10
+        return counted
+
+    async with await EmbeddedStore.open(tmp_path / "metadata.db", SystemClock()) as store:
+        for start in range(0, 2_000, 100):
+            await store.transact([], [Put(f"/many/{start + number:05d}", b"x") for number in range(100)])
+        first = await store._submit(lambda database: steps(database, ""))
+        last = await store._submit(lambda database: steps(database, "/many/01980"))
+    assert last <= first + 50, (first, last)

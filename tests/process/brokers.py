@@ -66,7 +66,7 @@ class BrokerProcess:
         return self
 
     def kill(self) -> None:
-        """As a power switch for the process: nothing of it runs on."""
+        """Send SIGKILL and wait until the process has ended."""
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
@@ -76,7 +76,7 @@ class BrokerProcess:
         return self._process is not None and self._process.poll() is None
 
     def ended(self, timeout: float) -> int:
-        """Wait until it ends by itself."""
+        """Wait until the process ends by itself and return its exit code."""
         assert self._process is not None
         return self._process.wait(timeout)
 

@@ -23,7 +23,7 @@ FOREVER = float("inf")
 
 @dataclass
 class Took:
-    """One message at one session."""
+    """One message, as one session received it."""
 
     at: float
     partition: int
@@ -31,12 +31,12 @@ class Took:
     key: str | None
     payload: str
     settled_at: float = FOREVER
-    """When its ack was known to be durable, if ever."""
+    """When its ack was known to be durable; FOREVER: never."""
 
 
 @dataclass(eq=False)
 class Session:
-    """One consumer, from its attaching to its end."""
+    """One consumer, from when it attached to its end."""
 
     type: str
     attached_at: float
@@ -45,7 +45,7 @@ class Session:
 
 
 class Process:
-    """One consumer process. What it says is heard until its pipe is empty, also when it was killed."""
+    """One consumer process. Its output is read to the end, also after it was killed."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, record: Record) -> None:
         self.name = name
@@ -53,7 +53,7 @@ class Process:
         self._process = process
         self._record = record
         self.attached = asyncio.Event()
-        """To all subscriptions that several consumers may share."""
+        """Set once it is attached to every subscription that several consumers may share."""
         self.listening = asyncio.create_task(self._listen())
 
     @classmethod
@@ -103,7 +103,7 @@ class Process:
         await self.listening
 
     async def stop(self) -> None:
-        """It settles what it took first."""
+        """Stop the process with SIGTERM: it acks what it received before it ends."""
         self._process.terminate()
         await self.listening
         assert await self._process.wait() == 0, f"consumer {self.name} did not end well"
@@ -114,15 +114,15 @@ class Record:
 
     def __init__(self) -> None:
         self.sent: dict[str, float] = {}
-        """Payloads, and when they were handed over."""
+        """Payloads, and when each was passed to the producer."""
         self.acked: set[str] = set()
         self.sessions: list[Session] = []
         self.starts: list[float] = []
         self.broker_kills: list[tuple[float, float]] = []
         self.seen: dict[str, set[str]] = {kind: set() for kind in TYPES}
-        """By subscription, which has its type's name."""
+        """The payloads that each subscription received; a subscription has the name of its type."""
         self.missing: dict[str, set[str]] = {kind: set() for kind in TYPES}
-        """Acked to their producer and not seen."""
+        """The payloads that were acked to the producer and that the subscription has not received."""
         self.progress = asyncio.Event()
 
     def published(self, payloads: list[str]) -> None:
@@ -138,7 +138,7 @@ class Record:
         self.progress.set()
 
     async def until(self, reached: Callable[[], bool]) -> None:
-        """Looks again whenever something was acked or received."""
+        """Wait until `reached` returns True; it is called again whenever something was acked or received."""
         while not reached():
             self.progress.clear()
             await self.progress.wait()
@@ -149,7 +149,7 @@ class Record:
 
 
 def check_content(record: Record, kind: str) -> None:
-    """Nothing was received that was not sent, and every place has one content."""
+    """Check that everything received was sent, and that each offset always had the same payload."""
     content: dict[tuple[int, int], str] = {}
     for _, one in record.by_time(kind):
         assert one.payload in record.sent, f"{kind}: {one.payload} was never sent"
@@ -157,7 +157,8 @@ def check_content(record: Record, kind: str) -> None:
 
 
 def check_order(record: Record, kind: str) -> None:
-    """First deliveries rise within a partition, or within a key, at every session."""
+    """Check that in each session the first deliveries of a partition, or of a key, are in the order of their
+    offsets."""
     if kind == "shared":
         return
     first_seen: set[tuple[int, int]] = set()
@@ -167,14 +168,15 @@ def check_order(record: Record, kind: str) -> None:
         if place in first_seen:
             continue
         first_seen.add(place)
-        lane = (session, (one.partition, one.key) if kind == "key-shared" else one.partition)
-        before = last.get(lane, -1)
-        assert one.offset > before, f"{kind}: {one.payload} at {place} came after offset {before} of {lane[1]}"
-        last[lane] = one.offset
+        sequence = (session, (one.partition, one.key) if kind == "key-shared" else one.partition)
+        before = last.get(sequence, -1)
+        assert one.offset > before, f"{kind}: {one.payload} at {place} came after offset {before} of {sequence[1]}"
+        last[sequence] = one.offset
 
 
 def check_repetitions(record: Record, kind: str) -> int:
-    """What came again had been with somebody who died, or with the broker when it died. Returns how many there were."""
+    """Check that every redelivery has a reason, such as a killed consumer or broker. Returns the number of
+    redeliveries."""
     former: dict[tuple[int, int], tuple[Session, Took]] = {}
     repeated = 0
     for session, one in record.by_time(kind):
@@ -191,7 +193,7 @@ def check_repetitions(record: Record, kind: str) -> int:
 
 
 def _reason(record: Record, kind: str, held_by: Session, before: Took, again_at: float) -> str | None:
-    """Why a message that was taken may come again."""
+    """Return why a message that was received may be redelivered; None: there is no reason."""
     sent_at, settled_at = record.sent[before.payload], before.settled_at
     if any(sent_at <= down and settled_at >= kill and again_at >= kill for kill, down in record.broker_kills):
         return "the broker died before it was settled"
@@ -203,7 +205,7 @@ def _reason(record: Record, kind: str, held_by: Session, before: Took, again_at:
 
 
 def check_once(record: Record, kind: str) -> None:
-    """Nothing twice."""
+    """Check that no message was received twice."""
     seen: set[str] = set()
     for _, one in record.by_time(kind):
         assert one.payload not in seen, f"{kind}: {one.payload} came twice"

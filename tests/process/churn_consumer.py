@@ -2,8 +2,8 @@
 
     python churn_consumer.py URL TOPIC NAME
 
-One JSON object a line on stdout. A line is written before the ack of what it tells leaves, so whatever this process
-could have acked is known to whoever reads, also after kill -9. Whoever started it holds its stdin: it ends with that.
+It writes one JSON object a line to stdout. The line about a message is written before its ack is sent, so the parent
+knows everything that this process can have acked, also after kill -9. The process ends when its stdin is closed.
 
     {"attached": session, "type": "shared"}
     {"took": session, "at": seconds, "partition": 0, "offsets": [...], "keys": [...], "payloads": [...]}
@@ -41,7 +41,7 @@ def say(**what: object) -> None:
 async def consume(
     client: pydanube.Client, topic: str, kind: SubscriptionTypeName, name: str, sessions: Iterator[int]
 ) -> None:
-    """For ever: a session that was refused or taken away is followed by another one."""
+    """Consume until cancelled: after a session that was refused or taken over, begin another one."""
     while True:
         with suppress(DanubeError):
             async with client.consumer(

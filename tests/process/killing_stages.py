@@ -1,7 +1,7 @@
 """A directory as a store that ends its process, as kill -9 does, at a step of a staged write. Brought in by an entry
 point.
 
-Everything that a staged write does to the world is a step, once before and once after it: a stage put or deleted, a
+Everything durable that a staged write does is a step, once before and once after it: a stage put or deleted, a
 transaction on its keys, a batch handed to a partition. The file named in KILLING_FILE holds a number and the kinds of
 steps that count; the process dies at that step, counted from when the file was written (0: it does not). Beside it,
 `.steps` tells which steps were made.

@@ -23,7 +23,7 @@ PAYLOADS = [b"%d " % n * 50 for n in range(40)]
 
 
 async def publish(url: str, topic: str = TOPIC) -> None:
-    """One batch after the other, each acked: every one is synced on its own."""
+    """Publish batches one after the other, so that each is synced by itself."""
     async with pydanube.connect(url) as client, client.producer(topic) as producer:
         for payload in PAYLOADS:
             await producer.send(payload)
@@ -35,7 +35,7 @@ async def read_back(url: str, topic: str = TOPIC) -> list[bytes]:
 
 
 def refusal(broker: BrokerProcess) -> str:
-    """What a start says that is refused; empty when it serves."""
+    """Return what a start that is refused writes to the log; empty if the broker serves."""
     before = broker.log.stat().st_size
     try:
         broker.start()

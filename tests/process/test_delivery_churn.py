@@ -26,7 +26,7 @@ DONE_SECONDS_MAX = 200
 
 
 class Churn:
-    """The load, the consumers, and a plan that says who is killed when."""
+    """The load, the consumers, and the plan of which process is killed when."""
 
     def __init__(self, broker: BrokerProcess, rng: random.Random) -> None:
         self.broker = broker
@@ -72,7 +72,8 @@ class Churn:
         await asyncio.to_thread(self.broker.start)
 
     async def stand_still(self, number: int) -> None:
-        """A consumer that takes nothing, in the middle of everything: whoever publishes does not notice."""
+        """Stop a consumer with SIGSTOP until some more messages were acked to producers: it must not stop
+        publishing."""
         self.processes[number].signal(signal.SIGSTOP)
         try:
             await self.until_acked(self.rng.randint(200, 600))
@@ -95,7 +96,7 @@ class Churn:
         await asyncio.gather(*(process.stop() for process in self.processes))
 
     async def abandon(self) -> None:
-        """None of them outlives the test, whatever happened."""
+        """Kill all processes, whatever happened."""
         await asyncio.gather(*(process.kill() for process in self.started if not process.listening.done()))
 
 
@@ -136,7 +137,7 @@ async def churn_of(tmp_path, *, reliable: bool, partitions: int, rounds: int) ->
 
 
 async def everything_received(client: pydanube.Client, record: Record) -> None:
-    """However far behind they are, as long as they get on."""
+    """Wait until all consumers have received everything, for as long as they make progress."""
 
     def missing() -> int:
         return sum(map(len, record.missing.values()))

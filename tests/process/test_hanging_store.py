@@ -15,7 +15,7 @@ TOPIC = "/default/orders"
 
 @asynccontextmanager
 async def black_hole():
-    """The port of a server that hears everything and says nothing."""
+    """Yield the port of a server that reads everything and answers nothing."""
     heard = []
 
     async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -14,7 +14,7 @@ PARTITIONS = 3
 
 
 class Load:
-    """Producers that never give up, a consumer that acks, and a record of what each of them was told."""
+    """Producers and a consumer that continue over kills of the broker, and a record of what was acked and received."""
 
     def __init__(self, url: str, rng: random.Random) -> None:
         self.url = url

@@ -42,7 +42,7 @@ def seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 class Load:
-    """A producer that never gives up, and what it was told."""
+    """A producer that publishes until it is stopped, and the payloads that were acked."""
 
     def __init__(self, url: str, topic: str) -> None:
         self.url = url
@@ -61,7 +61,7 @@ class Load:
 
 
 async def stored(client: pydanube.Client, topic: str, partitions: int) -> list[bytes]:
-    """Read again where the store has a bad moment."""
+    """Read the topic; read again when the store fails."""
     found: list[bytes] = []
     for partition in range(partitions or 1):
         offset = 0

@@ -43,7 +43,7 @@ def tiered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Load:
-    """A producer that never gives up, and what it was told."""
+    """A producer that publishes until it is stopped, and the payloads that were acked, with their offsets."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -18,7 +18,7 @@ CAP_DAC_OVERRIDE = 1
 
 
 def obey_permissions() -> None:
-    """Even root may not write then what its mode forbids; for anybody else it is so anyway."""
+    """Let the broker obey file permissions, also if the tests run as root."""
     ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
 
 
@@ -63,6 +63,24 @@ async def test_a_broker_starts_without_its_store_and_goes_on_with_it(
             async with client.reader(TOPIC, partition=0, start="earliest") as reader:
                 received = [(await reader.receive(timeout=60)).payload for _ in range(200)]
             assert received == [b"%d" % number for number in range(200)]
+        assert await asyncio.to_thread(broker.stop, 90) == 0
+        assert "Traceback" not in broker.log.read_text()
+
+
+async def test_manifests_that_cannot_be_written_show_although_uploads_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_the_way = tmp_path / "objects" / "manifests"
+    in_the_way.parent.mkdir()
+    in_the_way.touch()
+    monkeypatch.setenv("DANUBE_STORAGE_URL", (tmp_path / "objects").as_uri())
+    with BrokerProcess(tmp_path / "data") as broker:
+        async with pydanube.connect(broker.url) as client:
+            await client.create_topic(TOPIC)
+            await until_state(client, "manifests, which a restore needs, cannot be written: ")
+            assert "manifests" in await asyncio.to_thread(listed, broker)
+            in_the_way.unlink()
+            await until_state(client, "ok")
         assert await asyncio.to_thread(broker.stop, 90) == 0
         assert "Traceback" not in broker.log.read_text()
 

@@ -25,7 +25,7 @@ START_SECONDS_MAX = 200
 
 AZURITE_ACCOUNT = "devstoreaccount1"
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""Known to everybody: it is the one Azurite is shipped with."""
+"""Public: the key that Azurite is shipped with."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def running(
                 time.sleep(0.05)
             yield process
         finally:
-            process.kill()  # nobody needs what it holds any more
+            process.kill()  # its objects are not needed any more
             process.wait()
 
 
@@ -109,7 +109,7 @@ def s3_server(directory: Path) -> Iterator[Server]:
 
 
 def has_bucket(port: int) -> Callable[[], bool]:
-    """The server answers before it has made the bucket."""
+    """Return whether the bucket exists: the server answers before it has made it."""
     from obstore.store import S3Store
 
     settings = s3_settings(port)

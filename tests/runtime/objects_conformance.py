@@ -1,7 +1,7 @@
 """What every object store passes. A class with a fixture `place` inherits `Conformance`.
 
 Tiers follow the declared capabilities: the minimum always, `if_match`, `durable` and `shared` where a store says so.
-Everybody who writes a store can run this suite against it, by URL: DANUBE_TEST_STORE_URL (and
+The author of a store can run this suite against it, by URL: DANUBE_TEST_STORE_URL (and
 DANUBE_TEST_STORE_OPTIONS, a JSON table of text) with `pytest tests/runtime/test_objects_by_url.py`.
 """
 
@@ -45,7 +45,7 @@ asyncio.run(main())
 
 @dataclass(frozen=True)
 class Place:
-    """Where a store is; opened twice, it is the same store. Empty at the beginning of each test."""
+    """The address of a store, which is empty at the beginning of each test. Opening it twice gives the same store."""
 
     url: str
     settings: dict[str, str] = field(default_factory=dict)
@@ -68,7 +68,8 @@ async def put_all(store: ObjectStore, keys: Iterable[str]) -> None:
 
 
 async def put_each(store: ObjectStore, keys: Iterable[str]) -> None:
-    """One after the other: servers that keep directories may lose one of `a` and `a/b` put at the same time."""
+    """Put each object after the one before: servers that use directories may lose `a` or `a/b` when both are put at
+    once."""
     for key in keys:
         await store.put(key, key.encode())
 
@@ -86,7 +87,7 @@ def needs(store: ObjectStore, capability: str) -> None:
 
 
 class Minimum:
-    """What the broker needs."""
+    """What every store must do: the broker needs all of it."""
 
     @pytest.fixture
     async def store(self, place: Place) -> AsyncIterator[ObjectStore]:
@@ -325,7 +326,7 @@ class Minimum:
 
 
 class IfMatch:
-    """Compare and replace."""
+    """Conditional puts, for stores with the capability `if_match`."""
 
     async def test_a_put_replaces_only_what_it_expects(self, store: ObjectStore) -> None:
         needs(store, "if_match")
@@ -360,7 +361,7 @@ class IfMatch:
 
 
 class Durable:
-    """Whoever opens it later finds what was put."""
+    """For durable stores: objects are still there after the store was closed and opened again."""
 
     async def test_what_was_put_outlives_the_store_that_put_it(self, store: ObjectStore, place: Place) -> None:
         needs(store, "durable")
@@ -382,7 +383,7 @@ class Durable:
 
 
 class Shared:
-    """Others see the same."""
+    """For shared stores: another process sees the same objects."""
 
     async def test_another_process_sees_the_same_objects(self, store: ObjectStore, place: Place) -> None:
         needs(store, "shared")
@@ -402,7 +403,7 @@ class Shared:
 
 
 class Conformance(Minimum, IfMatch, Durable, Shared):
-    """All of it."""
+    """All tests, each where the capabilities of the store ask for it."""
 
 
 def key_prefix_characters(store: ObjectStore) -> int:

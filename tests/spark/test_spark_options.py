@@ -60,6 +60,10 @@ def test_topics_subscriptions_and_offsets_have_dots_in_their_names() -> None:
             "option 'kafka.bootstrap.servers' is Kafka's: here it is 'servers'",
         ),
         ({"subscribe": "orders"}, "option 'subscribe' is Kafka's: here it is 'topic'"),
+        (
+            {"subscribepattern": "/default/orders-.*"},
+            "option 'subscribepattern' is Kafka's: here it is 'topic', with a glob such as /default/orders-\\*",
+        ),
         ({**TOPIC, "queryid": "x"}, "option 'queryId' is not for reading"),
         ({**TOPIC, "servers": "http://x"}, "option servers: broker URL"),
         ({**TOPIC, "maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is '0': use a whole number"),
@@ -87,7 +91,29 @@ def test_topics_subscriptions_and_offsets_have_dots_in_their_names() -> None:
         ({**TOPIC, "endingOffsets": "earliest"}, "option endingOffsets is earliest"),
         ({**TOPIC, "startingOffsets": '{"orders": 1}'}, "topic 'orders' is not a full name"),
         ({**TOPIC, "startingOffsets": '{"/default/orders": {"one": 1}}'}, "names partition 'one'"),
-        ({**TOPIC, "startingOffsets": '{"/default/orders": {"0": -1}}'}, 'write "earliest" or "latest"'),
+        (
+            {**TOPIC, "startingOffsets": '{"/default/orders": {"0": -3}}'},
+            r"use an offset, -1 \(latest\), -2 \(earliest",
+        ),
+        ({**TOPIC, "startingOffsets": '{"/default/orders": {"0": -1.0}}'}, "says -1.0, which is no offset"),
+        ({**TOPIC, "startingOffsetsByTimestamp": "1769860800000"}, "says '1769860800000', which is no JSON: use JSON"),
+        ({**TOPIC, "startingOffsetsByTimestamp": '{"/default/orders": {"0": -7}}'}, "says '-7', which is no time"),
+        ({**TOPIC, "startingOffsetsByTimestamp": '{"/default/orders": true}'}, "says True, which is no time"),
+        (
+            {**TOPIC, "endingOffsetsByTimestamp": '{"/default/orders": 1', "endingTimestamp": "1"},
+            "the same thing twice",
+        ),
+        ({**TOPIC, "minOffsetsPerTrigger": "10", "maxOffsetsPerTrigger": "9"}, "which is less"),
+        ({**TOPIC, "maxTriggerDelay": "10m"}, "option maxTriggerDelay is for minOffsetsPerTrigger, which is missing"),
+        ({**TOPIC, "minOffsetsPerTrigger": "1", "maxTriggerDelay": "10"}, "is '10': use a time such as 30s, 15m or 1h"),
+        ({**TOPIC, "assign": '{"/default/orders": [0]}'}, "the topic is given twice: in the option assign and as"),
+        ({"assign": "orders"}, "option assign says 'orders', which is no JSON: use JSON such as"),
+        ({"assign": "{"}, "option assign begins like JSON and cannot be read"),
+        ({"assign": "{}"}, "option assign names no topic"),
+        ({"assign": '{"orders": [0]}'}, "topic 'orders' is not a full name"),
+        ({"assign": '{"/default/orders": [true]}'}, r"option assign says \[True\] for /default/orders"),
+        ({"assign": '{"/default/orders": []}'}, r"option assign says \[\] for /default/orders"),
+        ({"assign": '{"/default/orders": [0]}', "subscription": "s"}, "assign and subscription exclude each other"),
         ({**TOPIC, "startingOffsets": '{"/default/orders": {"0": 1, "0": 2}}'}, "'0' is there twice"),
         ({**TOPIC, "startingOffsets": '{"/default/orders"'}, "begins like JSON and cannot be read"),
     ],
@@ -97,14 +123,21 @@ def test_what_means_nothing_is_refused_by_name(given: dict[str, str], told: str)
         ReadOptions.parse(given)
 
 
-@pytest.mark.parametrize("name", ["maxOffsetsPerTrigger", "maxBytesPerTrigger", "subscription"])
+@pytest.mark.parametrize("name", ["minOffsetsPerTrigger", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "subscription"])
 def test_what_only_streams_have_is_refused_in_a_batch(name: str) -> None:
     assert ReadOptions.parse({**TOPIC, name: "1"}, "stream")
     with pytest.raises(Invalid, match=f"option {name} means nothing for a batch"):
         ReadOptions.parse({**TOPIC, name: "1"}, "batch")
 
 
-@pytest.mark.parametrize(("name", "value"), [("endingOffsets", "latest"), ("endingTimestamp", "-1 hour")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("endingOffsets", "latest"),
+        ("endingTimestamp", "-1 hour"),
+        ("endingOffsetsByTimestamp", '{"/default/orders": {"0": 5}}'),
+    ],
+)
 def test_a_stream_has_no_end(name: str, value: str) -> None:
     assert ReadOptions.parse({**TOPIC, name: value}, "batch")
     with pytest.raises(Invalid, match=f"option {name} means nothing for a stream"):
@@ -153,6 +186,36 @@ def test_json_says_it_for_topics_and_partitions_and_the_rest_has_the_default() -
 def test_times_are_absolute_or_so_long_ago(text: str, bound: Bound) -> None:
     start = ReadOptions.parse({**TOPIC, "startingTimestamp": text}).start
     assert start is not None and start.default == bound
+
+
+def test_numbers_in_json_mean_what_they_mean_in_kafka() -> None:
+    bounds = Bounds.of_offsets('{"/default/a": {"0": -1, "1": -2, "2": 7}}', "startingOffsets", Bound("latest"))
+    assert [str(bounds.bound_of("/default/a", one)) for one in range(3)] == ["latest", "earliest", "7"]
+
+
+def test_times_may_differ_by_partition_and_the_rest_has_the_default() -> None:
+    text = '{"/default/a": {"0": 1769860800000, "1": "2026-01-31T12:00:00Z"}, "/default/b": "-1 hour"}'
+    options = {"topic": "/default/a,/default/b", "startingOffsetsByTimestamp": text, "endingOffsetsByTimestamp": text}
+    parsed = ReadOptions.parse(options, "batch")
+    noon = Bound("time", 1_769_860_800_000_000)
+    for bounds, default in ((parsed.start, Bound("earliest")), (parsed.end, Bound("latest"))):
+        assert bounds is not None
+        assert [bounds.bound_of("/default/a", one) for one in range(3)] == [noon, noon, default]
+        assert bounds.bound_of("/default/b", 9) == Bound("ago", 3_600_000_000)
+
+
+def test_assign_names_topics_and_partitions() -> None:
+    options = ReadOptions.parse({"assign": '{"/default/a": [2, 0, 2], "/default/b": [1]}'})
+    assert options.topics == ("/default/a", "/default/b")
+    assert options.assigned == {"/default/a": (0, 2), "/default/b": (1,)}
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("15m", 900), ("90 s", 90), ("250ms", 0.25), ("1 hour", 3600)])
+def test_a_delay_has_a_unit(text: str, seconds: float) -> None:
+    options = {**TOPIC, "minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "5", "maxTriggerDelay": text}
+    assert ReadOptions.parse(options).trigger_delay_s == seconds
+    assert ReadOptions.parse({**TOPIC, "minOffsetsPerTrigger": "5"}).trigger_delay_s == 900
 
 
 def test_columns_have_the_order_they_were_chosen_in() -> None:

@@ -24,7 +24,14 @@ NOW = 1_700_000_000_000_000
 TIME = pa.timestamp("us", tz="UTC")
 PARTITIONS = {"/default/one": 1, "/default/three": 3, "/default/many": 40}
 MAP = pa.map_(pa.string(), pa.string())
-TYPES = {"payload": pa.binary(), "key": pa.string(), "attributes": MAP, "publish_time": TIME, "topic": pa.string()}
+TYPES = {
+    "payload": pa.binary(),
+    "key": pa.string(),
+    "attributes": MAP,
+    "publish_time": TIME,
+    "topic": pa.string(),
+    "partition": pa.int32(),
+}
 
 Row = dict[str, Any]
 Message = tuple[bytes, str | None, tuple[tuple[str, str], ...], int]
@@ -240,3 +247,42 @@ def test_a_topic_is_asked_for_its_partitions_once() -> None:
 def test_no_rows_make_no_batches() -> None:
     assert list(packer().packed([])) == []
     assert list(packer().packed([arrow([])])) == []
+
+
+@pytest.mark.parametrize("by", ["key", "round-robin"])
+def test_rows_go_to_the_partition_they_name_and_the_others_as_before(by: str) -> None:
+    rows = [
+        {"payload": b"%d" % one, "key": f"k{one % 5}", "topic": "/default/three", "partition": named}
+        for one, named in enumerate([0, 2, None, 1, 2, None, 2, 0, None, 1])
+    ]
+    found = unpacked(packer(partition_by=by).packed(iter([arrow(rows)])))
+    without = [{name: value for name, value in row.items() if name != "partition"} for row in rows]
+    unnamed = unpacked(packer(partition_by=by).packed(iter([arrow(without)])))
+    for partition in range(3):
+        payloads = [one[0] for one in found.get(("/default/three", partition), [])]
+        named = [row["payload"] for row in rows if row["partition"] == partition]
+        assert [one for one in payloads if one in named] == named, "in order"
+        if by == "key":
+            free = {row["payload"] for row in rows if row["partition"] is None}
+            of_key = [one[0] for one in unnamed.get(("/default/three", partition), []) if one[0] in free]
+            assert [one for one in payloads if one not in named] == of_key
+    assert sum(len(each) for each in found.values()) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("named", "told"), [(3, "/default/three has partitions 0 to 2"), (-1, "column partition is -1")]
+)
+def test_a_partition_that_does_not_exist_is_refused(named: int, told: str) -> None:
+    rows = [
+        {"payload": b"x", "topic": "/default/many", "partition": 3},
+        {"payload": b"x", "topic": "/default/three", "partition": named},
+    ]
+    with pytest.raises(Invalid, match=told):
+        list(packer().packed(iter([arrow(rows)])))
+
+
+def test_rows_that_name_partitions_need_a_partitioned_topic() -> None:
+    rows = [{"payload": b"x", "topic": "/default/one", "partition": 1}]
+    told = "column partition is 1, and /default/one has one partition only: create a topic with more"
+    with pytest.raises(Invalid, match=told):
+        list(packer().packed(iter([arrow(rows)])))

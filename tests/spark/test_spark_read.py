@@ -99,6 +99,30 @@ def test_a_batch_reads_between_its_bounds_in_as_many_tasks_as_asked_for(
     assert batch(spark, broker.url, startingTimestamp="-1 hour", endingTimestamp="-30 minutes").count() == 0
 
 
+def test_a_batch_reads_assigned_partitions_between_times_of_their_own(
+    spark: SparkSession, broker: Broker, client: BlockingClient
+) -> None:
+    client.create_topic(TOPIC, partitions=3)
+    for partition in range(3):
+        publish(client, 10, partition)
+    reader = spark.read.format("danube").options(servers=broker.url, assign='{"/default/orders": [0, 2]}')
+
+    def counts(**options: str) -> dict[int, int]:
+        return {
+            row.partition: row["count"]
+            for row in reader.options(**options).load().groupBy("partition").count().collect()
+        }
+
+    assert counts() == {0: 10, 2: 10}
+    assert counts(startingOffsets='{"/default/orders": {"0": -2, "2": 4}}') == {0: 10, 2: 6}
+    later = '{"/default/orders": {"0": 1, "2": 4102444800000}}'
+    bounds = {"startingOffsetsByTimestamp": later, "endingOffsets": '{"/default/orders": {"0": -1, "2": -1}}'}
+    topic = spark.read.format("danube").options(servers=broker.url, topic=TOPIC, **bounds).load()
+    assert sorted((row.partition, row.offset) for row in topic.collect()) == [
+        (partition, offset) for partition in (0, 1) for offset in range(10)
+    ]
+
+
 def test_an_empty_topic_is_an_empty_frame(spark: SparkSession, broker: Broker, client: BlockingClient) -> None:
     client.create_topic(TOPIC, partitions=3)
     assert batch(spark, broker.url).collect() == []
@@ -208,6 +232,29 @@ def test_available_now_reads_in_limited_batches_and_leaves_no_lag(
     assert sizes == [25, 15], "what came meanwhile is for the next run"
     stands = client.describe_subscription(TOPIC, "spark").partitions
     assert [one.position for one in stands] == [30, 10] and [one.lag for one in stands] == [7, 0]
+
+
+def test_a_query_that_fails_in_its_first_batch_leaves_no_subscription_and_loses_nothing(
+    spark: SparkSession, broker: Broker, client: BlockingClient, tmp_path: Path
+) -> None:
+    client.create_topic(TOPIC)
+    publish(client, 5)
+    seen: list[int] = []
+
+    def take(rows: DataFrame, number: int) -> None:
+        if not number and not seen and client.partitions(TOPIC)[0].end_offset == 5:
+            raise ValueError("the job has a mistake")
+        seen.extend(row.offset for row in rows.collect())
+
+    writer = stream(spark, broker.url, subscription="spark").writeStream.foreachBatch(take)
+    writer = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+    with pytest.raises(StreamingQueryException, match="the job has a mistake"):
+        writer.start().awaitTermination(60)
+    assert client.list_subscriptions(TOPIC) == []
+    publish(client, 3)
+    assert writer.start().awaitTermination(60)
+    assert sorted(seen) == list(range(8))
+    assert [one.position for one in client.describe_subscription(TOPIC, "spark").partitions] == [8]
 
 
 def test_messages_on_both_sides_of_a_restore_are_read_and_the_gap_is_no_batch(

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
 
 import pyspark
 import pytest
 from py4j.protocol import Py4JJavaError
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 from spark_broker import Broker
 
+import pydanube
 from pydanube import Invalid
-from pydanube.spark import session
+from pydanube.spark import DanubeDataSource, session
 from pydanube.spark.sessions import LOCAL_SETTINGS, SETTINGS
 
 
@@ -51,6 +57,56 @@ def test_a_thread_that_asks_for_the_session_can_write_batches(the_spark: SparkSe
         threads.submit(write, "not-asked").result(60)
     with ThreadPoolExecutor() as threads:
         threads.submit(ask_and_write).result(60)
+
+
+PLAIN_SESSION = """
+import sys
+from pyspark.sql import SparkSession
+from pydanube.spark import DanubeDataSource, java
+
+java.find().use()
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+spark = builder.getOrCreate()
+spark.dataSource.register(DanubeDataSource)
+rows = spark.read.format("danube").options(servers=sys.argv[1], topic="/default/orders").load()
+print(rows.count())
+"""
+
+
+@pytest.mark.process
+def test_a_plain_session_works_in_an_environment_that_is_not_activated(
+    broker: Broker, client: pydanube.BlockingClient, tmp_path: Path
+) -> None:
+    """The `python3` of the PATH is none that could run a worker."""
+    with client.producer("/default/orders") as producer:
+        producer.send_many([b"x"] * 7)
+    other = tmp_path / "bin" / "python3"
+    other.parent.mkdir()
+    other.write_text("#!/bin/sh\necho 'the wrong Python was started' >&2\nexit 1\n")
+    other.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+    environment |= {"PATH": f"{other.parent}:{environment['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
+    program = [sys.executable, "-c", PLAIN_SESSION, broker.servers]
+    ran = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=400)
+    assert ran.stdout.split() == ["7"], ran.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("master", "chosen", "used"),
+    [
+        ("local[2,4]", "python3", sys.executable),
+        ("local[2,4]", "/opt/python/bin/python", "/opt/python/bin/python"),
+        ("spark://host:7077", "python3", "python3"),
+    ],
+)
+def test_only_the_default_python_of_a_local_master_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, master: str, chosen: str, used: str
+) -> None:
+    context = SimpleNamespace(master=master, pythonExec=chosen)
+    monkeypatch.setattr(SparkContext, "_active_spark_context", context)
+    assert DanubeDataSource.name() == "danube"
+    assert context.pythonExec == used
 
 
 def test_a_setting_that_is_none_of_sparks_is_refused_by_name() -> None:

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from spark_broker import Broker, restore_into
 
-from pydanube import BlockingClient, NotFound, Refused, Unavailable, connect_blocking
+from pydanube import BlockingClient, Invalid, NotFound, Refused, Unavailable, connect_blocking
+from pydanube.runtime.clock import ManualClock
 from pydanube.spark.options import ReadOptions
+from pydanube.spark.reading.broker_queries import BrokerQueries
 from pydanube.spark.reading.planning import DanubePartition
+from pydanube.spark.reading.stream_driver import StreamDriver, attempt_seconds
 from pydanube.spark.reading.stream_reader import DanubeStreamReader
 from pydanube.testing import broker_thread
 
@@ -34,7 +37,7 @@ class Query:
     """Calls a reader as Spark does, in the same order. Its log survives it, as a checkpoint does."""
 
     def __init__(self, url: str, log: list[str] | None = None, **options: str) -> None:
-        self.options = {"servers": url, "topic": TOPIC, **options}
+        self.options = {"servers": url, **({} if "assign" in options else {"topic": TOPIC}), **options}
         self.reader = DanubeStreamReader(ReadOptions.parse(self.options, "stream"))
         self.log = [] if log is None else log
         """The end of every batch, as Spark writes it down before it is read."""
@@ -135,19 +138,50 @@ def test_a_crash_in_the_first_batch_neither_loses_nor_repeats(
     second.reader.stop()
 
 
-def test_a_crash_before_anything_was_written_down_begins_where_the_subscription_was_pinned(
+def test_a_query_whose_checkpoint_is_gone_begins_where_its_subscription_is(
     broker: Broker, client: BlockingClient
 ) -> None:
     client.create_topic(TOPIC, partitions=2)
     publish(client, 5)
     with query(broker.url, subscription="spark") as first:
         assert first.trigger() == []
+        assert first.trigger() == [], "the first micro-batch, of no messages, is done"
+        first.settle()
     publish(client, 2)
     publish(client, 3, partition=1)
     with query(broker.url, subscription="spark") as second:
-        assert spans(second.trigger()) == [(0, 5, 7), (1, 0, 3)], "it was pinned at the end of that time"
-    with query(broker.url) as unpinned:
-        assert unpinned.trigger() == []
+        assert spans(second.trigger()) == [(0, 5, 7), (1, 0, 3)], "it was created at the end of that time"
+    with query(broker.url) as without:
+        assert without.trigger() == []
+
+
+def test_a_query_that_finishes_no_batch_leaves_no_subscription(broker: Broker, client: BlockingClient) -> None:
+    client.create_topic(TOPIC, partitions=2)
+    publish(client, 5)
+    with query(broker.url, startingOffsets="earliest", subscription="spark", maxOffsetsPerTrigger="3") as first:
+        assert spans(first.trigger()) == [(0, 0, 3)]
+    assert client.list_subscriptions(TOPIC) == [], "it failed in its first batch, or was never started"
+    second = first.again()
+    assert spans(second.replay()) == [(0, 0, 3)]
+    assert client.list_subscriptions(TOPIC) == [], "and once more"
+    assert spans(second.trigger()) == [(0, 3, 5)]
+    second.settle()
+    assert positions(client) == [3, 0], "asking for the second batch means that the first is done"
+    second.reader.stop()
+
+
+def test_a_subscription_that_was_created_before_the_query_holds_its_first_batch(
+    broker: Broker, client: BlockingClient
+) -> None:
+    client.create_topic(TOPIC)
+    publish(client, 5)
+    client.create_subscription(TOPIC, "spark", start="earliest", offsets={0: 2})
+    with query(broker.url, subscription="spark") as stream:
+        assert spans(stream.trigger()) == [(0, 2, 5)]
+        assert positions(client) == [2]
+        stream.trigger()
+        stream.settle()
+        assert positions(client) == [5]
 
 
 def test_offsets_per_partition_and_times_are_where_it_begins(broker: Broker, client: BlockingClient) -> None:
@@ -157,9 +191,62 @@ def test_offsets_per_partition_and_times_are_where_it_begins(broker: Broker, cli
     starts = json.dumps({TOPIC: {"0": 4, "1": "-1", "2": "earliest"}})
     with query(broker.url, startingOffsets=starts, subscription="spark") as some:
         assert spans(some.trigger()) == [(0, 4, 9), (1, 8, 9), (2, 0, 9)]
-        assert positions(client) == [4, 8, 0]
+        some.trigger()
+        some.settle()
+        assert positions(client) == [9, 9, 9]
     with query(broker.url, startingTimestamp="-1 hour") as all_of_it:
         assert [one[1:] for one in spans(all_of_it.trigger())] == [(0, 9)] * 3
+
+
+def test_times_per_partition_are_where_it_begins(broker: Broker, client: BlockingClient) -> None:
+    client.create_topic(TOPIC, partitions=3)
+    for partition in range(3):
+        publish(client, 5, partition)
+    with client.reader(TOPIC, partition=2, start="earliest") as reader:
+        first = next(iter(reader)).append_time
+    later = int(first.timestamp() * 1000) + 3_600_000
+    times = json.dumps({TOPIC: {"0": 1, "1": later}})
+    with query(broker.url, startingOffsetsByTimestamp=times) as some:
+        assert spans(some.trigger()) == [(0, 0, 5)], "partition 2 has the default, which is latest"
+        for partition in range(3):
+            publish(client, 1, partition)
+        assert spans(some.wait_for(3)) == [(0, 5, 6), (1, 5, 6), (2, 5, 6)]
+
+
+def test_only_assigned_partitions_are_read(broker: Broker, client: BlockingClient) -> None:
+    client.create_topic(TOPIC, partitions=3)
+    for partition in range(3):
+        publish(client, 5, partition)
+    with query(broker.url, assign=json.dumps({TOPIC: [0, 2]}), startingOffsets="2") as assigned:
+        assert spans(assigned.trigger()) == [(0, 2, 5), (2, 2, 5)]
+        client.grow_topic(TOPIC, 4)
+        for partition in range(4):
+            publish(client, 1, partition)
+        assert spans(assigned.wait_for(2)) == [(0, 5, 6), (2, 5, 6)]
+        assert assigned.trigger() == []
+        newest = assigned.reader.reportLatestOffset()
+        assert newest is not None and newest["topics"][TOPIC]["offsets"] == [6, 0, 6, 0]
+    again = assigned.again()
+    assert spans(again.replay()) == [(0, 5, 6), (2, 5, 6)]
+    again.reader.stop()
+    fewer = Query(broker.url, assigned.log, assign=json.dumps({TOPIC: [2]}))
+    for call in (fewer.trigger, fewer.replay):
+        with pytest.raises(
+            Invalid, match=r"the checkpoint has read /default/orders\[0\], which the option assign does"
+        ):
+            call()
+    fewer.reader.stop()
+    with (
+        query(broker.url, assign=json.dumps({TOPIC: [4]})) as more,
+        pytest.raises(Invalid, match="option assign names partition 4 of /default/orders, which has 4, counted from 0"),
+    ):
+        more.trigger()
+    named = json.dumps({TOPIC: {"1": 0}})
+    with (
+        query(broker.url, assign=json.dumps({TOPIC: [0]}), startingOffsets=named) as other,
+        pytest.raises(Invalid, match="names partition 1 of /default/orders, which the option assign does not"),
+    ):
+        other.trigger()
 
 
 # -- how far it goes ---------------------------------------------------------------------------------------------------
@@ -174,6 +261,44 @@ def test_limits_of_a_trigger(broker: Broker, client: BlockingClient) -> None:
         assert spans(limited.trigger()) == [(0, 0, 45), (1, 0, 5)]
         assert spans(limited.trigger()) == [(0, 45, 90), (1, 5, 10)]
         assert limited.trigger() == []
+
+
+def test_a_trigger_waits_for_enough_messages_or_for_its_delay(
+    broker: Broker, client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.create_topic(TOPIC, partitions=2)
+    publish(client, 3)
+    limits = {"minOffsetsPerTrigger": "10", "maxTriggerDelay": "10m"}
+    with query(broker.url, startingOffsets="earliest", **limits) as patient:
+        assert patient.reader.getDefaultReadLimit() == ReadMinRows(10)
+        assert spans(patient.trigger()) == [(0, 0, 3)], "the first batch waits for nothing"
+        publish(client, 5)
+        publish(client, 4, partition=1)
+        assert patient.trigger() == [], "nine messages are too few"
+        publish(client, 1, partition=1)
+        assert spans(patient.wait_for(10)) == [(0, 3, 8), (1, 0, 5)]
+        publish(client, 2)
+        assert patient.trigger() == []
+        all_of_it = patient.reader.latestOffset(json.loads(patient.log[-1]), ReadAllAvailable())
+        assert all_of_it["topics"][TOPIC]["offsets"] == [10, 5], "a trigger that wants everything gets everything"
+        driver = patient.reader._driver
+        monkeypatch.setattr(driver, "_last_batch_at", driver._last_batch_at - 600)
+        assert spans(patient.wait_for(2)) == [(0, 8, 10)], "ten minutes have passed"
+        publish(client, 1)
+    now = patient.again()
+    now.reader.prepareForTriggerAvailableNow()
+    assert spans(now.trigger()) == [(0, 10, 11)], "a query that ends does not wait"
+    now.reader.stop()
+
+
+def test_a_minimum_and_a_maximum_of_a_trigger(broker: Broker, client: BlockingClient) -> None:
+    client.create_topic(TOPIC)
+    publish(client, 25)
+    limits = {"minOffsetsPerTrigger": "10", "maxOffsetsPerTrigger": "10"}
+    with query(broker.url, startingOffsets="earliest", **limits) as both:
+        assert [sum(one.size for one in both.trigger()) for _ in range(3)] == [10, 10, 0]
+        publish(client, 5)
+        assert sum(one.size for one in both.wait_for(10)) == 10
 
 
 def test_a_stream_goes_on_over_the_gap_of_a_restore(tmp_path: Path) -> None:
@@ -402,6 +527,7 @@ def test_a_subscription_that_somebody_else_moved_is_not_fought(
     broker: Broker, client: BlockingClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client.create_topic(TOPIC)
+    client.create_subscription(TOPIC, "spark", start="earliest")
     publish(client, 10)
     with query(broker.url, startingOffsets="earliest", subscription="spark", maxOffsetsPerTrigger="4") as stream:
         stream.trigger()
@@ -509,6 +635,41 @@ def test_a_broker_that_stays_away_ends_the_query_after_its_timeout(tmp_path: Pat
 
     until(ends, "the query ends, and names the broker")
     stream.reader.stop()
+
+
+@pytest.mark.parametrize("trigger", ["default", "availableNow"])
+def test_a_broker_that_was_never_there_is_tried_for_one_timeout(trigger: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[float] = []
+    opening = BrokerQueries.open
+
+    def counted(queries: BrokerQueries) -> BrokerQueries:
+        attempts.append(queries.client._brokers.timeout)
+        return opening(queries)
+
+    monkeypatch.setattr(BrokerQueries, "open", counted)
+    with query("127.0.0.1:1", timeout="1") as stream, pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
+        stream.reader.prepareForTriggerAvailableNow() if trigger == "availableNow" else stream.trigger()
+    assert attempts == [1.0]
+
+
+@pytest.mark.parametrize("timeout_s", [0.1, 2.0, 10.0, 15.0, 25.0, 120.0, 600.0])
+@pytest.mark.parametrize("early", [0.8, 1.0])
+def test_attempts_fill_the_timeout(timeout_s: float, early: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`early`: the share of its time after which an attempt gives up."""
+    driver = StreamDriver(ReadOptions.parse({"topic": TOPIC, "timeout": str(timeout_s)}, "stream"))
+    clock = ManualClock()
+    monkeypatch.setattr(driver, "_clock", clock)
+
+    def attempt() -> None:
+        clock.advance(attempt_seconds(timeout_s) * early)
+        raise Unavailable("nobody is there")
+
+    begin = clock.monotonic()
+    with pytest.raises(Unavailable, match="nobody is there"):
+        driver._retry_until_timeout(attempt)
+    spent = clock.monotonic() - begin
+    assert 0.5 * timeout_s <= spent <= timeout_s + attempt_seconds(timeout_s) / 4 + 1e-6
+    assert attempt_seconds(timeout_s) <= 10.0
 
 
 # -- size --------------------------------------------------------------------------------------------------------------

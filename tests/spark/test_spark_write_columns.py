@@ -48,6 +48,7 @@ def schema(text: str) -> StructType:
         "payload binary",
         "payload string",
         "payload string, key string, attributes map<string,string>, publish_time timestamp, topic string",
+        "partition int, payload string",
         "publish_time timestamp, payload binary",
     ],
 )
@@ -62,11 +63,15 @@ def test_a_column_topic_is_enough() -> None:
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ("key string", r"column 'payload' is missing \(there are 'key'\): .*to_json"),
+        ("key string", r"column 'payload' is missing \(there are 'key'\): .*to_json\(struct\('\*'\)\)"),
+        ("id bigint", r"^column 'payload' is missing \(there are 'id'\): .* select\(to_json\(struct\('id'\)\).alias\("),
+        ("a int, key string, b int", r"select\('key', to_json\(struct\('a', 'b'\)\).alias\('payload'\)\)$"),
+        ("a int, value binary", r"column 'a' is no part of a message: column 'payload' is missing"),
         ("payload int", r"column 'payload' is int, and must be binary or string: use to_json"),
         ("payload struct<a:int>", r"column 'payload' is struct<a:int>, and must be binary or string: use to_json"),
         ("payload binary, key binary", r"column 'key' is binary, and must be string: use cast\('string'\)"),
         ("payload binary, key bigint", r"column 'key' is bigint, and must be string"),
+        ("payload binary, partition bigint", r"column 'partition' is bigint, and must be int: use cast\('int'\)"),
         ("payload binary, topic int", r"column 'topic' is int, and must be string"),
         ("payload binary, publish_time bigint", r"column 'publish_time' is bigint, and must be timestamp: cast it"),
         ("payload binary, publish_time timestamp_ntz", r"column 'publish_time' is timestamp_ntz, and must be"),
@@ -121,6 +126,12 @@ def test_overwriting_is_refused() -> None:
 def test_options_that_mean_nothing_are_refused_by_name(options: dict[str, str], reason: str) -> None:
     with pytest.raises(Invalid, match=reason):
         batch_writer(options, PAYLOAD, False)
+
+
+def test_a_partition_is_named_by_the_option_or_by_the_column() -> None:
+    for make in (batch_writer, stream_writer):
+        with pytest.raises(Invalid, match=r"the partition is given twice: as the option partitionBy \(1\) and as the"):
+            make({"topic": "/default/orders", "partitionBy": "1"}, schema("payload binary, partition int"), False)
 
 
 def test_a_stream_brings_its_own_query_and_batch_ids() -> None:

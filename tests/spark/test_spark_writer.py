@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
@@ -95,6 +98,22 @@ def test_rows_choose_their_topics_which_are_created(
         assert payloads(client, f"/default/t{number}") == Counter(expected)
 
 
+def test_rows_choose_their_partitions(spark: SparkSession, broker: Broker, client: pydanube.BlockingClient) -> None:
+    client.create_topic(TOPIC, partitions=3)
+    frame = spark.range(90, numPartitions=2).selectExpr(
+        "string(id) as payload", "string(id) as key", "if(id % 3 = 0, null, int(id % 3)) as partition"
+    )
+    write(frame, broker, topic=TOPIC)
+    partitioner = Partitioner(3)
+    for partition, each in messages(client).items():
+        for message in each:
+            number = int(message.payload)
+            assert partition == (number % 3 or partitioner.of_key(str(number)))
+    assert payloads(client) == Counter(b"%d" % number for number in range(90))
+    with pytest.raises(Exception, match=f"column partition is 3, and {TOPIC} has partitions 0 to 2"):
+        write(frame.selectExpr("payload", "3 as partition"), broker, topic=TOPIC)
+
+
 def test_a_job_that_fails_leaves_nothing_to_be_seen(
     spark: SparkSession, broker: Broker, client: pydanube.BlockingClient
 ) -> None:
@@ -138,7 +157,7 @@ def test_no_rows_write_nothing(spark: SparkSession, broker: Broker, client: pyda
 @pytest.mark.parametrize(
     ("columns", "options", "reason"),
     [
-        (["id"], {"topic": TOPIC}, "column 'id' is no part of a message"),
+        (["id"], {"topic": TOPIC}, r"column 'payload' is missing \(there are 'id'\)"),
         (["id as payload"], {"topic": TOPIC}, "column 'payload' is bigint, and must be binary or string"),
         (["string(id) as payload"], {}, "no topic: set the option 'topic'"),
         (["string(id) as payload"], {"topic": TOPIC, "topc": "x"}, "option 'topc' is unknown: did you mean 'topic'"),
@@ -179,6 +198,78 @@ def test_overwriting_is_refused(spark: SparkSession, broker: Broker) -> None:
     frame = spark.range(3).selectExpr("string(id) as payload")
     with pytest.raises(Exception, match="a topic is never overwritten"):
         frame.write.format("danube").mode("overwrite").options(servers=broker.servers, topic=TOPIC).save()
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+NOBODY = {"servers": "127.0.0.1:1", "topic": TOPIC, "timeout": "1"}
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def test_the_message_of_a_batch_is_its_first_line(spark: SparkSession, broker: Broker) -> None:
+    frame = spark.range(3).selectExpr("string(id) as payload")
+    with pytest.raises(AnalysisException) as caught:
+        write(spark.range(3), broker, topic=TOPIC)
+    assert "Invalid: column 'payload' is missing (there are 'id')" in first_line(caught.value)
+    with pytest.raises(AnalysisException) as caught:
+        spark.read.format("danube").options(**NOBODY, startingOffset="x").load()
+    assert "Invalid: option 'startingoffset' is unknown: did you mean" in first_line(caught.value)
+    with pytest.raises(Exception, match="column payload is null") as failed:  # in a task
+        write(frame.selectExpr("nullif(payload, '1') as payload"), broker, topic=TOPIC)
+    assert "column payload is null in 1 of" in " ".join(str(failed.value).splitlines()[:2])
+    assert "Traceback" not in str(failed.value)
+
+
+def test_the_message_of_a_stream_is_its_first_line(spark: SparkSession, tmp_path: Path) -> None:
+    read = spark.readStream.format("danube").options(**NOBODY).load().writeStream.format("noop")
+    with pytest.raises(StreamingQueryException) as caught:
+        read.option("checkpointLocation", str(tmp_path)).start().awaitTermination(100)
+    assert "Unavailable: gave up after 1 s: no broker can be reached: cannot connect to 127.0.0.1:1" in first_line(
+        caught.value
+    )
+
+
+def test_a_mistake_that_is_not_a_danube_error_keeps_its_traceback() -> None:
+    program = """
+import os, sys, types
+sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="pyspark.daemon")
+from pydanube import Invalid
+from pydanube.spark.workers import HIDE_TRACEBACK, message_first
+
+@message_first
+def fail(error):
+    raise error
+
+for error in (ValueError("a mistake of ours"), Invalid("a mistake of theirs")):
+    try:
+        fail(error)
+    except type(error):
+        print(os.environ.get(HIDE_TRACEBACK))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["None", "1"]
+
+
+def test_a_write_to_a_broker_that_is_not_there_fails_once_and_from_the_driver(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """No task has run, so none was tried again."""
+    frame = spark.range(3).selectExpr("string(id) as payload")
+    with pytest.raises(AnalysisException) as caught:
+        frame.write.format("danube").mode("append").options(**NOBODY).save()
+    assert "Failed to initialize Python data source writer: pydanube" in first_line(caught.value)
+    assert "Unavailable: gave up after 1 s: no broker can be reached" in first_line(caught.value)
+    written = tmp_path / "in"
+    frame.write.text(str(written))
+    rows = spark.readStream.schema("value string").text(str(written)).selectExpr("value as payload")
+    query = rows.writeStream.format("danube").options(**NOBODY, checkpointLocation=str(tmp_path / "checkpoint"))
+    with pytest.raises(StreamingQueryException) as ended:
+        query.start().awaitTermination(100)
+    assert "Failed to initialize Python data source writer: pydanube" in first_line(ended.value)
 
 
 # -- streams ----------------------------------------------------------------------------------------------------------
@@ -263,6 +354,30 @@ def test_a_stream_that_would_overwrite_is_refused(broker: Broker, files: Files) 
     query = writer.options(servers=broker.servers, topic=TOPIC).start()
     with pytest.raises(Exception, match="a topic is never overwritten"):
         query.awaitTermination(60)
+
+
+def test_spark_refuses_update_mode_for_a_python_sink(broker: Broker, files: Files) -> None:
+    """Should this ever succeed, the documentation can offer the output mode `update` again."""
+    files.add(1)
+    counted = files.frame().groupBy("key").count().selectExpr("key", "string(count) as payload")
+    writer = counted.writeStream.format("danube").outputMode("update").option("checkpointLocation", files.checkpoint)
+    with pytest.raises(Exception, match="danube does not support Update mode"):
+        writer.options(servers=broker.servers, topic=TOPIC).start().awaitTermination(60)
+
+
+def test_foreach_batch_publishes_the_rows_of_update_mode(
+    broker: Broker, client: pydanube.BlockingClient, files: Files
+) -> None:
+    def publish(changed: DataFrame, batch_id: int) -> None:
+        write(changed.selectExpr("key", "string(count) as payload"), broker, topic=TOPIC, queryId="n", batchId=batch_id)
+
+    counted = files.frame().groupBy("key").count().writeStream.outputMode("update").foreachBatch(publish)
+    counted = counted.option("checkpointLocation", files.checkpoint).trigger(availableNow=True)
+    for numbers in ((1, 1, 2), (1,)):
+        files.add(*numbers)
+        assert counted.start().awaitTermination(120)
+    found = Counter((message.key, message.payload) for message in messages(client)[0])
+    assert found == Counter([("1", b"2"), ("2", b"1"), ("1", b"3")])
 
 
 def test_foreach_batch_writes_once_with_ids(broker: Broker, client: pydanube.BlockingClient, files: Files) -> None:

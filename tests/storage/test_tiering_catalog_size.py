@@ -21,7 +21,7 @@ SEGMENTS = 20 * 1024
 
 
 class Questions:
-    """Counts what the metadata store is asked: how long each takes is the benchmark's business."""
+    """Counts the requests to the metadata store."""
 
     def __init__(self, store) -> None:
         self._list, self._get, self.asked = store.list, store.get, 0
@@ -42,7 +42,7 @@ class Questions:
 
 
 async def pretend(store, topic_id: int, like: CatalogSegment, shift_us: int) -> None:
-    """Older history: entries as they are, of objects that nobody reads here."""
+    """Add catalog entries of an older history, whose objects are never read here."""
     writes: list[Put] = []
     for number in range(SEGMENTS):
         record = SegmentRecord(

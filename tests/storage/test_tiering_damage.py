@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from broker_harness import BrokerClient, open_broker
-from tiering_harness import SMALL, WAL, door_to, everything, filled, keys, numbers_of, upload_all
+from tiering_harness import SMALL, WAL, client_of, everything, filled, keys, numbers_of, upload_all
 
 from pydanube.codec.segment import TRAILER_BYTES, read_trailer
 from pydanube.model.errors import Corrupt
@@ -44,7 +44,7 @@ async def damage(objects: MemoryStore, key: str, place: str) -> bytes:
 async def test_damage_names_the_object_and_ends_when_a_copy_is_put_back(tmp_path: Path, place: str):
     objects = MemoryStore()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as broker:
-        damaged, fine = door_to(broker, "damaged"), door_to(broker, "fine")
+        damaged, fine = client_of(broker, "damaged"), client_of(broker, "fine")
         for client in (damaged, fine):
             await client.create()
             await filled(client, 60)

@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
-from tiering_harness import PER_BATCH, SMALL, WAL, Moody, door_to, everything, filled, keys, numbers_of, upload_all
+from tiering_harness import (
+    PER_BATCH,
+    SMALL,
+    WAL,
+    FaultyObjectStore,
+    client_of,
+    everything,
+    filled,
+    keys,
+    numbers_of,
+    upload_all,
+)
 
 from pydanube.codec.batch import Batch, Codec
 from pydanube.core.access import ANONYMOUS
@@ -70,7 +81,7 @@ async def test_every_message_comes_once_and_in_order_while_all_happens_at_once(t
 
 
 async def test_many_subscriptions_at_different_speeds_share_what_is_read(tmp_path: Path):
-    objects = Moody()
+    objects = FaultyObjectStore()
     tiering = replace(SMALL, cache_bytes=1 << 22)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering, tail_bytes=1) as broker:
         client = BrokerClient(broker)
@@ -170,17 +181,17 @@ async def test_a_reader_keeps_up_with_retention_that_runs_ahead_of_it(tmp_path: 
 
 async def test_topics_in_one_object_are_kept_apart(tmp_path: Path):
     async with open_broker(tmp_path, wal=WAL, objects=MemoryStore(), tiering=SMALL, tail_bytes=1) as broker:
-        doors = [door_to(broker, f"t{n}") for n in range(8)]
-        for number, client in enumerate(doors):
+        clients = [client_of(broker, f"t{n}") for n in range(8)]
+        for number, client in enumerate(clients):
             await client.create()
             await filled(client, 1, first=number, size=0)
         await upload_all(broker)
-        busy = door_to(broker, "busy")
+        busy = client_of(broker, "busy")
         await busy.create()
         await filled(busy, 60)
         await upload_all(broker)
-        for number, client in enumerate(doors):
+        for number, client in enumerate(clients):
             assert await everything(client) == list(range(number * 100, number * 100 + 100))
-        await broker.delete_topic(ANONYMOUS, doors[0].topic)
+        await broker.delete_topic(ANONYMOUS, clients[0].topic)
         await broker.tiers.collector.collect_garbage()
-        assert await everything(doors[1]) == list(range(100, 200))
+        assert await everything(clients[1]) == list(range(100, 200))

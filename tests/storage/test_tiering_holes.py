@@ -27,7 +27,7 @@ async def segments_of(catalog: Catalog) -> list[CatalogSegment]:
 
 
 async def lose(directory: Path, number: int) -> CatalogSegment:
-    """An entry of the catalog goes, as by a mistake."""
+    """Remove an entry from the catalog, as damage would."""
     async with await EmbeddedStore.open(directory / "metadata.db", SystemClock()) as store:
         lost = (await segments_of(Catalog(store)))[number]
         await store.transact([], [Delete(segment_key(lost.topic_id, lost.index, lost.end_offset))])

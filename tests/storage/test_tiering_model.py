@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
-from tiering_harness import SMALL, WAL, door_to, filled, upload_all
+from tiering_harness import SMALL, WAL, client_of, filled, upload_all
 
 from pydanube.codec.batch import Batch
 from pydanube.core.access import ANONYMOUS
@@ -64,7 +64,7 @@ class Run:
                 client = BrokerClient(broker)
                 if left == steps:
                     await client.create()
-                    await door_to(broker, "busy").create()
+                    await client_of(broker, "busy").create()
                 for _ in range(min(left, self.chance.randint(5, 60))):
                     left -= 1
                     await self.step(broker, client)
@@ -92,7 +92,7 @@ class Run:
                 upload_all(broker), *(one for _ in range(3) for one in (self.read(client), self.find(broker)))
             )
         else:
-            await filled(door_to(broker, "busy"), self.chance.randint(1, 20))
+            await filled(client_of(broker, "busy"), self.chance.randint(1, 20))
             await upload_all(broker)
 
     async def append(self, client: BrokerClient) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from broker_harness import SETTINGS, TOPIC, BrokerClient
-from tiering_harness import SMALL, WAL, Moody, everything, filled, upload_all
+from tiering_harness import SMALL, WAL, FaultyObjectStore, everything, filled, upload_all
 
 from pydanube.broker import Broker, BrokerParts
 from pydanube.broker.registry.registry import Registry
@@ -23,7 +23,7 @@ from pydanube.storage.wal import LogWriter, NodeIdentity
 
 @asynccontextmanager
 async def broker_over(store: MetadataStore, objects: ObjectStore, directory: Path, clock: Clock):
-    """A broker with a log of its own."""
+    """Open a broker on this metadata and object store, which others may share, with its own log."""
     async with AsyncExitStack() as parts:
         registry = Registry(store, clock)
         await registry.load()
@@ -46,7 +46,7 @@ async def segments_of(broker: Broker) -> list[tuple[int, int, int]]:
 
 
 async def test_what_a_replaced_owner_uploads_late_is_seen_by_nobody(tmp_path: Path):
-    clock, objects = SystemClock(), Moody()
+    clock, objects = SystemClock(), FaultyObjectStore()
     store = await EmbeddedStore.open(tmp_path / "metadata.db", clock)
     async with (
         broker_over(store, objects, tmp_path / "a", clock) as first,
@@ -56,10 +56,10 @@ async def test_what_a_replaced_owner_uploads_late_is_seen_by_nobody(tmp_path: Pa
         await filled(BrokerClient(first), 10)
         await upload_all(first)
         await filled(BrokerClient(first), 5, first=10)
-        objects.mood = "late"
+        objects.fault = "late"
         late = asyncio.create_task(first.tiers.uploader.round(everything=True))
         await objects.waiting.wait()
-        objects.mood = "fine"
+        objects.fault = "none"
         second = await later.enter_async_context(broker_over(store, objects, tmp_path / "b", clock))
         assert await everything(BrokerClient(second)) == list(range(1000)), "what is in objects belongs to everybody"
         await filled(BrokerClient(second), 5, first=10)
@@ -75,7 +75,7 @@ async def test_what_a_replaced_owner_uploads_late_is_seen_by_nobody(tmp_path: Pa
 
 
 async def test_both_upload_at_once_and_only_the_owner_is_listed(tmp_path: Path):
-    clock, objects = SystemClock(), Moody()
+    clock, objects = SystemClock(), FaultyObjectStore()
     store = await EmbeddedStore.open(tmp_path / "metadata.db", clock)
     async with broker_over(store, objects, tmp_path / "a", clock) as first:
         await BrokerClient(first).create()

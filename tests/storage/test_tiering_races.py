@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
-from tiering_harness import PER_BATCH, SMALL, WAL, Moody, door_to, everything, filled, keys, upload_all
+from tiering_harness import PER_BATCH, SMALL, WAL, FaultyObjectStore, client_of, everything, filled, keys, upload_all
 
 from pydanube.codec.batch import Batch
 from pydanube.core.access import ANONYMOUS
@@ -20,7 +20,7 @@ AT_ONCE = replace(SMALL, grace_s=0)
 
 
 class Slow(MemoryStore):
-    """Others get their turn in the middle of every call."""
+    """A store that lets other tasks run in the middle of every call."""
 
     async def get(self, key, start=0, end=None):
         await asyncio.sleep(0)
@@ -46,7 +46,7 @@ async def read_on(client: BrokerClient, chance: random.Random, until_offset: int
 
 
 async def crumbled(broker, client: BrokerClient, segments: int) -> None:
-    """A history of batches that were uploaded one by one."""
+    """Make a history of batches that were uploaded one by one."""
     for number in range(segments):
         await filled(client, 1, first=number)
         await upload_all(broker)
@@ -99,15 +99,15 @@ async def test_readers_do_not_notice_that_segments_are_merged_and_their_objects_
 
 @pytest.mark.parametrize("again", [False, True])
 async def test_a_topic_that_is_deleted_while_it_is_uploaded_leaves_nothing(tmp_path: Path, again: bool):
-    objects, clock = Moody(), ManualClock()
+    objects, clock = FaultyObjectStore(), ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 10)
-        objects.mood = "late"
+        objects.fault = "late"
         uploading = asyncio.create_task(broker.tiers.uploader.round(everything=True))
         await objects.waiting.wait()
-        objects.mood = "fine"
+        objects.fault = "none"
         await broker.delete_topic(ANONYMOUS, TOPIC)
         if again:
             await client.create()
@@ -131,7 +131,7 @@ async def test_a_topic_that_is_deleted_while_it_is_uploaded_leaves_nothing(tmp_p
 async def test_an_object_that_others_wait_for_is_not_collected_before_they_are_in_the_catalog(tmp_path: Path):
     objects, shared = MemoryStore(), replace(AT_ONCE, shared_below_bytes=1 << 20)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=shared, clock=ManualClock()) as broker:
-        gone, stays = door_to(broker, "gone"), door_to(broker, "stays")
+        gone, stays = client_of(broker, "gone"), client_of(broker, "stays")
         for client in (gone, stays):
             await client.create()
             await filled(client, 2)
@@ -155,17 +155,17 @@ async def test_an_object_that_others_wait_for_is_not_collected_before_they_are_i
 
 @pytest.mark.parametrize("merging", [False, True])
 async def test_what_retention_passes_on_its_way_into_the_catalog_does_not_stay_there(tmp_path: Path, merging: bool):
-    objects, clock = Moody(), ManualClock()
+    objects, clock = FaultyObjectStore(), ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
         client = BrokerClient(broker)
         await client.create()
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 10})
         await (crumbled(broker, client, 20) if merging else filled(client, 20))
-        objects.mood = "late"
+        objects.fault = "late"
         round_ = broker.tiers.merger.round() if merging else broker.tiers.uploader.round(everything=True)
         on_its_way = asyncio.create_task(round_)
         await objects.waiting.wait()
-        objects.mood = "fine"
+        objects.fault = "none"
         clock.advance(100)
         await broker.lifetimes.round()
         objects.answer.set()
@@ -181,7 +181,7 @@ async def test_what_retention_passes_on_its_way_into_the_catalog_does_not_stay_t
 
 
 async def test_a_merge_and_retention_do_not_change_the_catalog_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    objects, clock = Moody(), ManualClock()
+    objects, clock = FaultyObjectStore(), ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
         client = BrokerClient(broker)
         await client.create()
@@ -199,10 +199,10 @@ async def test_a_merge_and_retention_do_not_change_the_catalog_at_once(tmp_path:
             await replacing.wait()
             return await remove(*arguments)
 
-        objects.mood = "late"
+        objects.fault = "late"
         merging = asyncio.create_task(broker.tiers.merger.round())
         await objects.waiting.wait()
-        objects.mood = "fine"
+        objects.fault = "none"
         clock.advance(100)
         with monkeypatch.context() as held:
             held.setattr(tier, "rewrite", rewrite_and_tell)

@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from broker_harness import BrokerClient, open_broker
-from tiering_harness import SMALL, WAL, door_to, everything, filled, upload_all
+from tiering_harness import SMALL, WAL, client_of, everything, filled, upload_all
 
 from pydanube.runtime.objects.memory import MemoryStore
 
 
 async def test_a_partition_of_which_the_log_has_nothing_any_more_is_read_whole(tmp_path: Path):
     async with open_broker(tmp_path, wal=WAL, objects=MemoryStore(), tiering=SMALL, tail_bytes=1) as broker:
-        quiet, busy = BrokerClient(broker), door_to(broker, "busy")
+        quiet, busy = BrokerClient(broker), client_of(broker, "busy")
         await quiet.create()
         await busy.create()
         await filled(quiet, 5)

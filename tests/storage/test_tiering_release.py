@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class HeldDisk(OsDisk):
-    """Holds up one call that touches the file named by `hold`; everybody else passes."""
+    """Holds one call back that touches the file named by `hold`; other calls are not affected."""
 
     def __init__(self) -> None:
         self._name = ""
@@ -89,7 +89,7 @@ async def sidecars(directory: Path) -> None:
 
 @asynccontextmanager
 async def held(disk: HeldDisk, name: str, doing: Coroutine[None, None, T]) -> AsyncIterator[asyncio.Task[T]]:
-    """Something that stands still at a file while the body runs."""
+    """Run a task that waits at a file while the block runs."""
     disk.hold(name)
     task = asyncio.create_task(doing)
     await disk.is_reached()

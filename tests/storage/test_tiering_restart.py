@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
-from tiering_harness import PER_BATCH, SMALL, WAL, door_to, everything, filled, keys, upload_all
+from tiering_harness import PER_BATCH, SMALL, WAL, client_of, everything, filled, keys, upload_all
 
 from pydanube.broker.partitions.ownership import Ownership
 from pydanube.broker.registry.records import deleted_key
@@ -22,8 +22,8 @@ def settings() -> dict:
 
 
 async def rolled(broker, rounds: int = 3) -> None:
-    """Others write until every file that was there before could have gone."""
-    busy = door_to(broker, "busy")
+    """Publish to other topics until every earlier file of the log could have been released."""
+    busy = client_of(broker, "busy")
     if str(busy.topic) not in await broker.list_topics(ANONYMOUS):
         await busy.create()
     for _ in range(rounds):
@@ -98,7 +98,7 @@ async def test_offsets_go_on_although_all_of_it_expired_before_it_was_uploaded(t
             await client.publish(producer, [b"x" * 10_000], sequence=(await client.fetch()).end_offset)
         clock.advance(100)
         await broker.lifetimes.round()
-        busy = door_to(broker, "busy")
+        busy = client_of(broker, "busy")
         await busy.create()
         await broker.policies.set(ANONYMOUS, busy.topic, {"retention_s": 10})
         for round_ in range(5):
@@ -115,7 +115,8 @@ async def test_offsets_go_on_although_all_of_it_expired_before_it_was_uploaded(t
 
 
 async def expired_at_once(broker, clock: ManualClock) -> None:
-    """A topic that was written to once: all of it goes, none of it was uploaded, and nothing follows."""
+    """Make a topic whose messages retention drops before they are uploaded, and to which nothing is published
+    afterwards."""
     client = BrokerClient(broker)
     await client.create()
     await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 10})

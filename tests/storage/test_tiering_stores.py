@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from broker_harness import BrokerClient, open_broker
-from tiering_harness import SMALL, WAL, Moody, door_to, everything, filled, keys, upload_all
+from tiering_harness import SMALL, WAL, FaultyObjectStore, client_of, everything, filled, keys, upload_all
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Corrupt, Unavailable
@@ -26,20 +26,20 @@ async def catalog_covers(broker, end: int) -> None:
     assert offset == end
 
 
-@pytest.mark.parametrize("mood", ["away", "crashing", "put and failed", "put twice", "hanging"])
-async def test_uploads_recover_by_themselves_while_publishes_go_on(tmp_path: Path, mood: str):
-    objects = Moody()
+@pytest.mark.parametrize("fault", ["away", "crashing", "put and failed", "put twice", "hanging"])
+async def test_uploads_recover_by_themselves_while_publishes_go_on(tmp_path: Path, fault: str):
+    objects = FaultyObjectStore()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=IMPATIENT, tail_bytes=1) as broker:
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 20)
-        objects.mood = mood
+        objects.fault = fault
         await broker.tiers.uploader.round(everything=True)
-        if mood != "put twice":
+        if fault != "put twice":
             assert broker.tiers.uploader.failure is not None
         await filled(client, 25, first=20)  # what is tried again is more than what was tried
         await broker.tiers.uploader.round(everything=True)
-        objects.mood = "fine"
+        objects.fault = "none"
         await upload_all(broker)
         assert broker.tiers.uploader.failure is None
         await catalog_covers(broker, 4500)
@@ -48,15 +48,15 @@ async def test_uploads_recover_by_themselves_while_publishes_go_on(tmp_path: Pat
 
 async def test_the_running_broker_uploads_again_once_the_store_is_back(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("pydanube.storage.tiering.uploader.RETRY_S_MIN", 0.01)
-    objects = Moody()
-    objects.mood = "hanging"
+    objects = FaultyObjectStore()
+    objects.fault = "hanging"
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=IMPATIENT) as broker:
         running = asyncio.create_task(broker.tiers.run())
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 20)
         await objects.waiting.wait()
-        objects.mood = "fine"
+        objects.fault = "none"
         async with asyncio.timeout(200):
             while not await keys(objects):  # noqa: ASYNC110 - a store tells nobody
                 await asyncio.sleep(0.01)
@@ -64,34 +64,34 @@ async def test_the_running_broker_uploads_again_once_the_store_is_back(tmp_path:
 
 
 async def test_what_failed_puts_left_behind_is_collected_after_the_grace(tmp_path: Path):
-    objects, clock = Moody(), ManualClock()
+    objects, clock = FaultyObjectStore(), ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 10)
-        objects.mood = "put and failed"
+        objects.fault = "put and failed"
         for _ in range(3):
             await broker.tiers.uploader.round(everything=True)
-        objects.mood = "fine"
+        objects.fault = "none"
         await upload_all(broker)
         assert len(await keys(objects)) == 4
         clock.advance(3590)
         await broker.tiers.collector.collect_orphans()
         clock.advance(10**9)
-        objects.mood = "stale"
+        objects.fault = "stale"
         assert (await broker.tiers.collector.collect_orphans()).deleted == 0
-        objects.mood = "fine"
+        objects.fault = "none"
         assert (await broker.tiers.collector.collect_orphans()).deleted == 3
         assert await everything(client) == list(range(1000))
 
 
 async def test_a_broker_closes_while_a_put_hangs(tmp_path: Path):
-    objects = Moody()
+    objects = FaultyObjectStore()
     async with asyncio.timeout(200), open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 10)
-        objects.mood = "hanging"
+        objects.fault = "hanging"
         uploading = broker._partitions._tasks.spawn(broker.tiers.uploader.round(everything=True), "upload")
         await objects.waiting.wait()
         await filled(client, 10, first=10)
@@ -100,7 +100,7 @@ async def test_a_broker_closes_while_a_put_hangs(tmp_path: Path):
 
 
 async def test_a_broker_starts_and_takes_publishes_while_its_store_is_away(tmp_path: Path):
-    objects = Moody()
+    objects = FaultyObjectStore()
     settings = {"wal": WAL, "objects": objects, "tiering": SMALL, "tail_bytes": 1}
     async with open_broker(tmp_path, **settings) as broker:
         client = BrokerClient(broker)
@@ -108,41 +108,41 @@ async def test_a_broker_starts_and_takes_publishes_while_its_store_is_away(tmp_p
         await filled(client, 60)
         await upload_all(broker)
         await filled(client, 20, first=60)
-    objects.mood = "unreadable"
+    objects.fault = "unreadable"
     async with open_broker(tmp_path, **settings) as broker:
         client = BrokerClient(broker)
         await filled(client, 10, first=80)
         with pytest.raises(Unavailable, match="no route"):
             await everything(client)
-        objects.mood = "fine"
+        objects.fault = "none"
         assert await everything(client) == list(range(9000))
 
 
 async def test_a_read_that_hangs_ends_and_works_once_the_store_is_back(tmp_path: Path):
-    objects = Moody()
+    objects = FaultyObjectStore()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=IMPATIENT, tail_bytes=1) as broker:
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 30)
         await upload_all(broker)
-        objects.mood = "reads hang"
+        objects.fault = "reads hang"
         with pytest.raises(Unavailable, match="no answer"):
             await everything(client)
-        objects.mood = "fine"
+        objects.fault = "none"
         assert await everything(client) == list(range(3000))
 
 
 async def test_a_late_answer_counts_once(tmp_path: Path):
-    objects = Moody()
+    objects = FaultyObjectStore()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as broker:
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 20)
-        objects.mood = "late"
+        objects.fault = "late"
         uploading = asyncio.create_task(broker.tiers.uploader.round(everything=True))
         await objects.waiting.wait()
         await filled(client, 20, first=20)
-        objects.mood = "fine"
+        objects.fault = "none"
         objects.answer.set()
         assert await uploading == 1
         await upload_all(broker)
@@ -150,9 +150,9 @@ async def test_a_late_answer_counts_once(tmp_path: Path):
 
 
 async def test_a_partition_whose_log_is_damaged_keeps_no_other_from_uploading(tmp_path: Path, monkeypatch):
-    objects = Moody()
+    objects = FaultyObjectStore()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as broker:
-        damaged, fine, quiet = door_to(broker, "damaged"), door_to(broker, "fine"), door_to(broker, "quiet")
+        damaged, fine, quiet = client_of(broker, "damaged"), client_of(broker, "fine"), client_of(broker, "quiet")
         for client, batches in ((damaged, 5), (fine, 5), (quiet, 1)):
             await client.create()
             await filled(client, batches, size=0 if client is quiet else 100)
@@ -169,7 +169,7 @@ async def test_a_partition_whose_log_is_damaged_keeps_no_other_from_uploading(tm
 
 
 async def test_a_full_log_empties_although_its_warm_cache_would_be_larger(tmp_path: Path):
-    objects = Moody()
+    objects = FaultyObjectStore()
     tiering = replace(SMALL, log_bytes_max=1 << 20, log_keep_bytes=1 << 30, segment_bytes=1 << 30, segment_age_s=10**6)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering) as broker:
         running = asyncio.create_task(broker.tiers.run())

@@ -44,7 +44,7 @@ asyncio.run(main())
 
 
 def run_and_kill(directory: Path, first_ledger: int, acks: int) -> dict[int, int]:
-    """Publish into eight new ledgers until so many acks have come, then kill -9; the last acked offset of each."""
+    """Publish to eight new ledgers until so many acks came, then kill -9. Returns the last acked offset of each."""
     arguments = [sys.executable, "-c", PROGRAM, str(directory), str(Path(__file__).parent), str(first_ledger)]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

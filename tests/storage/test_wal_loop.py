@@ -46,7 +46,7 @@ class WatchedDisk(OsDisk):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """No sync ends."""
+        """Let no sync end during the block."""
         self.free.clear()
         try:
             yield

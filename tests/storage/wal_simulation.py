@@ -47,11 +47,11 @@ FAULTS = ("create", "pwritev", "sync_data", "rename", "unlink", "sync_directory"
 
 
 class _Crash(Exception):
-    """The process ends here, the machine goes on."""
+    """The process ends at this point; the machine and its page cache do not."""
 
 
 class Violation(AssertionError):
-    """A promise was broken."""
+    """The log broke a promise."""
 
 
 @dataclass
@@ -68,11 +68,11 @@ class ModelLedger:
     is_state: bool
     entries: list[Entry] = field(default_factory=list)
     synced: int = 0
-    """So many entries must be there."""
+    """How many entries must be found."""
     may_lack: int = 0
-    """So many at the beginning may have been trimmed."""
+    """How many of the first entries may have been trimmed."""
     failed_from: int = 1 << 62
-    """The first entry whose writer was told that it failed."""
+    """The first entry that was reported as failed."""
     closed: bool = False
     forgotten: bool = False
 
@@ -88,7 +88,7 @@ class ModelLedger:
 
 
 def make_batch(payload: bytes, base: int, time: int = 1_700_000_000_000_000) -> tuple[bytes, int]:
-    """A stamped batch of one message, and the checksum of its body."""
+    """Return a stamped batch of one message, and the checksum of its body."""
     buffer = encode([payload], publish_times=time)
     batch = Batch.trust(buffer)
     batch.stamp(base, time + base, 1)
@@ -149,7 +149,7 @@ class Simulation:
         self.tamper()
 
     def plan_cut(self) -> None:
-        """At some step, or at some call of the rarer operations; or not at all."""
+        """Plan a power cut: at a random step, at a random call of a rare operation, or none."""
         match self.random.randrange(3):
             case 0:
                 self.disk.cut_at = self.disk.steps + self.random.choice((1, 10, 40, 100)) + self.random.randrange(30)
@@ -202,7 +202,7 @@ class Simulation:
     # -- recovery --------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Recover, and hold what is there against the model."""
+        """Recover the log and compare what it holds with the model."""
         recovery = self.recovery_class(self.world(), DIRECTORY, IDENTITY, self.settings)
         recovery.engine_class = self.engine_class
         try:
@@ -236,7 +236,7 @@ class Simulation:
         self.unsynced.clear()
 
     def verify_ledger(self, ledger_id: int, ledger: ModelLedger) -> int:
-        """Everything promised is there; where the ledger ends now."""
+        """Check that the ledger holds everything promised, and return where it ends now."""
         found = self.engine.table.ledgers.get(ledger_id)
         if found is None or not found.spans:
             if ledger.may_lack < ledger.synced:
@@ -272,7 +272,7 @@ class Simulation:
                 raise Violation(f"ledger {ledger_id} has another state than was written")
 
     def verify_prefix(self, kept: dict[int, int]) -> None:
-        """Of what was not synced, a beginning is left, in log order."""
+        """Check that of the records that were not synced, only the last ones in log order are missing."""
         survived = []
         counts = {ledger_id: ledger.synced for ledger_id, ledger in self.ledgers.items()}
         for ledger_id in self.unsynced:
@@ -295,7 +295,7 @@ class Simulation:
             self.note(f"{act.__name__} failed: {error}")
 
     def append(self) -> None:
-        """A group of records, synced or only written."""
+        """Append a group of records, which is synced or only written."""
         records = [self.record(self.choose_ledger()) for _ in range(self.random.randint(1, 6))]
         sync = self.random.random() < self.sync_chance
         self.write(records, sync)
@@ -319,7 +319,8 @@ class Simulation:
             self.fill_ahead()
 
     def write_together(self, records: list[WalRecord]) -> None:
-        """In one go, or as a loop does that writes the first alone and leaves the rest to a thread, or what failed."""
+        """Write the records with one call, or the first one alone and then the rest, as the event loop and the log
+        thread do."""
         alone: list[WalRecord] = []
         if records and self.engine.fits_open_file(len(records[0].body)) and self.random.random() < 0.5:
             with suppress(Unavailable):
@@ -358,7 +359,7 @@ class Simulation:
         return [known for known, ledger in self.ledgers.items() if not ledger.closed and not ledger.forgotten]
 
     def choose_ledger(self) -> int:
-        """One that can be written to; sometimes a new one."""
+        """Return a ledger that can be written to; sometimes a new one."""
         usable = self.usable()
         if usable and self.random.random() < 0.9:
             return self.random.choice(usable)
@@ -399,13 +400,13 @@ class Simulation:
             self.engine.release(files)
 
     def snapshot_and_trim(self) -> None:
-        """What a broker does before it trims; whether the snapshots are synced by then is the log's business."""
+        """Write snapshots and then trim, as a broker does; the log must not trim before the snapshots are synced."""
         records = [self.record(known, SNAPSHOT) for known in self.usable() if self.ledgers[known].is_state]
         self.write(records, sync=self.random.random() < 0.3)
         self.release_and_trim(everything=True)
 
     def die(self) -> None:
-        """The process goes before the disk is cured."""
+        """End the process while the disk still fails."""
         raise self.random.choice((PowerCut, _Crash))
 
     def releasable(self) -> list[WalFile]:

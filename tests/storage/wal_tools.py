@@ -54,7 +54,7 @@ async def append(
     crc: int | None = None,
     level: DurabilityLevel = DurabilityLevel.SYNC,
 ) -> None:
-    """Append and wait; raises what `done` was given."""
+    """Append a record and wait for it. Raises the error that `done` got."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def settle(error: DanubeError | None) -> None:
@@ -96,7 +96,7 @@ class Ledger:
 
 
 async def payloads(log: LogWriter, ledger_id: int, offset: int = 0) -> list[bytes]:
-    """Every payload of a ledger from an offset on, in reads of at most 4 KiB."""
+    """Return every payload of a ledger from an offset on, in reads of at most 4 KiB."""
     found: list[bytes] = []
     while views := await log.read(ledger_id, offset, 4096):
         for view in views:

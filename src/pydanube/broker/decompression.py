@@ -43,7 +43,7 @@ class DecompressionBudget:
         self._plan_next()
 
     async def turn(self, plain_bytes: int) -> None:
-        """Return when a batch of this uncompressed size may be decompressed. Cancelled: its share of a turn stays
+        """Wait until a batch of this uncompressed size may be decompressed. Cancelled: its share of a turn stays
         unused."""
         if not self.take(plain_bytes):
             ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()

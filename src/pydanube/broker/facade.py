@@ -88,6 +88,8 @@ class BrokerParts:
     objects: ObjectStore | None = None
     """Without an object store, or without `tiering`, the log keeps everything."""
     tiering: TieringSettings | None = None
+    metadata_trouble: Callable[[], str] = str
+    """Returns what is wrong with the disk of the metadata, in one sentence; empty while nothing is."""
 
 
 class Broker:
@@ -101,6 +103,7 @@ class Broker:
         self._authorizer = authorizer
         self._settings = settings
         self._address = parts.address
+        self._metadata_trouble = parts.metadata_trouble
         self._started_at = clock.now_us()
         open_partitions = PartitionTable()
         self.tiers: ObjectStorage | None = None
@@ -170,12 +173,11 @@ class Broker:
 
     def describe(self, principal: Principal) -> BrokerDescription:
         self._authorizer.check(principal, Action.DESCRIBE, BROKER)
-        state = (self.tiers.trouble if self.tiers is not None else "") or "ok"
         return BrokerDescription(
             version=__version__,
             node=self._settings.node,
             cluster=self._settings.cluster,
-            state=next(iter(self.write_problems()), state),
+            state=self._state(),
             topics=len(self._registry.topics()),
             started_at=self._started_at,
         )
@@ -188,6 +190,12 @@ class Broker:
         refusing, unwritable = self._writer.read_only, self._store.failure
         problems = [] if refusing is None else [f"read-only: {refusing}"]
         return problems if unwritable is None else [*problems, f"metadata cannot be written: {unwritable}"]
+
+    def _state(self) -> str:
+        """Return "ok", or the most serious of the broker's problems."""
+        for problem in self.write_problems():
+            return problem
+        return self._metadata_trouble() or (self.tiers.trouble if self.tiers is not None else "") or "ok"
 
     @property
     def staging(self) -> Staging:

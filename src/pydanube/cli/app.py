@@ -36,6 +36,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "inspect": ("inspect:inspect", "Look into stored files without a broker."),
     "config": ("config:config", "Show and check the configuration."),
     "doctor": ("doctor:doctor", "Check whether this machine is ready for a broker."),
+    "completion": ("completion:completion", "Print the script that completes commands in a shell."),
     "bench": ("bench.command:bench", "Measure throughput and latency, with baselines and an integrity check."),
 }
 
@@ -74,7 +75,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS and not ctx.resilient_parsing:
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f"did you mean 'danube {near[0]}'?" if near else "'danube --help' lists them"
             raise click.UsageError(f"there is no command {args[0]!r}: {hint}", ctx)

@@ -6,6 +6,7 @@ it, and the Java check may leave a start script in the user's cache directory.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import platform
@@ -22,7 +23,6 @@ from pydanube.model.errors import Refused
 
 from .output import size
 
-PORTS: Final = {"native": 6655, "grpc": 6650, "admin": 50051, "http": 8650}
 EXTRAS: Final = {
     "pyarrow": "batches as Arrow tables: pip install 'pydanube[arrow]'",
     "pyspark": "the Spark data source, with a Java runtime: pip install 'pydanube[spark]'",
@@ -110,20 +110,29 @@ def sync_times(directory: Path, *, rounds: int, write_bytes: int) -> list[int]:
 
 
 def port(listener: str, number: int, host: str = "127.0.0.1") -> Finding:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, number))
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            flag = "--port" if listener == "native" else f"--{listener}-port"
+    """Check whether a listener can use its port. An address that is not of this machine fails; a port in use warns."""
+    import asyncio
+
+    from pydanube.runtime.network import check_free
+
+    flag = "--port" if listener == "native" else f"--{listener}-port"
+    try:
+        asyncio.run(check_free(host, number))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
             return Finding(
-                f"port {number}",
-                "warn",
-                f"{listener}: {reason}",
-                f"a broker may be running already; otherwise free it or serve with {flag} 0",
+                f"port {number}", "fail", f"{listener}: {host}: {reason}", "set server.host to an address here"
             )
-    return Finding(f"port {number}", "ok", f"{listener}: free")
+        return Finding(
+            f"port {number}",
+            "warn",
+            f"{listener}: {host}:{number}: {reason}",
+            f"a broker may be running already; otherwise free it or serve with {flag} 0",
+        )
+    return Finding(
+        f"port {number}", "ok", f"{listener}: {'any free one' if number == 0 else f'{host}:{number} is free'}"
+    )
 
 
 def package(module: str, purpose: str) -> Finding:

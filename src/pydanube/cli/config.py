@@ -46,7 +46,7 @@ DANUBE_LOG_FILE_BYTES=64MiB danube config show --changed
     ),
 )
 @config_option
-@click.option("--changed", is_flag=True, help="Only what is not a default.")
+@click.option("--changed", is_flag=True, help="Only what the file or the environment gives.")
 @json_option
 def show(path: Path | None, changed: bool, as_json: bool) -> None:
     """Show every setting, its value, and whether a file, the environment or a default gave it.
@@ -71,4 +71,4 @@ def validate(path: Path | None, as_json: bool) -> None:
     if as_json:
         emit_json({"valid": True, "changed": dict(sources)})
     else:
-        click.echo(f"valid: {len(sources)} setting{'s' * (len(sources) != 1)} not at default")
+        click.echo(f"valid: {len(sources)} setting{'s' * (len(sources) != 1)} given, the others have their defaults")

@@ -7,21 +7,23 @@ redelivered. On Ctrl-C the acks are flushed first.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import click
 import msgspec
 
 from pydanube.model.errors import Invalid, NotFound
 from pydanube.model.names import TopicName
-from pydanube.model.positions import LATEST, Position, datetime_from_micros
+from pydanube.model.positions import EARLIEST, LATEST, Position, datetime_from_micros
 from pydanube.model.topics import SubscriptionDescription, SubscriptionTypeName
 
-from .options import DURATION, POSITION, SUBSCRIPTION, SUBSCRIPTION_TYPE, Parsed, examples, url_option
+from . import values
+from .message_format import MessageFormat, escaped
+from .options import DELIMITER, DURATION, POSITION, SUBSCRIPTION, SUBSCRIPTION_TYPE, Parsed, examples, url_option
 from .output import fail, note, payload_json, payload_text
-from .reading import AllPartitions, is_pattern, topics_of
+from .reading import AllPartitions, BacklogEnd, Bounds, is_pattern, topics_of
 from .session import Stop, with_client
 from .streams import is_terminal, need_stdout
 
@@ -38,8 +40,25 @@ def _topics(text: str) -> str:
     return text
 
 
+def _start(text: str) -> Position:
+    """Parse the position of --from; a negative number, which kcat and Spark count from the end, is --last here."""
+    try:
+        return values.position(text)
+    except Invalid as error:
+        if not (text[:1] == "-" and text[1:].isdecimal()):
+            raise
+        raise Invalid(f"{error.message}, or --last {text[1:]} for the last {text[1:]} messages") from None
+
+
 TOPICS: Final = Parsed("topic", _topics)
+START: Final = Parsed("position", _start)
+FORMAT: Final = Parsed("format", MessageFormat.parse)
 PREFETCH_MESSAGES: Final = 10_000
+END_POLL_SECONDS: Final = 0.25
+"""With --exit and a subscription: after so long without a message, the broker is asked whether there is any left."""
+
+Ended = Literal["enough", "end", "silence", "signal"]
+"""Why consuming ended: --count is reached, the end of what was asked for is, --timeout passed, or a signal came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +71,15 @@ class ConsumeOptions:
     type_: str | None
     """None: the type of the existing subscription, or exclusive."""
     start: Position | None
+    last: int | None
+    until: Position | None
+    stop_at_end: bool
+    partitions: tuple[int, ...]
     count: int | None
     as_json: bool
+    raw: bool
+    format_: MessageFormat | None
+    delimiter: bytes | None
     timeout: float | None
     no_ack: bool
     nack: bool
@@ -79,11 +105,49 @@ class ConsumeOptions:
         given = [name for name, value in of_subscription.items() if value]
         if self.subscription is None and given:
             raise click.UsageError(f"{given[0]} is about a subscription: name it with -s")
+        without_subscription = {"--last": self.last, "--until": self.until, "--partition": self.partitions}
+        given = [name for name, value in without_subscription.items() if value]
+        if self.subscription is not None and given:
+            raise click.UsageError(f"{given[0]} is for reading without a subscription: leave out -s")
         if self.nack and self.no_ack:
             raise click.UsageError("--nack and --no-ack exclude each other")
+        if self.nack and self.stop_at_end:
+            raise click.UsageError("--nack and --exit exclude each other: what is given back comes again")
         if self.reason is not None and not self.nack:
             raise click.UsageError("--reason is why a message is given back: add --nack")
+        if self.start is not None and self.last is not None:
+            raise click.UsageError("--from and --last exclude each other")
+        self._check_until()
+        self._check_output()
         self.check_type(self.type_)
+
+    def _check_until(self) -> None:
+        if self.until is None:
+            return
+        if self.until.kind == "earliest":
+            raise click.UsageError("--until earliest leaves nothing to read: use latest, an offset or a time")
+        if self.until.kind == "time":
+            from pydanube.runtime.clock import SystemClock
+
+            if self.until.value > SystemClock().now_us():
+                raise click.UsageError(f"--until {self.until} is in the future: messages may still come before it")
+
+    def _check_output(self) -> None:
+        forms = {"--json": self.as_json, "--raw": self.raw, "--format": self.format_}
+        given = [name for name, value in forms.items() if value]
+        if len(given) > 1:
+            raise click.UsageError(f"{given[0]} and {given[1]} exclude each other")
+        if self.delimiter is not None and given and given != ["--raw"]:
+            raise click.UsageError(f"--delimiter is for text and --raw: {given[0]} says itself where a message ends")
+
+    @property
+    def bounds(self) -> Bounds:
+        """What is read without a subscription. With an end and without a start, everything up to the end is read."""
+        has_end = self.stop_at_end or self.until is not None
+        start = self.start or (EARLIEST if has_end else LATEST)
+        at_end = self.stop_at_end or (self.until is not None and self.until.kind == "latest")
+        until = None if self.until == LATEST else self.until
+        return Bounds(start, self.last, until, at_end, self.partitions)
 
     def check_type(self, type_: str | None, hint: str = "") -> None:
         """Raise UsageError for options that this subscription type does not have; None: the type is not known yet."""
@@ -99,7 +163,12 @@ class ConsumeOptions:
 danube consume /default/hello --from earliest --count 1
 danube consume /default/orders -s billing                   resumes where 'billing' stopped
 danube consume /default/orders --from 2026-01-31T12:00:00Z --json | jq .payload
-danube consume /default/orders --from earliest --timeout 2  what is there, then stop
+danube consume /default/orders -e                           what is there, then stop
+danube consume /default/orders --last 5 -e -p 0             the last five of partition 0
+danube consume /default/orders --from -1h --until -10m
+danube consume /default/orders -e --format '%p:%o %T %k %s\\n'
+danube consume /default/images --last 1 -e --raw > cat.jpg  exactly the bytes that were published
+danube consume /default/orders -e --json | danube produce /default/copy --json-lines
 danube consume /default/orders -s debug --no-ack            look, and leave everything to come again
 danube consume /default/orders -s workers --type shared     run several: each gets a part
 danube consume /default/orders -s hot --type failover --name standby --priority 2
@@ -123,9 +192,27 @@ danube consume /default/orders -s debug --count 1 --nack --reason 'no stock'   l
 @click.option(
     "--key-filter", "key_filters", metavar="GLOB", multiple=True, help="key-shared: only such keys; may be repeated."
 )
-@click.option("--from", "start", type=POSITION, help="earliest, latest, an offset, a time, or -10m.  [default: latest]")
+@click.option(
+    "--from",
+    "start",
+    type=START,
+    help="earliest, latest, an offset, a time, or -10m.  [default: latest; without -s and with an end: earliest]",
+)
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="From the last N messages of each partition on.")
+@click.option(
+    "--until", type=POSITION, help="Stop before this offset or time (as --from), in each partition; latest: as -e."
+)
+@click.option("-e", "--exit", "stop_at_end", is_flag=True, help="Stop at the end: when all that is stored now came.")
+@click.option(
+    "-p", "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this; may be repeated."
+)
 @click.option("--count", type=click.IntRange(min=1), help="Stop after so many messages.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, with everything about the message.")
+@click.option("--raw", is_flag=True, help="Exactly the bytes of the payloads, with nothing between them but -D.")
+@click.option("-f", "--format", "format_", type=FORMAT, help="Print each message like this; see above.")
+@click.option(
+    "-D", "--delimiter", type=DELIMITER, help=r"What follows each payload.  [default: \n; with --raw: nothing]"
+)
 @click.option("--timeout", type=click.FloatRange(min=0), help="Stop when nothing came for so many seconds.")
 @click.option("--no-ack", is_flag=True, help="Do not confirm what was received.")
 @click.option("--nack", is_flag=True, help="Give back what was received: it fails, and comes again or dies.")
@@ -138,43 +225,93 @@ danube consume /default/orders -s debug --count 1 --nack --reason 'no stock'   l
 def consume(url: str, **given: Any) -> None:
     """Receive messages from a topic.
 
-    TOPIC may be a pattern such as '/default/orders-*', for all topics that match. Prints payloads as lines of text;
-    --json adds key, attributes, offset and times, and keeps binary payloads whole (payload_encoding base64). With -s
-    messages are acked and the subscription remembers its place; --from counts only when that creates the subscription.
-    Without -s nothing is remembered. A time without a zone is UTC. Ctrl-C is the usual end: exit code 0.
+    TOPIC may be a pattern such as '/default/orders-*', for all topics that match. Prints payloads as lines of text, in
+    which bytes that are no text are escaped; --json adds key, attributes, offset and times, and keeps binary payloads
+    whole (payload_encoding base64); --raw writes the bytes as they are. With -s messages are acked and the subscription
+    remembers its place; --from counts only when that creates the subscription. Without -s nothing is remembered. A time
+    without a zone is UTC. Ctrl-C is the usual end: exit code 0.
+
+    A --format is written as for kcat; it ends with a newline only if it says so:
+
+    \b
+      %s payload     %S bytes of the payload    %R the same, as a 32-bit big endian number
+      %k key         %K bytes of the key, -1 without one
+      %t topic       %p partition               %o offset
+      %T publish time, ms since 1970            %h attributes, a=b,c=d
+      %% a percent sign; in delimiters too: \\n \\r \\t \\0 \\\\ \\xNN
     """
     wanted = ConsumeOptions(**given)
     wanted.check()
     need_stdout()
-    received, was_told_to_stop = with_client(url, lambda client: _consume(client, wanted))
-    if was_told_to_stop or wanted.count is None or wanted.timeout is None:
-        return
-    if received < wanted.count:
+    received, ended = with_client(url, lambda client: _consume(client, wanted))
+    if ended == "silence" and wanted.count is not None:
         fail(f"received {received} of {wanted.count} messages: nothing more came for {wanted.timeout:g} s")
 
 
-async def _consume(client: Client, wanted: ConsumeOptions) -> tuple[int, bool]:
-    """Print messages until the end; return how many, and whether a signal ended it."""
+async def _consume(client: Client, wanted: ConsumeOptions) -> tuple[int, Ended]:
+    """Print messages until the end; return how many, and why it ended."""
     stop = Stop()
     printer = Printer(wanted)
     async with _source(client, wanted, await _existing(client, wanted)) as source:
+        end = None
+        if wanted.subscription is not None and wanted.stop_at_end:
+            end = await BacklogEnd.find(client, wanted.topic, wanted.subscription)
+        if isinstance(source, AllPartitions) and source.finished and not wanted.partitions:
+            note(f"no topic matches {wanted.topic}")
         while not stop.asked and not printer.full:
-            batch = await _next_batch(source, stop, wanted.timeout)
+            batch = await _next_batch(source, stop, wanted.timeout, end)
             if batch is None:
                 break
             printed = printer.show(batch)
+            if end is not None:
+                end.note(printed)
             if isinstance(source, AllPartitions) or wanted.no_ack:
                 continue
             await (source.nack(printed, reason=wanted.reason or "") if wanted.nack else source.ack(printed))
-    return printer.printed, stop.asked
+        ended = "enough" if printer.full else _why(stop, source, end)
+    return printer.printed, ended
 
 
-async def _next_batch(source: Consumer | AllPartitions, stop: Stop, timeout: float | None) -> ReceivedBatch | None:
-    """Return the next batch; None if the stop or the timeout came first. Opening a partition restarts the timeout."""
+def _why(stop: Stop, source: Consumer | AllPartitions, end: BacklogEnd | None) -> Ended:
+    if stop.asked:
+        return "signal"
+    at_end = source.finished if isinstance(source, AllPartitions) else end is not None and end.reached
+    return "end" if at_end else "silence"
+
+
+async def _next_batch(
+    source: Consumer | AllPartitions, stop: Stop, timeout: float | None, end: BacklogEnd | None = None
+) -> ReceivedBatch | None:
+    """Return the next batch; None if the end, the stop or the timeout came first.
+
+    Opening a partition restarts the timeout.
+    """
     while isinstance(source, AllPartitions) and source.opening and not source.arrived:
         if await stop.first(source.open_next(), timeout) is None:
             return None
-    return await stop.first(source.receive_batch(), timeout)
+    if end is None:
+        return await stop.first(source.receive_batch(), timeout)
+    assert not isinstance(source, AllPartitions)
+    return await _next_before_end(source, stop, timeout, end)
+
+
+async def _next_before_end(
+    source: Consumer, stop: Stop, timeout: float | None, end: BacklogEnd
+) -> ReceivedBatch | None:
+    """Return the next batch of a consumer; None also if the end of its backlog is reached."""
+    waited = 0.0
+    while not end.reached and (timeout is None or waited < timeout):
+        patience = END_POLL_SECONDS if timeout is None else min(END_POLL_SECONDS, timeout - waited)
+        batch = await stop.first(source.receive_batch(), patience)
+        if batch is not None or stop.asked:
+            return batch
+        if await stop.first(end.ask(), timeout):
+            try:
+                return await source.receive_batch(timeout=0)  # it may have come together with the answer
+            except TimeoutError:
+                end.reach()
+        waited += patience
+    return None
 
 
 async def _existing(client: Client, wanted: ConsumeOptions) -> SubscriptionDescription | None:
@@ -194,18 +331,21 @@ def _source(
     if existing is not None and wanted.start is not None:
         how = f"'danube subscriptions seek {existing.topic} {wanted.subscription} {wanted.start}' moves it"
         note(f"--from is ignored because the subscription {wanted.subscription} exists; {how}")
-    elif wanted.start is None and existing is None and is_terminal(sys.stderr):
+    elif wanted.bounds.start == LATEST and wanted.last is None and existing is None and is_terminal(sys.stderr):
         note("waiting for new messages; --from earliest shows what is stored; Ctrl-C ends")
-    start = wanted.start or LATEST
     if wanted.subscription is None:
-        return AllPartitions(client, wanted.topic, start)
+        return AllPartitions(client, wanted.topic, wanted.bounds)
+    if existing is None and wanted.start is None and wanted.stop_at_end:
+        note(
+            f"the subscription {wanted.subscription} is new and starts at the end; --from earliest takes what is stored"
+        )
     kind = wanted.type_ or (str(existing.type) if existing is not None else "exclusive")
     wanted.check_type(kind, "" if existing is not None else ", as new ones are: add --type")
     return client.consumer(
         wanted.topic,
         subscription=wanted.subscription,
         type=cast(SubscriptionTypeName, kind),
-        start=start,
+        start=wanted.start or LATEST,
         name=wanted.name,
         priority=wanted.priority or 0,
         key_filters=wanted.key_filters,
@@ -220,7 +360,8 @@ class Printer:
     def __init__(self, wanted: ConsumeOptions) -> None:
         self._left = wanted.count
         self._terminal = is_terminal(sys.stdout)
-        self._lines = self._as_json if wanted.as_json else self._as_text
+        self._delimiter = wanted.delimiter if wanted.delimiter is not None else b"" if wanted.raw else b"\n"
+        self._rendered = self._renderer(wanted)
         self._encode = msgspec.json.Encoder().encode
         self.printed = 0
 
@@ -232,16 +373,32 @@ class Printer:
         """Write the batch, cut to the count that is left, and return what was written."""
         if self._left is not None and len(batch) > self._left:
             batch = batch.part(0, self._left)
-        sys.stdout.buffer.write(b"".join(self._lines(batch)))
+        sys.stdout.buffer.write(b"".join(self._rendered(batch)))
         sys.stdout.buffer.flush()
         self.printed += len(batch)
         if self._left is not None:
             self._left -= len(batch)
         return batch
 
+    def _renderer(self, wanted: ConsumeOptions) -> Callable[[ReceivedBatch], Iterable[bytes]]:
+        """Return the function that makes the output of a batch."""
+        if wanted.as_json:
+            return self._as_json
+        if wanted.raw:
+            return self._as_bytes
+        if wanted.format_ is None:
+            return self._as_text
+        render = wanted.format_.render
+        return (lambda batch: map(escaped, render(batch))) if self._terminal else render
+
     def _as_text(self, batch: ReceivedBatch) -> Iterator[bytes]:
         for payload in batch.payloads:
-            yield f"{payload_text(payload, terminal=self._terminal)}\n".encode()
+            yield payload_text(payload, terminal=self._terminal).encode() + self._delimiter
+
+    def _as_bytes(self, batch: ReceivedBatch) -> Iterator[bytes]:
+        for payload in batch.payloads:
+            yield payload
+            yield self._delimiter
 
     def _as_json(self, batch: ReceivedBatch) -> Iterator[bytes]:
         """Yield one JSON line per message, from columns: values that repeat are converted once."""

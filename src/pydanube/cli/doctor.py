@@ -22,7 +22,7 @@ COLOURS: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
         """
 danube doctor
 danube doctor --data-dir /var/lib/danube     the disk the log will be on
-danube doctor --config danube.toml           with the object store that is configured there
+danube doctor --config danube.toml           the disk, the ports and the object store of this file
 danube doctor --json | jq '.findings[] | select(.status != "ok")'
 """
     )
@@ -30,19 +30,17 @@ danube doctor --json | jq '.findings[] | select(.status != "ok")'
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    default=Path("danube-data"),
-    show_default=True,
-    help="Where the broker will keep its data.",
+    help="Where the broker will keep its data.  [default: as configured, else ./danube-data]",
 )
 @click.option("--no-sync", is_flag=True, help="Do not measure how fast the disk syncs.")
 @config_option
 @json_option
-def doctor(data_dir: Path, no_sync: bool, path: Path | None, as_json: bool) -> None:
+def doctor(data_dir: Path | None, no_sync: bool, path: Path | None, as_json: bool) -> None:
     """Check whether this machine is ready for a broker.
 
     Looks at Python, the platform, the disk and how fast it syncs, the ports, the object store (where storage.url names
-    one), the optional packages and Java (for Spark only). A warning is something to know, a failure is something to
-    fix; failures set exit code 1.
+    one), the optional packages and Java (for Spark only). What it looks at is what the configuration says: --config,
+    the environment, defaults. A warning is something to know, a failure is something to fix; failures set exit code 1.
     """
     findings = list(_findings(data_dir, path, measure=not no_sync))
     failed = [finding for finding in findings if finding.status == "fail"]
@@ -54,15 +52,21 @@ def doctor(data_dir: Path, no_sync: bool, path: Path | None, as_json: bool) -> N
         fail(f"{len(failed)} of {len(findings)} checks failed: {', '.join(finding.check for finding in failed)}")
 
 
-def _findings(data_dir: Path, path: Path | None, *, measure: bool) -> Iterator[checks.Finding]:
+def _findings(data_dir: Path | None, path: Path | None, *, measure: bool) -> Iterator[checks.Finding]:
+    settings = load(path)
+    log_directory = settings.log_directory if data_dir is None else data_dir
     yield checks.python_version()
     yield checks.system()
-    yield from checks.disk(data_dir)
+    yield from checks.disk(log_directory)
     if measure:
-        yield checks.sync_speed(data_dir)
-    for listener, number in checks.PORTS.items():
-        yield checks.port(listener, number)
-    storage = load(path).storage
+        yield checks.sync_speed(log_directory)
+    server = settings.server
+    ports = {"native": server.port, "grpc": server.grpc_port, "admin": server.admin_port}
+    if server.http:
+        ports["http"] = server.http_port
+    for listener, number in ports.items():
+        yield checks.port(listener, number, server.host)
+    storage = settings.storage
     if storage.url:
         yield from store_check.findings(storage.url, storage.options)
     for module, purpose in checks.EXTRAS.items():

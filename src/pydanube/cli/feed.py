@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -30,19 +31,39 @@ async def texts(messages: Sequence[str], count: int | None) -> AsyncIterator[lis
         yield some
 
 
-async def lines(descriptor: int, count: int | None) -> AsyncIterator[list[bytes]]:
+@dataclass(frozen=True, slots=True)
+class LineFormat:
+    """How an input is cut into lines."""
+
+    delimiter: bytes = b"\n"
+    crlf: bool = False
+    """A CR at the end of a line belongs to the line end, not to the message."""
+    bytes_max: int = MESSAGE_BYTES_MAX
+    """The longest line that can be a message."""
+
+
+LINES: Final = LineFormat()
+
+
+async def lines(descriptor: int, count: int | None, form: LineFormat = LINES) -> AsyncIterator[list[bytes]]:
     """Yield lines without line ends, to the end of the input or `count` lines. If cancelled, no read stays pending."""
     left = count
-    rest, before = b"", 0
+    rest, before = bytearray(), 0
     while left is None or left > 0:
         data = await _read(descriptor)
-        whole = (rest + data).split(b"\n")
-        rest = whole.pop() if data else b""
+        searched = max(0, len(rest) + 1 - len(form.delimiter))
+        rest += data
+        whole: list[bytes] = []
+        if not data or rest.find(form.delimiter, searched) >= 0:  # else a long line goes on: it is searched only once
+            whole = bytes(rest).split(form.delimiter)
+            rest = bytearray(whole.pop() if data else b"")
         if not data and whole == [b""]:
             return
-        if len(rest) > MESSAGE_BYTES_MAX:
-            raise Invalid(f"line {before + len(whole) + 1} is longer than a message may be ({MESSAGE_BYTES_MAX} bytes)")
-        found = [line.removesuffix(b"\r") for line in whole[:left]]
+        if len(rest) > form.bytes_max:
+            raise Invalid(f"line {before + len(whole) + 1} is longer than a message may be ({form.bytes_max} bytes)")
+        found = whole[:left]
+        if form.crlf:
+            found = [line.removesuffix(b"\r") for line in found]
         for at in range(0, len(found), LIST_MAX):
             yield found[at : at + LIST_MAX]
         if not data:
@@ -67,10 +88,10 @@ async def _read(descriptor: int) -> bytes:
     return os.read(descriptor, READ_BYTES)
 
 
-async def file_lines(path: Path, count: int | None) -> AsyncIterator[list[bytes]]:
+async def file_lines(path: Path, count: int | None, form: LineFormat = LINES) -> AsyncIterator[list[bytes]]:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        async for some in lines(descriptor, count):
+        async for some in lines(descriptor, count, form):
             yield some
     finally:
         os.close(descriptor)

@@ -13,7 +13,7 @@ from pydanube.model.errors import Invalid
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
 from pydanube.runtime.environment import DEFAULT_URL, URL_VARIABLE
 
-from . import values
+from . import message_format, values
 from .streams import is_terminal
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ POSITION: Final = Parsed("position", values.position)
 ATTRIBUTE: Final = Parsed("name=value", _attribute)
 PLACE: Final = Parsed("partition:offset", values.place)
 DURATION: Final = Parsed("seconds", values.duration)
+DELIMITER: Final = Parsed("text", message_format.delimiter)
 MOMENT: Final = Parsed("time", values.moment)
 POLICY: Final = Parsed("name=value", values.policy)
 POLICY_NAME: Final = Parsed("name", values.policy_name)

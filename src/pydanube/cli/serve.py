@@ -50,8 +50,9 @@ def serve(
     """Start a broker.
 
     Needs no configuration. Prints one line on stdout when clients may come: "danube ready native=H:P grpc=H:P admin=H:P
-    http=H:P", with port 0 for a listener that is off or does not exist yet; logs go to stderr. SIGTERM and Ctrl-C end
-    it in order: what was published is answered and synced. A second signal ends it at once.
+    http=H:P", with port 0 for a listener that is off or does not exist yet; logs go to stderr. SIGTERM, Ctrl-C and
+    SIGHUP end it in order: what was published is answered and synced. A second SIGTERM or Ctrl-C ends it at once. Under
+    nohup SIGHUP stays ignored.
     """
     from pydanube.runtime import telemetry
     from pydanube.server import run

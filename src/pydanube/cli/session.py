@@ -1,9 +1,8 @@
-"""Connects a command to a broker for the length of one coroutine, and handles Ctrl-C and SIGTERM."""
+"""Connects a command to a broker for the length of one coroutine, and handles signals that end it."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -20,7 +19,6 @@ ANSWER_SECONDS: Final = 30.0
 """How long a reachable broker may take to answer: it may be busy, or have to open a thousand partitions."""
 LEAVE_SECONDS: Final = 1.0
 """How long to wait for cancelled work."""
-STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def with_client(url: str, work: Callable[[Client], Awaitable[T]], *, answer_seconds: float = ANSWER_SECONDS) -> T:
@@ -44,14 +42,17 @@ def with_client(url: str, work: Callable[[Client], Awaitable[T]], *, answer_seco
 
 
 class Stop:
-    """A flag that the first SIGINT or SIGTERM sets, so that a loop can end in order; the second one cancels."""
+    """A flag that the first SIGINT, SIGTERM or SIGHUP sets, so that a loop can end in order; a second one (but
+    SIGHUP) cancels."""
 
     def __init__(self) -> None:
+        from pydanube.runtime.signals import on_hangup, on_stop_signals
+
         self._asked = asyncio.Event()
         self._task = asyncio.current_task()
         loop = asyncio.get_running_loop()
-        for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self._on_signal)
+        on_stop_signals(loop, self._on_signal)
+        on_hangup(loop, self._asked.set)
 
     def _on_signal(self) -> None:
         if self._asked.is_set() and self._task is not None:

@@ -51,7 +51,7 @@ async def check_store(store: ObjectStore) -> list[Finding]:
         return [await _check_operations(store), await _check_speed(store)]
     except (DanubeError, TimeoutError) as error:
         remedy = "check the address, the credentials and that the bucket or directory exists"
-        return [Finding(CHECK, "fail", f"{store.url}: {_explain(error)}", remedy)]
+        return [Finding(CHECK, "fail", f"{store.url}: {_explain(error).removeprefix(f'{store.url}: ')}", remedy)]
     except _Wrong as error:
         remedy = "the broker needs create-only puts and reads that see what was put: use another store"
         return [Finding(CHECK, "fail", f"{store.url}: {error}", remedy)]

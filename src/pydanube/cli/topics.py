@@ -48,7 +48,9 @@ danube topics create /default/prices --non-reliable         never stored; who is
     ),
 )
 @click.argument("topic", type=TOPIC)
-@click.option("--partitions", type=click.IntRange(min=0), default=0, show_default="plain", help="How many partitions.")
+@click.option(
+    "--partitions", type=click.IntRange(min=0), default=0, show_default="non-partitioned", help="How many partitions."
+)
 @click.option("--ack-level", type=ACK_LEVEL, default="durable", show_default=True, help="What a publish ack promises.")
 @click.option(
     "--reliable/--non-reliable", default=True, help="Keep messages until they are acked.  [default: reliable]"
@@ -78,7 +80,7 @@ def create(
                 raise
             there = (await client.describe_topic(str(topic))).config
             if there != TopicConfig(partitions, reliable, AckLevel.parse(ack_level)):
-                kind = f"{there.partitions} partitions" if there.partitions else "plain"
+                kind = f"{there.partitions} partitions" if there.partitions else "non-partitioned"
                 how = f"reliable, {there.ack_level} acks" if there.reliable else "non-reliable"
                 click.echo(f"danube: {topic} was created with other settings: {kind}, {how}", err=True)
             return False
@@ -140,7 +142,7 @@ def describe(topic: TopicName, url: str, as_json: bool) -> None:
         [
             ("topic", found.name),
             ("id", found.topic_id),
-            ("partitions", found.config.partitions or "plain"),
+            ("partitions", found.config.partitions or "non-partitioned"),
             ("reliable", "yes" if found.config.reliable else "no"),
             ("ack level", found.config.ack_level if found.config.reliable else "none: nothing is stored"),
             ("subscriptions", ", ".join(found.subscriptions) or "none"),

@@ -21,6 +21,7 @@ _UNITS: Final[dict[str, int | Decimal]] = {
 }  # fmt: skip
 _DURATION: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?(ms|[smhdw]?)")
 _AGO: Final = re.compile(r"(?:now)?-([0-9.]+(?:ms|[smhdw]))")
+_AGO_WITHOUT_UNIT: Final = re.compile(r"(?:now)?(-[0-9.]+)")
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _PLACE: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,19})")
 
@@ -40,6 +41,9 @@ def _seconds(text: str) -> Decimal:
 
 def position(text: str) -> Position:
     """Parse a position as `Position.parse` does, or how long ago, such as -10m."""
+    if without_unit := _AGO_WITHOUT_UNIT.fullmatch(text):
+        number = without_unit[1]
+        raise Invalid(f"{text!r} has no unit: use {number}s, {number}m or {number}h for how long ago")
     matched = _AGO.fullmatch(text)
     if matched is None:
         try:

@@ -9,10 +9,12 @@ Never           broker, storage or gateway code; a task or a thread that outlive
 from __future__ import annotations
 
 from pydanube.client.admin.dead_letters import DeadLetter, DeadLetters, Redriven
+from pydanube.client.admin.schemas import Schemas
 from pydanube.client.blocking.client import (
     BlockingClient,
     BlockingDeadLetters,
     BlockingProducer,
+    BlockingSchemas,
     BlockingStager,
     connect_blocking,
 )
@@ -32,6 +34,7 @@ __all__ = [
     "BlockingDeadLetters",
     "BlockingProducer",
     "BlockingReader",
+    "BlockingSchemas",
     "BlockingStager",
     "Client",
     "Consumer",
@@ -45,6 +48,7 @@ __all__ = [
     "Receipts",
     "ReceivedBatch",
     "Redriven",
+    "Schemas",
     "Stager",
     "connect",
     "connect_blocking",

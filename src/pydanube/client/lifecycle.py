@@ -26,6 +26,9 @@ log = get_logger(__name__)
 CANCELLED_SECONDS: Final = 5.0
 """When the block is left by cancellation, unfinished work gets this long to complete, then it is dropped."""
 
+HOW_TO_OPEN: Final = "use `with` or open() in the blocking client, `async with` or await in the other"
+"""For error messages, which both clients raise."""
+
 
 def check_timeout(timeout: float | None) -> None:
     """Check the timeout of `close`; raises Invalid."""
@@ -123,7 +126,7 @@ class Openable:
         if self._closed:
             raise Refused(f"this {self._what} is closed")
         if not self._opened:
-            raise Refused(f"this {self._what} is not open yet: use `async with`, or await it")
+            raise Refused(f"this {self._what} is not open yet: {HOW_TO_OPEN}")
 
     async def __aenter__(self) -> Self:
         return await self.open()

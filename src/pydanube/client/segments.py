@@ -55,6 +55,8 @@ from .settings import check_count
 if TYPE_CHECKING:
     import pyarrow
 
+__all__ = ["BlockingSegments", "SegmentInfo", "Segments", "open_segments", "open_segments_blocking"]
+
 FOOTERS_KEPT: Final = 128
 FOOTERS_AT_ONCE: Final = 16
 """Footers that `find` reads at the same time."""

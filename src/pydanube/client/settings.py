@@ -38,7 +38,9 @@ def is_utf8(value: object) -> bool:
 
 
 def check_number(name: str, value: float, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Invalid(f"{name}={value!r} is not a number: use {low:g} to {high:g}")
+    if not low <= value <= high:
         raise Invalid(f"{name}={value!r} is out of range: use {low:g} to {high:g}")
 
 

@@ -1,5 +1,7 @@
 """Control entries of a partition's ledgers: state that must survive a trim, a restart or a change of the owner.
 
+`broker.partitions.state_ledger` writes snapshots and deltas, and `broker.partitions.recovery` reads them.
+
 They are MessagePack arrays, so that a later release can append fields and still read these. The first element is the
 format version; a newer one is refused. Times are in microseconds, ranges are [start, end).
 
@@ -11,7 +13,7 @@ Snapshot      [1, next offset, [producer, ...], [cursor, ...],           first e
 Delta         [1, [change, ...]]                                         what happened since
 producer      [id, epoch, next sequence, last append time, [[sequence, offset, count], ...]]
 cursor        [subscription id, position, [[start, end], ...]]
-change        [subscription id, kind, [[start, end], ...], generation]   kind 0 acked, 1 moved to start; 0: not told
+change        [subscription id, kind, [[start, end], ...], generation]   kind 0 acked, 1 moved to start; 0: unknown
 ```
 """
 

@@ -163,7 +163,7 @@ class EmbeddedStore:
         return await self._submit(lambda database: database.scan(prefix, start_after, limit))
 
     async def transact(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> TransactionResult:
-        """When cancelled, all of it may happen or nothing."""
+        """See `MetadataStore.transact`. When cancelled, all of it may happen or nothing."""
         compares, writes = tuple(compares), tuple(writes)
         check_transaction(compares, writes)
         for write in writes:
@@ -177,8 +177,8 @@ class EmbeddedStore:
         return self._history.watch(prefix, from_revision)
 
     async def grant_lease(self, ttl_ms: int) -> int:
-        """When cancelled, a lease may have been granted that the caller does not know; it ends after its time to
-        live."""
+        """See `MetadataStore.grant_lease`. When cancelled, a lease that the caller does not know may have been granted;
+        it ends after its time to live."""
         check_ttl(ttl_ms)
         if len(self._leases) >= LEASES_MAX:
             raise Full(f"{LEASES_MAX} leases are held already")
@@ -193,7 +193,8 @@ class EmbeddedStore:
         living.deadline = self._clock.monotonic() + living.ttl_seconds
 
     async def revoke(self, lease: int) -> None:
-        """When cancelled, the lease may have ended or not; if not, it ends after its time to live."""
+        """See `MetadataStore.revoke`. When cancelled, the lease may have ended or not; if not, it ends after its time
+        to live."""
         self._require_lease(lease)
         await self._submit(lambda database: database.revoke(lease), then=lambda _: self._stop_lease(lease), writes=True)
 
@@ -210,7 +211,7 @@ class EmbeddedStore:
         return await self._submit(lambda database: database.identity())
 
     async def record_succession(self, former: Succession) -> None:
-        """When cancelled, it may happen or not."""
+        """See `MetadataStore.record_succession`. When cancelled, it may happen or not."""
         await self._submit(lambda database: database.record_succession(former), writes=True)
 
     @property

@@ -34,25 +34,25 @@ class Refused(DanubeError):
 
 
 class NotFound(Refused):
-    """There is no such thing."""
+    """The named topic, subscription or other object does not exist; check the name, or create it."""
 
     code = 4
 
 
 class AlreadyExists(Refused):
-    """There is such a thing already."""
+    """An object of this name exists already; use it, or choose another name."""
 
     code = 5
 
 
 class Denied(Refused):
-    """You are known, and may not."""
+    """The caller is authenticated, but has no permission for this; ask for it."""
 
     code = 6
 
 
 class Unauthenticated(Refused):
-    """Say who you are."""
+    """The caller is not authenticated; send valid credentials."""
 
     code = 7
 

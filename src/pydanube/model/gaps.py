@@ -50,7 +50,7 @@ class Gaps:
         return bool(self._starts)
 
     def __len__(self) -> int:
-        """The number of ranges."""
+        """Return the number of ranges."""
         return len(self._starts)
 
     def __eq__(self, other: object) -> bool:

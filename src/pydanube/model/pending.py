@@ -1,4 +1,4 @@
-"""Messages that a subscription has not settled, and the state of each."""
+"""The messages of a subscription's backlog, and why each of them is not acknowledged yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ready       it can be delivered: it was not read yet, or is to be redelivered
 unacked     a consumer has it
 waiting     it failed, and is redelivered at `until_us`
 delayed     its producer asked for a later delivery
-held        key-shared: its consumer has no credit, or an earlier message of its key is not settled, or no consumer
+held        key-shared: its consumer has no credit, or an earlier message of its key is not acked, or no consumer
             accepts its key
 blocked     it failed too often and blocks its subscription (key-shared: its key) until an operator decides
 dying       it failed too often and is being published to the dead letter topic

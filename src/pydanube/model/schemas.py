@@ -168,7 +168,7 @@ class SubjectDescription:
     effective_compatibility: Compatibility
     mode: RegistryMode
     topics: tuple[str, ...] = ()
-    """The topics that are bound to the subject."""
+    """The topics that are bound to the subject, at most a thousand of them."""
     created_at: int = 0
 
 

@@ -73,7 +73,7 @@ class TopicConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.partitions <= PARTITIONS_MAX:
-            raise Invalid(f"partitions={self.partitions} is out of range: use 0 (plain) to {PARTITIONS_MAX}")
+            raise Invalid(f"partitions={self.partitions} is out of range: use 0 (non-partitioned) to {PARTITIONS_MAX}")
         if not self.reliable:
             object.__setattr__(self, "ack_level", AckLevel.MEMORY)
 

@@ -28,7 +28,7 @@ class Clock(Protocol):
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Return once `monotonic` has advanced by `seconds`. When cancelled, nothing is left behind."""
+        """Wait until `monotonic` has advanced by `seconds`. When cancelled, nothing is left behind."""
         ...
 
 

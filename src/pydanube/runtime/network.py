@@ -184,7 +184,7 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._stop_writing()
 
     def send_now(self, *buffers: Buffer) -> None:
-        """`send`, then `flush`: for urgent data, without waiting for the end of the turn of the loop."""
+        """Send and flush: for urgent data, without waiting for the end of the turn of the loop."""
         if self._closing:
             return
         for buffer in buffers:
@@ -195,7 +195,8 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._stop_writing()
 
     def send_first(self, *buffers: Buffer) -> None:
-        """`send_now` for the first call in a turn of the loop; later calls in that turn are written together."""
+        """Send at once in the first call of a turn of the loop; the data of later calls in that turn is written
+        together."""
         if self._flush_planned or self._closing:
             self.send(*buffers)
         else:
@@ -211,7 +212,7 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._flush()
 
     def pause_reading(self) -> None:
-        """No frame reaches the handler until `resume_reading`, not even one that has arrived."""
+        """Pass no frame to the handler until `resume_reading`, not even one that has arrived."""
         if self._reading and not self._closing:
             self._reading = False
             self._transport.pause_reading()
@@ -273,7 +274,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     async def wait_closed(self) -> None:
-        """Return when the connection is closed. Cancelling this does not affect the connection."""
+        """Wait until the connection is closed. Cancelling this does not affect the connection."""
         await asyncio.shield(self._lost)
 
     # -- called by the event loop ------------------------------------------------------------------------------------
@@ -503,6 +504,18 @@ async def open_server(
             with socket.socket(fileno=os.dup(listening.fileno())) as same:
                 same.listen(BACKLOG)
     return server
+
+
+async def check_free(host: str, port: int) -> None:
+    """Raise the OSError that listening on `host` and `port` would raise. Nothing listens on return."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind(address)
 
 
 def address_of(server: asyncio.Server) -> tuple[str, int]:

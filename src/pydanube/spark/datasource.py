@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from .options import Mode, ReadOptions
 from .schema import chosen_columns, spark_schema
-from .workers import freeze_imports
+from .workers import freeze_imports, message_first, use_python_of_driver
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -33,26 +33,32 @@ class DanubeDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        use_python_of_driver()  # Spark calls this when the source is registered, and then picks the Python of workers
         return "danube"
 
+    @message_first
     def schema(self) -> StructType:
         return spark_schema(ReadOptions.parse(self.options).columns)
 
+    @message_first
     def reader(self, schema: StructType) -> DataSourceReader:
         from pydanube.spark.reading.batch_reader import batch_reader
 
         return batch_reader(self._read_options("batch", schema))
 
+    @message_first
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         from pydanube.spark.reading.stream_reader import DanubeStreamReader
 
         return DanubeStreamReader(self._read_options("stream", schema))
 
+    @message_first
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from pydanube.spark.writing.writer import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
+    @message_first
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802  Spark's name
         from pydanube.spark.writing.writer import stream_writer
 

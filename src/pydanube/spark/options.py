@@ -20,7 +20,7 @@ from pydanube.model.names import TopicName, parse_subscription
 from pydanube.model.positions import OFFSET_END
 from pydanube.model.staging import BATCH_ID_MAX, check_query
 from pydanube.runtime.objects.opening import check_url
-from pydanube.spark.reading.bounds import Bound, Bounds
+from pydanube.spark.reading.bounds import Bound, Bounds, parse_duration_us, parse_json
 
 COLUMNS: Final = (
     "topic",
@@ -46,10 +46,15 @@ STORE_PREFIX: Final = "store."
 
 COMMON: Final = ("servers", "topic", "timeout")
 READING: Final = (
+    "assign",
     "startingOffsets",
     "endingOffsets",
     "startingTimestamp",
     "endingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
     "minPartitions",
@@ -62,8 +67,14 @@ READING: Final = (
     "directRead",
     "store",
 )
-ONLY_STREAMS: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "subscription")
-ONLY_BATCHES: Final = ("endingOffsets", "endingTimestamp")
+ONLY_STREAMS: Final = (
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "subscription",
+)
+ONLY_BATCHES: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 WRITING: Final = ("queryId", "batchId", "compression", "partitionBy", "createTopic", "producer")
 SPARKS_OWN: Final = ("path", "checkpointLocation", "queryName")
 """Options that Spark itself adds. A path is used as the topic: ``.load("/default/orders")``."""
@@ -72,7 +83,6 @@ KAFKAS: Final = {
     "kafka.bootstrap.servers": "servers",
     "subscribe": "topic",
     "subscribepattern": "topic",
-    "assign": "topic",
     "kafka.group.id": "subscription",
 }
 """Options of Spark's Kafka source and their names here, for error messages. `subscribe` names topics there."""
@@ -88,6 +98,10 @@ _SIZES: Final = {
     "gib": 1 << 30,
 }
 
+DEFAULT_TRIGGER_DELAY_S: Final = 900.0
+"""As in Spark's Kafka source."""
+
+ASSIGN_FORM: Final = 'use JSON such as {"/default/orders": [0, 2], "/default/returns": [0]}'
 KEY_FILTER_FORM: Final = 'use a glob such as user-*, or JSON such as ["user-*", "vip"]'
 
 DirectRead = Literal["auto", "always", "never"]
@@ -103,10 +117,15 @@ class ReadOptions:
     topics: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
     """Such as ``/default/orders-*``."""
+    assigned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The partitions to read, by topic; empty: all partitions."""
     start: Bounds | None = None
     """None: earliest for a batch, latest for a stream."""
     end: Bounds | None = None
     """None: latest."""
+    min_offsets: int = 0
+    """A stream waits for so many messages, for `trigger_delay_s` since its last batch at most."""
+    trigger_delay_s: float = DEFAULT_TRIGGER_DELAY_S
     max_offsets: int = 0
     max_bytes: int = 0
     """Limits of one trigger of a stream; 0 here and below: no limit."""
@@ -131,13 +150,18 @@ class ReadOptions:
         """Parse and check `options`. `mode` is None when it is not known yet whether this is a batch or a stream."""
         given = _RawOptions(options, (*COMMON, *READING), WRITING, "reading")
         given.check_mode(mode)
-        topics, patterns = _topics(given.topic())
+        assigned = _assigned(given)
+        topics, patterns = (tuple(assigned), ()) if assigned else _topics(given.topic())
+        _check_trigger(given)
         return cls(
             servers=given.servers(),
             topics=topics,
             patterns=patterns,
+            assigned=assigned,
             start=_start(given, mode),
             end=_end(given),
+            min_offsets=given.count("minOffsetsPerTrigger"),
+            trigger_delay_s=given.duration("maxTriggerDelay", DEFAULT_TRIGGER_DELAY_S),
             max_offsets=given.count("maxOffsetsPerTrigger"),
             max_bytes=given.size("maxBytesPerTrigger"),
             min_partitions=given.count("minPartitions", 1 << 20),
@@ -278,6 +302,15 @@ class _RawOptions:
             raise Invalid(f"option {name} is {text!r}: use seconds, 0.1 to 86400")
         return value
 
+    def duration(self, name: str, default: float) -> float:
+        text = self._values.get(name)
+        if text is None:
+            return default
+        found = parse_duration_us(text)
+        if found is None:
+            raise Invalid(f"option {name} is {text!r}: use a time such as 30s, 15m or 1h")
+        return found / 1_000_000
+
     def check_mode(self, mode: Mode | None) -> None:
         for name in ONLY_STREAMS if mode == "batch" else ONLY_BATCHES if mode == "stream" else ():
             if name in self._values:
@@ -290,7 +323,8 @@ def _unknown(name: str, known: Iterable[str], elsewhere: Iterable[str], purpose:
     if (documented := {one.lower(): one for one in elsewhere}.get(name.lower())) is not None:
         return f"option {documented!r} is not for {purpose}: leave it out"
     if (here := KAFKAS.get(name.lower())) in known:
-        return f"option {name!r} is Kafka's: here it is {here!r}"
+        hint = ", with a glob such as /default/orders-*" if name.lower() == "subscribepattern" else ""
+        return f"option {name!r} is Kafka's: here it is {here!r}{hint}"
     spelling = {one.lower(): one for one in known}
     near = get_close_matches(name.lower(), spelling, 1, 0.6)
     hint = f"did you mean {spelling[near[0]]!r}?" if near else f"known are {', '.join(known)}"
@@ -319,26 +353,64 @@ def _topics(text: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _start(given: _RawOptions, mode: Mode | None) -> Bounds | None:
     default = Bound("latest") if mode == "stream" else Bound("earliest")
-    found = _bounds(given, "startingOffsets", "startingTimestamp", default)
+    found = _bounds(given, "starting", default)
     if mode == "batch" and found is not None and found.default.kind == "latest":
         raise Invalid("option startingOffsets is latest, behind which a batch finds nothing: use earliest or an offset")
     return found
 
 
 def _end(given: _RawOptions) -> Bounds | None:
-    found = _bounds(given, "endingOffsets", "endingTimestamp", Bound("latest"))
+    found = _bounds(given, "ending", Bound("latest"))
     if found is not None and found.default.kind == "earliest":
         raise Invalid("option endingOffsets is earliest, before which there is nothing: use latest or an offset")
     return found
 
 
-def _bounds(given: _RawOptions, offsets: str, timestamp: str, default: Bound) -> Bounds | None:
-    by_offset, by_time = given.text(offsets), given.text(timestamp)
-    if by_offset is not None and by_time is not None:
-        raise Invalid(f"options {offsets} and {timestamp} say the same thing twice: give one of them")
-    if by_time is not None:
-        return Bounds.of_times(by_time, timestamp)
-    return None if by_offset is None else Bounds.of_offsets(by_offset, offsets, default)
+def _bounds(given: _RawOptions, which: Literal["starting", "ending"], default: Bound) -> Bounds | None:
+    offsets, timestamp, by_partition = f"{which}Offsets", f"{which}Timestamp", f"{which}OffsetsByTimestamp"
+    named = [name for name in (offsets, timestamp, by_partition) if given.text(name) is not None]
+    if len(named) > 1:
+        raise Invalid(f"options {' and '.join(named)} say the same thing twice: give one of them")
+    for name in named:
+        text = given.text(name) or ""
+        if name == offsets:
+            return Bounds.of_offsets(text, name, default)
+        if name == timestamp:
+            return Bounds.of_times(text, name)
+        return Bounds.of_times_by_partition(text, name, default)
+    return None
+
+
+def _assigned(given: _RawOptions) -> dict[str, tuple[int, ...]]:
+    """Parse the option `assign`: the partitions to read, by topic; empty if it was not given."""
+    text = given.text("assign")
+    if text is None:
+        return {}
+    if given.topic() is not None:
+        raise Invalid(f"the topic is given twice: in the option assign and as {given.topic()!r}")
+    if given.text("subscription") is not None:
+        raise Invalid("options assign and subscription exclude each other: a subscription is on all partitions")
+    assigned: dict[str, tuple[int, ...]] = {}
+    for topic, partitions in parse_json(text, "assign", ASSIGN_FORM).items():
+        name = str(TopicName.parse(topic))
+        if not isinstance(partitions, list) or not partitions or not all(map(_is_partition, partitions)):
+            raise Invalid(f"option assign says {partitions!r} for {name}: {ASSIGN_FORM}")
+        assigned[name] = tuple(sorted(set(partitions)))
+    if not assigned:
+        raise Invalid(f"option assign names no topic: {ASSIGN_FORM}")
+    return assigned
+
+
+def _is_partition(value: object) -> bool:
+    return type(value) is int and 0 <= value < PARTITIONS_MAX  # bool is a subclass of int
+
+
+def _check_trigger(given: _RawOptions) -> None:
+    least, most = given.count("minOffsetsPerTrigger"), given.count("maxOffsetsPerTrigger")
+    if least and most and least > most:
+        raise Invalid(f"option minOffsetsPerTrigger is {least}, and maxOffsetsPerTrigger is {most}, which is less")
+    if given.text("maxTriggerDelay") is not None and not least:
+        raise Invalid("option maxTriggerDelay is for minOffsetsPerTrigger, which is missing: give both, or neither")
 
 
 def _columns(given: _RawOptions) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ LOCK: Final = "LOCK"
 _IGNORED: Final = frozenset({LOCK, "lost+found", IDENTITY + ".tmp"})
 
 
-class _Written(msgspec.Struct, frozen=True):
+class _IdentityFile(msgspec.Struct, frozen=True):
     format: int
     cluster: str
     node: str
@@ -43,7 +43,7 @@ class _Written(msgspec.Struct, frozen=True):
 class DataDirectory:
     """An open, locked data directory."""
 
-    def __init__(self, disk: Disk, path: Path, lock: DiskLock, written: _Written, is_new: bool) -> None:
+    def __init__(self, disk: Disk, path: Path, lock: DiskLock, written: _IdentityFile, is_new: bool) -> None:
         self.path = path
         self.identity = NodeIdentity(written.cluster, written.node, written.incarnation)
         self.is_new = is_new
@@ -80,7 +80,7 @@ class DataDirectory:
                         "mount the right disk, or put back a copy"
                     )
                 started = incarnation()
-                written = _Written(FORMAT, cluster or f"danube-{started[:12]}", node, started, [])
+                written = _IdentityFile(FORMAT, cluster or f"danube-{started[:12]}", node, started, [])
                 _write(disk, path, written)
             wanted = expected or NodeIdentity(cluster or written.cluster, node, written.incarnation)
             _refuse_foreign(path, written, wanted)
@@ -99,7 +99,7 @@ class DataDirectory:
             others = [name for name in disk.list(path) if name not in _IGNORED | beside]
             if others or disk.exists(path / IDENTITY):
                 raise Refused(f"{path} is not empty: it holds {[*others, IDENTITY][0]!r}; choose an empty directory")
-            return cls(disk, path, lock, _Written(FORMAT, cluster, node, new_identity(), []), True)
+            return cls(disk, path, lock, _IdentityFile(FORMAT, cluster, node, new_identity(), []), True)
         except BaseException:
             lock.release()
             raise
@@ -119,7 +119,7 @@ class DataDirectory:
         self._lock.release()
 
 
-def _read(disk: Disk, path: Path) -> _Written | None:
+def _read(disk: Disk, path: Path) -> _IdentityFile | None:
     file = path / IDENTITY
     if not disk.exists(file):
         others = [name for name in disk.list(path) if name not in _IGNORED]
@@ -137,16 +137,16 @@ def _read(disk: Disk, path: Path) -> _Written | None:
                 f"{path} has data format {written_format}, and this release reads up to format {FORMAT}: "
                 "start the release that wrote it, or a later one"
             )
-        return msgspec.json.decode(line, type=_Written)
+        return msgspec.json.decode(line, type=_IdentityFile)
     except (Corrupt, msgspec.MsgspecError) as error:
         raise Corrupt(f"{file} cannot be read ({error}): put back a copy of it") from None
 
 
-def _write(disk: Disk, path: Path, written: _Written) -> None:
+def _write(disk: Disk, path: Path, written: _IdentityFile) -> None:
     replace_whole(disk, path / IDENTITY, with_checksum(msgspec.json.encode(written)))
 
 
-def _refuse_foreign(path: Path, written: _Written, wanted: NodeIdentity) -> None:
+def _refuse_foreign(path: Path, written: _IdentityFile, wanted: NodeIdentity) -> None:
     for what in ("cluster", "node", "incarnation"):
         found, asked = getattr(written, what), getattr(wanted, what)
         if found != asked:

@@ -28,13 +28,13 @@ ANY_STORE: Final = ""
 """Stands for the store's id where an earlier release wrote none."""
 
 
-class _Written(msgspec.Struct):
+class _SeenFile(msgspec.Struct):
     store_id: str
     revision: int
 
 
 def encode_seen(seen: MetadataStamp) -> bytes:
-    return with_checksum(msgspec.json.encode(_Written(*seen)))
+    return with_checksum(msgspec.json.encode(_SeenFile(*seen)))
 
 
 def decode_seen(content: bytes) -> MetadataStamp:
@@ -42,7 +42,7 @@ def decode_seen(content: bytes) -> MetadataStamp:
     if content.isdigit() and len(content) < 20:
         return MetadataStamp(ANY_STORE, int(content))
     try:
-        written = msgspec.json.decode(checked_line(content), type=_Written)
+        written = msgspec.json.decode(checked_line(content), type=_SeenFile)
     except msgspec.MsgspecError as error:
         raise Corrupt(f"cannot be read: {error}") from None
     return MetadataStamp(written.store_id, written.revision)

@@ -59,7 +59,7 @@ async def append_time_at(stream: PartitionStream, offset: int) -> int | None:
     return read_header(views[0]).append_time if views else None
 
 
-class Past(Protocol):
+class UploadedHistory(Protocol):
     """The part of a partition in object storage: everything below `end`, whether the log still has it or not."""
 
     end: int
@@ -88,27 +88,27 @@ class LoggedStream:
         cache: TailCache,
         ledgers: list[tuple[int, int]],
         end_offset: int,
-        past: Past | None = None,
+        history: UploadedHistory | None = None,
         gaps: Gaps = NO_GAPS,
     ) -> None:
         """`ledgers` are (first offset, ledger id), in order."""
         self.gaps = gaps
         self._log = log
-        self._past = past
+        self._history = history
         self._cache = cache
         self._tail = CachedTail(end_offset)
         self._firsts = [first for first, _ in ledgers]
         self._ids = [ledger_id for _, ledger_id in ledgers]
         self.start_offset = self._firsts[0] if self._firsts else end_offset
-        if past is not None and past.start < past.end:
-            self.start_offset = min(self.start_offset, past.start)
+        if history is not None and history.start < history.end:
+            self.start_offset = min(self.start_offset, history.start)
         if gaps:  # a gap before the first message is kept: a reader at its beginning has lost nothing
             self.start_offset = min(self.start_offset, gaps.ranges[0][0])
         self.end_offset = end_offset
 
     @property
-    def past(self) -> Past | None:
-        return self._past
+    def history(self) -> UploadedHistory | None:
+        return self._history
 
     @property
     def ledger_ids(self) -> list[int]:
@@ -120,7 +120,7 @@ class LoggedStream:
             # The last ledger was given up before anything in it became visible.
             self._ids[-1] = ledger_id
             return
-        if not self._firsts and not self.gaps and (self._past is None or not self._past.end):
+        if not self._firsts and not self.gaps and (self._history is None or not self._history.end):
             self.start_offset = max(self.start_offset, first_offset)
         self._firsts.append(first_offset)
         self._ids.append(ledger_id)
@@ -141,28 +141,28 @@ class LoggedStream:
         cached = self.read_cached(offset, bytes_max)
         if cached is not None:
             return cached
-        past = self._past
-        if past is not None and offset < past.end and not self._is_in_log(offset):
-            return await self._read_past(past, offset, bytes_max)
+        history = self._history
+        if history is not None and offset < history.end and not self._is_in_log(offset):
+            return await self._read_history(history, offset, bytes_max)
         try:
             views = await self._read_log(offset, bytes_max)
         except Corrupt:
-            if past is None or offset >= past.end:
+            if history is None or offset >= history.end:
                 raise
             views = []  # it is uploaded, and read from there
-        if past is None or offset >= past.end or (views and offsets_of(views[0])[0] <= offset):
+        if history is None or offset >= history.end or (views and offsets_of(views[0])[0] <= offset):
             return views
-        return await self._read_past(past, offset, bytes_max)  # uploaded and released, perhaps during the read
+        return await self._read_history(history, offset, bytes_max)  # uploaded and released, perhaps during the read
 
-    async def _read_past(self, past: Past, offset: int, bytes_max: int) -> list[memoryview]:
-        end = past.end
-        views = await past.read(offset, bytes_max)
+    async def _read_history(self, history: UploadedHistory, offset: int, bytes_max: int) -> list[memoryview]:
+        end = history.end
+        views = await history.read(offset, bytes_max)
         if views and offsets_of(views[0])[0] <= offset:
             return views
         if offset < self.start_offset:  # retention dropped it meanwhile
             return await self.read(self.start_offset, bytes_max)
         if views:
-            await past.check_gap(offset)
+            await history.check_gap(offset)
             return views
         raise Corrupt(
             f"offsets up to {end} were uploaded, and the catalog has none from {offset} on: "
@@ -177,7 +177,7 @@ class LoggedStream:
             if offset < self.start_offset:  # retention dropped it meanwhile
                 return await self.read(self.start_offset, bytes_max)
             if views:
-                uploaded_end = self._past.end if self._past is not None else 0
+                uploaded_end = self._history.end if self._history is not None else 0
                 if offset >= uploaded_end or offsets_of(views[0])[0] <= offset:
                     self._check_gapless(views, max(offset, self._firsts[index]))
                 return views
@@ -209,13 +209,13 @@ class LoggedStream:
     async def find_time(self, time_us: int) -> int:
         while True:
             uploaded_end: int | None = None
-            if self._past is not None and not self._log_begins_before(time_us):
-                uploaded_end = self._past.end
-                found = await self._past.find_time(time_us, self.start_offset)
+            if self._history is not None and not self._log_begins_before(time_us):
+                uploaded_end = self._history.end
+                found = await self._history.find_time(time_us, self.start_offset)
                 if found is not None:
                     return found
             found = await self._find_time_in_log(time_us)
-            if self._past is None or self._past.end == uploaded_end or self._log_begins_before(time_us):
+            if self._history is None or self._history.end == uploaded_end or self._log_begins_before(time_us):
                 return found
             # The log released files during the search; what was in them must be searched in object storage.
 

@@ -37,6 +37,7 @@ class TopicDeletion:
 
     async def remove(self, topic: TopicName) -> None:
         """Delete the topic; its producers and consumers get an error."""
+        self._registry.topic(topic, to_delete=True)
         ledgers = await self._registry.ledgers_of(topic)
         record = await self._registry.delete_topic(topic)
         await self._finish(topic, record, ledgers)

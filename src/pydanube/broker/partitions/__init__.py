@@ -1,1 +1,13 @@
-"""The partitions that this broker owns: how they are opened, published to, read, limited and closed."""
+"""The partitions that this broker owns: how they are opened, published to, read, limited and closed.
+
+open_partitions         opens a partition when it is first needed, and keeps it open
+ownership, recovery     what opening does: fence the former owner, then read back what it left
+partition               what both kinds of partitions share
+stored_partition        a partition of a reliable topic: publish, fetch, trim
+non_reliable_partition  a partition of a non-reliable topic: delivers at once and keeps nothing
+publish_queue           publishes that wait for the publish rate, a ledger or reserved offsets
+state_ledger            writes cursors and known producers to the log
+rate_limits             publish and dispatch rates
+backlog_quota           how large the backlog of a subscription may be
+partition_table         the open partitions by topic id and index
+"""

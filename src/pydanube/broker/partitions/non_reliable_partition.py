@@ -6,7 +6,7 @@ higher epoch, and producers are remembered for as long as the broker runs.
 
 Invariants
     a publish is answered before the call returns, unless the publish rate holds it back
-    a publish never waits for a consumer: what a consumer has no room for is lost to it, and counted by its subscription
+    a publish never waits for a consumer: what a consumer has no credit for is lost to it; its subscription counts it
     messages published while no consumer was attached are counted (`traffic.unheard`)
 """
 
@@ -42,7 +42,7 @@ class NonReliablePartition(Partition):
         return True
 
     def check_writable(self) -> None:
-        """A log that cannot be written does not matter here."""
+        """Do nothing: a partition of a non-reliable topic can always be published to, as it does not use the log."""
 
     async def prepare(self, batch: Batch) -> None:
         raise AssertionError("there is nothing to prepare")
@@ -96,7 +96,7 @@ class NonReliablePartition(Partition):
         return PartitionDescription(self.index, owner, self.epoch, end, end, 0, 0)
 
     def log_failed(self, ledger_ids: set[int], error: DanubeError) -> None:
-        """Nothing of this partition is in the log."""
+        """Do nothing: this partition has no ledgers."""
 
     def log_rotated(self, ledger_ids: set[int]) -> None:
         self.forget_idle_producers()

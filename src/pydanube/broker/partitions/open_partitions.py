@@ -1,4 +1,17 @@
-"""The partitions that this broker owns. Each is opened when it is first needed."""
+"""Opens the partitions of this broker, each when it is first needed, and keeps them open.
+
+```
+ get() ─ open? ─► the partition
+        └ not yet ─► Ownership.acquire       the epoch is raised: the former owner is fenced
+                  ─► PartitionRecovery       next offset, known producers and cursors are read from the ledgers
+                  ─► StoredPartition, or NonReliablePartition
+                  ─► one LiveSubscription for each subscription, at its cursor
+                  ─► PartitionTable          from here on all callers get it
+```
+
+Callers that ask for a partition while it is being opened wait for the same attempt. A failure is raised to each of
+them, and the next call of `get` tries again.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +69,7 @@ class Tiering(Protocol):
     """Object storage, as open partitions use it."""
 
     def open_partition(
-        self, ownership: Ownership, past: PartitionHistory, remembered_max: int, partition: StoredPartition
+        self, ownership: Ownership, history: PartitionHistory, remembered_max: int, partition: StoredPartition
     ) -> Tier:
         """Upload what the partition stores from now on, and return the handle of its part in object storage."""
 
@@ -179,8 +192,10 @@ class Partitions:
     async def _open_into(
         self, opened: asyncio.Future[DanubeError | None], name: TopicName, record: TopicRecord, index: int
     ) -> None:
-        """Open a partition and report the outcome in `opened`. Cancelled: the epoch may have been raised, nothing else,
-        and waiting callers get Unavailable."""
+        """Open a partition and report the outcome to all callers that wait for `opened`.
+
+        Cancelled: the epoch may have been raised, nothing else, and waiting callers get Unavailable.
+        """
         outcome: DanubeError | None = Unavailable(f"topic {name} was not opened in time: the broker is closing")
         try:
             await self._open_one(name, record, index)
@@ -192,6 +207,7 @@ class Partitions:
             opened.set_result(outcome)
 
     async def _open_one(self, name: TopicName, record: TopicRecord, index: int) -> None:
+        """Acquire, recover and add one partition. Raises Corrupt for damage, and NotFound if the topic was deleted."""
         config = record.config()
         full_name = name.partition(index) if config.partitions else str(name)
         ownership = Ownership(self._store, self._ledger_ids, record.topic_id, index, self._owner)
@@ -232,8 +248,8 @@ class Partitions:
         if found.stream is None:
             return NonReliablePartition(parts)
         open_tier: Callable[[StoredPartition], Tier] | None = None
-        if self._tiering is not None and found.past is not None:
-            open_tier = partial(self._tiering.open_partition, ownership, found.past, self._settings.remembered_max)
+        if self._tiering is not None and found.history is not None:
+            open_tier = partial(self._tiering.open_partition, ownership, found.history, self._settings.remembered_max)
         return StoredPartition(
             parts,
             config.ack_level,
@@ -288,7 +304,7 @@ class Partitions:
         self._tasks.spawn(self._sweep(), "tombstones sweeping")
 
     async def _sweep(self) -> None:
-        """Cancelled: a later sweep removes the rest."""
+        """Remove the tombstones that are no longer needed. Cancelled: a later sweep removes the rest."""
         try:
             await self._tombstones.sweep()
         except DanubeError as error:
@@ -299,7 +315,7 @@ class Partitions:
         self._tasks.spawn(self._trim(), "log trimming")
 
     async def _trim(self) -> None:
-        """Cancelled: the files are freed all the same, or at the next rotation."""
+        """Free files of the log. Cancelled: they are freed all the same, or at the next rotation."""
         if self._tiering is not None:
             await self._tiering.trim()
             return

@@ -174,11 +174,12 @@ class Partition(ABC):
 
     @abstractmethod
     def log_failed(self, ledger_ids: set[int], error: DanubeError) -> None:
-        """The log gave these ledgers up: their appends fail with `error`, and the next publish opens a new ledger."""
+        """Fail the appends of these ledgers, which the log abandoned, with `error`; the next publish opens a new
+        ledger."""
 
     @abstractmethod
     def log_rotated(self, ledger_ids: set[int]) -> None:
-        """The log closed a file, in which these ledgers have records."""
+        """Take note that the log closed a file in which these ledgers have records."""
 
     # -- ending --------------------------------------------------------------------------------------------------------
 

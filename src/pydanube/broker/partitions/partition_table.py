@@ -1,4 +1,4 @@
-"""The partitions that this broker has open."""
+"""The table of open partitions. `open_partitions` adds to it; object storage only reads it."""
 
 from __future__ import annotations
 

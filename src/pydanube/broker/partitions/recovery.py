@@ -35,14 +35,14 @@ log = get_logger(__name__)
 
 
 class RecoveredPartition(NamedTuple):
-    """A partition as its former owner left it. `past` is its part in object storage, where there is object storage."""
+    """A partition as its former owner left it. `history` is its uploaded part; None without object storage."""
 
     log: PartitionLog
     stream: LoggedStream | MemoryStream | None
     """None for a non-reliable topic, which stores nothing."""
     cursors: dict[int, Cursor]
     former_state_ledgers: list[int]
-    past: PartitionHistory | None = None
+    history: PartitionHistory | None = None
 
 
 class PartitionRecovery:
@@ -54,11 +54,11 @@ class PartitionRecovery:
         cache: TailCache,
         memory_topic_bytes: int,
         remembered_max: int,
-        history: SegmentReader | None = None,
+        segments: SegmentReader | None = None,
     ) -> None:
-        """`history` reads object storage; without it nothing is there, and the log keeps everything."""
+        """`segments` reads object storage; without it the log keeps everything."""
         self._writer = writer
-        self._history = history
+        self._segments = segments
         self._cache = cache
         self._memory_topic_bytes = memory_topic_bytes
         self._remembered_max = remembered_max
@@ -88,13 +88,13 @@ class PartitionRecovery:
             in_memory = MemoryStream(self._memory_topic_bytes, ownership.reserved_end)
             cursors = {one: Cursor(max(start, ownership.reserved_end)) for one, start in starts.items()}
             return RecoveredPartition(empty, in_memory, cursors, [])
-        past = await self._past(ownership, config.ack_level)
+        history = await self._open_history(ownership, config.ack_level)
         self._refuse_damaged(ledgers, ownership.uploaded_end)
         data = [ledger_id for ledger_id, one in ledgers if one.kind == "data"]
         state = [ledger_id for ledger_id, one in ledgers if one.kind == "state"]
         written = self._written(data)
         snapshot, changes = await self._state(state)
-        producers, end = await self._producers(written, snapshot, past, kept)
+        producers, end = await self._producers(written, snapshot, history, kept)
         end = max(end, ownership.start_offset)  # retention may have dropped the last batch
         if ack_level is AckLevel.DURABLE:
             self._refuse_hole(name, written, ownership, end)
@@ -105,40 +105,40 @@ class PartitionRecovery:
         filled = [(one.first_offset, one.ledger_id) for one in written if one.end_offset > one.first_offset]
         gaps = NO_GAPS
         if not _is_dense(ownership, ack_level):
-            gaps = await _gaps(written, past, ownership.start_offset, end)
-        stream = LoggedStream(self._writer, self._cache, filled, end, past, gaps)
+            gaps = await _gaps(written, history, ownership.start_offset, end)
+        stream = LoggedStream(self._writer, self._cache, filled, end, history, gaps)
         stream.trim(ownership.start_offset)
         kept = {one.ledger_id for one in written}
-        if past is not None:
+        if history is not None:
             for ledger_id in data:
-                self._writer.release(ledger_id, past.end)
+                self._writer.release(ledger_id, history.end)
         await self._drop_unwritten(ownership, [ledger_id for ledger_id in data if ledger_id not in kept])
         last_time = max((one.last_time for one in written), default=0)
-        if past is not None:
-            last_time = max(last_time, await past.last_time())
+        if history is not None:
+            last_time = max(last_time, await history.last_time())
         decided = PartitionLog(end, producers, last_time)
         known = snapshot.cursors if snapshot is not None else await ownership.restored_cursors()
         generations = dict(snapshot.generations) if snapshot is not None else {}
-        return RecoveredPartition(decided, stream, _cursors(starts, known, generations, changes), state, past)
+        return RecoveredPartition(decided, stream, _cursors(starts, known, generations, changes), state, history)
 
     def _written(self, data: list[int]) -> list[LedgerSummary]:
         """Return the data ledgers of which the log has records. Damaged ones are uploaded, and read from there."""
         summaries = [self._writer.ledger(one) for one in data if one not in self._writer.recovered.damaged]
         return [one for one in summaries if one is not None and one.last_entry >= 0]
 
-    async def _past(self, ownership: Ownership, ack_level: AckLevel) -> PartitionHistory | None:
+    async def _open_history(self, ownership: Ownership, ack_level: AckLevel) -> PartitionHistory | None:
         """Return the part of the partition that is in object storage."""
-        if self._history is None:
+        if self._segments is None:
             return None
         is_dense = _is_dense(ownership, ack_level)
         start, end = ownership.start_offset, ownership.uploaded_end
         if not is_dense or start > end:
-            first = await self._history.catalog.find(ownership.topic_id, ownership.index, start)
+            first = await self._segments.catalog.find(ownership.topic_id, ownership.index, start)
             start = first.first_offset if first is not None else end
-        past = PartitionHistory(self._history, ownership.topic_id, ownership.index, start, end, is_dense)
+        history = PartitionHistory(self._segments, ownership.topic_id, ownership.index, start, end, is_dense)
         if end:
-            await past.load_sizes()
-        return past
+            await history.load_sizes()
+        return history
 
     def _refuse_damaged(self, ledgers: list[tuple[int, LedgerRecord]], uploaded_end: int) -> None:
         """Raise Corrupt where a ledger is damaged that is not uploaded completely."""
@@ -151,9 +151,10 @@ class PartitionRecovery:
     def _refuse_hole(self, name: str, written: list[LedgerSummary], ownership: Ownership, end: int) -> None:
         """Raise Corrupt where offsets below `end` are neither in the catalog nor in the log. Segments that the catalog
         lacks are noticed when they are read."""
-        position = max(ownership.start_offset, ownership.uploaded_end, ownership.reserved_end)  # the last: see _past
+        # On a durable topic only a restore sets `reserved_end`: it has reported what is missing below.
+        position = max(ownership.start_offset, ownership.uploaded_end, ownership.reserved_end)
         filled = [one for one in written if one.end_offset > one.first_offset]
-        if self._history is None:  # what the log was told to release is recorded nowhere
+        if self._segments is None:  # what the log was told to release is recorded nowhere
             position = max(position, filled[0].first_offset if filled else end)
         for start, reached in [*((one.first_offset, one.end_offset) for one in filled), (end, end)]:
             if start > position:
@@ -165,7 +166,7 @@ class PartitionRecovery:
             position = max(position, reached)
 
     async def _bases(
-        self, last: LedgerSummary | None, snapshot: StateSnapshot | None, past: PartitionHistory | None
+        self, last: LedgerSummary | None, snapshot: StateSnapshot | None, history: PartitionHistory | None
     ) -> list[tuple[int, list[ProducerEntry]]]:
         """Return the producer tables that are stored, each with its offset: from the start of the last ledger, from the
         last snapshot, and from the end of the uploaded part. If the log trimmed one of them, another has it."""
@@ -182,8 +183,8 @@ class PartitionRecovery:
         known = max((offset for offset, _ in bases), default=-1)
         end = max(known, last.end_offset if last is not None else 0)
         # The object store is read only if the log is not enough: it may be down, and the partition must open.
-        if past is not None and past.end and (known < replayed_from or end < past.end):
-            bases.append((past.end, await past.producers()))
+        if history is not None and history.end and (known < replayed_from or end < history.end):
+            bases.append((history.end, await history.producers()))
         return bases
 
     async def _state(self, state_ids: list[int]) -> tuple[StateSnapshot | None, list[CursorChange]]:
@@ -201,14 +202,14 @@ class PartitionRecovery:
         self,
         written: list[LedgerSummary],
         snapshot: StateSnapshot | None,
-        past: PartitionHistory | None,
+        history: PartitionHistory | None,
         kept: Collection[int],
     ) -> tuple[ProducerTable, int]:
         """Return the producer table and the next offset. Only the last ledger is read: it begins with the whole
         table."""
         table = ProducerTable(self._remembered_max, pinned=kept)
         last = written[-1] if written else None
-        bases = await self._bases(last, snapshot, past)
+        bases = await self._bases(last, snapshot, history)
         if not bases:
             if last is not None:
                 raise Corrupt(
@@ -235,11 +236,11 @@ def _is_dense(ownership: Ownership, ack_level: AckLevel) -> bool:
     return ack_level is AckLevel.DURABLE and not ownership.reserved_end  # which a restore sets
 
 
-async def _gaps(written: list[LedgerSummary], past: PartitionHistory | None, start: int, end: int) -> Gaps:
+async def _gaps(written: list[LedgerSummary], history: PartitionHistory | None, start: int, end: int) -> Gaps:
     """Return the offsets of [start, end) that hold no message: between segments, and behind them between ledgers."""
-    uploaded = await past.gaps(start) if past is not None else []
+    uploaded = await history.gaps(start) if history is not None else []
     in_log = [(one.first_offset, one.end_offset) for one in written]
-    behind = Gaps.outside(in_log, past.end if past is not None else 0, end)
+    behind = Gaps.outside(in_log, history.end if history is not None else 0, end)
     return Gaps(Gaps([*uploaded, *behind.ranges]).within(start, end))
 
 

@@ -99,14 +99,14 @@ class StateLedger:
         if len(body) > RECORD_BODY_BYTES_MAX:  # the ledger goes on: its first snapshot and the deltas hold everything
             log.warning("state.snapshot_too_large", ledger=self.ledger_id, bytes=len(body))
             return
-        self._append(RecordKind.STATE_SNAPSHOT, body, DurabilityLevel.LAZY, _nobody_waits)
+        self._append(RecordKind.STATE_SNAPSHOT, body, DurabilityLevel.LAZY, _ignore_outcome)
 
     def carry_forward(self) -> bool:
         """Replace the state ledgers of former owners by a new one, unless that is done. Returns whether there was
         work."""
         if self.ledger_id is not None or not self._former or self._opening:
             return False
-        self.barrier(_nobody_waits)
+        self.barrier(_ignore_outcome)
         return True
 
     def flush(self) -> None:
@@ -140,7 +140,7 @@ class StateLedger:
             asyncio.get_running_loop().call_soon(self.flush)
 
     async def _open(self) -> None:
-        """Cancelled: an unused ledger may stay in the metadata; the next start removes it."""
+        """Open a new state ledger. Cancelled: an unused ledger may stay in the metadata; the next start removes it."""
         try:
             _check_size(encode(self._take_snapshot()))  # checked first: otherwise every try would leave an empty ledger
             ledger_id, revision = await self._ownership.open_ledger("state")
@@ -232,7 +232,7 @@ def _check_size(body: bytes) -> None:
         raise Full(f"the state of the partition has {len(body)} bytes, over the limit of {RECORD_BODY_BYTES_MAX}")
 
 
-def _nobody_waits(_: DanubeError | None) -> None: ...
+def _ignore_outcome(_: DanubeError | None) -> None: ...
 
 
 def _call_all(waiters: list[Done], error: DanubeError | None) -> None:
@@ -240,7 +240,7 @@ def _call_all(waiters: list[Done], error: DanubeError | None) -> None:
         done(error)
 
 
-def settle(future: asyncio.Future[None], error: DanubeError | None) -> None:
+def complete(future: asyncio.Future[None], error: DanubeError | None) -> None:
     """Complete `future` with the outcome, unless it was cancelled. For use as `done`."""
     if future.done():
         return

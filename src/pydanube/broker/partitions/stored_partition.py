@@ -37,7 +37,7 @@ from pydanube.storage.wal import DurabilityLevel, LogWriter
 from .backlog_quota import BacklogQuota, stored_sizes
 from .partition import FetchResult, Partition, PartitionParts
 from .publish_queue import PublishDone, Published
-from .state_ledger import NoState, StateLedger, settle
+from .state_ledger import NoState, StateLedger, complete
 
 LEVELS: Final = {AckLevel.DURABLE: DurabilityLevel.SYNC, AckLevel.WRITTEN: DurabilityLevel.WRITE}
 
@@ -160,7 +160,7 @@ class StoredPartition(Partition):
             seen.waiters.append(done)
 
     def _append_done(self, append: Append, error: DanubeError | None) -> None:
-        """The log has written one batch, or failed to."""
+        """Handle the answer of the log for one batch: confirm it and make it visible, or roll back."""
         if error is not None:
             if append.tag is not None:  # not rolled back yet with the others of its ledger
                 self._roll_back(error)
@@ -354,7 +354,7 @@ class StoredPartition(Partition):
         self._deliver()
         if self.state.pending:
             synced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.state.barrier(partial(settle, synced))
+            self.state.barrier(partial(complete, synced))
             await synced
         if self.ack_level is not AckLevel.DURABLE and self._ownership.reserved_end > self._log.next_offset:
             await self._ownership.reserve(self._log.next_offset)
@@ -375,7 +375,7 @@ class _Arrivals:
         self._waiting: list[asyncio.Future[None]] = []
 
     async def wait(self, wait_s: float) -> None:
-        """Return when something was published, or `wait_s` have passed. Cancelled: nothing is held."""
+        """Wait until something is published, but at most `wait_s`. Cancelled: nothing is held."""
         arrived = asyncio.get_running_loop().create_future()
         self._waiting.append(arrived)
         try:

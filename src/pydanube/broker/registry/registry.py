@@ -89,12 +89,13 @@ class Registry:
     def namespaces(self) -> list[str]:
         return sorted(self._namespaces)
 
-    def namespace(self, namespace: str) -> NamespaceRecord:
+    def namespace(self, namespace: str, *, to_delete: bool = False) -> NamespaceRecord:
+        """Return the record of a namespace. Raises NotFound, which advises to create it unless it is to be deleted."""
         record = self._namespaces.get(namespace)
         if record is None:
-            raise NotFound(
-                f"namespace {namespace!r} does not exist: create it with `danube namespaces create {namespace}`"
-            )
+            create = f"create it with `danube namespaces create {namespace}`"
+            advice = "`danube namespaces list` shows those that do" if to_delete else create
+            raise NotFound(f"namespace {namespace!r} does not exist: {advice}")
         return record
 
     async def create_namespace(self, namespace: str) -> None:
@@ -108,7 +109,7 @@ class Registry:
 
     async def delete_namespace(self, namespace: str) -> None:
         async with self._changing:
-            self.namespace(namespace)
+            self.namespace(namespace, to_delete=True)
             if namespace == DEFAULT_NAMESPACE:
                 raise Refused(f"namespace {DEFAULT_NAMESPACE!r} cannot be deleted")
             if held := self.topics(namespace):
@@ -133,10 +134,13 @@ class Registry:
     def find_topic(self, name: TopicName) -> TopicRecord | None:
         return self._topics.get(name)
 
-    def topic(self, name: TopicName) -> TopicRecord:
+    def topic(self, name: TopicName, *, to_delete: bool = False) -> TopicRecord:
+        """Return the record of a topic. Raises NotFound, which advises to create it unless it is to be deleted."""
         record = self._topics.get(name)
         if record is None:
-            raise NotFound(f"topic {name} does not exist: create it with `danube topics create {name}`")
+            create = f"create it with `danube topics create {name}`"
+            advice = "`danube topics list` shows those that do" if to_delete else create
+            raise NotFound(f"topic {name} does not exist: {advice}")
         return record
 
     def check_same(self, name: TopicName, topic_id: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 from pydanube.broker.partitions.open_partitions import Partitions
@@ -52,6 +52,12 @@ from .validation import BoundTopic, PartitionIntake, Validations
 log = get_logger(__name__)
 
 AnyVersion = int | Literal["latest"]
+
+REASONS_MAX: Final = 500
+"""The most reasons in the message of a refused registration. `check` returns all of them."""
+
+TOPICS_MAX: Final = 1_000
+"""The most topics in the description of a subject."""
 
 
 class CompatibilityReport(NamedTuple):
@@ -126,7 +132,9 @@ class Schemas:
             reasons = await self._compare(former, parsed, None, None)
             if reasons:
                 level = self._subjects.compatibility(former)[1]
-                listed = "; ".join(map(str, reasons))
+                listed = "; ".join(map(str, reasons[:REASONS_MAX]))
+                if len(reasons) > REASONS_MAX:
+                    listed += f"; and {len(reasons) - REASONS_MAX} more"
                 raise Refused(f"the definition is not compatible ({level}) with subject {subject!r}: {listed}")
             version = await self._subjects.add(subject, definition, mark, str(principal))
         log.info("schema.registered", subject=subject, version=version, format=str(definition.format))
@@ -257,7 +265,7 @@ class Schemas:
             own,
             effective,
             self._subjects.mode(found)[1],
-            tuple(map(str, self._registry.bound_topics(subject))),
+            tuple(map(str, self._registry.bound_topics(subject)[:TOPICS_MAX])),
             found.record.created_at,
         )
 
@@ -282,6 +290,7 @@ class Schemas:
             found, number = self._version(subject, version, deleted=permanent)
             if found.live == [number] or list(found.versions) == [number]:
                 self._check_unbound(subject)
+            self._check_unpinned(subject, number)
             self._check_deletable(found, [number], permanent)
             if permanent:
                 await self._subjects.remove(found, [number])
@@ -321,6 +330,12 @@ class Schemas:
     def _check_unbound(self, subject: str) -> None:
         if bound := self._registry.bound_topics(subject):
             raise Refused(f"topic {bound[0]} is bound to subject {subject!r}: unbind it first, then delete the subject")
+
+    def _check_unpinned(self, subject: str, version: int) -> None:
+        for topic in self._registry.bound_topics(subject):
+            binding = self._registry.topic(topic).binding
+            if binding is not None and binding.pinned_version == version:
+                raise Refused(f"topic {topic} takes only version {version} of subject {subject!r}: bind it anew first")
 
     # -- topics --------------------------------------------------------------------------------------------------------
 

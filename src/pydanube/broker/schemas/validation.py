@@ -439,12 +439,10 @@ class PartitionIntake:
                 self._validations.tasks.spawn(self._load(first), "schema loading")
                 return False  # it stays active, so that nothing else gives it turns
             try:
-                is_checked = first.check is None or first.check.step()
-            except Exception as error:  # a bug of a library must not stop the batches behind
-                self._fail(first, error)
-            else:
-                if is_checked:
+                if first.check is None or first.check.step():
                     self._publish(first)
+            except Exception as error:  # a bug, here or in a library, must not stop the batches behind
+                self._fail(first, error)
         self._is_active = bool(self._waiting)
         return self._is_active
 
@@ -477,4 +475,7 @@ class PartitionIntake:
         if not isinstance(error, DanubeError):
             log.error("schema.check_crashed", partition=self._index, exc_info=error)
             error = DanubeError(f"internal error in a check of payloads: {type(error).__name__}; see the broker's log")
-        first.fail(error)
+        try:
+            first.fail(error)
+        except Exception as bug:
+            log.error("schema.answer_crashed", partition=self._index, exc_info=bug)

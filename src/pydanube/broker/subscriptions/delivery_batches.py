@@ -91,7 +91,7 @@ def _view_to_send(batch: Batch, base: int, assignment: Assignment) -> tuple[memo
 
 
 def _is_copied(batch: Batch, rows: int) -> bool:
-    """Whether this many rows of the batch are copied and sent without the others."""
+    """Return whether this many rows of the batch are copied and sent without the others."""
     if batch.header.derived:  # joined from several batches: it is a copy already
         return True
     few = rows * 4 <= batch.count * 3 if batch.header.codec is Codec.NONE else rows * UNPACK_PARTS_MIN <= batch.count

@@ -2,7 +2,8 @@
 
 Which consumer gets which message is decided by `core.dispatch`. Consumers that keep up are served from the tail cache
 as soon as a batch is visible. For consumers that are behind, one task at a time reads a stretch of the log within their
-credit.
+credit. Acks, and moves by a seek, change the cursor in memory and are written to the state ledger of the partition,
+from which recovery reads them after a restart.
 """
 
 from __future__ import annotations
@@ -101,9 +102,8 @@ class LiveSubscription:
         self._rate: Rate | None = None
         self._timer = Timer(context.clock, context.tasks, self.pump, f"redelivery {context.topic} {name}")
         self._read_ahead: deque[memoryview] = deque()
-        """Stored batches that were read and are not delivered yet ..."""
+        """Stored batches that were read and are not delivered yet, without a gap from `_read_ahead_from` on."""
         self._read_ahead_from = 0
-        """... all that there are from this offset on to the last of them."""
         self._read_task: asyncio.Task[None] | None = None
         self._budget = WorkBudget(self.pump)
         self._ack_batch = AckBatch(self._ack_now)

@@ -1,4 +1,8 @@
-"""Operations on subscriptions by name, across all partitions of a topic: create, attach, move, describe, delete."""
+"""Operations on subscriptions by name, across all partitions of a topic: create, attach, seek, describe, delete.
+
+Each finds the `LiveSubscription` of every partition concerned (`subscription.py`), which does the work. A seek, for
+example, is resolved to an offset of each partition here, and carried out there.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from types import MappingProxyType
 
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
-from pydanube.broker.partitions.state_ledger import settle
+from pydanube.broker.partitions.state_ledger import complete
 from pydanube.broker.registry.records import SubscriptionRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import Action, Authorizer, Principal
@@ -187,7 +191,7 @@ class Subscriptions:
     async def _remove(
         self, topic: TopicName, subscription: str, prepare: Callable[[SubscriptionRecord], None] | None = None
     ) -> None:
-        topic_id = self._registry.topic(topic).topic_id
+        topic_id = self._registry.topic(topic, to_delete=True).topic_id
         await self._registry.delete_subscription(topic, subscription, prepare)
         gone = NotFound(f"subscription {subscription!r} on {topic} was deleted")
         for partition in self._partitions.open_of(topic_id):
@@ -360,4 +364,4 @@ class _Wait:
 
     def __init__(self) -> None:
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.done = partial(settle, self.future)
+        self.done = partial(complete, self.future)

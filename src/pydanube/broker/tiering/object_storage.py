@@ -158,12 +158,12 @@ class ObjectStorage:
         self.collector = GarbageCollector(objects, self.catalog, clock, grace_us, self._is_in_progress)
 
     def open_partition(
-        self, ownership: Ownership, past: PartitionHistory, remembered_max: int, partition: StoredPartition
+        self, ownership: Ownership, history: PartitionHistory, remembered_max: int, partition: StoredPartition
     ) -> TieredPartition:
         """Upload what this partition stores from now on."""
         topic_id = ownership.topic_id
         tiered = TieredPartition(
-            topic_id, partition, ownership, past, self.catalog, self._writer, self._clock, remembered_max
+            topic_id, partition, ownership, history, self.catalog, self._writer, self._clock, remembered_max
         )
         self.partitions[topic_id, partition.index] = tiered
         return tiered
@@ -380,6 +380,8 @@ class ObjectStorage:
             first = next(iter(unreadable.values())).error.message
             others = f" (and {len(unreadable) - 1} more)" if len(unreadable) > 1 else ""
             return f"a partition cannot be uploaded: {first}{others}"
+        if self.manifests.failure is not None:
+            return f"manifests, which a restore needs, cannot be written: {self.manifests.failure.message}"
         return ""
 
     async def forget_topic(self, topic_id: int) -> None:

@@ -107,7 +107,7 @@ class TieredPartition:
         return ledger_id, self._epochs.get(ledger_id, self._ownership.epoch)
 
     async def commit(self, segments: list[CatalogSegment], producers: list[ProducerEntry]) -> None:
-        """Cancelled: the segments may or may not be in the catalog."""
+        """See `UploadSource.commit`. Cancelled: the segments may or may not be in the catalog."""
         self._producers = None  # read again from the footer of the last segment, unless all of this succeeds
         try:
             async with self._catalog_lock:
@@ -120,7 +120,8 @@ class TieredPartition:
         self._snapshot_state()
 
     async def _commit(self, segments: list[CatalogSegment]) -> bool:
-        """Returns False if an earlier try was committed although it seemed to fail; then this one is not needed."""
+        """Add the segments to the catalog. Returns False if an earlier try was committed although it seemed to fail;
+        then this one is not needed."""
         await self._ownership.remove_doubts()
         if self._ownership.uploaded_end > self._history.end:
             self._uploaded(segments[0].first_offset, self._ownership.uploaded_end, self._stream.ledger_ids)

@@ -111,7 +111,8 @@ class BlockingProducer(Blocking[Producer[ValueT]], Generic[ValueT]):
         deliver_us = self._inner._delivery_time(deliver_at, deliver_after)
         size = len(data)
         if not self._send_planned:
-            self._thread.running_loop()  # raises Refused before the message is queued, where it would stay
+            self._thread.running_loop()  # these raise Refused before the message is queued, where it would stay
+            self._inner._check_open()
         if not self._has_room(size):
             raise Full("the producer's queue is full: wait with flush(), use send(), or raise its limits")
         self._queued.append((data, key, attributes, publish_time, deliver_us))

@@ -113,7 +113,9 @@ class LoopThread:
         """Return the loop; raises Refused if it does not run in this process."""
         loop = self._loop
         if loop is None:
-            raise Refused("this client is not open: use it inside its `with` block")
+            if self._process:
+                raise Refused("this client is closed")
+            raise Refused("this client is not open yet: use `with`, or call open()")
         if self.elsewhere:
             raise Refused("this client was opened in another process: after a fork, connect again in the child")
         return loop

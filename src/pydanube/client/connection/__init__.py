@@ -1,1 +1,9 @@
-"""Connections to brokers: addresses, lookup of partition owners, requests and answers, keep-alive."""
+"""Connections to brokers: addresses, lookup of partition owners, requests and answers, keep-alive.
+
+connection              one connection to one broker: frames, requests and answers, publish window, keep-alive
+pending_answers         what the requests of a connection wait for
+routing                 which broker owns a partition; all connections of a client
+owner_session           finds the owner, opens a handle there, and opens it again after a disconnect
+backoff                 how long to wait between attempts
+address, foreign_peer   parse addresses; recognise a server that is not a broker
+"""

@@ -48,7 +48,7 @@ def _always() -> bool:
 
 
 def _ignore(error: DanubeError) -> None:
-    """The caller does not need to know about attempts that are repeated."""
+    """Do nothing; the default `on_failure` of `run`."""
 
 
 class OwnerRetry:
@@ -116,10 +116,10 @@ class SessionUser(Protocol[OpenedT_contra]):
         """Use the new handle. Called before the connection reads its next frame."""
 
     def session_lost(self, error: DanubeError) -> None:
-        """The connection ended, and the handle with it. The user calls `reopen` when it wants another."""
+        """Handle the end of the connection, and of the handle with it; call `reopen` if another is needed."""
 
     def open_failed(self, error: DanubeError) -> None:
-        """One attempt of `reopen` failed; it may be repeated."""
+        """Handle the failure of one attempt of `reopen`, which may be repeated."""
 
     def reopen_ended(self, error: DanubeError | None) -> None:
         """`reopen` is over: the session is open, is not wanted any more, or cannot be opened because of `error`."""

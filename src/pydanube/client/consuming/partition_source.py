@@ -62,7 +62,7 @@ class SourceListener(Protocol):
         seek. Returns those of them that the user had not begun with."""
 
     def source_failed(self, source: PartitionSource, error: DanubeError) -> None:
-        """The source cannot receive any more, and trying again would not help."""
+        """Handle a permanent failure: the source cannot receive any more."""
 
     def schedule_acks(self, source: PartitionSource) -> None:
         """Call `send_acks` within the time that acks are collected."""
@@ -71,7 +71,8 @@ class SourceListener(Protocol):
         """Call `send_acks` at the end of this turn of the event loop."""
 
     def ack_timeout_changed(self) -> None:
-        """The ack timeout began or ceased to exist: messages that are prepared for the user are prepared again."""
+        """Prepare messages that wait for the user again: the subscription now has an ack timeout, or has none any
+        more."""
 
     def acks_confirmed(self) -> None: ...
 
@@ -207,7 +208,7 @@ class PartitionSource:
         self.reattach()
 
     def open_failed(self, error: DanubeError) -> None:
-        """The attempt is repeated, or `reopen_ended` is called with its error."""
+        """Do nothing: the attempt is repeated, or `reopen_ended` is called with its error."""
 
     def reopen_ended(self, error: DanubeError | None) -> None:
         if error is not None:

@@ -115,7 +115,7 @@ class PartitionSources:
         return next((source.type for source in list(self._sources.values()) if source.type is not None), None)
 
     def type_of(self, topic: str) -> SubscriptionType | None:
-        """The type of the subscription on one topic: each topic has a subscription of its own."""
+        """Return the type of the subscription on one topic: each topic has a subscription of its own."""
         return next((source.type for source in self._sources.values() if source.topic == topic), None)
 
     async def open(self) -> None:

@@ -379,12 +379,12 @@ class PendingBatches:
         return batch
 
     def published(self, batch: InFlightBatch, base_offset: int, duplicate: bool) -> None:
-        """The broker has stored the batch."""
+        """Settle the batch: the broker has stored it."""
         if self._remove(batch):
             self._settle(batch.rows, base_offset, duplicate, None)
 
     def refused(self, batch: InFlightBatch, error: DanubeError) -> None:
-        """The broker refused the batch: it stays if it may succeed later, otherwise it has failed."""
+        """Keep a batch that the broker refused if it may succeed later; otherwise fail its messages."""
         if batch.status is not BatchStatus.SENT:
             return
         self._mark_answered(batch)
@@ -401,7 +401,7 @@ class PendingBatches:
             self._give_up(batch, error)
 
     def connection_lost(self) -> None:
-        """The connection ended: every batch without an answer has to be sent again, in order and unchanged."""
+        """Mark every batch without an answer as to be sent again, in order and unchanged: the connection ended."""
         self.refusal = None
         self.sent_count = 0
         self._unsent = deque(one for one in self.in_flight if not (one.orphaned and one.status is BatchStatus.REFUSED))

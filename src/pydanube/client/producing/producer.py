@@ -36,7 +36,7 @@ from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.connection.connection import Connection
 from pydanube.client.connection.owner_session import OwnerHandle, OwnerRetry
 from pydanube.client.connection.routing import Brokers, close_limit_reason
-from pydanube.client.lifecycle import Openable
+from pydanube.client.lifecycle import HOW_TO_OPEN, Openable
 from pydanube.client.settings import ProducerSettings
 from pydanube.client.typed.value_type import ValueT
 from pydanube.model.errors import DanubeError, Full, NotFound, Refused, StaleEpoch, Unavailable
@@ -279,7 +279,8 @@ class Producer(Openable, Generic[ValueT]):
         self._failed_messages, self._failure = 0, None
         if failure is not None:
             raised = copy(failure)
-            raised.message = f"{failed} queued messages were not published; the first: {failure.message}"
+            what = "queued message was" if failed == 1 else "queued messages were"
+            raised.message = f"{failed} {what} not published{'; the first' * (failed != 1)}: {failure.message}"
             raised.args = (raised.message,)
             raise raised from failure
 
@@ -386,7 +387,7 @@ class Producer(Openable, Generic[ValueT]):
         self._check_open()
         if self._final is not None:
             raise copy(self._final)
-        raise Refused("this producer is not open yet: use `async with`, or await it")
+        raise Refused(f"this producer is not open yet: {HOW_TO_OPEN}")
 
     def _buffer_full(self) -> Full:
         return Full(

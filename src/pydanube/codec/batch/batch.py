@@ -181,7 +181,9 @@ class Batch:
         together = self.data[first : bounds[-1]].tobytes()
         if end - start == 1:
             return [together]
-        return [together[begin - first : stop - first] for begin, stop in pairwise(bounds)]
+        if first:
+            bounds = [bound - first for bound in bounds]
+        return [together[begin:stop] for begin, stop in pairwise(bounds)]
 
     @property
     def largest_payload_bytes(self) -> int:

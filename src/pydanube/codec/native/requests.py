@@ -144,7 +144,7 @@ class ConsumerChanged(msgspec.Struct, omit_defaults=True):
     handle: int
     ack_timeout_ms: int = 0
     generation: int = GENERATION_UNKNOWN
-    """The seek generation of the deliveries that follow. Brokers of earlier releases tell none."""
+    """The seek generation of the deliveries that follow. Brokers of earlier releases send none."""
 
 
 class Start(msgspec.Struct, omit_defaults=True):
@@ -750,7 +750,7 @@ class ConsumerOpened(msgspec.Struct, omit_defaults=True):
     """The same number as `generation`, for clients of earlier releases: they discard their unsent acks when it changes
     under the same owner epoch."""
     generation: int = GENERATION_UNKNOWN
-    """The seek generation of the deliveries that follow. Brokers of earlier releases tell none."""
+    """The seek generation of the deliveries that follow. Brokers of earlier releases send none."""
 
 
 class SubscriptionPlace(msgspec.Struct, omit_defaults=True):

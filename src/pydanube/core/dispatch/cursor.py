@@ -1,5 +1,8 @@
 """The cursor of a subscription on one partition: which offsets are acknowledged, in any order.
 
+It is in memory only. Every change is also written to the state ledger of the partition (`broker.partitions`), from
+which the cursor is made again after a restart.
+
 A seek starts a new *generation*. Acks and nacks name the generation of the delivery they belong to, and are ignored
 unless it is the current one.
 

@@ -162,7 +162,7 @@ class Dispatcher:
         return self._members.get(member.consumer) is member
 
     def is_active(self, member: Member) -> bool:
-        """Whether the member gets messages; on failover subscriptions others stand by."""
+        """Return whether the member gets messages; on failover subscriptions others stand by."""
         return self._policy.is_active(member)
 
     def unacked_of(self, member: Member) -> int:

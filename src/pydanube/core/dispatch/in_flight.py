@@ -27,9 +27,9 @@ CHUNK: Final = 1 << CHUNK_BITS
 NO_MEMBER: Final = -1
 
 _FEW_RANGES: Final = 8
-"""Fewer ranges are processed one by one; more of them are spread into single offsets and processed together ..."""
+"""Fewer ranges are processed one by one; more of them are spread into single offsets and processed together."""
 _SPREAD_MAX: Final = 1 << 16
-"""... unless they hold more offsets than this."""
+"""Ranges that hold more offsets than this are processed one by one, however many ranges they are."""
 
 _COMPACT_ABOVE: Final = 1024
 

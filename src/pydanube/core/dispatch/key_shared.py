@@ -38,6 +38,8 @@ BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class KeySharedPolicy:
+    """The dispatch policy of a key-shared subscription."""
+
     delays = True
     cumulative = False
     by_key = True

@@ -21,9 +21,10 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 _COMPACT_AFTER: Final = 1024
 _MANY: Final = 48
-"""From this number on, ranges are merged together instead of one by one ..."""
+"""From this number on, ranges are merged together instead of one by one."""
 _FAR_MORE: Final = 64
-"""... unless this many times as many ranges of the set lie between them, which would all be merged with them."""
+"""Ranges are merged one by one after all if this many times as many ranges of the set lie between them: merging them
+together would process those too."""
 
 
 class RangeSet:

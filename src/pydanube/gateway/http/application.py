@@ -58,70 +58,87 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "uvicorn runs without lifespan and WebSocket"
-        body = _Body(receive, self._bodies, self._settings.body_bytes_max)
+        body = _Body(scope, receive, self._bodies, self._settings)
 
-        async def send_closing(message: Message) -> None:
-            """Send the message; an answer closes the connection if a rest of the body may come or the broker ends."""
-            if message["type"] == "http.response.start" and (self._draining or body.is_refused):
+        async def send_after_body(message: Message) -> None:
+            """Send the message. The answer waits for the rest of the body, so that the client comes to read it."""
+            if message["type"] == "http.response.start" and (not await body.discard() or self._draining):
                 message = {**message, "headers": [*message.get("headers", ()), _CLOSE]}
             await send(message)
 
         try:
-            refusal = self._refusal(scope, Headers(scope=scope), body)
+            refusal = self._refusal(scope, body)
             if refusal is None:
-                await self._routes(scope, body.receive, send_closing)
+                await self._routes(scope, body.receive, send_after_body)
             else:
-                await errors.respond(refusal)(scope, receive, send_closing)
+                await errors.respond(refusal)(scope, receive, send_after_body)
         finally:
             body.release()
 
-    def _refusal(self, scope: Scope, headers: Headers, body: _Body) -> DanubeError | HTTPException | None:
+    def _refusal(self, scope: Scope, body: _Body) -> DanubeError | HTTPException | None:
         """Return why the request is refused before its body is read, or None."""
+        headers = Headers(scope=scope)
         if self._draining and scope["path"] not in _ALWAYS_SERVED:
             return Unavailable("the broker is shutting down: send the request again, later or to another broker")
         if scope["method"] not in _SAFE_METHODS and _is_foreign(headers):
             return HTTPException(403, f"a page of {headers['origin']} may not change anything here")
-        return body.check_announced(headers)
+        return body.check_announced()
 
     def _not_ready(self) -> list[str]:
         return [*(["the broker is shutting down"] if self._draining else []), *self._broker.write_problems()]
 
 
 class _Body:
-    """The body of one request: counts what is received against both limits."""
+    """The body of one request: counts what is received against the limits."""
 
-    def __init__(self, receive: Receive, budget: Budget, bytes_max: int) -> None:
+    def __init__(self, scope: Scope, receive: Receive, budget: Budget, settings: HttpSettings) -> None:
+        headers = Headers(scope=scope)
         self._receive = receive
         self._budget = budget
-        self._bytes_max = bytes_max
+        self._settings = settings
         self._taken_bytes = 0
-        self.is_refused = False
+        announced = headers.get("content-length", "0")
+        self._announced_bytes = int(announced) if announced.isdecimal() else 0
+        self._is_complete = self._announced_bytes == 0 and "transfer-encoding" not in headers
+        self._is_held_back = "expect" in headers
+        """The client sends the body only when it is asked for."""
 
-    def check_announced(self, headers: Headers) -> HTTPException | None:
-        announced = headers.get("content-length", "")
-        if announced.isdecimal() and int(announced) > self._bytes_max:
-            return self._too_large()
-        return None
+    def check_announced(self) -> HTTPException | None:
+        return self._too_large() if self._announced_bytes > self._settings.body_bytes_max else None
 
     async def receive(self) -> Message:
         """Receive the next part. Raises HTTPException (413) or Unavailable when a limit is reached."""
-        message = await self._receive()
-        size = len(message.get("body", b""))
-        if self._taken_bytes + size > self._bytes_max:
+        message, size = await self._receive_part()
+        if self._taken_bytes + size > self._settings.body_bytes_max:
             raise self._too_large()
         if not self._budget.take(size):
-            self.is_refused = True
             raise Unavailable("too many large requests are arriving at once: send the request again, later")
         self._taken_bytes += size
         return message
+
+    async def discard(self) -> bool:
+        """Read what is left and throw it away. Return False if there is too much of it, or the client holds it back."""
+        if self._is_held_back:
+            return self._is_complete
+        discarded = 0
+        while not self._is_complete and discarded <= self._settings.discarded_bytes_max:
+            _, size = await self._receive_part()
+            discarded += size
+        return self._is_complete
 
     def release(self) -> None:
         self._budget.give_back(self._taken_bytes)
         self._taken_bytes = 0
 
+    async def _receive_part(self) -> tuple[Message, int]:
+        self._is_held_back = False
+        message = await self._receive()
+        self._is_complete = not message.get("more_body", False)
+        return message, len(message.get("body", b""))
+
     def _too_large(self) -> HTTPException:
-        self.is_refused = True
-        return HTTPException(413, f"the body is larger than limits.http_body_bytes_max, {self._bytes_max} bytes")
+        limit = self._settings.body_bytes_max
+        return HTTPException(413, f"the body is larger than limits.http_body_bytes_max, {limit} bytes")
 
 
 def _is_foreign(headers: Headers) -> bool:

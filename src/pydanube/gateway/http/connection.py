@@ -1,8 +1,8 @@
 """One HTTP connection: uvicorn's protocol, with limits on time that uvicorn does not have.
 
 A connection is always in one phase. In the phase *header* the client owes the rest of a request line and headers, in
-the phase *body* the rest of a body (also if the answer was sent already), and in the phase *answer* it owes nothing:
-then only the reading of the answer is watched. Between two requests uvicorn's keep-alive timeout counts.
+the phase *body* the rest of a body, which the answer waits for, and in the phase *answer* it owes nothing: then only
+the reading of the answer is watched. Between two requests uvicorn's keep-alive timeout counts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import logging
 import sys
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import h11
 import msgspec
@@ -61,7 +61,7 @@ class HttpConnection(H11Protocol):
         self.logger = _request_logger
         self.access_log = False
         self._owner = owner
-        self._phase: tuple[_Phase, Any] = (_Phase.HEADER, None)
+        self._phase = _Phase.HEADER
         self._since = owner.monotonic()
         self._unsent_bytes = 0
         self._unsent_since = self._since
@@ -117,7 +117,7 @@ class HttpConnection(H11Protocol):
 
     def check_timeouts(self, now: float) -> None:
         """Disconnect the client if it owes something for too long."""
-        settings, (phase, _) = self._owner.settings, self._phase
+        settings, phase = self._owner.settings, self._phase
         unsent = self.transport.get_write_buffer_size()
         if unsent == 0 or unsent < self._unsent_bytes:
             self._unsent_since = now
@@ -139,8 +139,8 @@ class HttpConnection(H11Protocol):
             phase = _Phase.HEADER
         else:
             phase = _Phase.ANSWER
-        if self._phase != (phase, self.cycle):  # the same phase of another request is another phase
-            self._phase = (phase, self.cycle)
+        if self._phase is not phase:
+            self._phase = phase
             self._since = self._owner.monotonic()
 
     def _answer_and_close(self, status: int, detail: str) -> None:
@@ -149,16 +149,11 @@ class HttpConnection(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            body = msgspec.json.encode(problem_of_http(HTTPException(status, detail)))
-            headers = [
-                ("content-type", PROBLEM),
-                ("content-length", str(len(body))),
-                ("connection", "close"),
-            ]
-            with contextlib.suppress(h11.LocalProtocolError):
-                events = (h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage())
-                self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+        body = msgspec.json.encode(problem_of_http(HTTPException(status, detail)))
+        headers = [("content-type", PROBLEM), ("content-length", str(len(body))), ("connection", "close")]
+        events = (h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage())
+        with contextlib.suppress(h11.LocalProtocolError):  # an answer has begun
+            self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
         self.transport.close()
 
 

@@ -25,6 +25,9 @@ class HttpSettings:
     body_bytes_max: int = 4 * MIB
     bodies_bytes_max: int = 64 * MIB
     """The bodies of all requests that have no answer yet; past this, requests are refused."""
+    discarded_bytes_max: int = 16 * MIB
+    """How much of a body that nobody wants is read and thrown away before the answer, so that the client comes to read
+    it; past this, the connection is closed."""
     body_timeout_ms: int = 30_000
     """The longest time from the end of the headers to the last byte of the body."""
 

@@ -73,7 +73,7 @@ class LocalStore:
     async def put(
         self, key: str, data: Buffer | Sequence[Buffer], *, create: bool = False, if_match: str | None = None
     ) -> ObjectInfo:
-        """When cancelled, a thread still finishes the put, so the bytes must not be changed."""
+        """See `ObjectStore.put`. When cancelled, a thread still finishes the put, so the bytes must not be changed."""
         check_key(key)
         pieces = [data] if isinstance(data, bytes | bytearray | memoryview) else data
         return await self._write(partial(self._tree.put, key, pieces, create, if_match))

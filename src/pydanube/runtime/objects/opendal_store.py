@@ -66,7 +66,8 @@ class OpendalStore:
     async def put(
         self, key: str, data: Buffer | Sequence[Buffer], *, create: bool = False, if_match: str | None = None
     ) -> ObjectInfo:
-        """The result describes the object as it is after the put: that of another put, if one happened in between."""
+        """See `ObjectStore.put`. The result describes the object as it is found after the put, which may be that of
+        another put in between."""
         self._check(key)
         condition: dict[str, Any] = {"if_not_exists": True} if create else {}
         if if_match is not None:

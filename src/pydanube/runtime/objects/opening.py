@@ -26,24 +26,24 @@ Factory = Callable[[str, Mapping[str, str]], Awaitable[ObjectStore]]
 _Opener = Callable[[StoreAddress, Mapping[str, str]], Awaitable[ObjectStore]]
 
 
-class _Opening(NamedTuple):
+class _KnownStore(NamedTuple):
     opener: str
     extra: str = ""
     package: str = ""
 
 
 _STORES: Final = {
-    "file": _Opening("local:open_local"),
-    "memory": _Opening("memory:open_memory"),
-    "s3": _Opening("cloud:open_s3", "cloud", "obstore"),
-    "gs": _Opening("cloud:open_gcs", "cloud", "obstore"),
-    "az": _Opening("cloud:open_azure", "cloud", "obstore"),
-    "redis": _Opening("redis_store:open_redis", "redis", "redis"),
-    "rediss": _Opening("redis_store:open_redis", "redis", "redis"),
-    "grpc": _Opening("plugin:open_plugin", "grpc", "grpc"),
-    "grpcs": _Opening("plugin:open_plugin", "grpc", "grpc"),
+    "file": _KnownStore("local:open_local"),
+    "memory": _KnownStore("memory:open_memory"),
+    "s3": _KnownStore("cloud:open_s3", "cloud", "obstore"),
+    "gs": _KnownStore("cloud:open_gcs", "cloud", "obstore"),
+    "az": _KnownStore("cloud:open_azure", "cloud", "obstore"),
+    "redis": _KnownStore("redis_store:open_redis", "redis", "redis"),
+    "rediss": _KnownStore("redis_store:open_redis", "redis", "redis"),
+    "grpc": _KnownStore("plugin:open_plugin", "grpc", "grpc"),
+    "grpcs": _KnownStore("plugin:open_plugin", "grpc", "grpc"),
 }
-_THROUGH_OPENDAL: Final = _Opening("opendal_store:open_opendal", "opendal", "opendal")
+_THROUGH_OPENDAL: Final = _KnownStore("opendal_store:open_opendal", "opendal", "opendal")
 
 
 async def open_store(url: str, settings: Mapping[str, str] | None = None) -> ObjectStore:
@@ -63,7 +63,7 @@ def check_url(url: str) -> str:
     return url
 
 
-def _opener(known: _Opening, scheme: str) -> _Opener:
+def _opener(known: _KnownStore, scheme: str) -> _Opener:
     module, function = known.opener.split(":")
     try:
         return cast(_Opener, getattr(importlib.import_module(f"{__package__}.{module}"), function))

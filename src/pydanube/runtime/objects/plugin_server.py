@@ -38,7 +38,7 @@ class PluginServer:
     """Serves one store, which it does not close."""
 
     def __init__(self, store: ObjectStore, *, token: str = "") -> None:
-        """With a `token`, calls without it are refused."""
+        """Serve `store`. If a `token` is given, calls without it are refused."""
         self._store = store
         self._authorization = f"Bearer {token}".encode() if token else b""
         self._pending_bytes = 0

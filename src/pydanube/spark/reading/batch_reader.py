@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pydanube.model.errors import Invalid, NotFound
 from pydanube.runtime.clock import SystemClock
 from pydanube.spark.options import ReadOptions
+from pydanube.spark.workers import message_first
 
 from . import pushdown
 from .bounds import Bound, Bounds
@@ -27,6 +28,7 @@ from .planning import (
     OffsetRange,
     TimeLookup,
     check_named_partitions,
+    keep_assigned,
     plan_tasks,
     ranges_between,
     resolve_bounds,
@@ -45,6 +47,7 @@ class DanubeReader(DataSourceReader):
         self._options = options
         self._pushed = pushdown.PushedFilters()
 
+    @message_first
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         with BrokerQueries(options.servers, options.timeout_s) as queries:
@@ -61,7 +64,7 @@ class DanubeReader(DataSourceReader):
         topics = {*options.topics, *queries.list_matching(options.patterns)}
         if not topics:
             raise NotFound(f"no topic matches {options.topic}")
-        view = queries.view_topics(topics, set(topics) - set(options.topics))
+        view = keep_assigned(queries.view_topics(topics, set(topics) - set(options.topics)), options.assigned)
         now_us = SystemClock().now_us()
         begin = _resolve(queries, options.start or Bounds("startingOffsets", Bound("earliest")), view, now_us)
         end = _resolve(queries, options.end or Bounds("endingOffsets", Bound("latest")), view, now_us)
@@ -84,6 +87,7 @@ class DanubeReader(DataSourceReader):
 class DanubePushingReader(DanubeReader):
     """A reader with filter pushdown, for sessions in which Spark supports it."""
 
+    @message_first
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
         self._pushed, left = pushdown.push_filters(filters, self._pushed)
         return left

@@ -7,15 +7,18 @@
                                             each topic, or each partition; others have the default
     2026-01-31T12:00:00Z, 1769860800000     append time; UTC if it has no zone, a number is milliseconds
     -10 minutes                             ten minutes ago
+    {"/default/orders": {"0": 1769860800000}}
+                                            times of each topic, or each partition; others have the default
 
-Negative numbers in JSON are refused, because -1 and -2 have special meanings in Kafka. As text they count back.
+In JSON of offsets the numbers -1 and -2 are the latest and the earliest offset, as in Kafka, and other negative numbers
+are refused. As text, negative numbers count back.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal, Self
@@ -25,7 +28,7 @@ from pydanube.model.limits import PARTITIONS_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.positions import OFFSET_END, Position
 
-_AGO: Final = re.compile(r"-\s*(\d{1,12})\s*([a-z]+)", re.IGNORECASE)
+_DURATION: Final = re.compile(r"\s*(\d{1,12})\s*([a-z]+)\s*", re.IGNORECASE | re.ASCII)
 _UNITS_US: Final = {
     **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1_000),
     **dict.fromkeys(("s", "second", "seconds"), 1_000_000),
@@ -34,12 +37,14 @@ _UNITS_US: Final = {
     **dict.fromkeys(("d", "day", "days"), 86_400_000_000),
     **dict.fromkeys(("w", "week", "weeks"), 7 * 86_400_000_000),
 }
-_AGO_MAX_US: Final = 1_000 * 366 * 86_400_000_000
+_DURATION_MAX_US: Final = 1_000 * 366 * 86_400_000_000
 OFFSETS_FORM: Final = (
     'use earliest, latest, an offset, a count back from the end such as -1000, or JSON such as {"/default/orders": '
     '{"0": 17, "1": "latest"}}'
 )
 TIME_FORM: Final = "use a time such as 2026-01-31T12:00:00Z, milliseconds since 1970, or so long ago: -10 minutes"
+
+TIMES_FORM: Final = 'use JSON such as {"/default/orders": {"0": 1769860800000, "1": "2026-01-31T12:00:00Z"}}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +76,14 @@ class Bound:
                 return cls("latest")
             case int() if not isinstance(text, bool) and 0 <= text < OFFSET_END:
                 return cls("offset", text)
+            case int() if text == -1:
+                return cls("latest")
+            case int() if text == -2:
+                return cls("earliest")
             case int() if not isinstance(text, bool) and text < 0:
                 raise Invalid(
-                    f'option {option} has the number {text} in its JSON: write "earliest" or "latest", or the text '
-                    f'"{text}" for so many messages before the end'
+                    f"option {option} has the number {text} in its JSON: use an offset, -1 (latest), -2 (earliest), or "
+                    f'the text "{text}" for so many messages before the end'
                 )
             case str() if text.isascii() and text.removeprefix("-").isdecimal() and len(text) < 20:
                 number = int(text)
@@ -82,15 +91,14 @@ class Bound:
         raise Invalid(f"option {option} says {text!r}, which is no offset: {OFFSETS_FORM}")
 
     @classmethod
-    def of_time(cls, text: str, option: str) -> Self:
-        text = text.strip()
-        ago = _AGO.fullmatch(text)
-        if ago is not None:
-            unit = _UNITS_US.get(ago[2].lower())
-            if unit is not None and (back := int(ago[1]) * unit) <= _AGO_MAX_US:
-                return cls("ago", back)
-            raise Invalid(f"option {option} says {text!r}, which is no time: {TIME_FORM}")
+    def of_time(cls, said: object, option: str) -> Self:
+        """Parse a time: text, or a whole number of milliseconds."""
+        if isinstance(said, bool) or not isinstance(said, str | int):
+            raise Invalid(f"option {option} says {said!r}, which is no time: {TIME_FORM}")
+        text = str(said).strip()
         try:
+            if text.startswith("-") and (back := parse_duration_us(text[1:])) is not None:
+                return cls("ago", back)
             if text.isascii() and text.isdecimal():
                 return cls("time", Position.parse(Position("time", int(text) * 1_000)).value)
             return cls("time", Position.parse(datetime.fromisoformat(text)).value)
@@ -123,25 +131,51 @@ class Bounds:
         text = text.strip()
         if not text.startswith("{"):
             return cls(option, Bound.of_offset(text, option))
-        try:
-            named = json.loads(text, object_pairs_hook=_without_repetition)
-        except (ValueError, RecursionError) as error:
-            raise Invalid(f"option {option} begins like JSON and cannot be read ({error}): {OFFSETS_FORM}") from None
+        return cls._of_json(text, option, default, Bound.of_offset, OFFSETS_FORM)
+
+    @classmethod
+    def of_times(cls, text: str, option: str) -> Self:
+        return cls(option, Bound.of_time(text, option))
+
+    @classmethod
+    def of_times_by_partition(cls, text: str, option: str, default: Bound) -> Self:
+        """Parse JSON of times; `default` applies to partitions that it does not name."""
+        return cls._of_json(text, option, default, Bound.of_time, TIMES_FORM)
+
+    @classmethod
+    def _of_json(cls, text: str, option: str, default: Bound, parse: Callable[[object, str], Bound], form: str) -> Self:
+        named = parse_json(text, option, form)
         of_topics: dict[str, Bound] = {}
         of_partitions: dict[str, dict[int, Bound]] = {}
         for topic, said in named.items():
             name = str(TopicName.parse(topic))
             if isinstance(said, dict):
                 of_partitions[name] = {
-                    _partition(number, name, option): Bound.of_offset(one, option) for number, one in said.items()
+                    _partition(number, name, option): parse(one, option) for number, one in said.items()
                 }
             else:
-                of_topics[name] = Bound.of_offset(said, option)
+                of_topics[name] = parse(said, option)
         return cls(option, default, of_topics, of_partitions)
 
-    @classmethod
-    def of_times(cls, text: str, option: str) -> Self:
-        return cls(option, Bound.of_time(text, option))
+
+def parse_duration_us(text: str) -> int | None:
+    """Parse a duration such as ``10 minutes`` or ``15m``; None if it is none, or is longer than a thousand years."""
+    found = _DURATION.fullmatch(text)
+    unit = _UNITS_US.get(found[2].lower()) if found is not None else None
+    if found is None or unit is None or (duration := int(found[1]) * unit) > _DURATION_MAX_US:
+        return None
+    return duration
+
+
+def parse_json(text: str, option: str, form: str) -> dict[str, object]:
+    """Parse a JSON object, which names no topic or partition twice. Raises Invalid with `form`, its documented form."""
+    if not text.strip().startswith("{"):
+        raise Invalid(f"option {option} says {text!r}, which is no JSON: {form}")
+    try:
+        found: dict[str, object] = json.loads(text, object_pairs_hook=_without_repetition)
+    except (ValueError, RecursionError) as error:
+        raise Invalid(f"option {option} begins like JSON and cannot be read ({error}): {form}") from None
+    return found
 
 
 def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -29,6 +29,7 @@ from pydanube.model.errors import DanubeError, Invalid, NotFound
 from pydanube.spark import connections
 from pydanube.spark.options import ReadOptions
 from pydanube.spark.schema import arrow_schema
+from pydanube.spark.workers import hide_traceback
 
 from . import direct_reads as direct
 from .arrow_rows import RowForm, RowSlice
@@ -41,6 +42,14 @@ def read_task(partition: InputPartition, options: ReadOptions, wanted: RowFilter
     """Yield the rows of one task that pass the filter `wanted`, with exactly the columns of `options`."""
     if not isinstance(partition, DanubePartition):
         return  # Spark's own empty partition
+    try:
+        yield from _read_rows(partition, options, wanted)
+    except DanubeError:
+        hide_traceback()
+        raise
+
+
+def _read_rows(partition: DanubePartition, options: ReadOptions, wanted: RowFilter) -> Iterator[pa.RecordBatch]:
     if not wanted:
         yield from read_ranges(partition.ranges, options)
         return

@@ -13,8 +13,8 @@ the same write as the first batch: a query that dies in that batch reads exactly
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Self
 
 from pydanube.model.errors import Invalid
@@ -40,12 +40,26 @@ class TopicView:
     ends: tuple[int, ...]
     gaps: tuple[Gaps, ...] = ()
     """The offsets of each partition that hold no message; empty: no partition has any."""
+    left_out: frozenset[int] = frozenset()
+    """The partitions that the option `assign` does not name; they start and end at 0 here."""
 
     def __post_init__(self) -> None:
         assert len(self.starts) == len(self.ends)
 
     def gaps_of(self, partition: int) -> Gaps:
         return self.gaps[partition] if partition < len(self.gaps) else NO_GAPS
+
+    def keep(self, partitions: Collection[int]) -> Self:
+        """Return the view in which all other partitions are left out."""
+        count = len(self.ends)
+        left_out = frozenset(range(count)) - set(partitions)
+        return replace(
+            self,
+            starts=tuple(0 if one in left_out else start for one, start in enumerate(self.starts)),
+            ends=tuple(0 if one in left_out else end for one, end in enumerate(self.ends)),
+            gaps=tuple(NO_GAPS if one in left_out else gaps for one, gaps in enumerate(self.gaps)),
+            left_out=left_out,
+        )
 
 
 View = Mapping[str, TopicView]

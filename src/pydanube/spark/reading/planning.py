@@ -13,7 +13,7 @@ Invariants
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -116,6 +116,32 @@ def check_named_partitions(bounds: Bounds, view: View) -> None:
                 raise Invalid(
                     f"option {bounds.option} names partition {partition} of {topic}, which has {count}, counted from 0"
                 )
+            if partition in view[topic].left_out:
+                raise Invalid(
+                    f"option {bounds.option} names partition {partition} of {topic}, which the option assign does not"
+                )
+
+
+def keep_assigned(view: View, assigned: Mapping[str, Collection[int]]) -> View:
+    """Return the view with the partitions that the option `assign` names; all of them if it was not given."""
+    if not assigned:
+        return view
+    for name, topic in view.items():
+        count = len(topic.ends)
+        if (largest := max(assigned[name])) >= count:
+            raise Invalid(f"option assign names partition {largest} of {name}, which has {count}, counted from 0")
+    return {name: topic.keep(assigned[name]) for name, topic in view.items()}
+
+
+def check_assigned(offsets: Offsets, view: View) -> None:
+    """Raise Invalid if the offsets of a checkpoint have read a partition that the option `assign` leaves out."""
+    for name, topic in view.items():
+        for partition in topic.left_out:
+            if offsets.next_offset(name, topic.identity, partition):
+                raise Invalid(
+                    f"the checkpoint has read {name}[{partition}], which the option assign does not name: name it, or "
+                    "use a new checkpoint"
+                )
 
 
 def time_lookups(bounds: Bounds, view: View, now_us: int) -> list[TimeLookup]:
@@ -126,6 +152,7 @@ def time_lookups(bounds: Bounds, view: View, now_us: int) -> list[TimeLookup]:
         TimeLookup(name, partition, time_us)
         for name, topic in view.items()
         for partition in range(len(topic.ends))
+        if partition not in topic.left_out
         if (time_us := _lookup_time(bounds.bound_of(name, partition), now_us)) is not None
     ]
 
@@ -159,6 +186,8 @@ def resolve_bounds(bounds: Bounds, view: View, now_us: int, results: LookupResul
 def _resolve_bound(
     bounds: Bounds, name: str, partition: int, topic: TopicView, now_us: int, results: LookupResults
 ) -> int:
+    if partition in topic.left_out:
+        return 0
     bound, start, end = bounds.bound_of(name, partition), topic.starts[partition], topic.ends[partition]
     match bound.kind:
         case "earliest":
@@ -206,6 +235,11 @@ def limit_batch(
     for one, share in zip(unread, shares, strict=True):
         moved[one.topic][one.partition] = one.offset_after(share)
     return Offsets({name: TopicOffsets(end.topics[name].identity, tuple(moved[name])) for name in moved}, end.since)
+
+
+def count_unread(start: Offsets, end: Offsets, view: View) -> int:
+    """Return the number of messages between `start` and `end`."""
+    return sum(one.messages for one in _unread_partitions(start, end, view))
 
 
 class _UnreadPartition(NamedTuple):

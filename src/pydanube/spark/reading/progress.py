@@ -1,8 +1,11 @@
 """A stream's progress on the broker: a subscription whose position follows the batches that Spark has finished.
 
 The subscription makes the stream visible (its lag is the stream's lag) and keeps retention from removing messages that
-the stream has not read. It also pins the start: a new subscription starts where the stream starts, and a stream without
-a checkpoint whose subscription exists continues at the subscription's position.
+the stream has not read. A stream without a checkpoint whose subscription exists continues at the subscription's
+position.
+
+The subscription is created when Spark has finished the first batch, and not before: Spark ends a failed query without
+a call that could delete the subscription, and a subscription that is never moved would hold retention for ever.
 
 Only Spark's checkpoint decides what is read. So the position is moved in the background, slightly late, by compare and
 set: if something else moved it (a policy, a user, another stream by mistake), that is detected, logged and accepted.
@@ -53,31 +56,43 @@ class ProgressSubscription:
 
     # -- start of a stream ---------------------------------------------------------------------------------------------
 
-    def pin(self, topic: str, view: TopicView, start: TopicOffsets) -> TopicOffsets:
+    def resume(self, topic: str, view: TopicView, start: TopicOffsets) -> TopicOffsets:
         """Return the start of the stream on a topic: the position of an existing subscription, or else `start`."""
-        positions = self._queries.call(self._ensure_subscription(topic, start))
+        try:
+            positions = self._queries.call(self._find_subscription(topic))
+        except NotFound:
+            return start
         more = view.starts[len(positions) :]  # partitions were added in between: they are read from their start
         return TopicOffsets(start.identity, tuple([*positions, *more][: len(view.starts)]))
 
+    def ensure(self, topic: str, start: TopicOffsets) -> None:
+        """Create the subscription on a topic at `start`, unless it exists."""
+        self._queries.call(self._ensure_subscription(topic, start))
+
     async def _ensure_subscription(self, topic: str, start: TopicOffsets) -> list[int]:
         """Return the subscription's positions, after creating it at `start` if it does not exist."""
-        client, name = self._queries.client, self.subscription
         while True:
             try:
-                described = await client.describe_subscription(topic, name)
+                return await self._find_subscription(topic)
             except NotFound:
                 with suppress(AlreadyExists):  # a response was lost, or another driver of the same stream created it
                     offsets = dict(enumerate(start.offsets))
-                    await client.create_subscription(topic, name, start="earliest", offsets=offsets)
-                continue
-            users = sorted({one.consumer for one in described.partitions if one.consumer})
-            if users:
-                raise Refused(
-                    f"subscription {name!r} on {topic} has consumers attached ({', '.join(users)}): a stream needs one "
-                    f"of its own, choose another name for the option subscription"
-                )
-            self._positions[topic] = [one.position for one in described.partitions]
-            return list(self._positions[topic])
+                    await self._queries.client.create_subscription(
+                        topic, self.subscription, start="earliest", offsets=offsets
+                    )
+
+    async def _find_subscription(self, topic: str) -> list[int]:
+        """Return the subscription's positions. Raises NotFound if it does not exist, Refused if it has consumers."""
+        name = self.subscription
+        described = await self._queries.client.describe_subscription(topic, name)
+        users = sorted({one.consumer for one in described.partitions if one.consumer})
+        if users:
+            raise Refused(
+                f"subscription {name!r} on {topic} has consumers attached ({', '.join(users)}): a stream needs one "
+                f"of its own, choose another name for the option subscription"
+            )
+        self._positions[topic] = [one.position for one in described.partitions]
+        return list(self._positions[topic])
 
     # -- moving --------------------------------------------------------------------------------------------------------
 
@@ -102,9 +117,10 @@ class ProgressSubscription:
         if self._moving is not None:
             await asyncio.wait({self._moving}, timeout=seconds)
 
-    def close(self) -> None:
-        """Wait briefly for a move in progress, then cancel it."""
-        self.wait_until_moved()
+    def close(self, wait: bool = True) -> None:
+        """Cancel a move in progress, after a brief wait for it unless `wait` is false."""
+        if wait:
+            self.wait_until_moved()
         self._queries.call(self._tasks.close())
 
     def _record_crash(self, error: BaseException) -> None:

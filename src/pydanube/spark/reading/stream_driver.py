@@ -10,6 +10,7 @@ provides the batches, calls do not wait here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final, TypeVar
@@ -28,13 +29,24 @@ from .broker_queries import BrokerQueries
 from .data_loss import LostRange, fail_or_log, lost_of_topics, lost_to_retention
 from .direct_reads import locate_segments
 from .offsets import Offsets, TopicOffsets, TopicView, View
-from .planning import check_named_partitions, limit_batch, plan_tasks, ranges_between, resolve_bounds, time_lookups
+from .planning import (
+    check_assigned,
+    check_named_partitions,
+    count_unread,
+    keep_assigned,
+    limit_batch,
+    plan_tasks,
+    ranges_between,
+    resolve_bounds,
+    time_lookups,
+)
 from .progress import ProgressSubscription
 
 log = get_logger(__name__)
 
 ATTEMPT_SECONDS: Final = 10.0
-"""How long a call waits for an unreachable broker before it reports nothing new, so that Spark can stop the query."""
+"""How long a call waits for an unreachable broker at most before it reports nothing new, so that Spark can stop the
+query."""
 
 RETRY_SECONDS: Final = 0.1
 
@@ -77,6 +89,8 @@ class StreamDriver:
         self._reached = Offsets()
         """The end of the last batch that Spark asked for."""
         self._other_sources_active = False
+        self._last_batch_at = float("-inf")
+        """When the last batch was begun. The first batch of a run does not wait for `minOffsetsPerTrigger`."""
 
     # -- calls from Spark ----------------------------------------------------------------------------------------------
 
@@ -91,6 +105,8 @@ class StreamDriver:
                 lambda: self._wait_for_new_offsets(start, limit, 0.0 if self._other_sources_active else HOLD_SECONDS)
             )
         self._nothing_new = end is None
+        if end is not None:
+            self._last_batch_at = self._clock.monotonic()
         self._reached = end or start
         if end is None and self._target is not None and self._progress is not None:
             self._progress.wait_until_moved()  # the query ends here, and Spark may not call `stop`
@@ -125,7 +141,7 @@ class StreamDriver:
     def close(self) -> None:
         if self._queries is not None:
             if self._progress is not None:
-                self._progress.close()
+                self._progress.close(wait=self._failing_since is None)
             self._queries.close()
             self._queries = self._progress = None
 
@@ -144,7 +160,7 @@ class StreamDriver:
         begin = resolve_bounds(bounds, view, now_us, queries.find_offsets(time_lookups(bounds, view, now_us)))
         if self._progress is None:
             return begin
-        return Offsets({name: self._progress.pin(name, view[name], one) for name, one in begin.topics.items()})
+        return Offsets({name: self._progress.resume(name, view[name], one) for name, one in begin.topics.items()})
 
     def _wait_for_new_offsets(self, start: Offsets, limit: ReadLimit, hold_seconds: float) -> Offsets | None:
         """Return the end of a batch from `start`; None if nothing new arrives within `hold_seconds`."""
@@ -156,8 +172,8 @@ class StreamDriver:
             readable_end = self._readable_end(start, view)
             self._advance_subscription(start)
             end = self._apply_limit(start, readable_end, limit)
-            if end.topics != start.topics:
-                self._pin_new_topics(start, view)
+            if end.topics != start.topics and not self._should_wait(start, readable_end, limit):
+                self._subscribe_to_new_topics(start, view)
                 return end
             now = self._clock.monotonic()
             pause = max(min(pause * 1.5, POLL_LONGEST_SECONDS), (now - asked_at) * POLL_SHARE)
@@ -165,8 +181,18 @@ class StreamDriver:
                 return None
             self._connected().pause(pause)
 
+    def _should_wait(self, start: Offsets, end: Offsets, limit: ReadLimit) -> bool:
+        """Return whether there are fewer messages than `minOffsetsPerTrigger` and there is time to wait for more."""
+        options = self._options
+        if not options.min_offsets or self._target is not None or isinstance(limit, ReadAllAvailable):
+            return False
+        if self._clock.monotonic() >= self._last_batch_at + options.trigger_delay_s:
+            return False
+        return count_unread(start, end, self._view) < options.min_offsets
+
     def _readable_end(self, start: Offsets, view: View) -> Offsets:
         """Return the offsets up to which the stream may read now; losses fail the query or are logged."""
+        check_assigned(start, view)
         losses = lost_of_topics(start, view)
         for name, topic in view.items():
             losses += _lost_before_reading(start, name, topic, self._options.fail_on_data_loss)
@@ -186,7 +212,9 @@ class StreamDriver:
 
     def _plan_batch(self, begin: Offsets, end: Offsets) -> list[InputPartition]:
         options = self._options
-        ranges, losses = ranges_between(begin, end, self._view_for(end))
+        view = self._view_for(end)
+        check_assigned(end, view)
+        ranges, losses = ranges_between(begin, end, view)
         self._handle_losses(losses)
         ranges = locate_segments(ranges, options, self._connected().blocking)
         return list(plan_tasks(ranges, options.min_partitions, options.max_records))
@@ -205,7 +233,8 @@ class StreamDriver:
         if options.patterns and now > self._matched_at + PATTERN_SECONDS:
             self._matching = queries.list_matching(options.patterns)
             self._matched_at = now
-        self._view = queries.view_topics((*options.topics, *self._matching), {*may_be_gone, *self._matching})
+        view = queries.view_topics((*options.topics, *self._matching), {*may_be_gone, *self._matching})
+        self._view = keep_assigned(view, options.assigned)
         self._viewed_at = self._clock.monotonic()
         return self._view
 
@@ -214,7 +243,10 @@ class StreamDriver:
         fresh = self._clock.monotonic() < self._viewed_at + VIEW_SECONDS
         if fresh and all(_covers(self._view, name, one) for name, one in end.topics.items()):
             return self._view
-        return self._connected().view_topics(end.topics, end.topics)
+        view = self._connected().view_topics(end.topics, end.topics)
+        # A checkpoint may have topics that the options do not name any more, which are losses and are left as they are.
+        assigned = {name: self._options.assigned[name] for name in view if name in self._options.assigned}
+        return {**view, **keep_assigned({name: view[name] for name in assigned}, assigned)}
 
     # -- the subscription ----------------------------------------------------------------------------------------------
 
@@ -230,20 +262,20 @@ class StreamDriver:
             }
             self._progress.move_to(Offsets(same))
 
-    def _pin_new_topics(self, start: Offsets, view: View) -> None:
+    def _subscribe_to_new_topics(self, start: Offsets, view: View) -> None:
         """Create the subscription on topics that are new to the stream, before they are read."""
         if self._progress is not None:
             for name, topic in view.items():
                 known = start.topics.get(name)
                 if known is None or known.identity != topic.identity:
-                    self._progress.pin(name, topic, TopicOffsets(topic.identity, topic.starts))
+                    self._progress.ensure(name, TopicOffsets(topic.identity, topic.starts))
 
     # -- retries -------------------------------------------------------------------------------------------------------
 
     def _connected(self) -> BrokerQueries:
         if self._queries is None:
             options = self._options
-            self._queries = BrokerQueries(options.servers, min(ATTEMPT_SECONDS, options.timeout_s)).open()
+            self._queries = BrokerQueries(options.servers, attempt_seconds(options.timeout_s)).open()
             if options.subscription:
                 self._progress = ProgressSubscription(self._queries, options.subscription)
         return self._queries
@@ -251,36 +283,48 @@ class StreamDriver:
     def _retry_until_timeout(self, attempt: Callable[[], T]) -> T:
         """Repeat `attempt` until it succeeds or the option `timeout` has passed."""
         while True:
+            begin = self._clock.monotonic()
             try:
                 found = attempt()
             except DanubeError as error:
-                self._raise_or_pause(error)
+                self._raise_or_pause(error, begin)
                 continue
             self._failing_since = None
             return found
 
     def _try_once(self, attempt: Callable[[], T]) -> T | None:
         """Call `attempt` once; return None if the broker is unreachable, since Spark will ask again."""
+        begin = self._clock.monotonic()
         try:
             found = attempt()
         except DanubeError as error:
-            self._raise_or_pause(error)
+            self._raise_or_pause(error, begin)
             return None
         self._failing_since = None
         return found
 
-    def _raise_or_pause(self, error: DanubeError) -> None:
-        """Raise an error that a retry cannot fix or that lasts longer than `timeout`; otherwise pause."""
-        now = self._clock.monotonic()
+    def _raise_or_pause(self, error: DanubeError, begin: float) -> None:
+        """Raise an error that a retry cannot fix, or if one more attempt would end after `timeout`; otherwise pause.
+
+        `begin` is when the attempt that failed began. The next one is expected to take three quarters of its time at
+        least: attempts end early if there is no time for another connection.
+        """
         if not worth_retrying(error):
             raise error
         if self._failing_since is None:
-            self._failing_since = now
-            log.warning("spark.broker_away", topic=self._options.topic, error=error.message)
-        if now - self._failing_since > self._options.timeout_s:
+            self._failing_since = begin
+        now = self._clock.monotonic()
+        if now + (now - begin) * 3 / 4 - self._failing_since >= self._options.timeout_s:
             raise error
+        if self._failing_since == begin:
+            log.warning("spark.broker_away", topic=self._options.topic, error=error.message)
         if self._queries is not None:
             self._queries.pause(RETRY_SECONDS)  # a reachable broker may have refused without delay
+
+
+def attempt_seconds(timeout_s: float) -> float:
+    """Return how long one attempt may take, so that a whole number of attempts fills `timeout_s`."""
+    return timeout_s / math.ceil(timeout_s / ATTEMPT_SECONDS)
 
 
 def _covers(view: View, name: str, end: TopicOffsets) -> bool:

@@ -16,10 +16,12 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
 from pydanube.spark.options import ReadOptions
+from pydanube.spark.workers import message_first
 
 from .fetching import read_task
 from .offsets import Offsets
@@ -51,22 +53,29 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         if self._options.max_offsets:
             return ReadMaxRows(self._options.max_offsets)
-        return ReadMaxBytes(self._options.max_bytes) if self._options.max_bytes else ReadAllAvailable()
+        if self._options.max_bytes:
+            return ReadMaxBytes(self._options.max_bytes)
+        return ReadMinRows(self._options.min_offsets) if self._options.min_offsets else ReadAllAvailable()
 
+    @message_first
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         end = self._driver.next_batch_end(Offsets.from_json(start), limit)
         return start if end is None else end.to_json()
 
+    @message_first
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         seen = self._driver.newest_offsets()
         return None if seen is None else seen.to_json()
 
+    @message_first
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._driver.fix_target()
 
+    @message_first
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return self._driver.plan(Offsets.from_json(start), Offsets.from_json(end))
 
+    @message_first
     def commit(self, end: dict[str, Any]) -> None:
         self._driver.batch_finished(Offsets.from_json(end))
 

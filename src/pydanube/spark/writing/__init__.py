@@ -1,1 +1,6 @@
-"""Writing topics exactly once: tasks stage encoded batches, and the driver commits them."""
+"""Writing topics exactly once: tasks stage encoded batches, and the driver commits them.
+
+writer                  batch and stream writers, as Spark calls them: tasks stage, the driver commits
+packing                 makes encoded batches of rows
+columns                 checks the columns of a data frame
+"""

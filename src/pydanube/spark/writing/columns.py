@@ -6,6 +6,7 @@
  key           string                optional, null: no key
  attributes    map<string,string>    optional, null: none
  publish_time  timestamp             optional, null: the time of writing
+ partition     int                   optional, null: as the option 'partitionBy' says
 ```
 """
 
@@ -25,6 +26,7 @@ WRITTEN: Final[dict[str, tuple[str, ...]]] = {
     "attributes": ("map<string,string>",),
     "publish_time": ("timestamp",),
     "topic": ("string",),
+    "partition": ("int",),
 }
 """The columns of a message, and the types they may have."""
 
@@ -42,6 +44,8 @@ _USUAL: Final = {
 def check_written(schema: StructType, topic: str) -> None:
     """Raise Invalid unless a data frame of this schema can be written; `topic` is the option's value, or empty."""
     names = [column.name for column in schema.fields]
+    if "payload" not in names and not any(_meant(name) == "payload" for name in names):
+        raise Invalid(_without_payload(names))
     for column in schema.fields:
         if column.name not in WRITTEN:
             raise Invalid(_unknown(column.name, names))
@@ -50,11 +54,6 @@ def check_written(schema: StructType, topic: str) -> None:
         wanted, found = WRITTEN[column.name], _type_name(column.dataType)
         if found not in wanted:
             raise Invalid(f"column {column.name!r} is {found}, and must be {' or '.join(wanted)}: {_fix(column.name)}")
-    if "payload" not in names:
-        raise Invalid(
-            f"column 'payload' is missing (there are {', '.join(map(repr, names)) or 'none'}): a message needs one, "
-            "for example select(to_json(struct('*')).alias('payload'))"
-        )
     if "topic" not in names and not topic:
         raise Invalid("no topic: set the option 'topic', or give every row its own in a column 'topic'")
 
@@ -75,13 +74,29 @@ def _fix(name: str) -> str:
     return f"use cast('{WRITTEN[name][0]}')"
 
 
+def _without_payload(names: list[str]) -> str:
+    kept = "".join(f"{name!r}, " for name in names if name in WRITTEN)
+    packed = ", ".join(repr(name) for name in names if name not in WRITTEN) or "'*'"
+    return (
+        f"column 'payload' is missing (there are {', '.join(map(repr, names)) or 'none'}): a message needs one, for "
+        f"example select({kept}to_json(struct({packed})).alias('payload'))"
+    )
+
+
+def _meant(name: str) -> str:
+    """Return the column of a message that a column of another name probably is; empty: none."""
+    if (usual := _USUAL.get(name.lower())) is not None:
+        return usual
+    near = get_close_matches(name.lower(), WRITTEN, 1, 0.75)
+    return near[0] if near else ""
+
+
 def _unknown(name: str, names: list[str]) -> str:
     told = f"column {name!r} is no part of a message"
-    meant = _USUAL.get(name.lower(), "")
-    if not meant:
-        near = get_close_matches(name.lower(), WRITTEN, 1, 0.75)
-        meant = near[0] if near else ""
+    meant = _meant(name)
     if meant and meant not in names:
         return f"{told}: if it is the {meant}, rename it with withColumnRenamed({name!r}, {meant!r})"
-    kept = ", ".join(repr(one) for one in WRITTEN if one in names) or "'payload'"
+    kept = ", ".join(repr(one) for one in WRITTEN if one in names)
+    if "payload" not in names:
+        return f"{told}: {_without_payload(names)}"
     return f"{told}, which is made of {', '.join(WRITTEN)}: drop it, or select({kept})"

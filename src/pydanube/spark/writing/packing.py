@@ -121,6 +121,8 @@ class Packer:
         codes, targets = self._topic_codes(rows)
         counts = np.array([target.partitions for target in targets])
         chosen = self._choose_partitions(rows, codes, counts)
+        if "partition" in rows.schema.names:
+            chosen = _named_partitions(rows.column("partition"), chosen, codes, targets)
         for code, target in enumerate(targets):
             mine = np.flatnonzero((chosen < 0) & (codes == code))
             if len(mine):
@@ -173,6 +175,23 @@ class Packer:
         turns = (behind - weights) // self._packing.batch_bytes
         partitions: IntArray = (self._first_turn + turns) % target.partitions
         return partitions
+
+
+def _named_partitions(
+    column: pa.Array, otherwise: IntArray, codes: IntArray, targets: list[_TopicPartitions]
+) -> IntArray:
+    """Return the partition that each row names in `column`; that of `otherwise` where it is null."""
+    named = column.cast(pa.int64()).fill_null(0).to_numpy()
+    counts = np.array([target.partitions for target in targets])
+    wrong = np.flatnonzero((named < 0) | (named >= counts[codes]))
+    if len(wrong):
+        row = wrong[0]
+        topic, partitions = targets[codes[row]]
+        has = f"partitions 0 to {partitions - 1}"
+        if partitions == 1:
+            has = "one partition only: create a topic with more (`danube topics create --partitions`) and write to that"
+        raise Invalid(f"column partition is {named[row]}, and {topic} has {has}")
+    return np.where(_valid(column), named, otherwise) if column.null_count else named
 
 
 def _topic_name(name: str) -> str:

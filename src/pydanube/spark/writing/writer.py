@@ -31,6 +31,7 @@ from pydanube.runtime.randomness import identity
 from pydanube.runtime.telemetry import get_logger
 from pydanube.spark import connections
 from pydanube.spark.options import WriteOptions
+from pydanube.spark.workers import message_first
 
 from .columns import check_written
 from .packing import Packer, Packing
@@ -70,20 +71,28 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 def _parse_options(options: Mapping[str, str], schema: StructType, overwrite: bool) -> WriteOptions:
     parsed = WriteOptions.parse(options)
     if overwrite:
-        raise Invalid("a topic is never overwritten: use mode('append'), and outputMode('append') or 'update'")
+        raise Invalid(
+            "a topic is never overwritten: use mode('append'), and for a stream outputMode('append'), or foreachBatch "
+            "with a batch write in it, which takes rows of any output mode"
+        )
     check_written(schema, parsed.topic)
+    if isinstance(parsed.partition_by, int) and "partition" in schema.fieldNames():
+        raise Invalid(
+            f"the partition is given twice: as the option partitionBy ({parsed.partition_by}) and as the column "
+            "'partition': drop one of the two"
+        )
     return parsed
 
 
 def _check_topic(options: WriteOptions) -> None:
-    """Check the topic on the driver, because every task would fail with the same error after several attempts.
+    """Check on the driver that a broker can be reached, and the topic: every task would fail alike, in every attempt.
 
     Spark creates a writer for each micro-batch, so this makes at most one lookup, and none if the options do not depend
     on it. It does not create the topic, because there may be no row.
     """
-    if not options.topic or (options.create_topic and not isinstance(options.partition_by, int)):
-        return
     with connections.client(options.servers, options.timeout_s) as client:
+        if not options.topic or (options.create_topic and not isinstance(options.partition_by, int)):
+            return
         try:
             count = client.count_partitions(options.topic)
         except NotFound as error:
@@ -103,9 +112,11 @@ class DanubeWriter(DataSourceArrowWriter):
         self._run = run
         self._batch_id = batch_id
 
+    @message_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedShare:
         return _stage(self._options, _origin(self._query, self._run, self._batch_id), iterator)
 
+    @message_first
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         applied = _commit(self._options, messages, self._batch_id)
         if applied and not self._options.query_id:
@@ -120,6 +131,7 @@ class DanubeStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
+    @message_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedShare:
         context = _context()
         names = ("sql.streaming.queryId", "spark.jobGroup.id", "streaming.sql.batchId")
@@ -128,6 +140,7 @@ class DanubeStreamWriter(DataSourceStreamArrowWriter):
             raise Refused(f"Spark does not tell its tasks {', '.join(names)}: is this a streaming query?")
         return _stage(self._options, _origin(query, run, int(batch_id)), iterator)
 
+    @message_first
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
         _commit(self._options, messages, batchId)
 

@@ -93,7 +93,7 @@ class LoadingCache(Generic[T]):
         return loading
 
     async def _load(self, key: Hashable, load: Callable[[], Awaitable[T]], loading: asyncio.Future[T]) -> None:
-        """Cancelled: waiting callers get Unavailable."""
+        """Load a value and pass it to all callers that wait for it. Cancelled: these get Unavailable."""
         outcome: DanubeError = Unavailable("the broker is closing")
         try:
             value = await load()

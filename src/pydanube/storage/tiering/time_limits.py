@@ -55,7 +55,7 @@ class TimeLimitedStore:
             return await self._store.head(key)
 
     async def list(self, prefix: str = "", after: str = "") -> AsyncIterator[ObjectInfo]:
-        """The time limit applies to each object of the listing."""
+        """List objects, with the time limit for each object of the listing."""
         found = aiter(self._store.list(prefix, after))
         while True:
             async with self._limited(f"listing of {prefix}"):

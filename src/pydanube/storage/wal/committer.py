@@ -183,7 +183,7 @@ class Committer:
             self._sync_mark()
 
     def _fill_ahead(self, group: list[WalAppend]) -> None:
-        """After a small group, and with no mail waiting: prepare the file for the next small groups."""
+        """Prepare the file for the next small groups, after a small group and when no mail waits."""
         if sum(append.size for append in group) < self._settings.fill_below_bytes:
             try:
                 self._engine.fill_ahead()
@@ -191,7 +191,7 @@ class Committer:
                 self._fail(error)
 
     def _sync_mark(self) -> None:
-        """With no mail waiting: sync the durable mark once in a while, so that it survives a power cut too."""
+        """Sync the durable mark once in a while, when no mail waits, so that it survives a power cut too."""
         now = self._clock.monotonic()
         if now >= self._mark_due:
             self._mark_due = now + MARK_SYNC_SECONDS
