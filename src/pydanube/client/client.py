@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 from pydanube.client.admin.admin import Admin
@@ -30,21 +30,29 @@ from pydanube.client.positions import AnyPosition
 from pydanube.client.producing.partitioning import PartitionBy
 from pydanube.client.producing.producer import Producer
 from pydanube.client.producing.staged_writes import StagedWrites, StageOrigin, Stager
+from pydanube.client.producing.typed_producer import TypedProducer
+from pydanube.client.typed.registration import Registration
+from pydanube.client.typed.schema_sources import SchemaSource, value_type_of
+from pydanube.client.typed.value_reader import ValueReader
+from pydanube.client.typed.writer_schemas import WriterSchemas
 from pydanube.codec.batch import Codec
 from pydanube.model.errors import Invalid
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import BATCH_BYTES_MAX, KIB, MIB
 from pydanube.model.names import TopicName
 from pydanube.model.positions import LATEST
+from pydanube.model.schemas import parse_subject
 from pydanube.model.topics import SubscriptionTypeName
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.environment import URL_VARIABLE, broker_url
 from pydanube.runtime.randomness import seeded
 
+from .arguments import ConsumerArguments, ProducerArguments, ReaderArguments
 from .lifecycle import Openable
 from .settings import AccessName, CompressionName, ConsumerSettings, ProducerSettings, check_count, check_number
 
 OpenableT = TypeVar("OpenableT", bound=Openable)
+T = TypeVar("T")
 
 
 class Client(Admin, StagedWrites):
@@ -59,6 +67,7 @@ class Client(Admin, StagedWrites):
         self._timeout = timeout
         self._brokers = Brokers(addresses, clock or SystemClock(), seeded(), timeout)
         self._made: WeakSet[Openable] = WeakSet()
+        self._writer_schemas = WriterSchemas(self.schemas, self._brokers.clock)
 
     def _describe(self) -> str:
         return f"{self.url} {self._state}"
@@ -69,6 +78,33 @@ class Client(Admin, StagedWrites):
         return self._brokers.cluster
 
     # -- producers, consumers, readers ---------------------------------------------------------------------------------
+
+    @overload
+    def producer(
+        self, topic: str, *, schema: None = None, **arguments: Unpack[ProducerArguments]
+    ) -> Producer[bytes]: ...
+
+    @overload
+    def producer(
+        self,
+        topic: str,
+        *,
+        schema: type[T],
+        subject: str | None = None,
+        register_schema: bool = True,
+        **arguments: Unpack[ProducerArguments],
+    ) -> Producer[T]: ...
+
+    @overload
+    def producer(
+        self,
+        topic: str,
+        *,
+        schema: SchemaSource,
+        subject: str | None = None,
+        register_schema: bool = True,
+        **arguments: Unpack[ProducerArguments],
+    ) -> Producer[Any]: ...
 
     def producer(
         self,
@@ -87,7 +123,10 @@ class Client(Admin, StagedWrites):
         timeout: float | None = None,
         refresh_seconds: float = 5.0,
         create_topic: bool = True,
-    ) -> Producer:
+        schema: type[Any] | SchemaSource | None = None,
+        subject: str | None = None,
+        register_schema: bool = True,
+    ) -> Producer[Any]:
         """Return a producer for one topic, to be opened with `async with`.
 
         name                resumes the identity of that name: a producer that holds it already is fenced (StaleEpoch)
@@ -106,6 +145,13 @@ class Client(Admin, StagedWrites):
         timeout             seconds until an unanswered message fails with Unavailable (default: the client's)
         refresh_seconds     how often it checks whether the topic has more partitions
         create_topic        whether a topic that does not exist is created
+        schema              what is sent: a msgspec Struct, a dataclass, a pydantic model, a generated protobuf class,
+                            str, int, float or bytes, a dict with an Avro schema or a JSON Schema, or a
+                            SchemaDefinition. None: bytes, without a schema. The first producer with a schema binds the
+                            topic to its subject
+        subject             where the schema is registered. None: the subject that the topic is bound to, or else the
+                            name of the topic
+        register_schema     False: the schema has to be registered already, or opening raises NotFound
         """
         settings = ProducerSettings(
             access=access,
@@ -120,7 +166,33 @@ class Client(Admin, StagedWrites):
             queue_bytes=queue_bytes,
             timeout=self._timeout if timeout is None else timeout,
         )
-        return self._keep(Producer(self._brokers, topic, settings, create_topic, partition_by))
+        if schema is None:
+            if subject is not None or not register_schema:
+                raise Invalid("subject and register_schema belong to a producer with a schema")
+            return self._keep(Producer(self._brokers, topic, settings, create_topic, partition_by))
+        registration = Registration(
+            value_type_of(schema),
+            None if subject is None else parse_subject(subject),
+            register_schema,
+            self.schemas,
+            self._writer_schemas,
+        )
+        return self._keep(TypedProducer(self._brokers, topic, settings, create_topic, partition_by, registration))
+
+    @overload
+    def consumer(
+        self, topic: str | Iterable[str], *, schema: None = None, **arguments: Unpack[ConsumerArguments]
+    ) -> Consumer[bytes]: ...
+
+    @overload
+    def consumer(
+        self, topic: str | Iterable[str], *, schema: type[T], **arguments: Unpack[ConsumerArguments]
+    ) -> Consumer[T]: ...
+
+    @overload
+    def consumer(
+        self, topic: str | Iterable[str], *, schema: SchemaSource, **arguments: Unpack[ConsumerArguments]
+    ) -> Consumer[Any]: ...
 
     def consumer(
         self,
@@ -139,7 +211,8 @@ class Client(Admin, StagedWrites):
         ack_linger_ms: float = 5.0,
         refresh_seconds: float = 5.0,
         create_topic: bool = False,
-    ) -> Consumer:
+        schema: type[Any] | SchemaSource | None = None,
+    ) -> Consumer[Any]:
         """Return a consumer of one topic, of several, or of all that match a pattern such as ``/default/orders-*``.
 
         subscription        created if it does not exist, and durable once the consumer is open
@@ -161,6 +234,8 @@ class Client(Admin, StagedWrites):
         refresh_seconds     how often it looks for new partitions, and for new topics that match the pattern; those are
                             read from their beginning
         create_topic        whether named topics that do not exist are created
+        schema              what `message.value()` returns, as in `producer`. Messages that were written with another
+                            version of the schema are converted to this one. None: bytes. It is not registered
         """
         settings = ConsumerSettings(
             prefetch_messages=prefetch_messages,
@@ -180,7 +255,19 @@ class Client(Admin, StagedWrites):
             ack_timeout=ack_timeout,
             create_topic=create_topic,
         )
-        return self._keep(Consumer(self._brokers, topic, options, settings))
+        return self._keep(Consumer(self._brokers, topic, options, settings, self._value_reader(schema)))
+
+    def _value_reader(self, schema: type[Any] | SchemaSource | None) -> ValueReader[Any] | None:
+        return None if schema is None else ValueReader(value_type_of(schema), self._writer_schemas)
+
+    @overload
+    def reader(self, topic: str, *, schema: None = None, **arguments: Unpack[ReaderArguments]) -> Reader[bytes]: ...
+
+    @overload
+    def reader(self, topic: str, *, schema: type[T], **arguments: Unpack[ReaderArguments]) -> Reader[T]: ...
+
+    @overload
+    def reader(self, topic: str, *, schema: SchemaSource, **arguments: Unpack[ReaderArguments]) -> Reader[Any]: ...
 
     def reader(
         self,
@@ -190,14 +277,17 @@ class Client(Admin, StagedWrites):
         start: AnyPosition = LATEST,
         end: AnyPosition | None = None,
         fetch_bytes: int = FETCH_BYTES,
-    ) -> Reader:
+        schema: type[Any] | SchemaSource | None = None,
+    ) -> Reader[Any]:
         """Return a reader of one partition, without a subscription.
 
         start               where to begin
         end                 iterating stops before this offset or time; "latest": at the end that the partition has
                             when the reader is opened; None: never, it waits for new messages
+        schema              what `message.value()` returns, as in `consumer`
         """
-        return self._keep(Reader(self._brokers, topic, partition, start, end, fetch_bytes))
+        values = self._value_reader(schema)
+        return self._keep(Reader(self._brokers, topic, partition, start, end, fetch_bytes, values))
 
     def fetches(self, span: RangeFetch, *, fetch_bytes: int = RANGE_FETCH_BYTES) -> AsyncGenerator[FetchAnswer, None]:
         """Yield the broker's answers for a range of offsets, not verified; see `client.history.range_fetch`."""
@@ -242,7 +332,10 @@ class Client(Admin, StagedWrites):
                 raise failure
 
     async def _end(self) -> None:
-        await self._brokers.close()
+        try:
+            await self._writer_schemas.close()
+        finally:
+            await self._brokers.close()
 
 
 def _where(url: str | None) -> tuple[str, list[BrokerAddress]]:

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import atexit
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import wraps
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
 from pydanube.client.admin.dead_letters import DeadLetter, DeadLetters
 from pydanube.client.admin.schemas import Schemas
+from pydanube.client.arguments import ConsumerArguments, ProducerArguments, ReaderArguments
 from pydanube.client.client import Client
 from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.history.range_fetch import FETCH_BYTES as RANGE_FETCH_BYTES
@@ -33,33 +34,54 @@ from pydanube.client.history.range_fetch import RangeFetch
 from pydanube.client.lifecycle import Openable, check_timeout
 from pydanube.client.producing.message_intake import Attributes, checked_payload
 from pydanube.client.producing.producer import Producer
+from pydanube.client.producing.receipts import Receipt, Receipts
 from pydanube.client.producing.staged_writes import Stager
+from pydanube.client.producing.typed_producer import BulkSendArguments, SendArguments, TypedProducer
+from pydanube.client.typed.schema_sources import SchemaSource
+from pydanube.client.typed.value_type import ValueT
 from pydanube.model.errors import DanubeError, Full
 from pydanube.runtime.telemetry import get_logger
 
-from .loop_thread import Blocking, LoopThread, blocking
+from .loop_thread import Blocking, LoopThread, blocking, stands_for
 from .streams import BlockingConsumer, BlockingReader
 
 log = get_logger(__name__)
 
 P = ParamSpec("P")
+T = TypeVar("T")
 OpenableT = TypeVar("OpenableT", bound=Openable)
 BlockingT = TypeVar("BlockingT")
 
 
-class BlockingProducer(Blocking[Producer]):
-    """See `Producer`."""
+class BlockingProducer(Blocking[Producer[ValueT]], Generic[ValueT]):
+    """See `Producer`. Values are encoded on the thread of the caller."""
 
-    def __init__(self, inner: Producer, thread: LoopThread) -> None:
+    def __init__(self, inner: Producer[ValueT], thread: LoopThread) -> None:
         super().__init__(inner, thread)
+        self._encode: Callable[[Any], bytes] = checked_payload
+        self._encode_many: Callable[[Any], Any] = _as_they_are
+        if isinstance(inner, TypedProducer):
+            self._encode, self._encode_many = inner.encode, inner.encode_many
         self._queued: deque[tuple[bytes, str | None, Attributes | None, datetime | None, int]] = deque()
         self._queued_bytes = 0
         self._send_planned = False
 
-    send = blocking(Producer.send)
-    send_many = blocking(Producer.send_many)
-    queue_many = blocking(Producer.queue_many)
-    flush = blocking(Producer.flush)
+    _send = blocking(Producer[Any].send)
+    _send_many = blocking(Producer[Any].send_many)
+    _queue_many = blocking(Producer[Any].queue_many)
+    flush = blocking(Producer[Any].flush)
+
+    @stands_for(Producer.send)
+    def send(self, payload: ValueT, **arguments: Unpack[SendArguments]) -> Receipt:
+        return self._send(self._encode(payload), **arguments)
+
+    @stands_for(Producer.send_many)
+    def send_many(self, payloads: Sequence[ValueT], **arguments: Unpack[BulkSendArguments]) -> Receipts:
+        return self._send_many(self._encode_many(payloads), **arguments)
+
+    @stands_for(Producer.queue_many)
+    def queue_many(self, payloads: Sequence[ValueT], **arguments: Unpack[BulkSendArguments]) -> None:
+        self._queue_many(self._encode_many(payloads), **arguments)
 
     @property
     def topic(self) -> str:
@@ -76,7 +98,7 @@ class BlockingProducer(Blocking[Producer]):
 
     def send_nowait(
         self,
-        payload: bytes,
+        payload: ValueT,
         *,
         key: str | None = None,
         attributes: Attributes | None = None,
@@ -85,15 +107,15 @@ class BlockingProducer(Blocking[Producer]):
         deliver_after: float | timedelta | None = None,
     ) -> None:
         """Queue one message. Raises Full when the queue is full; a failure of the message is raised by `flush`."""
-        payload = checked_payload(payload)
+        data = self._encode(payload)
         deliver_us = self._inner._delivery_time(deliver_at, deliver_after)
-        size = len(payload)
+        size = len(data)
         if not self._send_planned:
             self._thread.running_loop()  # these raise Refused before the message is queued, where it would stay
             self._inner._check_open()
         if not self._has_room(size):
             raise Full("the producer's queue is full: wait with flush(), use send(), or raise its limits")
-        self._queued.append((payload, key, attributes, publish_time, deliver_us))
+        self._queued.append((data, key, attributes, publish_time, deliver_us))
         self._queued_bytes += size
         if not self._send_planned:
             self._send_planned = True
@@ -186,6 +208,10 @@ class BlockingStager(Blocking[Stager]):
     finish = blocking(Stager.finish)
 
 
+def _as_they_are(payloads: T) -> T:
+    return payloads
+
+
 def _blocking_factory(
     method: Callable[Concatenate[Client, P], OpenableT], wrap: Callable[[OpenableT, LoopThread], BlockingT]
 ) -> Callable[Concatenate[BlockingClient, P], BlockingT]:
@@ -236,9 +262,76 @@ class BlockingClient(Blocking[Client]):
         """See `Client.cluster`."""
         return self._inner.cluster
 
-    producer = _blocking_factory(Client.producer, BlockingProducer)
-    consumer = _blocking_factory(Client.consumer, BlockingConsumer)
-    reader = _blocking_factory(Client.reader, BlockingReader)
+    @overload
+    def producer(
+        self, topic: str, *, schema: None = None, **arguments: Unpack[ProducerArguments]
+    ) -> BlockingProducer[bytes]: ...
+
+    @overload
+    def producer(
+        self,
+        topic: str,
+        *,
+        schema: type[T],
+        subject: str | None = None,
+        register_schema: bool = True,
+        **arguments: Unpack[ProducerArguments],
+    ) -> BlockingProducer[T]: ...
+
+    @overload
+    def producer(
+        self,
+        topic: str,
+        *,
+        schema: SchemaSource,
+        subject: str | None = None,
+        register_schema: bool = True,
+        **arguments: Unpack[ProducerArguments],
+    ) -> BlockingProducer[Any]: ...
+
+    @stands_for(Client.producer)
+    def producer(self, topic: str, **arguments: Any) -> BlockingProducer[Any]:
+        return self._make_producer(topic, **arguments)
+
+    @overload
+    def consumer(
+        self, topic: str | Iterable[str], *, schema: None = None, **arguments: Unpack[ConsumerArguments]
+    ) -> BlockingConsumer[bytes]: ...
+
+    @overload
+    def consumer(
+        self, topic: str | Iterable[str], *, schema: type[T], **arguments: Unpack[ConsumerArguments]
+    ) -> BlockingConsumer[T]: ...
+
+    @overload
+    def consumer(
+        self, topic: str | Iterable[str], *, schema: SchemaSource, **arguments: Unpack[ConsumerArguments]
+    ) -> BlockingConsumer[Any]: ...
+
+    @stands_for(Client.consumer)
+    def consumer(self, topic: str | Iterable[str], **arguments: Any) -> BlockingConsumer[Any]:
+        return self._make_consumer(topic, **arguments)
+
+    @overload
+    def reader(
+        self, topic: str, *, schema: None = None, **arguments: Unpack[ReaderArguments]
+    ) -> BlockingReader[bytes]: ...
+
+    @overload
+    def reader(self, topic: str, *, schema: type[T], **arguments: Unpack[ReaderArguments]) -> BlockingReader[T]: ...
+
+    @overload
+    def reader(
+        self, topic: str, *, schema: SchemaSource, **arguments: Unpack[ReaderArguments]
+    ) -> BlockingReader[Any]: ...
+
+    @stands_for(Client.reader)
+    def reader(self, topic: str, **arguments: Any) -> BlockingReader[Any]:
+        return self._make_reader(topic, **arguments)
+
+    _make_producer = _blocking_factory(Client.producer, BlockingProducer)
+    _make_consumer = _blocking_factory(Client.consumer, BlockingConsumer)
+    _make_reader = _blocking_factory(Client.reader, BlockingReader)
     stager = _blocking_factory(Client.stager, BlockingStager)
 
     @property

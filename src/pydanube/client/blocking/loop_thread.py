@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from functools import wraps
+from functools import update_wrapper, wraps
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast
 
@@ -21,6 +21,7 @@ log = get_logger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 OpenableT = TypeVar("OpenableT", bound=Openable)
+MethodT = TypeVar("MethodT", bound=Callable[..., object])
 
 _END: Final = object()
 
@@ -160,6 +161,19 @@ def blocking(
         return self._thread.call(method(self._inner, *args, **kwargs))  # type: ignore[no-any-return]
 
     return run
+
+
+def stands_for(method: Callable[..., object]) -> Callable[[MethodT], MethodT]:
+    """Give a blocking method, which is written out for its types, the name, signature and docstring of the async one.
+
+    Type checkers see the method as it is written.
+    """
+
+    def decorate(written: MethodT) -> MethodT:
+        update_wrapper(written, method)
+        return written
+
+    return decorate
 
 
 class Blocking(Generic[OpenableT]):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from pydanube.client.consuming.consumer import (
+    AnyReceived,
     Consumer,
     acks_of,
     checked_nack,
@@ -19,29 +20,30 @@ from pydanube.client.consuming.message_stream import MessageStream, check_timeou
 from pydanube.client.consuming.messages import Message, ReceivedBatch
 from pydanube.client.history.reader import Reader
 from pydanube.client.positions import AnyPosition
+from pydanube.client.typed.value_type import ValueT
 from pydanube.model.errors import DanubeError
 from pydanube.model.topics import SubscriptionType
 
 from .loop_thread import Blocking, LoopThread, blocking
 
-StreamT = TypeVar("StreamT", bound=MessageStream)
+StreamT = TypeVar("StreamT", bound=MessageStream[Any])
 
-_NO_MESSAGES: Final[Iterator[Message]] = iter(())
+_NO_MESSAGES: Final[Iterator[Any]] = iter(())
 
 
-class BlockingStream(Blocking[StreamT]):
+class BlockingStream(Blocking[StreamT], Generic[StreamT, ValueT]):
     """The base of blocking consumers and readers: iterate over messages, or call `receive` or `receive_batch`."""
 
     def __init__(self, inner: StreamT, thread: LoopThread) -> None:
         super().__init__(inner, thread)
-        self._batch: ReceivedBatch | None = None
-        self._messages = _NO_MESSAGES
+        self._batch: ReceivedBatch[ValueT] | None = None
+        self._messages: Iterator[Message[ValueT]] = _NO_MESSAGES
         self._given = 0
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[Message[ValueT]]:
         return self
 
-    def __next__(self) -> Message:
+    def __next__(self) -> Message[ValueT]:
         message = next(self._messages, None)
         while message is None:
             batch = self._thread.call(self._inner._next_portion())
@@ -52,7 +54,7 @@ class BlockingStream(Blocking[StreamT]):
         self._given += 1
         return message
 
-    def receive(self, timeout: float | None = None) -> Message:
+    def receive(self, timeout: float | None = None) -> Message[ValueT]:
         """See `Stream.receive`."""
         check_timeout(timeout)
         message = next(self._messages, None)
@@ -61,7 +63,7 @@ class BlockingStream(Blocking[StreamT]):
         self._given += 1
         return message
 
-    def receive_batch(self, timeout: float | None = None) -> ReceivedBatch:
+    def receive_batch(self, timeout: float | None = None) -> ReceivedBatch[ValueT]:
         """See `Stream.receive_batch`."""
         check_timeout(timeout)
         batch, given = self._batch, self._given
@@ -70,7 +72,7 @@ class BlockingStream(Blocking[StreamT]):
             return batch.part(given, len(batch))
         return self._thread.call(self._inner.receive_batch(timeout))
 
-    def batches(self) -> Iterator[ReceivedBatch]:
+    def batches(self) -> Iterator[ReceivedBatch[ValueT]]:
         """Yield batches as `receive_batch` returns them, until the end."""
         while True:
             if self._batch is not None and self._given < len(self._batch):
@@ -81,7 +83,7 @@ class BlockingStream(Blocking[StreamT]):
                 return
             yield batch
 
-    def _begin(self, batch: ReceivedBatch) -> Message:
+    def _begin(self, batch: ReceivedBatch[ValueT]) -> Message[ValueT]:
         self._batch, self._given = batch, 0
         self._messages = iter(batch)
         return next(self._messages)
@@ -91,10 +93,10 @@ class BlockingStream(Blocking[StreamT]):
         self._messages = _NO_MESSAGES
 
 
-class BlockingConsumer(BlockingStream[Consumer]):
+class BlockingConsumer(BlockingStream[Consumer[ValueT], ValueT]):
     """See `Consumer`."""
 
-    def __init__(self, inner: Consumer, thread: LoopThread) -> None:
+    def __init__(self, inner: Consumer[ValueT], thread: LoopThread) -> None:
         super().__init__(inner, thread)
         self._settled: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._record_planned = False
@@ -118,18 +120,18 @@ class BlockingConsumer(BlockingStream[Consumer]):
     def topics(self) -> list[str]:
         return self._inner.topics
 
-    def ack(self, received: Message | ReceivedBatch) -> None:
+    def ack(self, received: AnyReceived) -> None:
         """See `Consumer.ack`."""
         acks_of(received)
         self._settle(record_ack, received)
 
-    def ack_cumulative(self, received: Message | ReceivedBatch) -> None:
+    def ack_cumulative(self, received: AnyReceived) -> None:
         """See `Consumer.ack_cumulative`."""
         self._inner._check_cumulative(received)
         acks_of(received)
         self._settle(record_ack_cumulative, received)
 
-    def nack(self, received: Message | ReceivedBatch, delay: float | None = None, reason: str = "") -> None:
+    def nack(self, received: AnyReceived, delay: float | None = None, reason: str = "") -> None:
         """See `Consumer.nack`."""
         acks_of(received)
         self._settle(record_nack, received, *checked_nack(delay, reason))
@@ -160,7 +162,7 @@ class BlockingConsumer(BlockingStream[Consumer]):
                 record(*settled)
 
 
-class BlockingReader(BlockingStream[Reader]):
+class BlockingReader(BlockingStream[Reader[ValueT], ValueT]):
     """See `Reader`. Opened by `with`, by `open`, or by the first receive."""
 
     @property

@@ -17,11 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from pydanube.client.connection.routing import Brokers, close_limit_reason
 from pydanube.client.positions import AnyPosition, wire_start
 from pydanube.client.settings import ConsumerSettings, check_count, check_number, is_utf8
+from pydanube.client.typed.value_reader import ValueReader
+from pydanube.client.typed.value_type import ValueT
 from pydanube.model.errors import Invalid, Refused, Unavailable
 from pydanube.model.failure import DELAY_MS_MAX, REASON_CHARACTERS_MAX, FailurePolicy
 from pydanube.model.names import TopicName, parse_subscription
@@ -32,6 +34,9 @@ from .acks import Acks
 from .message_stream import MessageStream
 from .messages import Message, ReceivedBatch
 from .partition_sources import PartitionSources, SubscribeOptions, is_pattern
+
+AnyReceived = Message[Any] | ReceivedBatch[Any]
+"""What can be acked and nacked."""
 
 TOPICS_SHOWN: Final = 3
 """How many topics the repr of a consumer names."""
@@ -52,7 +57,7 @@ class ConsumerOptions:
     create_topic: bool
 
 
-class Consumer(MessageStream):
+class Consumer(MessageStream[ValueT]):
     """Receives messages through a subscription. Made by `client.consumer`; used on the event loop that opened it."""
 
     _what = "consumer"
@@ -63,8 +68,9 @@ class Consumer(MessageStream):
         topics: str | Iterable[str],
         options: ConsumerOptions,
         settings: ConsumerSettings,
+        values: ValueReader[ValueT] | None = None,
     ) -> None:
-        super().__init__(brokers.clock)
+        super().__init__(brokers.clock, values)
         self._brokers = brokers
         self.subscription = parse_subscription(options.subscription)
         self._type = None if options.type is None else SubscriptionType.parse(options.type)
@@ -113,7 +119,7 @@ class Consumer(MessageStream):
         """The topics that the consumer receives from at present."""
         return self._sources.topics
 
-    async def ack(self, received: Message | ReceivedBatch) -> None:
+    async def ack(self, received: AnyReceived) -> None:
         """Acknowledge a message, or all messages of a batch. Does not wait for the broker; see `flush`.
 
         Raises Refused if the consumer that received it is closed or has failed: the message is redelivered.
@@ -125,7 +131,7 @@ class Consumer(MessageStream):
                 return
         record_ack(received)
 
-    async def ack_cumulative(self, received: Message | ReceivedBatch) -> None:
+    async def ack_cumulative(self, received: AnyReceived) -> None:
         """Acknowledge every message of the partition up to and including this message or batch.
 
         Raises Refused on shared and key-shared subscriptions, where other consumers hold some of those messages.
@@ -133,7 +139,7 @@ class Consumer(MessageStream):
         self._check_cumulative(received)
         record_ack_cumulative(received)
 
-    async def nack(self, received: Message | ReceivedBatch, delay: float | None = None, reason: str = "") -> None:
+    async def nack(self, received: AnyReceived, delay: float | None = None, reason: str = "") -> None:
         """Return a message, or all messages of a batch, for redelivery. Does not wait for the broker.
 
         delay       seconds until the redelivery; None: the subscription's failure policy decides, longer each time
@@ -144,7 +150,7 @@ class Consumer(MessageStream):
         """
         record_nack(received, *checked_nack(delay, reason))
 
-    def _check_cumulative(self, received: Message | ReceivedBatch) -> None:
+    def _check_cumulative(self, received: AnyReceived) -> None:
         kind = self._type
         if kind is None and isinstance(received, Message | ReceivedBatch):
             kind = self._sources.type_of(received.topic)
@@ -168,11 +174,13 @@ class Consumer(MessageStream):
 
     # -- beginning and end -------------------------------------------------------------------------------------------
 
-    def _batch_begun(self, batch: ReceivedBatch) -> None:
+    def _batch_begun(self, batch: ReceivedBatch[ValueT]) -> None:
         if self._sources.consumed(batch):
             self._pause_due = True  # the credit is sent when the event loop runs
 
     async def _begin(self) -> None:
+        if self._values is not None:
+            await self._values.open()
         await self._sources.open()
 
     async def _finish(self, timeout: float | None) -> None:
@@ -194,7 +202,7 @@ class Consumer(MessageStream):
         self._queue.close()
 
 
-def record_ack(received: Message | ReceivedBatch) -> None:
+def record_ack(received: AnyReceived) -> None:
     """Do what `Consumer.ack` does, for callers on the event loop's thread that are not coroutines."""
     if isinstance(received, ReceivedBatch) and received.is_scattered:
         acks = received.acks
@@ -205,12 +213,12 @@ def record_ack(received: Message | ReceivedBatch) -> None:
     acks.add_many(ranges)
 
 
-def record_ack_cumulative(received: Message | ReceivedBatch) -> None:
+def record_ack_cumulative(received: AnyReceived) -> None:
     acks, ranges = acks_of(received)
     acks.add_cumulative(ranges[-1][1])
 
 
-def record_nack(received: Message | ReceivedBatch, delay_ms: int, reason: str) -> None:
+def record_nack(received: AnyReceived, delay_ms: int, reason: str) -> None:
     acks, ranges = acks_of(received)
     acks.nack(ranges, delay_ms, reason)
 
@@ -226,7 +234,7 @@ def checked_nack(delay: float | None, reason: str) -> tuple[int, str]:
     return -1 if delay is None else round(delay * 1_000), written[:REASON_CHARACTERS_MAX]
 
 
-def acks_of(received: Message | ReceivedBatch) -> tuple[Acks, list[tuple[int, int]]]:
+def acks_of(received: AnyReceived) -> tuple[Acks, list[tuple[int, int]]]:
     """Return the `Acks` that `received` belongs to, and its offsets.
 
     Raises Invalid if a consumer did not receive it, and the reason if its consumer cannot ack any more.

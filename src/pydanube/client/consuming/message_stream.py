@@ -10,13 +10,16 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from copy import copy
 from math import inf
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 from pydanube.client.lifecycle import Openable
 from pydanube.client.settings import check_number
+from pydanube.client.typed.value_reader import ValueReader
+from pydanube.client.typed.value_type import ValueT
 from pydanube.model.errors import DanubeError, Refused
 from pydanube.runtime.clock import Clock
 
+from .decoding_queue import DecodingQueue
 from .messages import Message, ReceivedBatch
 from .receiver_queue import ReceiverQueue
 
@@ -26,18 +29,22 @@ PAUSE_SECONDS: Final = 0.005
 """How long a loop over messages may run before it lets the event loop run (checked between chunks)."""
 
 
-class MessageStream(Openable, AsyncIterator[Message]):
+class MessageStream(Openable, AsyncIterator[Message[ValueT]], Generic[ValueT]):
     """Returns the messages of `_queue`; subclasses put the batches into it."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, values: ValueReader[ValueT] | None = None) -> None:
+        """`values` decodes the messages; None: their values are their payloads."""
         super().__init__()
-        self._queue = ReceiverQueue(self._batch_begun)
+        self._values = values
+        self._queue: ReceiverQueue[ValueT] = (
+            ReceiverQueue(self._batch_begun) if values is None else DecodingQueue(self._batch_begun, values)
+        )
         self._pause_due = False
         self._monotonic = clock.monotonic
         self._paused_at = 0.0
         """When the event loop could run last."""
 
-    async def __anext__(self) -> Message:
+    async def __anext__(self) -> Message[ValueT]:
         try:
             return self._queue.ready()
         except StopIteration:
@@ -49,7 +56,7 @@ class MessageStream(Openable, AsyncIterator[Message]):
             raise StopAsyncIteration
         return message
 
-    async def receive(self, timeout: float | None = None) -> Message:
+    async def receive(self, timeout: float | None = None) -> Message[ValueT]:
         """Return the next message. Raises TimeoutError after `timeout` seconds. Cancelled, no message is lost.
 
         A timeout of 0 does not wait: the event loop runs once, and a message that is in the queue then is returned.
@@ -61,7 +68,7 @@ class MessageStream(Openable, AsyncIterator[Message]):
             pass
         return await self._within(timeout, self._next, self._take_message)
 
-    async def receive_batch(self, timeout: float | None = None) -> ReceivedBatch:
+    async def receive_batch(self, timeout: float | None = None) -> ReceivedBatch[ValueT]:
         """Return the next batch: messages of one partition, as they were delivered.
 
         Raises TimeoutError after `timeout` seconds. Cancelled, no message is lost.
@@ -73,7 +80,7 @@ class MessageStream(Openable, AsyncIterator[Message]):
                 return batch
         return await self._within(timeout, self._next_batch, self._queue.take_batch)
 
-    async def batches(self) -> AsyncIterator[ReceivedBatch]:
+    async def batches(self) -> AsyncIterator[ReceivedBatch[ValueT]]:
         """Iterate over batches, as `receive_batch` returns them, until the end of the stream."""
         while (batch := await self._next_batch()) is not None:
             yield batch
@@ -102,7 +109,7 @@ class MessageStream(Openable, AsyncIterator[Message]):
                 raise TimeoutError(f"no message within {timeout:g} s") from None
             return found
 
-    async def _next(self) -> Message | None:
+    async def _next(self) -> Message[ValueT] | None:
         """Return the next message when the chunk is used up, or None at the end of the stream."""
         await self._ready_to_receive()
         while True:
@@ -115,7 +122,7 @@ class MessageStream(Openable, AsyncIterator[Message]):
             await self._queue.wait()
             self._paused_at = self._monotonic()
 
-    def _take_message(self) -> Message | None:
+    def _take_message(self) -> Message[ValueT] | None:
         queue = self._queue
         while True:
             try:
@@ -124,17 +131,17 @@ class MessageStream(Openable, AsyncIterator[Message]):
                 if not queue.advance():
                     return None
 
-    async def _next_batch(self) -> ReceivedBatch | None:
+    async def _next_batch(self) -> ReceivedBatch[ValueT] | None:
         return await self._next_taken(self._queue.take_batch)
 
-    async def _next_portion(self) -> ReceivedBatch | None:
+    async def _next_portion(self) -> ReceivedBatch[ValueT] | None:
         """Return the next batch whose messages the blocking client returns one by one; None at the end."""
         return await self._next_taken(self._queue.take_portion)
 
-    async def _receive_portion(self, timeout: float | None) -> ReceivedBatch:
+    async def _receive_portion(self, timeout: float | None) -> ReceivedBatch[ValueT]:
         return await self._within(timeout, self._next_portion, self._queue.take_portion)
 
-    async def _next_taken(self, take: Callable[[], ReceivedBatch | None]) -> ReceivedBatch | None:
+    async def _next_taken(self, take: Callable[[], ReceivedBatch[ValueT] | None]) -> ReceivedBatch[ValueT] | None:
         await self._ready_to_receive()
         queue = self._queue
         while True:
@@ -154,7 +161,7 @@ class MessageStream(Openable, AsyncIterator[Message]):
         await asyncio.sleep(0)
         self._paused_at = self._monotonic()
 
-    def _batch_begun(self, batch: ReceivedBatch) -> None:
+    def _batch_begun(self, batch: ReceivedBatch[ValueT]) -> None:
         """Called when the user begins with a batch, so that another can be prefetched."""
 
     @property

@@ -6,14 +6,16 @@ the broker made of some rows of a larger one, in which each row has the offset t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from itertools import islice, repeat
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
 import numpy as np
 
+from pydanube.client.typed.value_reader import Decode, decoding_error
+from pydanube.client.typed.value_type import ValueT
 from pydanube.codec.batch import Batch
 from pydanube.codec.batch.layout import APPEND_TIME
 from pydanube.model.pending import PendingMessage, PendingState
@@ -29,13 +31,22 @@ Int64Array = np.ndarray[Any, np.dtype[np.int64]]
 TimeArray = np.ndarray[Any, np.dtype[np.datetime64]]
 
 
-class Message(msgspec.Struct, frozen=True, eq=False, gc=False):
+class Message(msgspec.Struct, Generic[ValueT], frozen=True, eq=False, gc=False):
     """A received message. It refers to its batch: as long as the message is kept, the whole batch stays in memory."""
 
     payload: bytes
     offset: int
     _index: int
-    _delivery: ReceivedBatch
+    _delivery: ReceivedBatch[ValueT]
+
+    def value(self) -> ValueT:
+        """Decode the payload and return the value; without a schema of the consumer or reader, the payload itself.
+
+        Raises Invalid with the topic, partition, offset and reason if the payload does not fit the schema, and the
+        error of the registry if the schema that it was written with cannot be fetched. The message can be acked and
+        nacked all the same.
+        """
+        return self._delivery.decode(self.payload, self.offset)
 
     @property
     def topic(self) -> str:
@@ -102,7 +113,7 @@ class Message(msgspec.Struct, frozen=True, eq=False, gc=False):
         )
 
 
-class PeekedMessage(Message, frozen=True, eq=False, gc=False):
+class PeekedMessage(Message[bytes], frozen=True, eq=False, gc=False):
     """A message that `client.peek` found. Its redeliveries and failure reason are those of its next delivery."""
 
     _pending: PendingMessage
@@ -134,13 +145,14 @@ class PeekedMessage(Message, frozen=True, eq=False, gc=False):
         return self._pending.reason or None
 
 
-class ReceivedBatch:
+class ReceivedBatch(Generic[ValueT]):
     """Messages of one partition as columns: row i of each belongs to message i. Iterating yields the messages."""
 
     __slots__ = (
         "_append_time",
         "_attributes",
         "_batch",
+        "_decode",
         "_keys",
         "_offsets",
         "_payloads",
@@ -161,6 +173,7 @@ class ReceivedBatch:
         rows: range | Int64Array | None = None,
         redelivered: Sequence[int] = (),
         reasons: Sequence[str | None] = (),
+        decode: Decode[ValueT] | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -170,6 +183,8 @@ class ReceivedBatch:
         self._rows = rows
         self._redelivered = redelivered
         self._reasons = reasons
+        self._decode = decode
+        """Makes values of payloads; None: the values are the payloads."""
         self._payloads: list[bytes] | None = None
         self._keys: list[str | None] | None = None
         self._attributes: list[dict[str, str]] | None = None
@@ -179,10 +194,10 @@ class ReceivedBatch:
     def __len__(self) -> int:
         return self._batch.count if self._rows is None else len(self._rows)
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[Message[ValueT]]:
         return self.messages(0, len(self))
 
-    def __getitem__(self, index: int) -> Message:
+    def __getitem__(self, index: int) -> Message[ValueT]:
         index = range(len(self))[index]  # counts from the end if negative; raises IndexError
         return Message(self.payloads[index], self.offset_at(index), index, self)
 
@@ -197,6 +212,33 @@ class ReceivedBatch:
         if self._payloads is None:
             self._payloads = self._selected(self._batch.payloads)
         return self._payloads
+
+    def values(self) -> list[ValueT]:
+        """Decode all payloads and return their values; see `Message.value`. Raises the error of the first that fails.
+
+        To find the values of the others then, call `value` of each message.
+        """
+        decode = self._decode
+        if decode is None:
+            return cast("list[ValueT]", self.payloads)
+        try:
+            return list(map(decode, self.payloads))
+        except Exception:
+            return [message.value() for message in self]  # raises with the offset
+
+    def decode(self, payload: bytes, offset: int) -> ValueT:
+        """Return the value of one message's payload; see `Message.value`."""
+        decode = self._decode
+        if decode is None:
+            return cast("ValueT", payload)
+        try:
+            return decode(payload)
+        except Exception as error:  # of whatever library decodes it, or of the user's own class
+            raise decoding_error(error, self.topic, self.partition, offset) from error
+
+    def use_decoder(self, decode: Decode[ValueT]) -> None:
+        """Set what makes values of the payloads, before the user gets the batch."""
+        self._decode = decode
 
     @property
     def keys(self) -> list[str | None]:
@@ -283,14 +325,15 @@ class ReceivedBatch:
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
-    def messages(self, start: int, end: int) -> Iterator[Message]:
+    def messages(self, start: int, end: int) -> Iterator[Message[ValueT]]:
         """Iterate over the messages [start, end) of this batch."""
         if self._rows is None and self._batch.span == self._batch.count:
             base = self._batch.base_offset
             offsets: Iterator[int] | range = range(base + start, base + end)
         else:
             offsets = iter(self.offsets[start:end].tolist())
-        return map(Message, islice(self.payloads, start, end), offsets, range(start, end), repeat(self))
+        made: Callable[..., Message[ValueT]] = Message
+        return map(made, islice(self.payloads, start, end), offsets, range(start, end), repeat(self))
 
     def offset_at(self, index: int) -> int:
         row = index if self._rows is None else int(self._rows[index])
@@ -315,7 +358,7 @@ class ReceivedBatch:
         times = self._batch.deliver_at
         return 0 if times is None else int(times[index if self._rows is None else int(self._rows[index])])
 
-    def part(self, start: int, end: int) -> ReceivedBatch:
+    def part(self, start: int, end: int) -> ReceivedBatch[ValueT]:
         """Return the messages [start, end) as a batch of their own, over the same memory."""
         rows: range | Int64Array = range(start, end) if self._rows is None else self._rows[start:end]
         return ReceivedBatch(
@@ -326,6 +369,7 @@ class ReceivedBatch:
             rows,
             self._redelivered[start:end],
             self._reasons[start:end],
+            self._decode,
         )
 
     @property

@@ -28,7 +28,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.connection.connection import Connection
@@ -56,8 +56,8 @@ RANGES_PER_FRAME: Final = 10_000
 class SourceListener(Protocol):
     """What a partition source calls in its consumer."""
 
-    def delivered(self, batch: ReceivedBatch) -> None: ...
-    def discard_deliveries(self, source: PartitionSource) -> list[ReceivedBatch]:
+    def delivered(self, batch: ReceivedBatch[Any]) -> None: ...
+    def discard_deliveries(self, source: PartitionSource) -> list[ReceivedBatch[Any]]:
         """Remove the batches of this source that wait for the user: the broker sends them again, unless there was a
         seek. Returns those of them that the user had not begun with."""
 
@@ -277,7 +277,7 @@ class PartitionSource:
         """Set how many messages and bytes the broker may send ahead; counts from the next grant on."""
         self._flow.set_target(messages, size)
 
-    def consumed(self, batch: ReceivedBatch) -> bool:
+    def consumed(self, batch: ReceivedBatch[Any]) -> bool:
         """Count a batch of the present session that the user took. Returns whether the broker was sent new credit."""
         self._flow.consumed(len(batch), batch.stored_bytes)
         return self.give_credit()

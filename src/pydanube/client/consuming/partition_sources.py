@@ -17,7 +17,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydanube.client.connection.routing import Brokers, worth_retrying
 from pydanube.client.settings import ConsumerSettings
@@ -85,7 +85,7 @@ class PartitionSources:
     """Every partition that one consumer receives from."""
 
     def __init__(
-        self, brokers: Brokers, options: SubscribeOptions, settings: ConsumerSettings, queue: ReceiverQueue
+        self, brokers: Brokers, options: SubscribeOptions, settings: ConsumerSettings, queue: ReceiverQueue[Any]
     ) -> None:
         self._brokers = brokers
         self._options = options
@@ -144,7 +144,7 @@ class PartitionSources:
         for source in self._sources.values():
             source.abandon()
 
-    def consumed(self, batch: ReceivedBatch) -> bool:
+    def consumed(self, batch: ReceivedBatch[Any]) -> bool:
         """Count a batch that the user begins with. Returns whether a broker was sent new credit."""
         source = self._sources.get((batch.topic, batch.partition))
         return source is not None and source.acks is batch.acks and source.consumed(batch)
@@ -225,10 +225,10 @@ class PartitionSources:
     def ack_timeout_changed(self) -> None:
         self._queue.restore_chunk()
 
-    def delivered(self, batch: ReceivedBatch) -> None:
+    def delivered(self, batch: ReceivedBatch[Any]) -> None:
         self._queue.put(batch)
 
-    def discard_deliveries(self, source: PartitionSource) -> list[ReceivedBatch]:
+    def discard_deliveries(self, source: PartitionSource) -> list[ReceivedBatch[Any]]:
         return self._queue.discard(lambda batch: batch.acks is source.acks)
 
     def source_failed(self, source: PartitionSource, error: DanubeError) -> None:

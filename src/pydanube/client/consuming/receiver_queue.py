@@ -16,8 +16,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from operator import length_hint
-from typing import Final
+from typing import Any, Final, Generic
 
+from pydanube.client.typed.value_type import ValueT
 from pydanube.model.errors import DanubeError
 
 from .messages import Message, ReceivedBatch
@@ -25,10 +26,10 @@ from .messages import Message, ReceivedBatch
 CHUNK_MESSAGES: Final = 128
 """Messages prepared at a time."""
 
-_NO_MESSAGES: Final[Iterator[Message]] = iter(())
+_NO_MESSAGES: Final[Iterator[Any]] = iter(())
 
 
-class ReceiverQueue:
+class ReceiverQueue(Generic[ValueT]):
     """A queue of batches that can be taken message by message."""
 
     __slots__ = (
@@ -43,16 +44,16 @@ class ReceiverQueue:
         "ready",
     )
 
-    def __init__(self, on_batch_begun: Callable[[ReceivedBatch], None]) -> None:
-        self.ready: Callable[[], Message] = _NO_MESSAGES.__next__
+    def __init__(self, on_batch_begun: Callable[[ReceivedBatch[ValueT]], None]) -> None:
+        self.ready: Callable[[], Message[ValueT]] = _NO_MESSAGES.__next__
         """Returns the next message of the chunk; raises StopIteration after the last one."""
         self.failure: DanubeError | None = None
         self.ended = False
         """No further batch will be put."""
         self._on_batch_begun = on_batch_begun
-        self._batches: deque[ReceivedBatch] = deque()
-        self._current: ReceivedBatch | None = None
-        self._chunk: Iterator[Message] = _NO_MESSAGES
+        self._batches: deque[ReceivedBatch[ValueT]] = deque()
+        self._current: ReceivedBatch[ValueT] | None = None
+        self._chunk: Iterator[Message[ValueT]] = _NO_MESSAGES
         self._chunk_end = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
@@ -62,12 +63,12 @@ class ReceiverQueue:
 
     # -- filling -----------------------------------------------------------------------------------------------------
 
-    def put(self, batch: ReceivedBatch) -> None:
+    def put(self, batch: ReceivedBatch[ValueT]) -> None:
         self._batches.append(batch)
         if self._waiting:
             self.wake()
 
-    def discard(self, unwanted: Callable[[ReceivedBatch], bool]) -> list[ReceivedBatch]:
+    def discard(self, unwanted: Callable[[ReceivedBatch[ValueT]], bool]) -> list[ReceivedBatch[ValueT]]:
         """Drop the `unwanted` batches, also the rest of the current one. Returns those the user had not begun with."""
         dropped = [batch for batch in self._batches if unwanted(batch)]
         if dropped:
@@ -114,14 +115,14 @@ class ReceiverQueue:
         self.ready = self._chunk.__next__
         return True
 
-    def take_batch(self) -> ReceivedBatch | None:
+    def take_batch(self) -> ReceivedBatch[ValueT] | None:
         """Take the rest of the current batch, or the next batch; None if the queue is empty."""
         batch = self._take_rest_or_next()
         if batch is not None and batch.acks is not None and batch.acks.timeouts is not None:
             batch.acks.timeouts.start(batch.offsets.tolist())
         return batch
 
-    def take_portion(self) -> ReceivedBatch | None:
+    def take_portion(self) -> ReceivedBatch[ValueT] | None:
         """Take a batch for the blocking client, which returns its messages one by one from another thread.
 
         With an ack timeout that batch has a single message, because the timeout starts here.
@@ -144,7 +145,7 @@ class ReceiverQueue:
         self._chunk = _NO_MESSAGES
         self.ready = _NO_MESSAGES.__next__
 
-    def _take_rest_or_next(self) -> ReceivedBatch | None:
+    def _take_rest_or_next(self) -> ReceivedBatch[ValueT] | None:
         current = self._current
         if current is not None:
             start = self._chunk_end - length_hint(self._chunk)

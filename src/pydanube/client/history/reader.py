@@ -20,6 +20,8 @@ from pydanube.client.consuming.message_stream import MessageStream
 from pydanube.client.consuming.messages import ReceivedBatch
 from pydanube.client.positions import AnyPosition, wire_start
 from pydanube.client.settings import check_count
+from pydanube.client.typed.value_reader import ValueReader
+from pydanube.client.typed.value_type import ValueT
 from pydanube.codec.batch import HEADER_BYTES, Batch, read_header
 from pydanube.codec.native import requests
 from pydanube.model.errors import Corrupt, DanubeError
@@ -33,7 +35,7 @@ WAIT_MS: Final = 5_000
 """How long the broker waits for messages at the end of the log before it sends an empty answer."""
 
 
-class Reader(MessageStream):
+class Reader(MessageStream[ValueT]):
     """Reads one partition. Made by `client.reader`; opened by `async with`, by awaiting it, or by the first receive."""
 
     _what = "reader"
@@ -46,8 +48,9 @@ class Reader(MessageStream):
         start: AnyPosition,
         end: AnyPosition | None,
         fetch_bytes: int,
+        values: ValueReader[ValueT] | None = None,
     ) -> None:
-        super().__init__(brokers.clock)
+        super().__init__(brokers.clock, values)
         check_count("partition", partition, 0, 1 << 31)
         check_count("fetch_bytes", fetch_bytes, 1, BATCH_BYTES_MAX)
         self.topic = str(TopicName.parse(topic))
@@ -78,6 +81,8 @@ class Reader(MessageStream):
     # -- reading ahead -----------------------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
+        if self._values is not None:
+            await self._values.open()
         self._topic_id = await self._brokers.retrying(self._identify, self.topic, self.partition)
         if self._end_position is not None:
             self._stop_offset = await self._find_offset(self._end_position)
@@ -142,9 +147,9 @@ class Reader(MessageStream):
             for received in batches:
                 self._queue.put(received)
 
-    def _select_rows(self, batch: Batch) -> ReceivedBatch | None:
+    def _select_rows(self, batch: Batch) -> ReceivedBatch[ValueT] | None:
         """Return the rows of a batch that are in [next_offset, stop_offset), or None if there are none."""
-        received = ReceivedBatch(batch, self.topic, self.partition)
+        received: ReceivedBatch[ValueT] = ReceivedBatch(batch, self.topic, self.partition)
         stop = self._stop_offset
         if batch.base_offset >= self.next_offset and (stop is None or batch.end_offset <= stop):
             return received
@@ -156,7 +161,7 @@ class Reader(MessageStream):
     def _reached_stop(self) -> bool:
         return self._stop_offset is not None and self.next_offset >= self._stop_offset
 
-    def _batch_begun(self, batch: ReceivedBatch) -> None:
+    def _batch_begun(self, batch: ReceivedBatch[ValueT]) -> None:
         self._batches_left[0] -= 1
         if self._batches_left[0] == 0:
             del self._batches_left[0]

@@ -35,7 +35,7 @@ T = TypeVar("T")
 # -- one message -----------------------------------------------------------------------------------------------------
 
 
-def checked_payload(payload: bytes) -> bytes:
+def checked_payload(payload: object) -> bytes:
     """Return the payload as bytes. Raises Invalid."""
     if type(payload) is not bytes:
         if not isinstance(payload, bytes | bytearray | memoryview):

@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final, Generic
 
 from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.connection.connection import Connection
@@ -38,6 +38,7 @@ from pydanube.client.connection.owner_session import OwnerHandle, OwnerRetry
 from pydanube.client.connection.routing import Brokers, close_limit_reason
 from pydanube.client.lifecycle import HOW_TO_OPEN, Openable
 from pydanube.client.settings import ProducerSettings
+from pydanube.client.typed.value_type import ValueT
 from pydanube.model.errors import DanubeError, Full, NotFound, Refused, StaleEpoch, Unavailable
 from pydanube.model.limits import MESSAGE_BYTES_MAX
 from pydanube.model.names import TopicName
@@ -72,8 +73,11 @@ TICK_SECONDS_MAX: Final = 1.0
 """How often a producer with unsettled messages looks for those that have timed out. An idle one does not look."""
 
 
-class Producer(Openable):
-    """Publishes to one topic. Made by `client.producer`; belongs to the loop it was opened on."""
+class Producer(Openable, Generic[ValueT]):
+    """Publishes to one topic. Made by `client.producer`; belongs to the loop it was opened on.
+
+    This class takes bytes; a producer with a schema is a `TypedProducer`.
+    """
 
     _what = "producer"
 
@@ -137,7 +141,7 @@ class Producer(Openable):
 
     async def send(
         self,
-        payload: bytes,
+        payload: ValueT,
         *,
         key: str | None = None,
         attributes: Attributes | None = None,
@@ -153,19 +157,19 @@ class Producer(Openable):
 
         Waits for room in the queue first. Raises Unavailable after `timeout`. Cancelled, it may still be stored.
         """
-        payload, size, partition = self._checked(payload, key, attributes)
+        data, size, partition = self._checked(payload, key, attributes)
         deliver_us = self._delivery_time(deliver_at, deliver_after)
         time_us = None if publish_time is None else micros_from_datetime(publish_time)
         if not self._buffer.take_nowait(1, size):
             await self._wait_for_buffer(1, size)
         waiter: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
-        self._add(partition, payload, key, attributes, time_us, deliver_us, size, waiter)
+        self._add(partition, data, key, attributes, time_us, deliver_us, size, waiter)
         placed = await waiter
         return Receipt(self.topic, placed.partition, placed.start, placed.duplicate)
 
     def send_nowait(
         self,
-        payload: bytes,
+        payload: ValueT,
         *,
         key: str | None = None,
         attributes: Attributes | None = None,
@@ -183,24 +187,24 @@ class Producer(Openable):
             and type(payload) is bytes
             and self._round_robin
             and self._ready
-            and (size := len(payload) + ROW_BYTES) <= _MESSAGE_SIZE_MAX
+            and (size := len(payload) + ROW_BYTES) <= _MESSAGE_SIZE_MAX  # type: ignore[arg-type]
         ):  # the common case, without the calls that the others need
             if not self._buffer.take_nowait(1, size):
                 raise self._buffer_full()
             unkeyed = self._unkeyed
-            if unkeyed is None or not unkeyed.batches.append(payload, self._clock.now_us(), size):
-                self._add(ANY_PARTITION, payload, None, None, None, 0, size, None)
+            if unkeyed is None or not unkeyed.batches.append(payload, self._clock.now_us(), size):  # type: ignore[arg-type]
+                self._add(ANY_PARTITION, payload, None, None, None, 0, size, None)  # type: ignore[arg-type]
             return
-        payload, size, partition = self._checked(payload, key, attributes)
+        data, size, partition = self._checked(payload, key, attributes)
         deliver_us = self._delivery_time(deliver_at, deliver_after)
         time_us = None if publish_time is None else micros_from_datetime(publish_time)
         if not self._buffer.take_nowait(1, size):
             raise self._buffer_full()
-        self._add(partition, payload, key, attributes, time_us, deliver_us, size, None)
+        self._add(partition, data, key, attributes, time_us, deliver_us, size, None)
 
     async def send_many(
         self,
-        payloads: Sequence[bytes],
+        payloads: Sequence[ValueT],
         *,
         keys: Sequence[str | None] | None = None,
         attributes: Sequence[Attributes | None] | None = None,
@@ -234,7 +238,7 @@ class Producer(Openable):
 
     async def queue_many(
         self,
-        payloads: Sequence[bytes],
+        payloads: Sequence[ValueT],
         *,
         keys: Sequence[str | None] | None = None,
         attributes: Sequence[Attributes | None] | None = None,
@@ -335,7 +339,7 @@ class Producer(Openable):
 
     def _split(
         self,
-        payloads: Sequence[bytes],
+        payloads: Sequence[Any],
         keys: Sequence[str | None] | None,
         attributes: Sequence[Attributes | None] | None,
     ) -> Iterator[BulkPiece]:
@@ -357,18 +361,18 @@ class Producer(Openable):
         self._unkeyed = self._partitions[self._partitioner.current]
         return self._unkeyed
 
-    def _checked(self, payload: bytes, key: str | None, attributes: Attributes | None) -> tuple[bytes, int, int]:
+    def _checked(self, payload: object, key: str | None, attributes: Attributes | None) -> tuple[bytes, int, int]:
         """Return the payload, the size of the message, and its partition or ANY_PARTITION. Raises Invalid."""
         self._check_ready()
-        payload = checked_payload(payload)
-        size = len(payload) + ROW_BYTES
+        data = checked_payload(payload)
+        size = len(data) + ROW_BYTES
         partition = ANY_PARTITION
         if key is not None or not self._round_robin:
-            partition = self._partitioner.of(key, payload)
+            partition = self._partitioner.of(key, data)
             size += len(key or "")
         if attributes:
             size += attributes_size(attributes)
-        return payload, size, partition
+        return data, size, partition
 
     def _delivery_time(self, deliver_at: datetime | None, deliver_after: float | timedelta | None) -> int:
         if deliver_at is None and deliver_after is None:
@@ -540,6 +544,7 @@ class Producer(Openable):
         if only is not None and only >= len(route.partitions):
             raise NotFound(f"{self.topic} has no partition {only}: it has {len(route.partitions)}, counted from 0")
         count, self._reliable = len(route.partitions), route.reliable
+        await self._choose_schema()
         self._partitioner = Partitioner(count, self._brokers.random.randrange(count), self._partition_by)
         self._add_partitions(count)
         self._first = only or 0
@@ -550,6 +555,9 @@ class Producer(Openable):
         self._ready = not self._closed
         if route.partitioned and only is None:
             self._tasks.spawn(self._follow_growth(), f"follow {self.topic}")
+
+    async def _choose_schema(self) -> None:
+        """Called before the partitions are opened, with the settings that they get."""
 
     async def _open_partition(self, partition: int) -> None:
         await self._brokers.retrying(self._partitions[partition].session.open, self.topic, partition)

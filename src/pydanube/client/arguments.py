@@ -1,0 +1,55 @@
+"""The keyword arguments of producers, consumers and readers, for the signatures that differ in the schema only.
+
+What they mean is said by `Client.producer`, `Client.consumer` and `Client.reader`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Required, TypedDict
+
+from pydanube.client.positions import AnyPosition
+from pydanube.client.producing.partitioning import PartitionBy
+from pydanube.model.failure import FailurePolicy
+from pydanube.model.topics import SubscriptionTypeName
+
+from .settings import AccessName, CompressionName
+
+
+class ProducerArguments(TypedDict, total=False):
+    name: str | None
+    access: AccessName
+    partition_by: PartitionBy
+    compression: CompressionName | None
+    batch_bytes: int
+    batch_messages: int
+    linger_ms: float
+    in_flight_batches: int
+    queue_messages: int
+    queue_bytes: int
+    timeout: float | None
+    refresh_seconds: float
+    create_topic: bool
+
+
+class ConsumerArguments(TypedDict, total=False):
+    subscription: Required[str]
+    type: SubscriptionTypeName | None
+    start: AnyPosition
+    name: str | None
+    priority: int
+    key_filters: Iterable[str]
+    failure_policy: FailurePolicy | None
+    ack_timeout: float | None
+    prefetch_messages: int
+    prefetch_bytes: int
+    ack_linger_ms: float
+    refresh_seconds: float
+    create_topic: bool
+
+
+class ReaderArguments(TypedDict, total=False):
+    partition: int
+    start: AnyPosition
+    end: AnyPosition | None
+    fetch_bytes: int

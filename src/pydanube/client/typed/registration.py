@@ -1,0 +1,47 @@
+"""The registration of a producer's schema, when the producer is opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydanube.model.errors import NotFound
+
+from .value_type import ValueType
+from .writer_schemas import SchemaRegistry, WriterSchemas
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """Registers a schema under a subject, or only looks it up there."""
+
+    value_type: ValueType[Any]
+    subject: str | None
+    """None: the subject that the topic is bound to, or the name of the topic."""
+    create: bool
+    """False: the subject has to have the definition already."""
+    registry: SchemaRegistry
+    writers: WriterSchemas
+
+    async def run(self, topic: str) -> tuple[str, int, int]:
+        """Return the subject, the schema id and the version for the batches of a topic.
+
+        Raises Refused if the definition is not compatible with earlier versions, and NotFound if it is not registered
+        and must not be. Cancelled, it may be registered.
+        """
+        definition = self.value_type.definition
+        if definition.references:
+            self.value_type.use_references(await self.writers.references_of(definition))
+        subject = self.subject or await self._default_subject(topic)
+        if self.create:
+            registered = await self.registry.register(subject, definition)
+            return subject, registered.schema_id, registered.version
+        try:
+            found = await self.registry.lookup(subject, definition)
+        except NotFound as error:
+            raise NotFound(f"{error.message}; register_schema=False does not register it") from None
+        return subject, found.schema_id, found.version
+
+    async def _default_subject(self, topic: str) -> str:
+        binding = await self.registry.binding(topic)
+        return topic if binding is None else binding.subject

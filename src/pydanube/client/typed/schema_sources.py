@@ -1,0 +1,89 @@
+"""What a user may pass as `schema`:
+
+a msgspec Struct, a dataclass, a pydantic model     JSON; its JSON Schema is generated from the class
+a generated protobuf class                          protobuf; its definition is taken from the class
+str, int, float, bytes                              the formats string, number and bytes
+a dict, or a schema object of fastavro or avro      an Avro schema or a JSON Schema
+a SchemaDefinition                                  a definition of any format
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from pydanube.model.errors import Invalid
+from pydanube.model.schemas import SchemaDefinition, SchemaFormat
+
+from .json_values import pydantic_values, struct_values
+from .plain_values import PRIMITIVES, DefinedValues, PrimitiveValues
+from .value_type import ValueType, one_line
+
+
+class AvroSchemaObject(Protocol):
+    """A schema object of the package avro, which need not be installed."""
+
+    def to_canonical_json(self, names: Any = None) -> Any: ...
+
+
+SchemaSource = SchemaDefinition | Mapping[str, Any] | AvroSchemaObject
+"""A schema that is no class. The values of its messages are what the format has, such as dicts."""
+
+AVRO_TYPES: Final = frozenset({"record", "error", "enum", "fixed", "map"})
+"""A dict whose `type` is one of these is an Avro schema: JSON Schema has no such types."""
+
+_FASTAVRO_KEYS: Final = frozenset({"__fastavro_parsed__", "__named_schemas__"})
+
+
+def value_type_of(schema: Any) -> ValueType[Any]:
+    """Return the value type of what a user passes as `schema`.
+
+    Raises Invalid if it is nothing of the kind or cannot be parsed, and Refused if a library for it is missing.
+    """
+    if isinstance(schema, type):
+        return _of_class(schema)
+    if isinstance(schema, Mapping):
+        return DefinedValues(_document_definition(schema))
+    if isinstance(schema, SchemaDefinition):
+        return DefinedValues(schema)
+    avro_library = sys.modules.get("avro.schema")
+    if avro_library is not None and isinstance(schema, avro_library.Schema):
+        return DefinedValues(SchemaDefinition(SchemaFormat.AVRO, str(schema)))
+    raise _unknown(schema)
+
+
+def _of_class(kind: type) -> ValueType[Any]:
+    if kind in PRIMITIVES:
+        return PrimitiveValues(kind)
+    if hasattr(kind, "__pydantic_validator__"):
+        return pydantic_values(kind)
+    if issubclass(kind, msgspec.Struct) or is_dataclass(kind):
+        return struct_values(kind)
+    if hasattr(kind, "DESCRIPTOR") and hasattr(kind, "FromString"):
+        from .protobuf_values import ProtobufValues
+
+        return ProtobufValues(kind)
+    raise _unknown(kind)
+
+
+def _document_definition(document: Mapping[str, Any]) -> SchemaDefinition:
+    """Return the definition of an Avro schema or a JSON Schema that is a dict."""
+    is_avro = bool(document.keys() & _FASTAVRO_KEYS) or document.get("type") in AVRO_TYPES
+    plain = {key: value for key, value in document.items() if key not in _FASTAVRO_KEYS}
+    try:
+        text = json.dumps(plain, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Invalid(f"the schema cannot be written as JSON: {one_line(error)}") from None
+    return SchemaDefinition(SchemaFormat.AVRO if is_avro else SchemaFormat.JSON, text)
+
+
+def _unknown(schema: object) -> Invalid:
+    return Invalid(
+        f"schema={one_line(repr(schema))} is none: use a msgspec Struct, a dataclass, a pydantic model, a generated "
+        f"protobuf class, str, int, float, bytes, a dict with an Avro schema or a JSON Schema, or a SchemaDefinition"
+    )
