@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 from pydanube.codec.schemas import ParsedSchema, parse_schema
 from pydanube.codec.schemas.json_form import decode_json, encode_json
 from pydanube.model.errors import DanubeError, Denied, Invalid, NotFound, Refused
-from pydanube.model.limits import SCHEMA_REFERENCES_MAX
-from pydanube.model.schemas import Binding, Framing, SchemaDefinition, SchemaFormat, SchemaVersion
+from pydanube.model.schemas import Binding, Framing, SchemaFormat, SchemaVersion
 
 from .input_lines import InputMessages
 from .output import note
@@ -39,17 +38,8 @@ class RegisteredSchema:
 
 async def parse_registered(client: Client, version: SchemaVersion) -> RegisteredSchema:
     """Parse a version with everything it refers to. Raises Refused if the libraries of its format are missing."""
-    found: dict[str, SchemaDefinition] = {}
-    waiting = list(version.definition.references)
-    while waiting:
-        one = waiting.pop()
-        if one.name in found:
-            continue
-        if len(found) >= SCHEMA_REFERENCES_MAX:
-            raise Invalid(f"a definition refers to more than {SCHEMA_REFERENCES_MAX} others, also indirectly")
-        found[one.name] = (await client.schemas.get(one.subject, one.version, deleted=True)).definition
-        waiting += found[one.name].references
-    return RegisteredSchema(version, parse_schema(version.definition, found))
+    references = await client.schemas.references_of(version.definition)
+    return RegisteredSchema(version, parse_schema(version.definition, references))
 
 
 class PayloadEncoder:

@@ -175,7 +175,6 @@ class Client(Admin, StagedWrites):
             None if subject is None else parse_subject(subject),
             register_schema,
             self.schemas,
-            self._writer_schemas,
         )
         return self._keep(TypedProducer(self._brokers, topic, settings, create_topic, partition_by, registration))
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from pydanube.client.settings import check_count
 from pydanube.codec.native import requests
 from pydanube.model.errors import Invalid
+from pydanube.model.limits import SCHEMA_REFERENCES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.schemas import (
     Binding,
@@ -125,6 +126,23 @@ class Schemas:
         """Return the first version with this global id, which the Confluent API calls `id`."""
         check_count("global_id", global_id, 1, 2**31 - 1)
         return (await self._client._request(requests.GetSchema(global_id=global_id), requests.Schema)).schema
+
+    async def references_of(self, definition: SchemaDefinition) -> dict[str, SchemaDefinition]:
+        """Return the definitions that one refers to, also indirectly, by the names that the texts use.
+
+        Raises NotFound if one of them was deleted for good.
+        """
+        found: dict[str, SchemaDefinition] = {}
+        waiting = list(definition.references)
+        while waiting:
+            one = waiting.pop()
+            if one.name in found:
+                continue
+            if len(found) >= SCHEMA_REFERENCES_MAX:
+                raise Invalid(f"a definition refers to more than {SCHEMA_REFERENCES_MAX} others, also indirectly")
+            found[one.name] = (await self.get(one.subject, one.version, deleted=True)).definition
+            waiting += found[one.name].references
+        return found
 
     async def subjects(self, prefix: str = "", *, deleted: bool = False) -> list[str]:
         """Return the names of the subjects; with `deleted`, also of those that are deleted."""

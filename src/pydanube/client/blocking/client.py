@@ -184,6 +184,7 @@ class BlockingSchemas:
     get = blocking(Schemas.get)
     get_by_id = blocking(Schemas.get_by_id)
     by_global_id = blocking(Schemas.by_global_id)
+    references_of = blocking(Schemas.references_of)
     subjects = blocking(Schemas.subjects)
     versions = blocking(Schemas.versions)
     describe = blocking(Schemas.describe)

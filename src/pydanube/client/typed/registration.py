@@ -8,7 +8,7 @@ from typing import Any
 from pydanube.model.errors import NotFound
 
 from .value_type import ValueType
-from .writer_schemas import SchemaRegistry, WriterSchemas
+from .writer_schemas import SchemaRegistry
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,6 @@ class Registration:
     create: bool
     """False: the subject has to have the definition already."""
     registry: SchemaRegistry
-    writers: WriterSchemas
 
     async def run(self, topic: str) -> tuple[str, int, int]:
         """Return the subject, the schema id and the version for the batches of a topic.
@@ -31,7 +30,7 @@ class Registration:
         """
         definition = self.value_type.definition
         if definition.references:
-            self.value_type.use_references(await self.writers.references_of(definition))
+            self.value_type.use_references(await self.registry.references_of(definition))
         subject = self.subject or await self._default_subject(topic)
         if self.create:
             registered = await self.registry.register(subject, definition)

@@ -32,7 +32,7 @@ class ValueReader(Generic[T]):
         """Fetch what the schema refers to. Cancelled, nothing is left behind."""
         definition = self._value_type.definition
         if definition.references:
-            self._value_type.use_references(await self._writers.references_of(definition))
+            self._value_type.use_references(await self._writers.registry.references_of(definition))
 
     def find_decoder(self, key: VersionKey) -> Decode[T] | None:
         """Return the decoding function for batches of a schema id and version; None: its schema is not fetched yet.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from pydanube.model.errors import DanubeError, Invalid
+from pydanube.model.errors import DanubeError
 from pydanube.model.schemas import Binding, RegisteredVersion, SchemaDefinition, SchemaVersion
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
@@ -20,8 +20,6 @@ from .value_type import WriterSchema
 FAILURE_SECONDS: Final = 5.0
 SCHEMAS_MAX: Final = 10_000
 """How many versions are kept. No program sees so many; what uses them keeps what it needs."""
-REFERENCES_MAX: Final = 1_000
-"""How many definitions one may refer to, also indirectly."""
 
 VersionKey = tuple[int, int]
 """A schema id and a version, as batches carry them."""
@@ -34,7 +32,7 @@ class SchemaRegistry(Protocol):
 
     async def lookup(self, subject: str, definition: SchemaDefinition) -> SchemaVersion: ...
 
-    async def get(self, subject: str, version: int, *, deleted: bool) -> SchemaVersion: ...
+    async def references_of(self, definition: SchemaDefinition) -> dict[str, SchemaDefinition]: ...
 
     async def get_by_id(self, schema_id: int, version: int) -> SchemaVersion: ...
 
@@ -45,7 +43,7 @@ class WriterSchemas:
     """A client's cache of writers' schemas."""
 
     def __init__(self, registry: SchemaRegistry, clock: Clock) -> None:
-        self._registry = registry
+        self.registry = registry
         self._clock = clock
         self._tasks = Tasks()
         self._known: dict[VersionKey, WriterSchema] = {}
@@ -73,8 +71,8 @@ class WriterSchemas:
 
     async def _fetch(self, key: VersionKey) -> None:
         try:
-            found = await self._registry.get_by_id(*key)
-            schema = WriterSchema(found.definition, await self.references_of(found.definition))
+            found = await self.registry.get_by_id(*key)
+            schema = WriterSchema(found.definition, await self.registry.references_of(found.definition))
             if len(self._known) >= SCHEMAS_MAX:
                 self._known.clear()
             self._known[key] = schema
@@ -84,20 +82,6 @@ class WriterSchemas:
             self._failures[key] = (error, self._clock.monotonic() + FAILURE_SECONDS)
         for callback in self._waiting.pop(key):
             callback()
-
-    async def references_of(self, definition: SchemaDefinition) -> dict[str, SchemaDefinition]:
-        """Return the definitions that one refers to, also indirectly, by the names that the texts use."""
-        found: dict[str, SchemaDefinition] = {}
-        waiting = list(definition.references)
-        while waiting:
-            one = waiting.pop()
-            if one.name in found:
-                continue
-            if len(found) >= REFERENCES_MAX:
-                raise Invalid(f"the definition refers to more than {REFERENCES_MAX} others")
-            found[one.name] = (await self._registry.get(one.subject, one.version, deleted=True)).definition
-            waiting += found[one.name].references
-        return found
 
     async def close(self) -> None:
         """Cancel what is being fetched; nothing runs afterwards."""
