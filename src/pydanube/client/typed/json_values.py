@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from math import isfinite
 from typing import Any, Final
 
 import msgspec
 
-from pydanube.codec.schemas.json_documents import DRAFT_2020_12
+from pydanube.codec.schemas.json_documents import DRAFT_2020_12, has_infinite
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 
@@ -82,7 +81,7 @@ class JsonValues(ValueType[Any]):
         if b"null" not in payload:
             return True
         plain = self._to_plain(value)
-        return bool(plain == _read(payload)) or not _has_infinite(plain)
+        return bool(plain == _read(payload)) or not has_infinite(plain)
 
     def decoder(self) -> Callable[[bytes], Any]:
         return self._load
@@ -144,16 +143,3 @@ def _may_be_float(schema: dict[str, Any]) -> bool:
         case str():
             return False
     return not schema.keys() & (_SAYS_TYPE - {"type"})
-
-
-def _has_infinite(value: Any) -> bool:
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, float) and not isfinite(one):
-            return True
-        if isinstance(one, dict):
-            waiting += one.values()
-        elif isinstance(one, list | tuple | set | frozenset):
-            waiting += one
-    return False

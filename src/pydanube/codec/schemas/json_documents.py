@@ -606,3 +606,17 @@ def bundle(*nodes: Node) -> dict[str, Any]:
         node = waiting.pop()
         definitions[str(numbers[id(node)])] = export(node)
     return {"$schema": DRAFT_2020_12, "$defs": definitions, "allOf": exported}
+
+
+def has_infinite(value: Any) -> bool:
+    """Return whether a value, or one inside its lists and dicts, is NaN or infinite, which JSON cannot say."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, float) and not isfinite(one):
+            return True
+        if isinstance(one, dict):
+            waiting += one.values()
+        elif isinstance(one, list | tuple | set | frozenset):
+            waiting += one
+    return False

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import jsonschema_rs
@@ -25,7 +24,7 @@ from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition
 
 from . import json_documents
-from .json_documents import Graph, Node, bundle, nested_deeper_than, shorten
+from .json_documents import Graph, Node, bundle, has_infinite, nested_deeper_than, shorten
 
 if TYPE_CHECKING:
     from .parsed import AnyBytes, InvalidRow, ParsedSchema
@@ -113,7 +112,7 @@ class JsonSchema:
     def encode(self, value: Any) -> bytes:
         try:
             payload = _encode(value)
-            if b"null" in payload and _has_infinite(msgspec.to_builtins(value)):  # it writes NaN as null
+            if b"null" in payload and has_infinite(msgspec.to_builtins(value)):  # it writes NaN as null
                 raise Invalid("the value has a number that JSON does not have: NaN or infinity")
         except OverflowError:
             payload = _encode_large(value)
@@ -217,19 +216,6 @@ def _have_unique_keys(values: list[Any], payloads: Sequence[AnyBytes]) -> bool:
         return b"\\u003" not in text and _encode(values).count(b":") == text.count(b":")
     except OverflowError:  # integers of more than 64 bits
         return False
-
-
-def _has_infinite(value: Any) -> bool:
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, float) and not isfinite(one):
-            return True
-        if isinstance(one, dict):
-            waiting += one.values()
-        elif isinstance(one, list | tuple):
-            waiting += one
-    return False
 
 
 def _encode_large(value: Any) -> bytes:
