@@ -392,6 +392,22 @@ async def test_subjects_and_versions_have_a_limit(broker, monkeypatch):
         await register(broker, "a", BYTES)
 
 
+async def test_a_subject_that_has_only_settings_goes_with_the_last_of_them(broker, monkeypatch):
+    monkeypatch.setattr("pydanube.broker.schemas.subjects.SCHEMA_SUBJECTS_MAX", 1)
+    schemas = broker.schemas
+    await schemas.set_compatibility(ANONYMOUS, "a", Compatibility.FULL)
+    await schemas.set_mode(ANONYMOUS, "a", RegistryMode.READONLY)
+    await schemas.set_compatibility(ANONYMOUS, "a", None)
+    assert (await schemas.mode(ANONYMOUS, "a")).own is RegistryMode.READONLY
+    with pytest.raises(Full, match="1 subjects"):
+        await register(broker, "b", STRING)
+    await schemas.set_mode(ANONYMOUS, "a", None)
+    assert (await register(broker, "b", STRING)).schema_id == 2
+    await schemas.set_compatibility(ANONYMOUS, "b", Compatibility.FULL)
+    await schemas.set_compatibility(ANONYMOUS, "b", None)
+    assert await schemas.versions(ANONYMOUS, "b") == [1]
+
+
 async def test_a_subject_is_described(broker):
     await register(broker, "orders", STRING)
     await register(broker, "orders", NUMBER)
