@@ -392,6 +392,39 @@ async def test_subjects_and_versions_have_a_limit(broker, monkeypatch):
         await register(broker, "a", BYTES)
 
 
+async def test_definitions_that_wait_have_a_limit_together(tmp_path, monkeypatch):
+    monkeypatch.setattr("pydanube.broker.schemas.schemas.WAITING_BYTES_MAX", 100_000)
+    store = FaultyStore()
+    async with open_broker(tmp_path, metadata=store) as broker:
+        held = store.hold(puts(records.VERSIONS))
+        large = SchemaDefinition(SchemaFormat.STRING, "x" * 60_000)
+        first = asyncio.ensure_future(register(broker, "orders", large))
+        await held.asked.wait()
+        for call in (broker.schemas.register, broker.schemas.check):
+            with pytest.raises(Unavailable, match="too many definitions"):
+                await call(ANONYMOUS, "users", large)
+        held.go_on()
+        assert (await first).version == 1
+        assert (await register(broker, "users", large)).version == 1
+        assert (await broker.schemas.lookup(ANONYMOUS, "users", large)).version == 1
+
+
+async def test_a_subject_that_has_only_settings_goes_with_the_last_of_them(broker, monkeypatch):
+    monkeypatch.setattr("pydanube.broker.schemas.subjects.SCHEMA_SUBJECTS_MAX", 1)
+    schemas = broker.schemas
+    await schemas.set_compatibility(ANONYMOUS, "a", Compatibility.FULL)
+    await schemas.set_mode(ANONYMOUS, "a", RegistryMode.READONLY)
+    await schemas.set_compatibility(ANONYMOUS, "a", None)
+    assert (await schemas.mode(ANONYMOUS, "a")).own is RegistryMode.READONLY
+    with pytest.raises(Full, match="1 subjects"):
+        await register(broker, "b", STRING)
+    await schemas.set_mode(ANONYMOUS, "a", None)
+    assert (await register(broker, "b", STRING)).schema_id == 2
+    await schemas.set_compatibility(ANONYMOUS, "b", Compatibility.FULL)
+    await schemas.set_compatibility(ANONYMOUS, "b", None)
+    assert await schemas.versions(ANONYMOUS, "b") == [1]
+
+
 async def test_a_subject_is_described(broker):
     await register(broker, "orders", STRING)
     await register(broker, "orders", NUMBER)

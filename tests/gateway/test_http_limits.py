@@ -19,6 +19,7 @@ from starlette.routing import Route
 import pydanube
 from pydanube import testing
 from pydanube.gateway.http import HttpServer, HttpSettings
+from pydanube.gateway.http.connection import RECEIVED_BYTES_MAX, HttpConnection
 from pydanube.model.errors import Invalid
 from pydanube.runtime.clock import ManualClock
 
@@ -159,6 +160,26 @@ async def test_what_is_thrown_away_of_a_body_has_a_limit() -> None:
             answer = await peer.closed()  # it may have been lost with the rest of the body
             assert b" 413 " in answer or answer == b""
             await there.until(lambda: there.server.connections == 0)
+
+
+async def test_little_of_a_body_is_parsed_at_once(monkeypatch) -> None:
+    """A body in chunks of one byte takes the parser long, and everything else waits meanwhile."""
+    received: list[int] = []
+    real = HttpConnection.data_received
+
+    def data_received(self: HttpConnection, data: bytes) -> None:
+        received.append(len(data))
+        real(self, data)
+
+    monkeypatch.setattr(HttpConnection, "data_received", data_received)
+    async with open_listener() as there:
+        add_route(there, "/size", echo_size)
+        async with await Peer.connect(there) as peer:
+            answer = await peer.request(
+                "POST", "/size", b"1\r\nx\r\n" * 50_000 + b"0\r\n\r\n", transfer_encoding="chunked"
+            )
+    assert (answer.status, answer.body) == (200, b"50000")
+    assert sum(received) > 300_000 and max(received) <= RECEIVED_BYTES_MAX
 
 
 async def test_a_library_client_reads_that_its_body_is_too_large() -> None:

@@ -7,7 +7,8 @@ the whole registry is the broker.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -19,8 +20,9 @@ from pydanube.codec.schemas.parsed import fingerprint
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.core.compatibility import check_compatible
 from pydanube.metadata.store import MetadataStore
-from pydanube.model.errors import Invalid, NotFound, Refused
+from pydanube.model.errors import Invalid, NotFound, Refused, Unavailable
 from pydanube.model.limits import (
+    MIB,
     NAME_CHARACTERS_MAX,
     SCHEMA_BYTES_MAX,
     SCHEMA_REFERENCE_BYTES_MAX,
@@ -41,11 +43,12 @@ from pydanube.model.schemas import (
     ValidationPolicy,
     parse_subject,
 )
+from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from .definitions import Definitions
+from .definitions import ENTRY_BYTES, Definitions
 from .subjects import Subject, Subjects
 from .validation import BoundTopic, PartitionIntake, Validations
 
@@ -55,6 +58,10 @@ AnyVersion = int | Literal["latest"]
 
 REASONS_MAX: Final = 500
 """The most reasons in the message of a refused registration. `check` returns all of them."""
+
+WAITING_BYTES_MAX: Final = 64 * MIB
+"""How much text the definitions have, together, that are being registered, checked and looked up. Parsing takes long,
+and requests whose clients are gone are still executed."""
 
 TOPICS_MAX: Final = 1_000
 """The most topics in the description of a subject."""
@@ -100,6 +107,7 @@ class Schemas:
         self._subjects = Subjects(store, clock)
         self._definitions = Definitions(self._subjects)
         self.validations = Validations(clock, tasks)
+        self._waiting = Budget(WAITING_BYTES_MAX)
         self._bound: WeakValueDictionary[int, BoundTopic] = WeakValueDictionary()
         """By topic id, as long as a partition of the topic is open."""
         partitions.on_opened = self._partition_opened
@@ -118,6 +126,10 @@ class Schemas:
         """
         self._check(principal, Action.CREATE, subject)
         _check_definition(definition)
+        with self._held(definition):
+            return await self._register(principal, subject, definition)
+
+    async def _register(self, principal: Principal, subject: str, definition: SchemaDefinition) -> RegisteredVersion:
         parsed = await self._definitions.parse(definition)
         mark = fingerprint(parsed)
         if (found := self._registered(subject, definition, mark)) is not None:
@@ -156,11 +168,12 @@ class Schemas:
         """
         self._check(principal, Action.DESCRIBE, subject)
         _check_definition(definition)
-        parsed = await self._definitions.parse(definition)
-        if version is None:
-            return await self._compare(self._subjects.find(subject), parsed, None, level)
-        found, number = self._version(subject, version, deleted=False)
-        return await self._compare(found, parsed, number, level)
+        with self._held(definition):
+            parsed = await self._definitions.parse(definition)
+            if version is None:
+                return await self._compare(self._subjects.find(subject), parsed, None, level)
+            found, number = self._version(subject, version, deleted=False)
+            return await self._compare(found, parsed, number, level)
 
     async def lookup(
         self, principal: Principal, subject: str, definition: SchemaDefinition, deleted: bool = False
@@ -169,11 +182,23 @@ class Schemas:
         self._check(principal, Action.DESCRIBE, subject)
         _check_definition(definition)
         found = self._subjects.subject(subject, deleted)
-        mark = fingerprint(await self._definitions.parse(definition))
+        with self._held(definition):
+            mark = fingerprint(await self._definitions.parse(definition))
         version = found.find(mark, _triples(definition), deleted)
         if not version:
             raise NotFound(f"subject {subject!r} has no version with this definition")
         return await self._read(found, version)
+
+    @contextmanager
+    def _held(self, definition: SchemaDefinition) -> Iterator[None]:
+        """Count a definition as long as it is worked on. Raises Unavailable if there are too many."""
+        size = len(definition.text) + ENTRY_BYTES
+        if not self._waiting.take(size):
+            raise Unavailable("too many definitions are being registered at once: send the request again, later")
+        try:
+            yield
+        finally:
+            self._waiting.give_back(size)
 
     def _registered(self, subject: str, definition: SchemaDefinition, mark: str) -> RegisteredVersion | None:
         found = self._subjects.find(subject)

@@ -326,7 +326,7 @@ class Subjects:
             await self._replace_settings(msgspec.structs.replace(self._settings, compatibility=word))
         elif name in self._subjects or level is not None:
             subject = await self._made(name)
-            await self._replace(subject, msgspec.structs.replace(subject.record, compatibility=word))
+            await self._replace_or_remove(subject, msgspec.structs.replace(subject.record, compatibility=word))
 
     async def set_mode(self, name: str | None, mode: RegistryMode | None) -> None:
         """Set the mode of a subject, which need not have a version yet, or without a name the default of all."""
@@ -335,7 +335,7 @@ class Subjects:
             await self._replace_settings(msgspec.structs.replace(self._settings, mode=word))
         elif name in self._subjects or mode is not None:
             subject = await self._made(name)
-            await self._replace(subject, msgspec.structs.replace(subject.record, mode=word))
+            await self._replace_or_remove(subject, msgspec.structs.replace(subject.record, mode=word))
 
     def check_unreferenced(self, subject: Subject, versions: Iterable[int]) -> None:
         """Raise Refused if a version of another subject, or another one of this, refers to one of these versions."""
@@ -381,6 +381,15 @@ class Subjects:
         key, value = records.subject_key(subject.name), pack(record)
         await self._write([Compare.value(key, subject.stored)], [Put(key, value)])
         subject.replace(record, value)
+
+    async def _replace_or_remove(self, subject: Subject, record: SubjectRecord) -> None:
+        """Replace the record, and remove a subject that has neither a version nor a setting any more."""
+        if subject.versions or record.compatibility or record.mode:
+            await self._replace(subject, record)
+            return
+        key = records.subject_key(subject.name)
+        await self._write([Compare.value(key, subject.stored)], [Delete(key)])
+        del self._subjects[subject.name], self._by_schema_id[subject.schema_id]
 
     async def _replace_settings(self, record: SettingsRecord) -> None:
         await self._write([], [Put(records.SETTINGS, pack(record))])

@@ -41,7 +41,7 @@ ENUM_VALUES_MAX: Final = 10_000
 ENUM_OBJECTS_MAX: Final = 1_000
 """Values of one enum, and of one with objects or arrays, which are compared with a payload one by one."""
 
-WORK_MAX: Final = 100_000
+WORK_MAX: Final = 10_000
 """How many schemas may look at one value of a payload, which is a few milliseconds."""
 
 _NODES_MAX: Final = 250_000

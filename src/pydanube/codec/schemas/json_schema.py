@@ -21,6 +21,7 @@ import jsonschema_rs
 import msgspec
 
 from pydanube.model.errors import Invalid
+from pydanube.model.limits import MESSAGE_BYTES_MAX
 from pydanube.model.schemas import SchemaDefinition
 
 from . import json_documents
@@ -38,6 +39,9 @@ _PATTERN_BYTES_MAX: Final = 64 * 1024 * 1024
 _EXPLAINED_WORK_MAX: Final = 1_000
 _EXPLAINED_BYTES_MAX: Final = 64 * 1024
 """Up to here a failure is explained with all alternatives of the schema; the library takes a multiple of the time."""
+
+LOOKS_MAX: Final = 50_000_000
+"""The values of one payload, times the schemas that may look at each: some seconds, in which nothing else is done."""
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -71,6 +75,9 @@ class JsonSchema:
         self._definition = definition
         self._graph = graph
         self._patterns = len(graph.patterns)
+        self._light_bytes = LOOKS_MAX // max(1, graph.work)
+        """A payload of this size cannot have so many values that it takes too long."""
+        self._is_light = self._light_bytes >= MESSAGE_BYTES_MAX // 2  # a value takes two bytes
         try:
             self._validator = compile_document(_rows_of(bundle(graph.root)), self._patterns)
         except (jsonschema_rs.ValidationError, ValueError) as error:
@@ -95,6 +102,8 @@ class JsonSchema:
         return json.dumps(canonical, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
     def check(self, payloads: Sequence[AnyBytes]) -> InvalidRow | None:
+        if not self._is_light and max(map(len, payloads), default=0) > self._light_bytes:
+            return self._find_invalid(payloads)
         try:
             values = list(map(_decode, payloads))
         except _UNREADABLE:
@@ -126,10 +135,22 @@ class JsonSchema:
 
         for row, payload in enumerate(payloads):
             try:
+                self._check_looks(payload)
                 self.decode(payload)
             except Invalid as error:
                 return InvalidRow(row, error.message)
         return None
+
+    def _check_looks(self, payload: AnyBytes) -> None:
+        if self._is_light or len(payload) <= self._light_bytes:
+            return
+        data = bytes(payload)
+        values = 1 + sum(map(data.count, (b",", b"[", b"{")))
+        if values * self._graph.work > LOOKS_MAX:
+            raise Invalid(
+                f"the payload has about {values} values, and the schema looks at a value up to {self._graph.work} "
+                f"times: that takes too long to be checked"
+            )
 
     def _explain(self, value: Any, size: int) -> str:
         """Say why a value is not valid: the place and what is wrong there."""

@@ -21,12 +21,16 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from pydanube.model.limits import KIB
 from pydanube.runtime.telemetry import get_logger
 
 from .errors import PROBLEM, problem_of_http
 from .settings import HttpSettings
 
 log = get_logger(__name__)
+
+RECEIVED_BYTES_MAX: Final = 16 * KIB
+"""How much is read at once. A body may come in chunks of one byte, and the parser needs 10 microseconds for each."""
 
 
 class _Phase(Enum):
@@ -70,6 +74,7 @@ class HttpConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
+        transport.max_size = RECEIVED_BYTES_MAX  # type: ignore[attr-defined]  # of asyncio's transports; 256 KiB else
         refusal = self._owner.admit(self)
         if refusal:
             self._answer_and_close(503, refusal)
