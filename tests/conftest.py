@@ -21,9 +21,10 @@ JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Up sooner, and slower after minutes of the same work, which no test does."""
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True)
 def _events_on_stderr() -> None:
-    """Show events as in a program without logging of its own; pytest's handlers would take them."""
+    """Show warnings as in a program without logging of its own; pytest's handlers would take them. For each test,
+    because commands that run inside a test configure it as well."""
     telemetry.configure("warning")
 
 

@@ -112,7 +112,7 @@ def test_long_chains_of_references_are_no_recursion_error():
         return {"$ref": "#/$defs/0", "$defs": {**middle, "5000": last}}
 
     [only] = find_incompatibilities(parse(chain({"type": "integer"})), parse(chain({"type": "number"})))
-    assert only.reason.startswith("cannot decide")
+    assert "only integer" in only.reason
 
 
 def test_large_enums_of_objects_are_compared_by_their_values():

@@ -101,6 +101,9 @@ class _Comparison:
 
     def _flatten(self, node: Node) -> Writer | None:
         """Return the fragments of a node; None: it allows nothing."""
+        while isinstance(node, dict) and node.keys() == {"$ref"}:  # a chain may be longer than the stack
+            self._step()
+            node = node["$ref"]
         if isinstance(node, bool):
             return () if node else None
         known = self._fragments.get(id(node))
