@@ -113,6 +113,7 @@ async def test_the_first_producer_binds_the_topic_to_the_subject_of_its_name(cli
     assert msgspec.json.decode((await client.schemas.get(TOPIC)).definition.text)["$ref"] == "#/$defs/Order"
     with pytest.raises(Refused, match="bound to"):
         await client.producer(TOPIC, schema=Order, subject="others")
+    assert await client.schemas.subjects() == [TOPIC]
 
 
 async def test_a_topic_that_is_bound_has_its_subject(client: Client) -> None:
