@@ -150,9 +150,9 @@ async def test_options_of_a_schema_without_one_are_refused(client: Client) -> No
     with pytest.raises(Invalid, match="is not a name"):
         client.producer(TOPIC, schema=Order, subject="two words")
     for make in (client.producer, client.reader):
-        with pytest.raises(Invalid, match="is none: use a msgspec Struct"):
+        with pytest.raises(Invalid, match="is not a schema: use the class of a msgspec Struct"):
             make(TOPIC, schema=object)
-    with pytest.raises(Invalid, match="is none: use a msgspec Struct"):
+    with pytest.raises(Invalid, match="is not a schema: use the class of a msgspec Struct"):
         client.consumer(TOPIC, subscription="s", schema=object)
 
 
