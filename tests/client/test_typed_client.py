@@ -235,6 +235,18 @@ async def test_an_exception_of_the_users_own_class_is_told_with_the_message(clie
         message.value()
 
 
+async def test_each_field_that_pydantic_refuses_is_named(client: Client) -> None:
+    async with client.producer(TOPIC) as producer:
+        await producer.send_many([b'{"name": 1, "age": "x"}', b"no json"])
+    reader = client.reader(TOPIC, schema=Person, start="earliest", end="latest")
+    wrong, worse = [message async for message in reader]
+    reasons = r"\$\.name: Input should be a valid string; \$\.age: Input should be a valid integer[^;]*$"
+    with pytest.raises(Invalid, match=rf"message 0 of .* cannot be decoded: {reasons}"):
+        wrong.value()
+    with pytest.raises(Invalid, match=r"message 1 of .* cannot be decoded: \$: Invalid JSON"):
+        worse.value()
+
+
 async def test_another_format_than_the_readers_is_told_with_the_message(client: Client) -> None:
     async with client.producer(TOPIC, schema=AVRO) as producer:
         await producer.send({"id": 1})
