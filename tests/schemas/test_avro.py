@@ -581,6 +581,12 @@ def test_what_cannot_be_resolved_is_invalid_only_where_it_occurs() -> None:
             "A is not a symbol of E, which has no default",
         ),
         (["null"], "int", b"\0", "int is not in the union of null"),
+        (
+            record(field("a", "int"), field("r", record(field("b", "int"), name="S"))),
+            record(field("a", "int"), field("r", record(field("b", "long"), name="S"))),
+            b"\2\2",
+            "^field r: field b: long cannot be read as int$",
+        ),
     ],
 )
 def test_data_that_cannot_be_resolved_is_invalid(reader: Any, writer: Any, payload: bytes, reason: str) -> None:

@@ -103,10 +103,14 @@ class _Resolution:
             if plan is None:  # made at first use: pairs of recursive types can form very long paths
                 plan = self._plan_record(reader, writer)
             record = dict.fromkeys(plan.names)
-            for name, one in plan.steps:
-                value, pos = one(data, pos)
-                if name is not None:
-                    record[name] = value
+            name = None
+            try:
+                for name, one in plan.steps:
+                    value, pos = one(data, pos)
+                    if name is not None:
+                        record[name] = value
+            except Invalid as error:
+                raise error if name is None else Invalid(f"field {name}: {error.message}"[:300]) from None
             for name, value in plan.defaults:
                 record[name] = copy.deepcopy(value)
             return record, pos
