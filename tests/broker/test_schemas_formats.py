@@ -166,5 +166,5 @@ async def test_a_broker_without_the_extra_says_what_to_install(client, definitio
     monkeypatch.delitem(sys.modules, f"pydanube.codec.schemas.{module}", raising=False)
     monkeypatch.delattr(package, module, raising=False)
     monkeypatch.setitem(sys.modules, libraries[str(definition.format)], None)
-    with pytest.raises(Refused, match=r"pip install 'pydanube\[schemas\]'"):
+    with pytest.raises(Refused, match=r"in the environment of the broker: .* pip install 'pydanube\[schemas\]'"):
         await register(client, "orders", definition)

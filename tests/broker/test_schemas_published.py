@@ -191,6 +191,31 @@ async def test_an_empty_payload_is_a_tombstone(client):
         await client.publish(producer, [b"", b"1", b"x"], schema_id=1, schema_version=1)
 
 
+@pytest.mark.parametrize(
+    ("definition", "is_valid"),
+    [
+        (SchemaDefinition(SchemaFormat.PROTOBUF, 'syntax = "proto3"; message M { int32 a = 1; }'), True),
+        (SchemaDefinition(SchemaFormat.PROTOBUF, 'syntax = "proto2"; message M { required int32 a = 1; }'), False),
+        (SchemaDefinition(SchemaFormat.AVRO, '{"type": "record", "name": "R", "fields": []}'), True),
+        (SchemaDefinition(SchemaFormat.AVRO, '"string"'), False),
+        (SchemaDefinition(SchemaFormat.JSON, "true"), False),
+        (STRING, True),
+        (BYTES, True),
+    ],
+)
+async def test_an_empty_payload_that_is_a_value_of_the_schema_is_no_tombstone(client, definition, is_valid):
+    registered = await client.broker.schemas.register(ANONYMOUS, "orders", definition)
+    await bind(client)
+    producer = await client.producer()
+    schema = {"schema_id": registered.schema_id, "schema_version": registered.version}
+    if is_valid:
+        await client.publish(producer, [b""], **schema)
+        assert await payloads(client) == [b""]
+    else:
+        with pytest.raises(Invalid, match=r"row 0 .* empty, and the topic takes no tombstones"):
+            await client.publish(producer, [b""], **schema)
+
+
 def framed(global_id, payload):
     return b"\0" + global_id.to_bytes(4) + payload
 

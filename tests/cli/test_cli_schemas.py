@@ -149,6 +149,26 @@ def test_a_check_may_name_a_version_and_a_level(danube, subject):
     assert danube(*check, "--version", "1", "--latest", stdin=narrow).returncode == 2
 
 
+def test_a_check_tells_that_the_subject_does_not_exist(danube, subject):
+    told = danube("schemas", "check", subject, "-", "--format", "avro", stdin=order())
+    assert (told.returncode, told.stdout) == (0, f"compatible with {subject} (backward)\n")
+    assert told.stderr == f"subject '{subject}' does not exist: there is nothing to compare the definition with\n"
+    registered(danube, subject, order())
+    assert danube("schemas", "check", subject, "-", "--format", "avro", stdin=order()).stderr == ""
+
+
+def test_the_help_says_what_happens_without_a_version(danube):
+    assert "[default: the whole subject]" in " ".join(danube("schemas", "delete", "--help").stdout.split())
+    assert "[default: the latest]" in " ".join(danube("schemas", "get", "--help").stdout.split())
+
+
+def test_a_binding_without_a_policy_checks_no_payloads(danube, subject, topic):
+    registered(danube, subject, order())
+    danube("topics", "create", topic)
+    danube("schemas", "bind", topic, subject, "--policy", "none")
+    assert "payloads    not checked\n" in danube("schemas", "binding", topic).stdout
+
+
 def test_references_are_named_with_subject_and_version(danube, subject):
     address = '{"type": "record", "name": "shop.Address", "fields": [{"name": "zip", "type": "string"}]}'
     registered(danube, f"{subject}-address", address)

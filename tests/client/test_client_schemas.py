@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 
 import pytest
@@ -98,6 +99,25 @@ async def test_a_binding_is_there_after_a_restart(tmp_path) -> None:
         await client.schemas.bind(TOPIC, "orders", pinned_version=1)
     async with pydanube.testing.broker(tmp_path) as url, pydanube.connect(url) as client:
         assert await client.schemas.binding(TOPIC) == Binding("orders", pinned_version=1)
+
+
+async def test_the_schema_of_a_class_or_a_dict_can_be_registered_before_it_is_used(client: Client) -> None:
+    @dataclasses.dataclass
+    class Order:
+        id: int
+
+    await client.schemas.register("orders", Order)
+    await client.schemas.register("labels", {"type": "record", "name": "Label", "fields": []})
+    formats = [(await client.schemas.get(one)).definition.format for one in ("orders", "labels")]
+    assert formats == [SchemaFormat.JSON, SchemaFormat.AVRO]
+    assert (await client.schemas.lookup("orders", Order)).version == 1
+    async with client.producer(TOPIC, schema=Order, subject="orders", register_schema=False) as producer:
+        await producer.send(Order(1))
+    assert [one.path for one in await client.schemas.check("orders", {"type": "object", "required": ["a"]})]
+    with pytest.raises(Invalid, match="is not a schema"):
+        await client.schemas.register("orders", b'{"type": "string"}')  # type: ignore[arg-type]
+    with pytest.raises(Invalid, match="only text takes a format"):
+        await client.schemas.register("orders", Order, format="json")
 
 
 async def test_what_is_wrong_is_refused_before_it_is_sent(client: Client) -> None:

@@ -113,6 +113,7 @@ async def test_the_first_producer_binds_the_topic_to_the_subject_of_its_name(cli
     assert msgspec.json.decode((await client.schemas.get(TOPIC)).definition.text)["$ref"] == "#/$defs/Order"
     with pytest.raises(Refused, match="bound to"):
         await client.producer(TOPIC, schema=Order, subject="others")
+    assert await client.schemas.subjects() == [TOPIC]
 
 
 async def test_a_topic_that_is_bound_has_its_subject(client: Client) -> None:
@@ -149,9 +150,9 @@ async def test_options_of_a_schema_without_one_are_refused(client: Client) -> No
     with pytest.raises(Invalid, match="is not a name"):
         client.producer(TOPIC, schema=Order, subject="two words")
     for make in (client.producer, client.reader):
-        with pytest.raises(Invalid, match="is none: use a msgspec Struct"):
+        with pytest.raises(Invalid, match="is not a schema: use the class of a msgspec Struct"):
             make(TOPIC, schema=object)
-    with pytest.raises(Invalid, match="is none: use a msgspec Struct"):
+    with pytest.raises(Invalid, match="is not a schema: use the class of a msgspec Struct"):
         client.consumer(TOPIC, subscription="s", schema=object)
 
 
@@ -232,6 +233,18 @@ async def test_an_exception_of_the_users_own_class_is_told_with_the_message(clie
     [message] = [message async for message in reader]
     with pytest.raises(Invalid, match=r"message 0 of .* cannot be decoded: .*no order 1"):
         message.value()
+
+
+async def test_each_field_that_pydantic_refuses_is_named(client: Client) -> None:
+    async with client.producer(TOPIC) as producer:
+        await producer.send_many([b'{"name": 1, "age": "x"}', b"no json"])
+    reader = client.reader(TOPIC, schema=Person, start="earliest", end="latest")
+    wrong, worse = [message async for message in reader]
+    reasons = r"\$\.name: Input should be a valid string; \$\.age: Input should be a valid integer[^;]*$"
+    with pytest.raises(Invalid, match=rf"message 0 of .* cannot be decoded: {reasons}"):
+        wrong.value()
+    with pytest.raises(Invalid, match=r"message 1 of .* cannot be decoded: \$: Invalid JSON"):
+        worse.value()
 
 
 async def test_another_format_than_the_readers_is_told_with_the_message(client: Client) -> None:

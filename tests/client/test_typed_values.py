@@ -322,7 +322,7 @@ def test_nan_in_a_field_of_any_type_is_found() -> None:
     "schema", [object, dict, complex, "text", 3, Colour, lambda: None, list[int], Exception("x")], ids=repr
 )
 def test_what_is_no_schema_is_refused_with_what_may_be_used(schema: Any) -> None:
-    with pytest.raises(Invalid, match=r"schema=.* is none: use a msgspec Struct"):
+    with pytest.raises(Invalid, match=r"schema=.* is not a schema: use the class of a msgspec Struct"):
         value_type_of(schema)
 
 

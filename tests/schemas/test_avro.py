@@ -398,6 +398,65 @@ def test_a_value_that_does_not_fit_is_not_written(schema: Any, value: Any) -> No
     assert "\n" not in caught.value.message and len(caught.value.message) < 350
 
 
+STATE = {"type": "enum", "name": "State", "symbols": ["NEW", "PAID"]}
+PRICE = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 1}
+DATE = {"type": "int", "logicalType": "date"}
+NESTED = {"type": "array", "items": ["null", record(field("a", "int"))]}
+NOT_WRITTEN_AT = [
+    (record(field("a", "int"), field("b", "int")), {"a": 1, "b": "x"}, r"\$\.b: 'x' is not a value of int"),
+    (record(field("a", STATE)), {"a": "OLD"}, r"\$\.a: 'OLD' is not a value of enum State"),
+    (
+        record(field("a", PRICE)),
+        {"a": decimal.Decimal("1.23")},
+        r"\$\.a: Decimal\('1.23'\) is not .* \(.*Scale",
+    ),
+    (record(field("a", "int")), {}, r"\$: the field 'a' is missing, and has no default"),
+    (record(field("a", "int")), {"a": 1, "z": 2}, r"\$: record R has no field 'z'"),
+    (record(field("a", ["null", "string"])), {"a": 5}, r"\$\.a: 5 is not a value of union of null, string"),
+    (
+        {"type": "array", "items": ["null", record(field("a", "int"))]},
+        [None, {"a": 1}, {"a": None}],
+        r"\$\[2\]\.a: None",
+    ),
+    ({"type": "map", "values": "long"}, {"x": 1, "y": "2"}, r"\$\['y'\]: '2' is not a value of long"),
+]
+
+
+@pytest.mark.parametrize(("schema", "value", "reason"), NOT_WRITTEN_AT)
+def test_a_value_that_does_not_fit_is_named_with_its_place(schema: Any, value: Any, reason: str) -> None:
+    with pytest.raises(Invalid, match=f"the value does not fit the schema: {reason}"):
+        avro(schema).encode(value)
+
+
+def test_fields_with_defaults_may_be_left_out() -> None:
+    inner = record(
+        field("n", "long", default=7), field("on", {"type": "int", "logicalType": "date"}, default=1), name="S"
+    )
+    schema = avro(
+        record(
+            field("id", "long"),
+            field("note", ["null", "string"], default=None),
+            field("raw", "bytes", default="\u00ff"),
+            field("one", inner, default={}),
+            field("maybe", ["null", "S"], default=None),
+            field("many", {"type": "array", "items": "S"}, default=[]),
+        )
+    )
+    filled = {"n": 7, "on": datetime.date(1970, 1, 2)}
+    value = {"id": 1, "maybe": {}, "many": [{}, {"n": 8}]}
+    assert schema.decode(schema.encode(value)) == {
+        "id": 1,
+        "note": None,
+        "raw": b"\xff",
+        "one": filled,
+        "maybe": filled,
+        "many": [filled, filled | {"n": 8}],
+    }
+    assert value == {"id": 1, "maybe": {}, "many": [{}, {"n": 8}]}
+    with pytest.raises(Invalid, match="the field 'id' is missing, and has no default"):
+        schema.encode({})
+
+
 def test_a_value_that_contains_itself_is_not_written() -> None:
     schema = avro(record(field("next", ["null", "R"])))
     value: dict[str, Any] = {}
@@ -522,6 +581,12 @@ def test_what_cannot_be_resolved_is_invalid_only_where_it_occurs() -> None:
             "A is not a symbol of E, which has no default",
         ),
         (["null"], "int", b"\0", "int is not in the union of null"),
+        (
+            record(field("a", "int"), field("r", record(field("b", "int"), name="S"))),
+            record(field("a", "int"), field("r", record(field("b", "long"), name="S"))),
+            b"\2\2",
+            "^field r: field b: long cannot be read as int$",
+        ),
     ],
 )
 def test_data_that_cannot_be_resolved_is_invalid(reader: Any, writer: Any, payload: bytes, reason: str) -> None:

@@ -72,6 +72,27 @@ def test_the_first_invalid_row_is_named_with_place_and_reason():
     assert order.check([good, good, bad, bad]) == InvalidRow(2, '$.items[1].price: "x" is not of type "number"')
 
 
+def test_what_fits_no_alternative_is_told_for_each():
+    optional = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+    inner = {"type": "object", "properties": {"id": {"type": "integer"}}}
+    order = parse({"properties": {"age": optional, "one": {"oneOf": [inner, {"type": "null"}]}}})
+    reasons = [order.check([one]) for one in (b'{"age": "x"}', b'{"one": {"id": "y"}}')]
+    assert reasons == [
+        InvalidRow(0, '$.age: no alternative of anyOf fits: "x" is not of type "integer"; "x" is not of type "null"'),
+        InvalidRow(
+            0,
+            '$.one: no alternative of oneOf fits: $.one.id: "y" is not of type "integer"; '
+            '{"id":"y"} is not of type "null"',
+        ),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["record", ["string", "text"]])
+def test_a_type_that_does_not_exist_is_named_with_those_that_do(kind):
+    with pytest.raises(Invalid, match=r"#/properties/a/type: .* is not a type: use array, .*, string or a list"):
+        parse({"properties": {"a": {"type": kind}}})
+
+
 @pytest.mark.parametrize(
     ("payload", "reason"),
     [

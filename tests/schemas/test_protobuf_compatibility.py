@@ -36,7 +36,7 @@ def test_the_levels_ask_in_their_direction_and_never_allow_what_was_reserved():
     old = parse("message M { reserved 2; string a = 1; }")
     new = parse("message M { bytes a = 1; int32 b = 2; }")
     reuse = "M.b: the number 2 was reserved (version 3)"
-    forward = "M.a: the type was bytes and is string, read with the old (version 3)"
+    forward = "M.a: for old readers, the type was bytes and is string (version 3)"
 
     def reasons(level: Compatibility) -> list[str]:
         return [str(one) for one in check_compatible(level, new, [(3, old)])]

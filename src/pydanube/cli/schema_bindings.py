@@ -137,12 +137,18 @@ def binding(topic: TopicName, url: str, as_json: bool) -> None:
             ("topic", topic),
             ("subject", found.subject),
             ("policy", found.policy),
-            ("payloads", "checked" if found.validate_payloads else "not checked, only schema ids and versions"),
+            ("payloads", _payloads(found)),
             ("versions", _versions(found)),
             ("tombstones", "allowed" if found.tombstones else "refused"),
             ("framing", found.framing),
         ]
     )
+
+
+def _payloads(found: Binding) -> str:
+    if found.policy is ValidationPolicy.NONE:
+        return "not checked"
+    return "checked" if found.validate_payloads else "not checked, only schema ids and versions"
 
 
 def binding_dict(found: Binding) -> dict[str, Any]:

@@ -92,10 +92,14 @@ async def with_references(
     return SchemaDefinition(definition.format, definition.text, tuple(made))
 
 
-def version_options(command: CommandT) -> CommandT:
-    """Add --version and --latest; `chosen_version` makes one of them."""
-    version = click.option("--version", type=VERSION, help="This version.  [default: the latest]")
-    return version(click.option("--latest", is_flag=True, help="The latest version.")(command))
+def version_options(default: str) -> Callable[[CommandT], CommandT]:
+    """Add --version and --latest; `chosen_version` makes one of them. `default` says in the help what neither means."""
+
+    def add(command: CommandT) -> CommandT:
+        version = click.option("--version", type=VERSION, help=f"This version.  [default: {default}]")
+        return version(click.option("--latest", is_flag=True, help="The latest version.")(command))
+
+    return add
 
 
 def chosen_version(version: int | None, latest: bool) -> int | Literal["latest"] | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
-from pydanube.model.errors import Invalid, Refused
+from pydanube.model.errors import Invalid, NotFound, Refused
 from pydanube.model.positions import datetime_from_micros
 from pydanube.model.schemas import (
     Compatibility,
@@ -153,7 +153,7 @@ danube schemas check orders order-2.avsc --json | jq -r '.reasons[].path'
 )
 @click.argument("subject", type=SUBJECT)
 @definition_options
-@version_options
+@version_options("as 'register' compares it")
 @click.option("--level", type=LEVELS, help="In place of the subject's own.")
 @url_option
 @json_option
@@ -170,8 +170,8 @@ def check(
 ) -> None:
     """Check whether a definition may be the next version of a subject.
 
-    Without --version it is compared as 'register' would do it. Exit code 0: it is compatible; 1: it is not, and every
-    field and reason is on a line of its own.
+    Without --version it is compared as 'register' would do it. Exit code 0: it is compatible, also if the subject does
+    not exist yet, which a line on stderr says; 1: it is not, and every field and reason is on a line of its own.
     """
     definition = read_definition(file, format_)
     chosen = chosen_version(version, latest)
@@ -179,6 +179,10 @@ def check(
     async def work(client: Client) -> tuple[list[Incompatibility], str]:
         whole = await with_references(client, definition, references)
         found = await client.schemas.check(subject, whole, version=chosen, level=level)
+        try:
+            await client.schemas.versions(subject)
+        except NotFound:
+            note(f"subject {subject!r} does not exist: there is nothing to compare the definition with")
         return found, level or str(await client.schemas.compatibility(subject))
 
     reasons, used = with_client(url, work)
@@ -211,7 +215,7 @@ danube schemas get --global-id 7 --json
     ),
 )
 @click.argument("subject", type=SUBJECT, required=False)
-@version_options
+@version_options("the latest")
 @click.option("--id", "schema_id", type=click.IntRange(min=1), help="Of the subject with this schema id.")
 @click.option("--global-id", type=click.IntRange(1, 2**31 - 1), help="With this global id.")
 @click.option("--deleted", is_flag=True, help="Also if it is deleted.")
@@ -411,7 +415,7 @@ danube schemas delete orders --permanent --yes               for good, after it 
     ),
 )
 @click.argument("subject", type=SUBJECT)
-@version_options
+@version_options("the whole subject")
 @click.option("--permanent", is_flag=True, help="Remove for good what is deleted already.")
 @yes_option
 @url_option
@@ -497,7 +501,7 @@ danube schemas tag orders reviewed --version 2 --remove
 )
 @click.argument("subject", type=SUBJECT)
 @click.argument("tags", nargs=-1, required=True)
-@version_options
+@version_options("the latest")
 @click.option("--remove", is_flag=True, help="Remove the tags instead of adding them.")
 @url_option
 @json_option

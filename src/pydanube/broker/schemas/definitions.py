@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
 
 from pydanube.codec.schemas import ParsedSchema, parse_schema
-from pydanube.model.errors import Invalid, NotFound
+from pydanube.model.errors import Invalid, NotFound, Refused
 from pydanube.model.limits import MIB, SCHEMA_BYTES_MAX, SCHEMA_REFERENCES_MAX
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 
@@ -132,4 +132,7 @@ async def _parse(definition: SchemaDefinition, references: dict[str, SchemaDefin
     """Parse on a thread, because a large definition takes long. Cancelled: the thread ends by itself."""
     if definition.format in _PLAIN:
         return parse_schema(definition, references)
-    return await asyncio.to_thread(parse_schema, definition, references)
+    try:
+        return await asyncio.to_thread(parse_schema, definition, references)
+    except Refused as error:
+        raise Refused(f"in the environment of the broker: {error.message}") from None

@@ -290,16 +290,17 @@ class BatchCheck:
         return min(self._batch.count, max(start + 1, min(start + rows, by_size)))
 
     def _check_rows(self, schema: ParsedSchema, payloads: Sequence[bytes]) -> InvalidRow | None:
-        """Return the first row that is not valid. Empty payloads are tombstones."""
-        check = schema.check
+        """Return the first row that is not valid. Empty payloads are tombstones where the topic takes them; elsewhere
+        they are checked: a protobuf message with default values only is empty, and so is an empty text."""
         if b"" not in payloads:
-            return check(payloads)
+            return schema.check(payloads)
         if not self._bound.binding.tombstones:
-            empty = payloads.index(b"")
-            reason = "the payload is empty, and the topic takes no tombstones"
-            return check(payloads[:empty]) or InvalidRow(empty, reason)
+            found = schema.check(payloads)
+            if found is None or payloads[found.row]:
+                return found
+            return InvalidRow(found.row, "the payload is empty, and the topic takes no tombstones")
         rows = [row for row, payload in enumerate(payloads) if payload]
-        found = check([payloads[row] for row in rows])
+        found = schema.check([payloads[row] for row in rows])
         return None if found is None else InvalidRow(rows[found.row], found.reason)
 
     def _check_framed(self, payloads: Sequence[bytes]) -> InvalidRow | None:

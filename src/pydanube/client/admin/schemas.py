@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 from pydanube.client.settings import check_count
+from pydanube.client.typed.schema_sources import SchemaSource, value_type_of
 from pydanube.codec.native import requests
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import SCHEMA_REFERENCES_MAX
@@ -40,13 +41,15 @@ if TYPE_CHECKING:
 SUBJECTS_AT_ONCE: Final = 1000
 
 AnyVersion = int | Literal["latest"]
+AnyDefinition = str | type | SchemaSource
 
 
 class Schemas:
     """The schema registry of a client's cluster. Made by `client.schemas`.
 
-    A definition is a `SchemaDefinition`, or its text; then `format` says what it is (avro, json, protobuf, string,
-    number, bytes) and `references` which other subjects it uses.
+    A definition is what `client.producer` takes as `schema`, such as a class, a dict or a `SchemaDefinition`; or it is
+    text, and `format` says what it is (avro, json, protobuf, string, number, bytes) and `references` which other
+    subjects it uses.
     """
 
     def __init__(self, client: Admin) -> None:
@@ -55,7 +58,7 @@ class Schemas:
     async def register(
         self,
         subject: str,
-        definition: SchemaDefinition | str,
+        definition: AnyDefinition,
         *,
         format: SchemaFormat | str | None = None,  # noqa: A002  the word of the command line
         references: Iterable[SchemaReference] = (),
@@ -73,7 +76,7 @@ class Schemas:
     async def check(
         self,
         subject: str,
-        definition: SchemaDefinition | str,
+        definition: AnyDefinition,
         *,
         format: SchemaFormat | str | None = None,  # noqa: A002
         references: Iterable[SchemaReference] = (),
@@ -98,7 +101,7 @@ class Schemas:
     async def lookup(
         self,
         subject: str,
-        definition: SchemaDefinition | str,
+        definition: AnyDefinition,
         *,
         format: SchemaFormat | str | None = None,  # noqa: A002
         references: Iterable[SchemaReference] = (),
@@ -242,12 +245,12 @@ class Schemas:
 
 
 def _definition(
-    definition: SchemaDefinition | str, kind: SchemaFormat | str | None, references: Iterable[SchemaReference]
+    definition: AnyDefinition, kind: SchemaFormat | str | None, references: Iterable[SchemaReference]
 ) -> SchemaDefinition:
-    if isinstance(definition, SchemaDefinition):
+    if not isinstance(definition, str):
         if kind is not None or references:
-            raise Invalid("a SchemaDefinition has its format and references already: do not pass them beside it")
-        return definition
+            raise Invalid("only text takes a format and references: a SchemaDefinition, class or dict has them already")
+        return definition if isinstance(definition, SchemaDefinition) else value_type_of(definition).definition
     if kind is None:
         raise Invalid("a definition that is text needs a format: avro, json, protobuf, string, number or bytes")
     chosen = kind if isinstance(kind, SchemaFormat) else SchemaFormat.parse(kind)

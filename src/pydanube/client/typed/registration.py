@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pydanube.model.errors import NotFound
+from pydanube.model.errors import NotFound, Refused
 
 from .value_type import ValueType
 from .writer_schemas import SchemaRegistry
@@ -25,13 +25,13 @@ class Registration:
     async def run(self, topic: str) -> tuple[str, int, int]:
         """Return the subject, the schema id and the version for the batches of a topic.
 
-        Raises Refused if the definition is not compatible with earlier versions, and NotFound if it is not registered
-        and must not be. Cancelled, it may be registered.
+        Raises Refused if the topic is bound to another subject or the definition is not compatible with earlier
+        versions, and NotFound if it is not registered and must not be. Cancelled, it may be registered.
         """
         definition = self.value_type.definition
         if definition.references:
             self.value_type.use_references(await self.registry.references_of(definition))
-        subject = self.subject or await self._default_subject(topic)
+        subject = await self._choose_subject(topic)
         if self.create:
             registered = await self.registry.register(subject, definition)
             return subject, registered.schema_id, registered.version
@@ -41,6 +41,15 @@ class Registration:
             raise NotFound(f"{error.message}; register_schema=False does not register it") from None
         return subject, found.schema_id, found.version
 
-    async def _default_subject(self, topic: str) -> str:
+    async def _choose_subject(self, topic: str) -> str:
+        """Return the given subject, that of the binding, or the topic's name. A given one that differs from the binding
+        is refused before it is registered: the subject would stay, though the broker does not open the producer."""
         binding = await self.registry.binding(topic)
-        return topic if binding is None else binding.subject
+        if binding is None:
+            return self.subject or topic
+        if self.subject not in (None, binding.subject):
+            raise Refused(
+                f"topic {topic} is bound to subject {binding.subject!r}, not to {self.subject!r}: unbind it first, "
+                f"with `danube schemas unbind {topic}`"
+            )
+        return binding.subject

@@ -84,6 +84,7 @@ def _document_definition(document: Mapping[str, Any]) -> SchemaDefinition:
 
 def _unknown(schema: object) -> Invalid:
     return Invalid(
-        f"schema={one_line(repr(schema))} is none: use a msgspec Struct, a dataclass, a pydantic model, a generated "
-        f"protobuf class, str, int, float, bytes, a dict with an Avro schema or a JSON Schema, or a SchemaDefinition"
+        f"schema={one_line(repr(schema))} is not a schema: use the class of a msgspec Struct, a dataclass, a pydantic "
+        "model or a protobuf message, str, int, float, bytes, a dict with an Avro schema or a JSON Schema, or for the "
+        "text of a definition SchemaDefinition(SchemaFormat.AVRO, text)"
     )

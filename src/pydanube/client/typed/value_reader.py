@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from copy import copy
 from typing import Any, Final, Generic, NoReturn, TypeVar
@@ -76,7 +77,16 @@ def failing(error: DanubeError) -> Decode[Any]:
 
 def decoding_error(error: Exception, topic: str, partition: int, offset: int) -> DanubeError:
     """Return the error of a message that cannot be decoded: of the same class, or Invalid if a library raised it."""
-    named = copy(error) if isinstance(error, DanubeError) else Invalid(one_line(error))
+    named = copy(error) if isinstance(error, DanubeError) else Invalid(one_line(_reason(error)))
     named.message = f"message {offset} of {topic}[{partition}] cannot be decoded: {named.message}"
     named.args = (named.message,)
     return named
+
+
+def _reason(error: Exception) -> str:
+    """Return the text of an error; of pydantic's, which has several lines with addresses, each field and its fault."""
+    pydantic_core = sys.modules.get("pydantic_core")
+    if pydantic_core is None or not isinstance(error, pydantic_core.ValidationError):
+        return str(error)
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    return "; ".join(f"{'.'.join(map(str, ('$', *one['loc'])))}: {one['msg']}" for one in faults)

@@ -6,7 +6,7 @@ changes the values that readers get: defaults, aliases and logical types. Types 
 Payloads are checked by `avro_check`, read and written by fastavro, and read with another writer's schema by
 `avro_resolution`. What `check` accepts, `decode` gives a value for. Values are what fastavro has: dictionaries for
 records, and datetime, Decimal and UUID for logical types. `encode` takes for a union of several records a dictionary
-that fits one of them, or the pair of the name and the dictionary.
+that fits one of them, or the pair of the name and the dictionary. Fields with defaults may be left out.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import fastavro
@@ -38,6 +39,7 @@ from .avro_types import (
     to_json,
     value_range,
 )
+from .avro_values import fill_defaults, find_misfit
 from .parsed import AnyBytes, InvalidRow, ParsedSchema
 
 _RESOLVED_WRITERS_MAX: Final = 64
@@ -93,6 +95,12 @@ class AvroSchema:
     def _recursive(self) -> bool:
         return _is_recursive(self.root, set(), set())
 
+    @functools.cached_property
+    def _has_defaults(self) -> bool:
+        return any(
+            field.has_default for one in _all_types(self.root) if isinstance(one, Record) for field in one.fields
+        )
+
     def check(self, payloads: Sequence[AnyBytes]) -> InvalidRow | None:
         found = self._check.find_invalid(payloads)
         return None if found is None else InvalidRow(*found)
@@ -121,18 +129,39 @@ class AvroSchema:
     def encode(self, value: Any) -> bytes:
         if self._recursive and _is_deeper(value, NESTING_MAX):
             raise Invalid(f"the value is nested more than {NESTING_MAX} deep, or contains itself")
+        try:
+            return self._write(value)
+        except Invalid as error:
+            if self._has_defaults:
+                with suppress(Invalid):
+                    return self._write(fill_defaults(self.root, value))
+            reason = self._find_misfit(value) or error.message
+            raise Invalid(f"the value does not fit the schema: {reason[:250]}") from None
+
+    def _write(self, value: Any) -> bytes:
+        """Return a value as bytes. Raises Invalid with the reason if it does not fit or leaves out a field."""
         stream = io.BytesIO()
         try:
             if self._ambiguous:
                 value = _mark_whole_numbers(self.root, value)
             fastavro.schemaless_writer(stream, self._fastavro, {_ROOT: value}, strict=True)
         except Exception as error:  # whatever the value makes fastavro raise: its own errors, TypeError, OverflowError
-            raise Invalid(f"the value does not fit the schema: {_one_line(error)}") from None
+            raise Invalid(_one_line(error)) from None
         data = stream.getvalue()
         fault = self._check.find_fault(data)
         if fault is not None:
-            raise Invalid(f"the value does not fit the schema: {fault}")
+            raise Invalid(fault)
         return data
+
+    def _find_misfit(self, value: Any) -> str | None:
+        schemas: dict[int, AvroSchema] = {}
+
+        def write(avro_type: AvroType, part: Any) -> None:
+            if id(avro_type) not in schemas:
+                schemas[id(avro_type)] = AvroSchema(self._definition, avro_type)
+            schemas[id(avro_type)]._write(part)
+
+        return find_misfit(self.root, value, write)
 
 
 def _one_line(error: Exception) -> str:

@@ -103,10 +103,14 @@ class _Resolution:
             if plan is None:  # made at first use: pairs of recursive types can form very long paths
                 plan = self._plan_record(reader, writer)
             record = dict.fromkeys(plan.names)
-            for name, one in plan.steps:
-                value, pos = one(data, pos)
-                if name is not None:
-                    record[name] = value
+            name = None
+            try:
+                for name, one in plan.steps:
+                    value, pos = one(data, pos)
+                    if name is not None:
+                        record[name] = value
+            except Invalid as error:
+                raise error if name is None else Invalid(f"field {name}: {error.message}"[:300]) from None
             for name, value in plan.defaults:
                 record[name] = copy.deepcopy(value)
             return record, pos
@@ -126,7 +130,7 @@ class _Resolution:
                 plan.steps.append((target.name, self.build(target.type, source.type)))
         for one, found in sources:
             if found is None and one.has_default:
-                plan.defaults.append((one.name, _default_value(*default_datum(one.type, one.default))))
+                plan.defaults.append((one.name, default_value(one)))
             elif found is None:
                 plan.steps.insert(0, (None, _fail(f"the field {one.name} of {reader.name} has no default")))
         return plan
@@ -288,13 +292,17 @@ _LOGICAL: Final[dict[str, Callable[[int], Any]]] = {
 }
 
 
-def _default_value(avro_type: AvroType, raw: Any) -> Any:
-    """Return the value of a default as reading data of it would give it."""
+def default_value(field: Field) -> Any:
+    """Return the default of a field that has one, as reading data of it would give it."""
+    return _datum_value(*default_datum(field.type, field.default))
+
+
+def _datum_value(avro_type: AvroType, raw: Any) -> Any:
     match raw:
         case list():
-            return [_default_value(*one) for one in raw]
+            return [_datum_value(*one) for one in raw]
         case dict():
-            return {key: _default_value(*one) for key, one in raw.items()}
+            return {key: _datum_value(*one) for key, one in raw.items()}
     convert = None if isinstance(avro_type, EnumType) else _conversion(avro_type, avro_type)
     return raw if convert is None else convert(raw)
 

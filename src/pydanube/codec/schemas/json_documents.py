@@ -69,6 +69,7 @@ _PLAIN: Final = (
 _PLAIN_2020: Final = (*_PLAIN, "dependentRequired")
 _ONE: Final = ("additionalProperties", "contains", "propertyNames", "not", "if", "then", "else")
 _ONE_2020: Final = (*_ONE, "items", "unevaluatedProperties", "unevaluatedItems")
+_TYPES: Final = ("array", "boolean", "integer", "null", "number", "object", "string")
 _LISTS: Final = ("allOf", "anyOf", "oneOf")
 _LISTS_2020: Final = (*_LISTS, "prefixItems")
 _MAPS: Final = ("properties", "patternProperties")
@@ -381,7 +382,10 @@ def _check_meta(schema: Any, draft: str, place: str) -> None:
         raise Invalid("a text has half a surrogate pair") from None
     except jsonschema_rs.ValidationError as error:
         path = "/".join((place, *map(str, error.instance_path)))
-        raise Invalid(f"{path}: {shorten(error.message)}") from None
+        reason = error.message
+        if error.instance_path[-1:] == ["type"] and error.kind.name == "anyOf":
+            reason = f"{json.dumps(error.instance)} is not a type: use {', '.join(_TYPES)} or a list of some of them"
+        raise Invalid(f"{path}: {shorten(reason)}") from None
     except ValueError as error:
         raise Invalid(f"{place}: {shorten(str(error))}") from None
 

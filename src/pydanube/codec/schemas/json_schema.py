@@ -159,7 +159,7 @@ class JsonSchema:
         try:
             (self._plain_validator if plain else self._validator).validate([value])
         except jsonschema_rs.ValidationError as error:
-            return shorten(f"{_show_path(error.instance_path[1:])}: {error.message}")
+            return shorten(f"{_show_path(error.instance_path[1:])}: {_reason(error)}")
         return "$: the value does not match the alternatives and conditions of the schema"
 
     @cached_property
@@ -246,6 +246,20 @@ def _encode_large(value: Any) -> bytes:
         return json.dumps(builtins, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise Invalid(f"the value cannot be written as JSON: {shorten(str(error))}") from None
+
+
+def _reason(error: jsonschema_rs.ValidationError) -> str:
+    """Return what is wrong with a value; of `anyOf` and `oneOf`, what is wrong for each alternative."""
+    alternatives = [one[0] for one in getattr(error.kind, "context", ()) if one][:8]
+    if not alternatives:
+        return error.message
+    reasons = [
+        one.message
+        if one.instance_path == error.instance_path
+        else f"{_show_path(one.instance_path[1:])}: {one.message}"
+        for one in alternatives
+    ]
+    return f"no alternative of {error.kind.name} fits: {'; '.join(dict.fromkeys(reasons))}"
 
 
 def _show_path(path: Sequence[str | int]) -> str:

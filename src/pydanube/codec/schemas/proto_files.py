@@ -343,8 +343,23 @@ def build_pool(files: Sequence[Any]) -> Any:
             pool.AddSerializedFile(file.SerializeToString())
         except TypeError as error:
             reason = one_line(str(error).removeprefix("Couldn't build proto file into descriptor pool: "))
+            reason = _name_field(file, reason)
             raise Invalid(reason if file is files[-1] else f"{file.name}: {reason}") from None
     return pool
+
+
+def _name_field(file: Any, reason: str) -> str:
+    """Return the reason why a file is refused with the field that it is about, where the library does not say it."""
+    for name, message in messages(file):
+        numbers: dict[int, str] = {}
+        for field in message.field:
+            other = numbers.setdefault(field.number, field.name)
+            if other != field.name:
+                return one_line(f"{name}.{field.name}: the field {other} has the number {field.number} too")
+    for field_name, used in _used_types(file):
+        if used and f"'{used}'" in reason:
+            return one_line(f"{field_name}: {reason}")
+    return reason
 
 
 def resolved(pool: Any, file: Any) -> Any:

@@ -60,5 +60,5 @@ def check_compatible(
             reasons += [one._replace(version=version) for one in find_incompatibilities(new, other)]
         if level.read_by_older:
             found = find_incompatibilities(other, new)
-            reasons += [one._replace(version=version, reason=f"{one.reason}, read with the old") for one in found]
+            reasons += [one._replace(version=version, reason=f"for old readers, {one.reason}") for one in found]
     return reasons
