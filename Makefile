@@ -58,7 +58,7 @@ format: setup ## format the code as `make check` wants it
 	$(BIN)/ruff format .
 
 # loadgroup: what is marked as a group, as all tests of Spark are, stays in one worker and is dealt first.
-test: setup ## run the tests, those of Spark included (about eight minutes on two cores)
+test: setup ## run the tests, those of Spark included (about fifteen minutes on two cores)
 	$(PYTEST) -n 2 --dist loadgroup -m "not soak and not stores and not spark_kill"
 
 # python3.11 and later, on the PATH or installed by pyenv: one of each minor version.
