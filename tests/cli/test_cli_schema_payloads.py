@@ -171,6 +171,15 @@ def test_a_tombstone_has_a_key_and_no_payload(danube, subject, topic):
     assert "takes no tombstones" in refused.stderr
 
 
+def test_an_empty_protobuf_message_is_no_tombstone_where_there_are_none(danube, subject, topic):
+    registered(danube, subject, "protobuf", PROTO)
+    assert danube("produce", topic, "--schema", subject, "-k", "a", stdin="{}\n").returncode == 0
+    [record] = consumed(danube, topic, "--decode")
+    assert (record["payload"], record["payload_encoding"]) == ({}, "json")
+    danube("schemas", "bind", topic, subject, "--tombstones")
+    assert consumed(danube, topic, "--decode")[0]["payload"] == ""
+
+
 @pytest.mark.parametrize("kind", ["avro", "protobuf"])
 def test_payloads_of_a_framed_topic_have_the_prefix_of_confluent(danube, subject, topic, kind: str):
     definition, line, decoded, _, _ = FORMATS[kind]

@@ -113,7 +113,13 @@ class PayloadDecoder:
         if not batch.schema_id:
             return DecodedBatch([None] * len(batch), [None] * len(batch))
         schema = await self._find_by_id(batch.schema_id, batch.schema_version)
-        texts = [self._decode(batch, row, schema, payload) for row, payload in enumerate(batch.payloads)]
+        tombstones = binding is not None and binding.tombstones
+        texts = [
+            None
+            if not payload and (tombstones or not _may_be_empty(schema))
+            else self._decode(batch, row, schema, payload)
+            for row, payload in enumerate(batch.payloads)
+        ]
         return DecodedBatch(texts, [_subject(schema)] * len(batch))
 
     async def _decode_framed(self, batch: ReceivedBatch, subject: str) -> DecodedBatch:
@@ -125,7 +131,8 @@ class PayloadDecoder:
                 schema = await self._find_by_global_id(int.from_bytes(payload[1:PREFIX_BYTES]))
             else:
                 schema = Invalid("it does not begin with the prefix of Confluent, a zero byte and a schema id")
-            decoded.texts.append(self._decode(batch, row, schema, payload[PREFIX_BYTES:] if payload else b"", True))
+            text = self._decode(batch, row, schema, payload[PREFIX_BYTES:], True) if payload else None  # a tombstone
+            decoded.texts.append(text)
             decoded.subjects.append(None if isinstance(schema, DanubeError) else subject)
         return decoded
 
@@ -137,8 +144,6 @@ class PayloadDecoder:
         payload: bytes,
         framed: bool = False,
     ) -> bytes | None:
-        if not batch.payloads[row]:
-            return None  # a tombstone
         try:
             if isinstance(schema, DanubeError):
                 raise schema
@@ -186,3 +191,8 @@ class PayloadDecoder:
 
 def _subject(schema: RegisteredSchema | DanubeError) -> str | None:
     return schema.version.subject if isinstance(schema, RegisteredSchema) else None
+
+
+def _may_be_empty(schema: RegisteredSchema | DanubeError) -> bool:
+    """Return whether the empty payload is a value: of protobuf, the message with every field at its default."""
+    return isinstance(schema, RegisteredSchema) and schema.version.definition.format is SchemaFormat.PROTOBUF
