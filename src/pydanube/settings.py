@@ -115,7 +115,7 @@ class LimitSettings(Section):
     keep_alive_ms: int = setting(
         5_000,
         Number(100, 600_000),
-        "A client that sends nothing for so long, not even an answer to a PING, is disconnected; what it held is free.",
+        "A client that sends nothing this long, not even an answer to a PING, is disconnected; what it held is free.",
     )
     publish_window_bytes: int = setting(
         32 * MIB, Size(64 * KIB, 4 * GIB), "Published on one connection and not yet answered."
@@ -159,12 +159,12 @@ class StorageSettings(Section):
     url: str = setting("", StoreUrl(), "Where history goes; empty: the directory `objects` in the data_dir.")
     options: Mapping[str, str] = setting(dict, OptionsKind(), "What the store needs to know, credentials among it.")
     segment_bytes: int = setting(
-        64 * MIB, Size(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX), "A partition that has so much in its log uploads it."
+        64 * MIB, Size(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX), "A partition that has this much in its log uploads it."
     )
     segment_age_s: int = setting(
         600,
         Number(0, 30 * _DAY_S),
-        "A message is uploaded after so long at the latest, also if there is less than segment_bytes.",
+        "A message is uploaded after this time at the latest, also if there is less than segment_bytes.",
     )
     shared_below_bytes: int = setting(4 * MIB, Size(0, GIB), "Less than this shares an object with other partitions.")
     upload_bytes_per_s: int = setting(0, Size(0, 1024 * GIB), "How fast uploads may be. 0: as fast as they go.")
@@ -178,7 +178,7 @@ class StorageSettings(Section):
         0, Size(0, 1024 * GIB), "Past this publishes are refused until uploads catch up. 0: no limit."
     )
     cache_bytes: int = setting(64 * MIB, Size(MIB, 1024 * GIB), "What was read from objects and is kept in memory.")
-    grace_s: int = setting(3600, Number(0, 30 * _DAY_S), "How long objects stay that nobody needs any more.")
+    grace_s: int = setting(3600, Number(0, 30 * _DAY_S), "How long objects that are no longer needed stay.")
     stage_keep_s: int = setting(_DAY_S, Number(1, 30 * _DAY_S), "How long a stage waits for the commit that names it.")
     staged_query_keep_s: int = setting(
         90 * _DAY_S, Number(1, 3650 * _DAY_S), "How long it is remembered what a query wrote last by stages."

@@ -105,7 +105,7 @@ async def check_nothing_is_left(directory: Path) -> None:
 
 
 async def kill_at_every_step(directory: Path, partitions: int, kinds: str, most: int = 100) -> list[str]:
-    """The steps at which the broker was killed, in order; at most so many."""
+    """The steps at which the broker was killed, in order."""
     died: list[str] = []
     with BrokerProcess(directory) as broker:
         writer = Writer(broker, partitions)

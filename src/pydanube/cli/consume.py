@@ -56,7 +56,7 @@ START: Final = Parsed("position", _start)
 FORMAT: Final = Parsed("format", MessageFormat.parse)
 PREFETCH_MESSAGES: Final = 10_000
 END_POLL_SECONDS: Final = 0.25
-"""With --exit and a subscription: after so long without a message, the broker is asked whether there is any left."""
+"""With --exit and a subscription: after this time without a message, the broker is asked whether there is any left."""
 
 Ended = Literal["enough", "end", "silence", "signal"]
 """Why consuming ended: --count is reached, the end of what was asked for is, --timeout passed, or a signal came."""
@@ -211,7 +211,7 @@ danube consume /default/orders -s debug --count 1 --nack --reason 'no stock'   l
 @click.option(
     "-p", "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this; may be repeated."
 )
-@click.option("--count", type=click.IntRange(min=1), help="Stop after so many messages.")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after this many messages.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, with everything about the message.")
 @click.option("--raw", is_flag=True, help="Exactly the bytes of the payloads, with nothing between them but -D.")
 @click.option("--decode", is_flag=True, help="Payloads as JSON, by the schema of each; without one: as they are.")
@@ -219,7 +219,7 @@ danube consume /default/orders -s debug --count 1 --nack --reason 'no stock'   l
 @click.option(
     "-D", "--delimiter", type=DELIMITER, help=r"What follows each payload.  [default: \n; with --raw: nothing]"
 )
-@click.option("--timeout", type=click.FloatRange(min=0), help="Stop when nothing came for so many seconds.")
+@click.option("--timeout", type=click.FloatRange(min=0), help="Stop when nothing came for this many seconds.")
 @click.option("--no-ack", is_flag=True, help="Do not confirm what was received.")
 @click.option("--nack", is_flag=True, help="Give back what was received: it fails, and comes again or dies.")
 @click.option("--reason", metavar="TEXT", help="With --nack: why.")

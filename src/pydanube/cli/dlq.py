@@ -236,7 +236,7 @@ danube dlq redrive /default/orders-dlq 0:17 --to /default/orders-repaired
 @click.option("--all", "everything", is_flag=True, help="All that are left.")
 @filter_options
 @click.option("--to", type=TOPIC, metavar="TOPIC", help="Send them there.  [default: where each came from]")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="At most so many letters a second.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="At most this many letters a second.")
 @yes_option
 @url_option
 @json_option

@@ -144,9 +144,9 @@ danube produce /default/orders --schema orders -k user-1 -m ''       a tombstone
 @click.option("-D", "--delimiter", type=DELIMITER, help=r"What ends a line of input.  [default: \n]")
 @click.option("--crlf", is_flag=True, help="Lines end with CR LF: the CR is not part of the message.")
 @click.option("-a", "--attribute", "attributes", type=ATTRIBUTE, multiple=True, help="Attribute; may be repeated.")
-@click.option("--count", type=click.IntRange(min=1), help="Send so many: texts in turn, or that many lines.")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="At most so many messages a second.")
-@click.option("--deliver-after", type=DURATION, help="Not before so many seconds, or 500ms, 10m, 2h.")
+@click.option("--count", type=click.IntRange(min=1), help="Send this many: the texts in turn, or the first lines.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="At most this many messages a second.")
+@click.option("--deliver-after", type=DURATION, help="Deliver after this many seconds, or 500ms, 10m, 2h.")
 @click.option("--deliver-at", type=MOMENT, help="Not before this time, such as 2026-01-31T12:00:00Z.")
 @click.option(
     "-p",
@@ -159,9 +159,9 @@ danube produce /default/orders --schema orders -k user-1 -m ''       a tombstone
     type=click.Choice(["shared", "exclusive"]),
     default="shared",
     show_default=True,
-    help="exclusive: as the only producer; whoever was that before is locked out.",
+    help="exclusive: as the only producer; the one before it is locked out.",
 )
-@click.option("--partitions", type=click.IntRange(min=0), help="Create the topic with so many if it does not exist.")
+@click.option("--partitions", type=click.IntRange(min=0), help="Create the topic with this many if it does not exist.")
 @click.option("--ack-level", type=ACK_LEVEL, help="Create the topic with this level if it does not exist.")
 @click.option("--non-reliable", is_flag=True, help="Create the topic without storage if it does not exist.")
 @click.option(

@@ -83,7 +83,7 @@ def describe(query: str, url: str, as_json: bool) -> None:
 def forget(query: str, yes: bool, url: str, as_json: bool) -> None:
     """Forget a query, with what it staged, or committed and is not published yet.
 
-    Its batch ids count as new afterwards: whoever commits one of them again publishes it again. A query that is not
+    Its batch ids count as new afterwards: a commit of one of them publishes it again. A query that is not
     heard of for long (storage.staged_query_keep_s) is forgotten by itself.
     """
     confirm(

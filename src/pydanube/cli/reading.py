@@ -50,7 +50,7 @@ class Bounds:
 
     start: Position = LATEST
     last: int | None = None
-    """Begin so many messages before the end; `start` does not count then."""
+    """Begin this many messages before the end; `start` is ignored then."""
     until: Position | None = None
     """Stop before this offset or time."""
     stop_at_end: bool = False

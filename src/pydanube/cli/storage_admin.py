@@ -232,13 +232,13 @@ def upload(topic: TopicName | None, url: str, as_json: bool) -> None:
         """
 danube storage verify
 danube storage verify /default/orders
-danube storage verify --rate 50MiB                          at most so much a second
+danube storage verify --rate 50MiB                          at most this much a second
 danube storage verify --json | jq '.damages[] | {object, detail}'
 """
     ),
 )
 @click.argument("topic", type=TOPIC, required=False)
-@click.option("--rate", type=SIZE, help="Read at most so many bytes a second.")
+@click.option("--rate", type=SIZE, help="Read at most this many bytes a second.")
 @url_option
 @json_option
 def verify(topic: TopicName | None, rate: int | None, url: str, as_json: bool) -> None:
@@ -287,9 +287,9 @@ danube storage gc --orphans                     also what uploads that were cut 
 @url_option
 @json_option
 def gc(dry_run: bool, orphans: bool, url: str, as_json: bool) -> None:
-    """Delete objects that nobody needs any more: their topic was deleted, or retention has passed them.
+    """Delete objects that are no longer needed: their topic was deleted, or retention has passed them.
 
-    Only after the grace period (storage.grace_s), so that whoever reads them can finish. Brokers do this by
+    Only after the grace period (storage.grace_s), so that their readers can finish. Brokers do this by
     themselves: every minute, and orphans every hour.
     """
     from .progress import Bar

@@ -66,7 +66,7 @@ class Policies:
     retention_bytes: int | None = None
     """How many bytes of them stay in each partition. -1: no limit; 0: nothing is kept once it is acked."""
     ttl_s: int | None = None
-    """An unacked message is settled automatically after so long, and counted as expired."""
+    """An unacked message is settled automatically after this time, and counted as expired."""
     backlog_messages_max: int | None = None
     backlog_bytes_max: int | None = None
     """Of each subscription of a partition."""
@@ -74,13 +74,13 @@ class Policies:
     deduplication_s: int | None = None
     """How long the sequence of an inactive producer is kept, for deduplication."""
     inactive_topic_s: int | None = None
-    """A topic without producers, consumers, subscriptions and traffic for so long is deleted."""
+    """A topic without producers, consumers, subscriptions and traffic for this time is deleted."""
     inactive_subscription_s: int | None = None
-    """A subscription without consumers and without acks for so long is deleted."""
+    """A subscription without consumers and without acks for this time is deleted."""
     segment_bytes: int | None = None
-    """A partition uploads its log when it has so much. 0: the broker's own setting."""
+    """A partition uploads its log when it has this many bytes. 0: the broker's own setting."""
     segment_age_s: int | None = None
-    """A partition uploads what it has after so long. 0: the broker's own setting."""
+    """A partition uploads what it has after this time. 0: the broker's own setting."""
 
     def __post_init__(self) -> None:
         for one in fields(self):

@@ -124,7 +124,7 @@ class ReadOptions:
     end: Bounds | None = None
     """None: latest."""
     min_offsets: int = 0
-    """A stream waits for so many messages, for `trigger_delay_s` since its last batch at most."""
+    """A stream waits for this many messages, but not longer than `trigger_delay_s` since its last batch."""
     trigger_delay_s: float = DEFAULT_TRIGGER_DELAY_S
     max_offsets: int = 0
     max_bytes: int = 0

@@ -31,7 +31,7 @@ OPENED_PER_ROUND: Final = 16
 """How many partitions a round opens that were not used since the start, so that their messages expire too."""
 
 FAILED_PER_TOPIC: Final = 3
-"""After so many partitions of one topic that cannot be opened, a round goes on with the next topic."""
+"""After this many partitions of one topic that cannot be opened, a round goes on with the next topic."""
 
 FORGOTTEN_LATE: Final = 100
 """A silent producer is forgotten late by at most a hundredth of what the policy says, and one round."""

@@ -26,7 +26,7 @@ from pydanube.storage.stream import append_time_at
 READ_BYTES: Final = 2 * 1024 * 1024
 
 RANGES_MAX: Final = ACKED_RANGES_MAX // 2
-"""Delayed messages are kept between expired ones. At most so many ranges are acked at a time: a cursor with too many
+"""Delayed messages are kept between expired ones. At most this many ranges are acked at a time: a cursor with too many
 ranges would stop delivery."""
 
 

@@ -78,9 +78,9 @@ class Subject:
         """Return the newest version of this definition; 0 if there is none."""
         wanted = sorted(references)
         for version, one in reversed(self.versions.items()):
-            if one.fingerprint == fingerprint and (deleted or version not in self.deleted):  # noqa: SIM102
-                if sorted(one.references) == wanted:
-                    return version
+            is_visible = deleted or version not in self.deleted
+            if is_visible and one.fingerprint == fingerprint and sorted(one.references) == wanted:
+                return version
         return 0
 
     def by_global_id(self, global_id: int) -> int:

@@ -48,7 +48,7 @@ STEPS_PER_TURN: Final = 200
 """The most steps of one turn, for a clock that does not move."""
 
 ROW_UNITS: Final = 64
-"""A row costs as much as so many bytes, before it is known what the rows of a schema cost."""
+"""The cost of a row in bytes, assumed until the cost of a schema's rows is measured."""
 
 PACE_FIRST: Final = 20_000_000.0
 """The first guess of the units (bytes, and ROW_UNITS for each row) that are checked in a second."""

@@ -20,7 +20,7 @@ from .load import STAMP_WORDS, Words, key_numbers, rows_of, seeds_of, word_const
 from .scenario import Order
 
 SEQUENCE_MAX: Final = 1 << 32
-"""A higher sequence is damage, since no producer sends so many. It bounds the table of received sequences."""
+"""A higher sequence is damage, since no producer sends that many. It bounds the table of received sequences."""
 
 Flags = npt.NDArray[np.bool_]
 Sequences = npt.NDArray[np.int64]

@@ -35,7 +35,7 @@ danube bench --suite                                    every target of the proj
 @click.option("--size", type=int, default=100, show_default=True, help="Bytes of one message.")
 @click.option("--batch", type=int, default=500, show_default=True, help="Messages of one batch.")
 @click.option("--count", type=int, help="Messages to send.  [default: 1,000,000; with --latency 10 s of them]")
-@click.option("--seconds", type=float, default=0.0, help="Send for so long instead of a count.")
+@click.option("--seconds", type=float, default=0.0, help="Send for this many seconds instead of a count.")
 @click.option("--ack-level", type=ACK_LEVEL, default="durable", show_default=True, help="What an ack means.")
 @click.option("--partitions", type=int, default=0, help="Partitions of each topic.  [default: plain topics]")
 @click.option("--topics", type=int, default=1, show_default=True, help="Topics, published to in turn.")

@@ -73,7 +73,7 @@ BYTES_AT_ONCE: Final = 8 * 1024 * 1024
 """Limits of the letters that are sent before they are acked, and that an interruption may therefore repeat."""
 
 STEPS_PER_SECOND: Final = 10
-"""With a rate, letters are sent in so many steps a second."""
+"""With a rate, letters are sent in this many steps a second."""
 
 CANNOT_GO_BACK: Final = (NotFound, Invalid)
 """Failures that the next redrive would have again; others may succeed later."""

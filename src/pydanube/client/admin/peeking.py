@@ -23,7 +23,7 @@ PENDING_AT_ONCE: Final = 250
 """Pending messages requested at a time: the most that a broker returns."""
 
 GAP_MAX: Final = 256
-"""Reading so many acked messages in between is cheaper than another request."""
+"""Reading this many acked messages in between is cheaper than another request."""
 
 _FETCH_BYTES: Final = 256 * KIB
 

@@ -40,7 +40,7 @@ from pydanube.model.storage import (
 from pydanube.runtime.tasks import run_together
 
 STEP_BYTES: Final = 8 * 1024 * 1024
-"""About so many bytes are read by one step of a verification."""
+"""One step of a verification reads about this many bytes."""
 
 SEGMENTS_AT_ONCE: Final = 1000
 SEGMENTS_PER_HISTORY_REQUEST: Final = 100

@@ -40,7 +40,7 @@ CLOSE_INTERVAL_SECONDS: Final = 1.25
 """While something is being closed, brokers of which nothing was heard are pinged after each interval of this length."""
 
 CLOSE_SILENT_SECONDS: Final = (SILENT_INTERVALS_MAX + 1) * CLOSE_INTERVAL_SECONDS
-"""Closing gives up when no broker was heard for so long: the brokers are gone, or cannot be reached."""
+"""Closing gives up when no broker was heard for this time: the brokers are gone, or cannot be reached."""
 
 HOPS_MAX: Final = 4
 """NotOwner answers that are followed at once. Later ones wait first, because the brokers disagree about the owner."""

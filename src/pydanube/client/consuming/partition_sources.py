@@ -36,7 +36,7 @@ from .receiver_queue import ReceiverQueue
 log = get_logger(__name__)
 
 SHARES_MAX: Final = 100
-"""The prefetch limits are divided into at most so many shares, so that one busy partition among many stays fast."""
+"""The prefetch limits are divided into at most this many shares, so that one busy partition among many stays fast."""
 
 REQUESTS_AT_ONCE: Final = 128
 """Unanswered requests while a consumer opens: enough to keep a broker busy, which works on 64 of one connection at

@@ -43,7 +43,7 @@ UInt64Array: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
 OffsetArray: TypeAlias = "np.ndarray[Any, np.dtype[np.signedinteger[Any]]]"
 
 _FEW: Final = 32
-"""For at most so many keys a step in Python is quicker than one in numpy."""
+"""For at most this many keys, Python is faster than numpy."""
 
 
 def fnv1a_64(data: bytes | memoryview, value: int = _OFFSET_BASIS) -> int:

@@ -64,7 +64,7 @@ from .receipts import Placed, Receipt, Receipts
 log = get_logger(__name__)
 
 PAUSE_SECONDS: Final = 0.0005
-"""A loop over `queue_many` may keep the event loop for so long; what it queued meanwhile is sent together."""
+"""A loop over `queue_many` may keep the event loop for this time; what it queued meanwhile is sent together."""
 
 _MESSAGE_SIZE_MAX: Final = MESSAGE_BYTES_MAX + ROW_BYTES
 

@@ -19,7 +19,7 @@ from .value_type import WriterSchema
 
 FAILURE_SECONDS: Final = 5.0
 SCHEMAS_MAX: Final = 10_000
-"""How many versions are kept. No program sees so many; what uses them keeps what it needs."""
+"""How many versions are cached, far more than a program uses. When it is reached, the cache starts empty again."""
 
 VersionKey = tuple[int, int]
 """A schema id and a version, as batches carry them."""

@@ -42,7 +42,7 @@ def key_hashes(section: memoryview, view: memoryview, start: int, count: int) ->
 
 
 def is_short(section_bytes: int) -> bool:
-    """Return whether keys of so many bytes in total may be hashed at once, if none of them is longer than SHORT."""
+    """Return whether keys of this many bytes in total may be hashed at once, if none of them is longer than SHORT."""
     return 0 < section_bytes <= _SECTION_BYTES_MAX
 
 

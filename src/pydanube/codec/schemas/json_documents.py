@@ -111,7 +111,7 @@ def read_text(text: str) -> Any:
 
 
 def nested_deeper_than(levels: int, value: Any) -> bool:
-    """Say whether `value` has more than so many levels of lists and dicts in each other."""
+    """Return whether `value` has more than `levels` levels of nested lists and dicts."""
     level = [value]
     for _ in range(levels):
         inner: list[Any] = []
@@ -391,7 +391,7 @@ def _check_meta(schema: Any, draft: str, place: str) -> None:
 
 
 def shorten(text: str, characters: int = 240) -> str:
-    """Return one line of text of at most so many characters."""
+    """Return the text as one line of at most `characters` characters."""
     line = " ".join(text[: 4 * characters].split())
     return line if len(line) <= characters else line[: characters - 3] + "..."
 

@@ -76,7 +76,7 @@ class JsonSchema:
         self._graph = graph
         self._patterns = len(graph.patterns)
         self._light_bytes = LOOKS_MAX // max(1, graph.work)
-        """A payload of this size cannot have so many values that it takes too long."""
+        """A payload of at most this size has too few values to take too long."""
         self._is_light = self._light_bytes >= MESSAGE_BYTES_MAX // 2  # a value takes two bytes
         try:
             self._validator = compile_document(_rows_of(bundle(graph.root)), self._patterns)
@@ -89,7 +89,7 @@ class JsonSchema:
 
     @property
     def root(self) -> Node:
-        """The schema as a graph of nodes, for whoever compares schemas."""
+        """The schema as a graph of nodes, which the comparison of schemas uses."""
         return self._graph.root
 
     @cached_property
@@ -218,7 +218,7 @@ def _read(payload: AnyBytes) -> Any:
 
 
 def _may_be_deep(payloads: Sequence[AnyBytes]) -> bool:
-    """Say whether a payload has so many brackets that it may be nested too deeply."""
+    """Return whether a payload has enough brackets to be nested too deeply."""
     if max(map(len, payloads), default=0) <= 2 * PAYLOAD_NESTING_MAX:
         return False
     texts = map(bytes, payloads)

@@ -163,7 +163,7 @@ async def _danube_error(_request: Request, error: Exception) -> Response:
 
 
 async def _client_gone(_request: Request, _error: Exception) -> Response:
-    """Answer nobody: the client left before its body was complete."""
+    """Return an answer that is not sent: the client left before its body was complete."""
     return Response(status_code=400)
 
 

@@ -172,7 +172,7 @@ class _RequestLog(logging.Handler):
 
 
 def _make_request_logger() -> logging.Logger:
-    """Return a logger that is known to nobody else: the process may have an own uvicorn with its own logging."""
+    """Return a private logger: the process may have a uvicorn of its own, with its own logging."""
     logger: Final = logging.Logger("pydanube.gateway.http", logging.ERROR)
     logger.addHandler(_RequestLog())
     return logger

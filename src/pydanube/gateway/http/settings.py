@@ -26,13 +26,13 @@ class HttpSettings:
     bodies_bytes_max: int = 64 * MIB
     """The bodies of all requests that have no answer yet; past this, requests are refused."""
     discarded_bytes_max: int = 16 * MIB
-    """How much of a body that nobody wants is read and thrown away before the answer, so that the client comes to read
+    """How much of an unwanted body is read and discarded before the answer, so that the client comes to read
     it; past this, the connection is closed."""
     body_timeout_ms: int = 30_000
     """The longest time from the end of the headers to the last byte of the body."""
 
     answer_timeout_ms: int = 30_000
-    """A client that reads nothing of its answer for so long is disconnected."""
+    """A client that reads nothing of its answer for this time is disconnected."""
     keep_alive_ms: int = 60_000
     """How long a connection may wait for its next request."""
 

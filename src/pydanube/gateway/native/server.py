@@ -35,7 +35,7 @@ _ROUND_S_MAX: Final = 1.0
 _ROUNDS_PER_TIMEOUT: Final = 5
 
 _LATE_S: Final = 0.25
-"""A round that begins so much too late shows that the event loop was busy and read from no peer meanwhile."""
+"""A round that begins this much too late shows that the event loop was busy and read from no peer meanwhile."""
 
 _DRAIN_ROUND_S: Final = 0.05
 

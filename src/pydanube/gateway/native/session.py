@@ -61,13 +61,13 @@ VERSION_MIN: Final = 1
 """The oldest protocol version spoken here; the newest is PROTOCOL_VERSION."""
 
 KEEP_ALIVE_PINGS: Final = 3
-"""A silent client gets so many PING frames before its keep-alive is over and it is disconnected."""
+"""A silent client gets this many PING frames before its keep-alive is over and it is disconnected."""
 
 NACKED_AT_ONCE: Final = 1_000
 """Each nack costs some microseconds: after a frame with more than this, other sessions get their turn."""
 
 QUIET_S: Final = 0.2
-"""While draining, a session is done when nothing is in flight and the client sent nothing for so long."""
+"""While draining, a session is done when nothing is in flight and the client sent nothing for this time."""
 
 _DONE: Final = encode(Done())
 

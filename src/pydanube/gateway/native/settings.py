@@ -22,7 +22,7 @@ class NativeSettings:
     """The largest frame before the handshake is over."""
 
     keep_alive_ms: int = 5_000
-    """A client that was silent for so long is disconnected; it gets several PING frames before."""
+    """A client that was silent for this time is disconnected; it gets several PING frames before."""
     frame_timeout_ms: int = 60_000
     """The longest time from the first byte of a frame to its last."""
 
