@@ -1,0 +1,1 @@
+"""The Danube gRPC API, for existing Danube clients and tools."""

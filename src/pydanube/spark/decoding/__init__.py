@@ -1,0 +1,1 @@
+"""Typed rows: payloads become columns by the schema that a topic is bound to."""

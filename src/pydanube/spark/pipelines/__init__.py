@@ -1,0 +1,1 @@
+"""Pipelines from YAML files: parsing and checking a file before Spark starts, then running it."""
