@@ -1,1 +1,14 @@
-"""The Danube gRPC API, for existing Danube clients and tools."""
+"""The Danube gRPC API, for existing Danube clients and tools. Needs the extra `grpc`.
+
+server          the two listeners: the data port and the admin port
+services        which services there are, and on which port
+calls           how the methods of a service become handlers; limits of calls
+errors          the error tree as statuses
+messages        the messages, from the descriptor sets beside the .proto files
+settings        limits and timeouts
+"""
+
+from .server import GrpcServer
+from .settings import GrpcSettings
+
+__all__ = ["GrpcServer", "GrpcSettings"]
