@@ -365,6 +365,15 @@ class LiveSubscription:
             self._ack_batch.flush()  # when this ack is reported as durable, all acks before it must be durable too
         self._ack_now(ranges, done)
 
+    def ack_any(self, offsets: Sequence[int]) -> None:
+        """Acknowledge these messages, whichever consumer received them. If the subscription was ever sought, only those
+        that are in flight: the others may have been delivered before the seek."""
+        ranges = merged(clip([(offset, offset + 1) for offset in sorted(offsets)], self._stream.end_offset))
+        if self.generation:
+            ranges = self.dispatcher.in_flight_to(None, ranges)
+        if not self._is_closed:
+            self._ack_now(ranges, None)
+
     def _ack_now(self, ranges: Sequence[tuple[int, int]], done: Done | None) -> None:
         acked = self.mark_acked(ranges, done)
         self.last_active_us = now_us = self._clock.now_us()
@@ -421,6 +430,18 @@ class LiveSubscription:
         self._ack_batch.flush()
         self.last_active_us = now_us = self._clock.now_us()
         exhausted = self.dispatcher.nack(ranges, now_us, delay_ms, reason[:REASON_CHARACTERS_MAX], member)
+        self._handle_exhausted(exhausted)
+        self.pump()
+
+    def nack_any(self, ranges: Sequence[tuple[int, int]], delay_ms: int, reason: str) -> None:
+        """Report that these messages could not be processed, whichever consumer received them. The delay counts between
+        that of the failure policy and its maximum."""
+        self._ack_batch.flush()
+        self.last_active_us = now_us = self._clock.now_us()
+        policy = self.dispatcher.failure_policy
+        exhausted = self.dispatcher.nack(
+            ranges, now_us, min(delay_ms, policy.delay_max_ms), reason[:REASON_CHARACTERS_MAX]
+        )
         self._handle_exhausted(exhausted)
         self.pump()
 

@@ -2,6 +2,10 @@
 
 server          the two listeners: the data port and the admin port
 services        which services there are, and on which port
+producing       ProducerService: producers and their messages
+consuming       ConsumerService: subscriptions, acks; consumer_stream is the stream of one consumer
+discovery       Discovery and HealthCheck
+resources       what the services of a listener share
 calls           how the methods of a service become handlers; limits of calls
 errors          the error tree as statuses
 messages        the messages, from the descriptor sets beside the .proto files

@@ -6,27 +6,14 @@ A service that has no class here is in the schema all the same: its calls get UN
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from pydanube.broker import Broker
-from pydanube.runtime.clock import Clock
-from pydanube.runtime.tasks import Tasks
 
-from .settings import GrpcSettings
-
-
-@dataclass(frozen=True, slots=True)
-class ListenerResources:
-    """What services need of their listener beside the broker."""
-
-    settings: GrpcSettings
-    clock: Clock
-    tasks: Tasks
-    data_url: Callable[[], str]
-    """Returns the URL of the data listener for lookups, with its scheme; called only while it is open."""
-    admin_url: Callable[[], str]
-    """Returns the URL of the admin listener; empty if there is none."""
+from .consuming import ConsumerService
+from .discovery import Discovery, HealthCheck
+from .producing import ProducerService
+from .resources import ListenerResources
 
 
 class Service(NamedTuple):
@@ -43,4 +30,9 @@ class Service(NamedTuple):
     admin: bool = False
 
 
-SERVICES: Final[tuple[Service, ...]] = ()
+SERVICES: Final[tuple[Service, ...]] = (
+    Service("danube.ProducerService", ProducerService, data=True),
+    Service("danube.ConsumerService", ConsumerService, data=True),
+    Service("danube.Discovery", Discovery, data=True),
+    Service("danube.HealthCheck", HealthCheck, data=True),
+)
