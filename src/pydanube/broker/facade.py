@@ -51,6 +51,7 @@ from .policies import PolicyAdministration
 from .producers import Access, Producer, Producers
 from .publish_checks import PayloadCheck, check_publishable
 from .statistics import Statistics
+from .topic_addresses import TopicAddresses
 
 log = get_logger(__name__)
 
@@ -141,6 +142,7 @@ class Broker:
             self.tiers,
         )
         self.schemas = Schemas(parts.store, registry, self._partitions, authorizer, clock, parts.tasks)
+        self.addresses = TopicAddresses(registry, authorizer, settings.auto_create, settings.ack_level)
         self.producers = Producers(registry, self._partitions)
         self.policies = PolicyAdministration(registry, self._partitions, policies, authorizer)
         self.subscriptions = Subscriptions(registry, self._partitions, authorizer)
