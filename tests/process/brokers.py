@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-READY = re.compile(r"danube ready native=(\S+):(\d+) grpc=\S+:\d+ admin=\S+:\d+ http=\S+:(\d+)\n")
+READY = re.compile(r"danube ready native=(\S+):(\d+) grpc=\S+:(\d+) admin=\S+:(\d+) http=\S+:(\d+)\n")
 
 PORTS = ("--port=0", "--grpc-port=0", "--admin-port=0", "--http-port=0")
 """Any free port for every listener: other brokers run on the same machine."""
@@ -33,8 +33,8 @@ class BrokerProcess:
     ) -> None:
         self.directory = directory
         self.port = port or free_port()
-        self.http_port = 0
-        """Another one after every start."""
+        self.http_port = self.grpc_port = self.admin_port = 0
+        """Others after every start."""
         self.log = directory.with_suffix(".log")
         self._before_start = before_start
         self._process: subprocess.Popen[str] | None = None
@@ -62,7 +62,7 @@ class BrokerProcess:
         line = self._process.stdout.readline()
         found = READY.fullmatch(line)
         assert found, f"not ready: {line!r}\n{self.log.read_text()[-4000:]}"
-        self.http_port = int(found[3])
+        self.grpc_port, self.admin_port, self.http_port = int(found[3]), int(found[4]), int(found[5])
         return self
 
     def kill(self) -> None:

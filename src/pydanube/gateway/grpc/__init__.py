@@ -9,6 +9,8 @@ resources       what the services of a listener share
 calls           how the methods of a service become handlers; limits of calls
 errors          the error tree as statuses
 messages        the messages, from the descriptor sets beside the .proto files
+health          grpc.health.v1
+reflection      grpc.reflection.v1 and v1alpha
 settings        limits and timeouts
 """
 

@@ -12,7 +12,7 @@ from typing import Final
 from pydanube.runtime.protobuf import ProtobufSchema
 
 _HERE: Final = Path(__file__).parent
-_FILES: Final = ("danube_api", "schema_registry", "danube_admin")
+_FILES: Final = ("danube_api", "schema_registry", "danube_admin", "health", "reflection_v1", "reflection_v1alpha")
 
 SCHEMA: Final = ProtobufSchema.load(*(_HERE / f"{name}.binpb" for name in _FILES))
 
@@ -21,3 +21,4 @@ API: Final = SCHEMA.messages("danube")
 names in the class around them: `API["ConsumerRequest"].Shared`."""
 REGISTRY: Final = SCHEMA.messages("danube_schema")
 ADMIN: Final = SCHEMA.messages("danube_admin")
+HEALTH: Final = SCHEMA.messages("grpc.health.v1")

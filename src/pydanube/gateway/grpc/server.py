@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import socket
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
+from . import health, reflection
 from .calls import CallLimits, Memory, UnknownMethods, service_handler
 from .messages import SCHEMA
 from .resources import ListenerResources
@@ -28,12 +30,18 @@ from .settings import GrpcSettings
 log = get_logger(__name__)
 
 _ROUND_S: Final = 1.0
-"""Refused calls are logged as a number, once per round."""
+"""How often the broker's health is checked for watching clients, and refused calls are logged."""
 
 _PING_INTERVAL_MS_MIN: Final = 1_000
 """Clients may send keep-alive pings this often; gRPC disconnects those that send many more."""
 
+_TOOL_CALLS_PER_ADDRESS_MAX: Final = 100
+"""Calls of health and reflection from one address."""
+
 _METADATA_BYTES_MAX: Final = 16 * 1024
+
+
+_PORT: Final = re.compile(r"(?<![/:]):\d+$")
 
 
 class GrpcServer:
@@ -45,36 +53,42 @@ class GrpcServer:
         self._clock = clock
         self._tasks = tasks
         self._limits = CallLimits(settings.calls_per_address_max, memory)
+        self._tool_limits = CallLimits(_TOOL_CALLS_PER_ADDRESS_MAX, memory)  # never drains
         self._servers: list[Any] = []
-        self._services: list[Any] = []
+        self._healths: list[health.Health] = []
+        resources = ListenerResources(settings, clock, tasks, self._data_url, self._admin_url)
+        self._services = [(one, one.make(broker, resources)) for one in SERVICES]
         self._rounds: asyncio.Task[None] | None = None
         self.data_address = ("", 0)
         self.admin_address = ("", 0)
         """Port 0: there is no such listener."""
 
-    async def start(self, host: str, data_port: int | None, admin_port: int | None) -> None:
-        """Listen on `host`, on each port that is not None (0 uses a free one). Raises OSError where that is impossible.
+    async def open_data(self, host: str, port: int) -> tuple[str, int]:
+        """Bind the data port (0 uses a free one) and return its address. Raises OSError where that is impossible."""
+        services = {one.name: service for one, service in self._services if one.data}
+        places, advice = self.settings.connections_max, "ask for administration on the admin port"
+        self.data_address = await self._open(host, port, services, places, advice)
+        return self.data_address
 
-        Both ports are bound before the first call is served.
-        """
-        assert not self._servers, "a listener starts once"
-        resources = ListenerResources(self.settings, self._clock, self._tasks, self._data_url, self._admin_url)
-        made = [(one, one.make(self._broker, resources)) for one in SERVICES]
-        self._services = [service for _, service in made]
-        if data_port is not None:
-            services = {one.name: service for one, service in made if one.data}
-            self.data_address = await self._open(host, data_port, services, "the data port has the Danube API")
-        if admin_port is not None:
-            services = {one.name: service for one, service in made if one.admin}
-            self.admin_address = await self._open(host, admin_port, services, "the admin port has administration only")
+    async def open_admin(self, host: str, port: int) -> tuple[str, int]:
+        """Bind the admin port, as `open_data` does the data port."""
+        services = {one.name: service for one, service in self._services if one.admin}
+        places, advice = self.settings.admin_connections_max, "producers and consumers use the data port"
+        self.admin_address = await self._open(host, port, services, places, advice)
+        return self.admin_address
+
+    async def start(self) -> None:
+        """Serve on the ports that are open."""
         for server in self._servers:
             await server.start()
-        self._rounds = self._tasks.spawn(self._log_refused(), "grpc refusals")
+        self._rounds = self._tasks.spawn(self._check_health(), "grpc health")
 
     def drain(self) -> None:
         """Refuse new calls and end the streams; the calls that run are answered."""
         self._limits.draining = True
-        for service in self._services:
+        for one in self._healths:
+            one.update()
+        for _, service in self._services:
             if hasattr(service, "drain"):
                 service.drain()
 
@@ -88,23 +102,40 @@ class GrpcServer:
             self._rounds.cancel()
         await asyncio.gather(*(server.stop(drain_s) for server in self._servers))
 
-    async def _open(self, host: str, port: int, services: dict[str, Any], contents: str) -> tuple[str, int]:
+    async def _open(
+        self, host: str, port: int, services: dict[str, Any], connections_max: int, advice: str
+    ) -> tuple[str, int]:
+        """Bind a port for these services. `advice` is for callers of others."""
         host = await _resolved(host, port)
-        server = grpc.aio.server(options=self._options(), maximum_concurrent_rpcs=self.settings.calls_max)
+        server = grpc.aio.server(
+            options=self._options(connections_max), maximum_concurrent_rpcs=self.settings.calls_max
+        )
         self._servers.append(server)
         handlers = [service_handler(SCHEMA, name, service, self._limits) for name, service in services.items()]
-        server.add_generic_rpc_handlers((*handlers, UnknownMethods(contents)))
+        for name, tool in self._tools(list(services)).items():
+            handlers.append(service_handler(SCHEMA, name, tool, self._tool_limits))
+        server.add_generic_rpc_handlers((*handlers, UnknownMethods(advice)))
         try:
             bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         except RuntimeError:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)) from None
         return host, bound
 
-    def _options(self) -> list[tuple[str, int]]:
+    def _tools(self, services: list[str]) -> dict[str, Any]:
+        """Return the health and reflection services of a listener by name."""
+        self._healths.append(health.Health(services, self._is_ready))
+        names = [*services, health.SERVICE, *reflection.SERVICES]
+        reflections = {name: reflection.Reflection(name, names) for name in reflection.SERVICES}
+        return {health.SERVICE: self._healths[-1], **reflections}
+
+    def _is_ready(self) -> bool:
+        return not self._limits.draining and not self._broker.write_problems()
+
+    def _options(self, connections_max: int) -> list[tuple[str, int]]:
         settings = self.settings
         return [
             ("grpc.so_reuseport", 0),  # gRPC would share a port that is taken
-            ("grpc.max_allowed_incoming_connections", settings.connections_max),
+            ("grpc.max_allowed_incoming_connections", connections_max),
             ("grpc.max_concurrent_streams", settings.calls_per_connection_max),
             ("grpc.max_receive_message_length", settings.request_bytes_max),
             ("grpc.max_send_message_length", -1),
@@ -120,14 +151,17 @@ class GrpcServer:
         ]
 
     def _data_url(self) -> str:
-        return _url(self.data_address)
+        return _url(self.settings.advertised, self.data_address)
 
     def _admin_url(self) -> str:
-        return _url(self.admin_address)
+        return _url(_without_port(self.settings.advertised), self.admin_address) if self.admin_address[1] else ""
 
-    async def _log_refused(self) -> None:
+    async def _check_health(self) -> None:
+        """Tell watching clients when the broker's health changes, and log refused calls as a number."""
         while True:
             await self._clock.sleep(_ROUND_S)
+            for one in self._healths:
+                one.update()
             if self._limits.refused:
                 log.warning("grpc.calls_refused", count=self._limits.refused)
                 self._limits.refused = 0
@@ -140,7 +174,13 @@ async def _resolved(host: str, port: int) -> str:
     return str(found[0][4][0])
 
 
-def _url(address: tuple[str, int]) -> str:
+def _url(advertised: str, address: tuple[str, int]) -> str:
+    """Return the URL that clients are given: the one that is advertised, or that of the listener's address."""
     host, port = address
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    advertised = advertised or (f"http://[{host}]" if ":" in host else f"http://{host}")
+    return advertised if advertised != _without_port(advertised) else f"{advertised}:{port}"
+
+
+def _without_port(url: str) -> str:
+    return _PORT.sub("", url)

@@ -15,7 +15,9 @@ REQUEST_OVERHEAD_BYTES = 2 * MIB
 class GrpcSettings:
     """Sizes in bytes, times in milliseconds. Each limit counts for each of the two listeners."""
 
-    connections_max: int = 2_000
+    connections_max: int = 1_800
+    admin_connections_max: int = 200
+    """gRPC cannot count connections per address; calls are."""
     calls_max: int = 10_000
     """Calls that run at the same time, streams included; past this they get RESOURCE_EXHAUSTED."""
     calls_per_address_max: int = 5_000
@@ -34,9 +36,13 @@ class GrpcSettings:
     idle_ms: int = 300_000
     """A connection without a call is closed after this time; clients open another when they need it."""
 
+    advertised: str = ""
+    """The URL that lookups answer, to which the port of the listener is added if there is none; empty: the listener's
+    own address."""
+
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if getattr(self, name) < 1:
+            if name != "advertised" and getattr(self, name) < 1:
                 raise Invalid(f"grpc {name}={getattr(self, name)} must be at least 1")
 
     @property
