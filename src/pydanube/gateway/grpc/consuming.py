@@ -6,7 +6,6 @@ always as UNAVAILABLE: some clients take a stream that ended well for the end of
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 
 from pydanube.broker import Broker
@@ -40,7 +39,7 @@ class ConsumerService:
         self._streams: dict[int, ConsumerStream] = {}
         """By consumer id: the stream that gets the messages."""
         self._random = seeded()
-        self._draining = asyncio.Event()
+        self._draining = False
 
     async def subscribe(self, call: Call, request: Any) -> Any:
         address = TopicAddress.parse(request.topic_name)
@@ -59,8 +58,8 @@ class ConsumerService:
         try:
             await self._stream(call, request.consumer_id)
         except DanubeError as error:
-            if not self._draining.is_set():
-                await self._wait_before_refusal()
+            if not self._draining:
+                await self._resources.clock.sleep(self._random.uniform(*REFUSED_AFTER_S))
             raise error
 
     async def _stream(self, call: Call, consumer_id: int) -> None:
@@ -73,7 +72,7 @@ class ConsumerService:
         attached = await sessions.open_stream(call.principal, consumer_id, stream)
         self._streams[consumer_id] = stream
         try:
-            if self._draining.is_set():
+            if self._draining:
                 raise Unavailable("this broker is shutting down: open the stream again")
             await stream.run(attached)
         finally:
@@ -81,16 +80,6 @@ class ConsumerService:
             if is_last:
                 del self._streams[consumer_id]
             await sessions.close_stream(consumer_id, attached, was_replaced=not is_last)
-
-    async def _wait_before_refusal(self) -> None:
-        """Wait for a random time, or until the listener drains."""
-        wait = asyncio.create_task(self._resources.clock.sleep(self._random.uniform(*REFUSED_AFTER_S)))
-        drain = asyncio.create_task(self._draining.wait())
-        try:
-            await asyncio.wait([wait, drain], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            wait.cancel()
-            drain.cancel()
 
     async def ack(self, call: Call, request: Any) -> Any:
         place = self._acked_place(request)
@@ -119,6 +108,6 @@ class ConsumerService:
 
     def drain(self) -> None:
         """End all streams: their clients look for the broker again."""
-        self._draining.set()
+        self._draining = True
         for stream in list(self._streams.values()):
             stream.closed(Unavailable("this broker is shutting down: open the stream again"))
