@@ -141,6 +141,7 @@ class ConsumerSessions:
             subscription_type,
             key_filters=key_filters,
             failure_policy=DANUBE if is_reliable else None,
+            ack_timeouts=is_reliable,
         )
         return await self._subscriptions.subscribe(principal, place.topic, place.partition, attachment, sink)
 

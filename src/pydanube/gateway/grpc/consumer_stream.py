@@ -17,12 +17,16 @@ from pydanube.broker.registry.records import ConsumerRecord
 from pydanube.codec.batch import Batch
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.limits import KIB
+from pydanube.runtime.clock import Clock
 
 from .calls import Call
 from .messages import API
 
 WINDOW_MESSAGES: Final = 1_000
 WINDOW_BYTES: Final = 512 * KIB
+
+WAITED_S: Final = 0.5
+"""For messages that waited longer than this until gRPC took them, ack timeouts are counted from then on."""
 
 _StreamMessage: Final = API["StreamMessage"]
 
@@ -33,15 +37,18 @@ class Delivery(NamedTuple):
     batch: Batch
     rows: Sequence[int]
     size_bytes: int
+    since: float
+    """When it came, on the monotonic clock."""
 
 
 class ConsumerStream:
     """One open stream; the broker delivers into it."""
 
-    def __init__(self, call: Call, record: ConsumerRecord, url: str, message_bytes_max: int) -> None:
+    def __init__(self, call: Call, record: ConsumerRecord, clock: Clock, url: str, message_bytes_max: int) -> None:
         """`url` is that of this broker. Messages larger than `message_bytes_max` are not sent, but given up."""
         self._call = call
         self._record = record
+        self._clock = clock
         self._url = url
         self._message_bytes_max = message_bytes_max
         self._deliveries: deque[Delivery] = deque()
@@ -61,13 +68,13 @@ class ConsumerStream:
     ) -> None:
         opened = Batch.trust(batch)
         rows = [row for start, end in ranges for row in range(start, end)] if ranges else range(opened.count)
-        self._deliveries.append(Delivery(opened, rows, len(batch)))
+        self._deliveries.append(Delivery(opened, rows, len(batch), self._clock.monotonic()))
         self._wake()
 
     def deliver_whole(self, batches: Sequence[memoryview], epoch: int) -> None:
         for view in batches:
             batch = Batch.trust(view)
-            self._deliveries.append(Delivery(batch, range(batch.count), len(view)))
+            self._deliveries.append(Delivery(batch, range(batch.count), len(view), self._clock.monotonic()))
         self._wake()
 
     def changed(self, ack_timeout_ms: int, generation: int) -> None:
@@ -88,6 +95,8 @@ class ConsumerStream:
             while self._deliveries and self._error is None:
                 delivery = self._deliveries.popleft()
                 await self._send(delivery, attached)
+                if self._clock.monotonic() - delivery.since > WAITED_S:
+                    attached.sent([(offset, offset + 1) for offset in map(delivery.batch.offset_at, delivery.rows)])
                 attached.credit(len(delivery.rows), delivery.size_bytes)
             if self._error is not None:
                 self._deliveries.clear()
@@ -107,7 +116,7 @@ class ConsumerStream:
 
     def _give_up(self, attached: Consumer, offset: int, size: int) -> None:
         reason = f"the message has {size} bytes, and clients of the Danube gRPC API take {self._message_bytes_max}"
-        attached.nack([(offset, offset + 1)], None, reason)
+        attached.give_up([(offset, offset + 1)], reason)
 
     def _encode(self, batch: Batch, row: int) -> bytes:
         header, record = batch.header, self._record

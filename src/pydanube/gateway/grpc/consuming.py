@@ -68,7 +68,7 @@ class ConsumerService:
         if record is None:
             raise Unavailable(f"consumer {consumer_id} is not known: subscribe again")
         url, limit = self._resources.data_url(), self._resources.settings.receive_bytes_max
-        stream = ConsumerStream(call, record, url, limit)
+        stream = ConsumerStream(call, record, self._resources.clock, url, limit)
         attached = await sessions.open_stream(call.principal, consumer_id, stream)
         self._streams[consumer_id] = stream
         try:
