@@ -11,9 +11,9 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-import pydanube
 from pydanube import testing
 from pydanube.gateway.grpc.messages import API, SCHEMA
+from pydanube.model.names import TopicName
 
 TIMEOUT_S = 60.0
 
@@ -192,7 +192,7 @@ class GrpcBroker:
 
     def live(self, topic: str, subscription: str = "s", partition: int = 0) -> Any:
         """Return a running subscription."""
-        name = pydanube.model.names.TopicName.parse(topic)
+        name = TopicName.parse(topic)
         return self.broker._partitions.of(name)[partition].subscriptions[subscription]
 
     async def until(self, condition: Callable[[], bool]) -> None:
