@@ -2,6 +2,8 @@
 
 server          the two listeners: the data port and the admin port
 services        which services there are, and on which port
+resources       what services need of their listener
+schema_registry, storage, admin_cluster, admin_topics   the services, with topics (names of topics)
 calls           how the methods of a service become handlers; limits of calls
 errors          the error tree as statuses
 messages        the messages, from the descriptor sets beside the .proto files

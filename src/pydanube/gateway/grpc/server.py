@@ -23,7 +23,8 @@ from pydanube.runtime.telemetry import get_logger
 from . import health, reflection
 from .calls import CallLimits, Memory, UnknownMethods, service_handler
 from .messages import SCHEMA
-from .services import SERVICES, ListenerResources
+from .resources import ListenerResources
+from .services import SERVICES
 from .settings import GrpcSettings
 
 log = get_logger(__name__)

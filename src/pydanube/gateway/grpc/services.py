@@ -6,27 +6,15 @@ A service that has no class here is in the schema all the same: its calls get UN
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from pydanube.broker import Broker
-from pydanube.runtime.clock import Clock
-from pydanube.runtime.tasks import Tasks
 
-from .settings import GrpcSettings
-
-
-@dataclass(frozen=True, slots=True)
-class ListenerResources:
-    """What services need of their listener beside the broker."""
-
-    settings: GrpcSettings
-    clock: Clock
-    tasks: Tasks
-    data_url: Callable[[], str]
-    """Returns the URL of the data listener for lookups, with its scheme; called only while it is open."""
-    admin_url: Callable[[], str]
-    """Returns the URL of the admin listener; empty if there is none."""
+from .admin_cluster import BrokerAdmin, ClusterAdmin, NamespaceAdmin, SecurityAdmin
+from .admin_topics import TopicAdmin
+from .resources import ListenerResources
+from .schema_registry import SchemaRegistry
+from .storage import StorageService
 
 
 class Service(NamedTuple):
@@ -43,4 +31,12 @@ class Service(NamedTuple):
     admin: bool = False
 
 
-SERVICES: Final[tuple[Service, ...]] = ()
+SERVICES: Final[tuple[Service, ...]] = (
+    Service("danube.StorageService", StorageService, data=True),
+    Service("danube_schema.SchemaRegistry", SchemaRegistry, data=True, admin=True),
+    Service("danube_admin.BrokerAdmin", BrokerAdmin, admin=True),
+    Service("danube_admin.ClusterAdmin", ClusterAdmin, admin=True),
+    Service("danube_admin.NamespaceAdmin", NamespaceAdmin, admin=True),
+    Service("danube_admin.TopicAdmin", TopicAdmin, admin=True),
+    Service("danube_admin.SecurityAdmin", SecurityAdmin, admin=True),
+)
