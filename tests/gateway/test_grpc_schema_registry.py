@@ -276,7 +276,7 @@ async def test_the_segments_in_object_storage_are_listed(there, peer):
         async with client.producer(TOPIC) as producer:
             await producer.send(b"x" * 1_000)
         assert not (await peer.call(path, topic=TOPIC)).segments
-        await client.admin.upload_storage(TOPIC)
+        await client.upload_storage(TOPIC)
     (segment,) = (await peer.call(path, topic=TOPIC)).segments
     assert (segment.start_offset, segment.end_offset) == (0, 0)
     assert segment.size >= 1_000 and segment.segment_id
