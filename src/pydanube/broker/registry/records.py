@@ -79,13 +79,15 @@ class LedgerRecord(msgspec.Struct, omit_defaults=True):
 
 
 class SubscriptionRecord(msgspec.Struct, omit_defaults=True):
-    """`starts` holds the first offset for each partition that existed when it was created; later ones start at 0."""
+    """`starts` holds the first offset for each partition that existed when it was created; later ones start at 0.
+    `unacked_max`: how many messages of each partition may be in flight; 0 is no limit."""
 
     subscription_id: int
     type: int = int(SubscriptionType.EXCLUSIVE)
     starts: list[int] = []
     created_at: int = 0
     failure_policy: FailurePolicy | None = None
+    unacked_max: int = 0
 
     def failure(self) -> FailurePolicy:
         return self.failure_policy or NATIVE

@@ -352,9 +352,12 @@ class Registry:
             self._subscriptions[topic_id][name] = record
             return record, True
 
-    async def set_failure_policy(self, topic: TopicName, name: str, policy: FailurePolicy) -> SubscriptionRecord:
+    async def change_subscription(
+        self, topic: TopicName, name: str, **changes: FailurePolicy | int
+    ) -> SubscriptionRecord:
+        """Change these fields of the subscription's record, and return it; durable on return."""
         async with self._changing:
-            record = msgspec.structs.replace(self.subscription(topic, name), failure_policy=policy)
+            record = msgspec.structs.replace(self.subscription(topic, name), **changes)
             topic_id = self.topic(topic).topic_id
             await self._write([], [Put(records.subscription_key(topic_id, name), records.pack(record))])
             self._subscriptions[topic_id][name] = record
