@@ -45,7 +45,7 @@ async def open_listener(
     wrap: Callable[[Any], Any] | None = None,
     memory_bytes: int = 64 * MIB,
     broker_settings: dict[str, object] | None = None,
-    **settings: int,
+    **settings: Any,
 ) -> AsyncIterator[GrpcListener]:
     """Listeners with these settings on a real broker of its own. `wrap` may put something between the two."""
     chosen = {"topics_ack_level": "written", **(broker_settings or {})}

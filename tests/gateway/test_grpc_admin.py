@@ -218,3 +218,19 @@ async def test_a_failure_policy_that_is_none_is_invalid(there, admin):
         fields = {} if policy is None else {"failure_policy": policy}
         code, _ = await admin.status("danube_admin.TopicAdmin/SetSubscriptionFailurePolicy", **where, **fields)
         assert code is StatusCode.INVALID_ARGUMENT, policy
+
+
+async def test_a_limit_of_unacked_messages_is_read_and_changed(there, admin):
+    await subscribed(there, admin)
+    where = {"topic": str(TOPIC), "subscription": "sub"}
+    found = await admin.call("danube_admin.TopicAdmin/GetSubscriptionDispatchConfig", **where)
+    assert found.dispatch_config.max_unacked_messages == 0
+    config = {"max_unacked_messages": 7}
+    await admin.call("danube_admin.TopicAdmin/SetSubscriptionDispatchConfig", dispatch_config=config, **where)
+    found = await admin.call("danube_admin.TopicAdmin/GetSubscriptionDispatchConfig", **where)
+    assert found.dispatch_config.max_unacked_messages == 7
+    code, _ = await admin.status("danube_admin.TopicAdmin/SetSubscriptionDispatchConfig", **where)
+    assert code is StatusCode.INVALID_ARGUMENT
+    where["subscription"] = "unknown"
+    for path in ("GetSubscriptionDispatchConfig", "GetSubscriptionFailurePolicy"):
+        assert (await admin.status(f"danube_admin.TopicAdmin/{path}", **where))[0] is StatusCode.NOT_FOUND

@@ -14,7 +14,6 @@ import pytest
 from google.protobuf import descriptor_pb2
 from grpc import StatusCode
 from grpc_peer import TIMEOUT_S, GrpcListener, GrpcPeer, connect, method_of, open_listener
-from structlog.testing import capture_logs
 
 import pydanube
 from pydanube import testing
@@ -366,13 +365,11 @@ async def test_each_listener_can_be_turned_off(tmp_path):
 
 async def test_without_grpcio_there_is_no_listener_and_the_log_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "grpc", None)  # as if it were not installed
-    on = {"grpc_data": True, "grpc_admin": True}
-    with capture_logs() as logs:
-        async with testing._server(tmp_path, on) as server:
-            line = server.ready_line
-    assert "grpc=127.0.0.1:0 admin=127.0.0.1:0" in line
-    (told,) = [one for one in logs if one["event"] == "grpc.not_installed"]
-    assert "pip install 'pydanube[grpc]'" in told["advice"]
+    logged: dict[str, Any] = {}
+    monkeypatch.setattr("pydanube.server.log.info", lambda event, **data: logged.update({event: data}))
+    async with testing._server(tmp_path, {"grpc_data": True, "grpc_admin": True}) as server:
+        assert "grpc=127.0.0.1:0 admin=127.0.0.1:0" in server.ready_line
+    assert "pip install 'pydanube[grpc]'" in logged["grpc.not_installed"]["advice"]
 
 
 @pytest.mark.parametrize(

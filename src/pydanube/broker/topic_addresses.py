@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 
 class TopicAddresses:
-    """Resolves addresses. Only `ensure` asks the authorizer, because only it changes something."""
+    """Resolves addresses. `find` and `get` ask no authorizer: they come before calls that do."""
 
     def __init__(self, registry: Registry, authorizer: Authorizer, auto_create: bool, ack_level: AckLevel) -> None:
         self._registry = registry
@@ -61,9 +61,16 @@ class TopicAddresses:
             )
         raise NotFound(f"topic {address} does not exist: a producer creates it, or `danube topics create`")
 
-    def names(self, address: TopicAddress) -> list[str]:
+    def check_exists(self, principal: Principal, address: TopicAddress) -> None:
+        """Raise NotFound if the address names neither a topic nor a partition."""
+        self._authorizer.check(principal, Action.DESCRIBE, address.text)
+        if address.topic is None or self._registry.find_topic(address.topic) is None:
+            self.get(address)
+
+    def names(self, principal: Principal, address: TopicAddress) -> list[str]:
         """Return the names of the partitions: the address itself for a plain topic or a partition, and none for an
         unknown topic."""
+        self._authorizer.check(principal, Action.DESCRIBE, address.text)
         if self.find(address) is not None:
             return [address.text]
         record = self._registry.find_topic(address.topic) if address.topic is not None else None

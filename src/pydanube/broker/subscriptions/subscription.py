@@ -382,6 +382,15 @@ class LiveSubscription:
             self._ack_batch.flush()  # when this ack is reported as durable, all acks before it must be durable too
         self._ack_now(ranges, done)
 
+    def ack_any(self, offsets: Sequence[int]) -> None:
+        """Acknowledge these messages, whichever consumer received them. If the subscription was ever sought, only those
+        that are in flight: the others may have been delivered before the seek."""
+        ranges = merged(clip([(offset, offset + 1) for offset in sorted(offsets)], self._stream.end_offset))
+        if self.generation:
+            ranges = self.dispatcher.in_flight_to(None, ranges)
+        if not self._is_closed:
+            self._ack_now(ranges, None)
+
     def _ack_now(self, ranges: Sequence[tuple[int, int]], done: Done | None) -> None:
         acked = self.mark_acked(ranges, done)
         self.last_active_us = now_us = self._clock.now_us()
@@ -440,6 +449,15 @@ class LiveSubscription:
         self.last_active_us = now_us = self._clock.now_us()
         reason = reason[:REASON_CHARACTERS_MAX]
         self._handle_exhausted(self.dispatcher.nack(ranges, now_us, delay_ms, reason, member, bounded))
+        self.pump()
+
+    def nack_any(self, ranges: Sequence[tuple[int, int]], delay_ms: int, reason: str) -> None:
+        """Report that these messages could not be processed, whichever consumer received them. The delay counts between
+        that of the failure policy and its maximum."""
+        self._ack_batch.flush()
+        self.last_active_us = now_us = self._clock.now_us()
+        reason = reason[:REASON_CHARACTERS_MAX]
+        self._handle_exhausted(self.dispatcher.nack(ranges, now_us, delay_ms, reason, bounded=True))
         self.pump()
 
     def give_up(self, member: Member, ranges: Sequence[tuple[int, int]], reason: str, generation: int | None) -> None:

@@ -360,8 +360,8 @@ class Dispatcher:
             self.next_read = self.cursor.position
         return added
 
-    def in_flight_to(self, member: Member, ranges: Sequence[Range]) -> list[Range]:
-        """Return the part of `ranges` that is in flight to the member."""
+    def in_flight_to(self, member: Member | None, ranges: Sequence[Range]) -> list[Range]:
+        """Return the part of `ranges` that is in flight to the member; None: to any member."""
         return self._policy.in_flight_to(member, ranges)
 
     def check_cumulative(self) -> None:

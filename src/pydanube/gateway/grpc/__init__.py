@@ -2,7 +2,10 @@
 
 server          the two listeners: the data port and the admin port
 services        which services there are, and on which port
-resources       what services need of their listener
+producing       ProducerService: producers and their messages
+consuming       ConsumerService: subscriptions, acks; consumer_stream is the stream of one consumer
+discovery       Discovery and HealthCheck
+resources       what the services of a listener share
 schema_registry, storage, admin_cluster, admin_topics   the services, with topics (names of topics)
 calls           how the methods of a service become handlers; limits of calls
 errors          the error tree as statuses

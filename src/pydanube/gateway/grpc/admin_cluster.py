@@ -132,7 +132,7 @@ class NamespaceAdmin:
 
     async def get_namespace_topics(self, call: Call, request: Any) -> Any:
         topics = await self._broker.list_topics(call.principal, parse_namespace(request.name))
-        names = [name for topic in topics for name in client_names(self._broker, topic)]
+        names = [name for topic in topics for name in client_names(self._broker, call.principal, topic)]
         return ADMIN["TopicListResponse"](topics=names)
 
     async def get_namespace_policies(self, call: Call, request: Any) -> Any:

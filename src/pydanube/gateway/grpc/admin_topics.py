@@ -52,7 +52,7 @@ class TopicAdmin:
         reply = ADMIN["TopicInfoListResponse"]()
         for topic in await self._broker.list_topics(call.principal, namespace):
             config = (await self._broker.lookup(call.principal, TopicName.parse(topic), create=False)).config
-            for name in client_names(self._broker, topic):
+            for name in client_names(self._broker, call.principal, topic):
                 reply.topics.add(name=name, broker_id=node, delivery=_delivery(config))
         return reply
 
@@ -125,6 +125,17 @@ class TopicAdmin:
         return ADMIN["GetSubscriptionFailurePolicyResponse"](
             failure_policy=failure_policy_message(found.failure_policy), subscription_type=int(found.type)
         )
+
+    async def set_subscription_dispatch_config(self, call: Call, request: Any) -> Any:
+        if not request.HasField("dispatch_config"):
+            raise Invalid("the request has no dispatch_config")
+        limit = request.dispatch_config.max_unacked_messages
+        await self._subscriptions.set_unacked_max(call.principal, *self._named(request), limit)
+        return ADMIN["SubscriptionResponse"](success=True)
+
+    async def get_subscription_dispatch_config(self, call: Call, request: Any) -> Any:
+        limit = await self._subscriptions.unacked_max(call.principal, *self._named(request))
+        return ADMIN["GetSubscriptionDispatchConfigResponse"](dispatch_config={"max_unacked_messages": limit})
 
     def _named(self, request: Any) -> tuple[TopicName, str]:
         """Return the topic and the subscription that a request names."""

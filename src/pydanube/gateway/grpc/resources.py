@@ -1,4 +1,4 @@
-"""What services need of their listener."""
+"""What the services of the gRPC listeners share."""
 
 from __future__ import annotations
 

@@ -12,6 +12,9 @@ from pydanube.broker import Broker
 
 from .admin_cluster import BrokerAdmin, ClusterAdmin, NamespaceAdmin, SecurityAdmin
 from .admin_topics import TopicAdmin
+from .consuming import ConsumerService
+from .discovery import Discovery, HealthCheck
+from .producing import ProducerService
 from .resources import ListenerResources
 from .schema_registry import SchemaRegistry
 from .storage import StorageService
@@ -32,6 +35,10 @@ class Service(NamedTuple):
 
 
 SERVICES: Final[tuple[Service, ...]] = (
+    Service("danube.ProducerService", ProducerService, data=True),
+    Service("danube.ConsumerService", ConsumerService, data=True),
+    Service("danube.Discovery", Discovery, data=True),
+    Service("danube.HealthCheck", HealthCheck, data=True),
     Service("danube.StorageService", StorageService, data=True),
     Service("danube_schema.SchemaRegistry", SchemaRegistry, data=True, admin=True),
     Service("danube_admin.BrokerAdmin", BrokerAdmin, admin=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pydanube.broker import Broker
+from pydanube.core.access import Principal
 from pydanube.model.names import TopicAddress, TopicName
 
 
@@ -25,6 +26,6 @@ def is_partition(broker: Broker, text: str) -> bool:
     return place is not None and place.topic != address.topic
 
 
-def client_names(broker: Broker, topic: str) -> list[str]:
+def client_names(broker: Broker, principal: Principal, topic: str) -> list[str]:
     """Return the names by which clients address a topic: its own, or those of its partitions."""
-    return broker.addresses.names(TopicAddress.parse(topic))
+    return broker.addresses.names(principal, TopicAddress.parse(topic))
