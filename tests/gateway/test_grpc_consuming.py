@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from grpc_peer import (
+from danube_peer import (
     CLOSE,
     CONSUMER,
     EXCLUSIVE,
@@ -15,8 +15,8 @@ from grpc_peer import (
     KEY_SHARED,
     OK,
     SHARED,
+    DanubePeer,
     GrpcBroker,
-    GrpcPeer,
     Refused,
     grpc_broker,
 )
@@ -38,7 +38,7 @@ async def broker() -> AsyncIterator[GrpcBroker]:
 
 
 @pytest.fixture
-async def peer(broker: GrpcBroker) -> AsyncIterator[GrpcPeer]:
+async def peer(broker: GrpcBroker) -> AsyncIterator[DanubePeer]:
     async with broker.peer() as opened:
         yield opened
 
@@ -48,7 +48,7 @@ def position(broker: GrpcBroker, topic: str = TOPIC) -> int:
     return offset
 
 
-async def test_a_message_arrives_as_it_was_sent(broker: GrpcBroker, peer: GrpcPeer) -> None:
+async def test_a_message_arrives_as_it_was_sent(broker: GrpcBroker, peer: DanubePeer) -> None:
     producer = await peer.producer(TOPIC, "billing")
     consumer = await peer.consumer(TOPIC)
     await producer.send(b"one", key="k", attributes={"a": "b"}, schema_id=7, schema_version=3)
@@ -70,7 +70,7 @@ async def test_a_message_arrives_as_it_was_sent(broker: GrpcBroker, peer: GrpcPe
 
 
 async def test_what_is_published_natively_arrives_with_its_producer_and_times(
-    broker: GrpcBroker, peer: GrpcPeer
+    broker: GrpcBroker, peer: DanubePeer
 ) -> None:
     async with pydanube.connect(broker.url) as client:
         await client.create_topic(TOPIC)
@@ -88,7 +88,7 @@ async def test_what_is_published_natively_arrives_with_its_producer_and_times(
     assert not two.HasField("routing_key")
 
 
-async def test_a_consumer_subscribes_only_to_topics_that_exist(peer: GrpcPeer) -> None:
+async def test_a_consumer_subscribes_only_to_topics_that_exist(peer: DanubePeer) -> None:
     with pytest.raises(Refused, match="NOT_FOUND"):
         await peer.subscribe(TOPIC)
     await peer.producer(f"{TOPIC}-part-0")
@@ -99,7 +99,7 @@ async def test_a_consumer_subscribes_only_to_topics_that_exist(peer: GrpcPeer) -
     await peer.subscribe(f"{TOPIC}-part-0")
 
 
-async def test_a_bad_subscribe_says_why(broker: GrpcBroker, peer: GrpcPeer) -> None:
+async def test_a_bad_subscribe_says_why(broker: GrpcBroker, peer: DanubePeer) -> None:
     await peer.producer(TOPIC)
     await peer.subscribe(TOPIC)
     for fields, code in [
@@ -145,7 +145,7 @@ async def test_ids_from_before_a_restart_are_served(tmp_path: Path) -> None:
         assert message.msg_id.producer_id == producer.number
 
 
-async def test_the_same_name_takes_over_and_gets_what_was_not_acked(broker: GrpcBroker, peer: GrpcPeer) -> None:
+async def test_the_same_name_takes_over_and_gets_what_was_not_acked(broker: GrpcBroker, peer: DanubePeer) -> None:
     producer = await peer.producer(TOPIC)
     first = await peer.consumer(TOPIC, kind=EXCLUSIVE)
     await producer.send(b"1")
@@ -160,7 +160,7 @@ async def test_the_same_name_takes_over_and_gets_what_was_not_acked(broker: Grpc
 
 
 async def test_an_exclusive_subscription_is_refused_to_others_while_it_is_held(
-    broker: GrpcBroker, peer: GrpcPeer
+    broker: GrpcBroker, peer: DanubePeer
 ) -> None:
     await peer.producer(TOPIC)
     holder = await peer.consumer(TOPIC, kind=EXCLUSIVE)
@@ -191,7 +191,7 @@ async def test_a_consumer_that_opens_no_stream_loses_its_place(monkeypatch: pyte
         assert await stream.payloads(1) == [b"1"]
 
 
-async def test_unacked_messages_of_a_client_that_is_gone_go_to_another(broker: GrpcBroker, peer: GrpcPeer) -> None:
+async def test_unacked_messages_of_a_client_that_is_gone_go_to_another(broker: GrpcBroker, peer: DanubePeer) -> None:
     producer = await peer.producer(TOPIC)
     async with broker.peer() as dying:
         gone = await dying.consumer(TOPIC, name="gone")
@@ -202,7 +202,7 @@ async def test_unacked_messages_of_a_client_that_is_gone_go_to_another(broker: G
     assert await stays.payloads(1) == [b"1"]
 
 
-async def test_36_messages_are_12_for_each_of_three(broker: GrpcBroker, peer: GrpcPeer) -> None:
+async def test_36_messages_are_12_for_each_of_three(broker: GrpcBroker, peer: DanubePeer) -> None:
     producer = await peer.producer(TOPIC)
     consumers = [await peer.consumer(TOPIC, name=f"c{index}") for index in range(3)]
     await broker.attached(TOPIC, 3)
@@ -213,14 +213,14 @@ async def test_36_messages_are_12_for_each_of_three(broker: GrpcBroker, peer: Gr
 
 
 async def test_an_unknown_consumer_is_refused_late_and_told_to_subscribe_again(
-    broker: GrpcBroker, peer: GrpcPeer
+    broker: GrpcBroker, peer: DanubePeer
 ) -> None:
     assert await peer.health(CONSUMER, 77) == CLOSE
     refused = await peer.stream(77).end()
     assert (refused.code, "subscribe again" in refused.details) == ("UNAVAILABLE", True)
 
 
-async def test_a_deleted_subscription_ends_its_streams(broker: GrpcBroker, peer: GrpcPeer) -> None:
+async def test_a_deleted_subscription_ends_its_streams(broker: GrpcBroker, peer: DanubePeer) -> None:
     await peer.producer(TOPIC)
     consumer = await peer.consumer(TOPIC)
     await broker.attached(TOPIC, 1)
@@ -232,7 +232,7 @@ async def test_a_deleted_subscription_ends_its_streams(broker: GrpcBroker, peer:
     assert await peer.subscribe(TOPIC) == consumer.number
 
 
-async def test_acks_are_accepted_whatever_they_name(broker: GrpcBroker, peer: GrpcPeer) -> None:
+async def test_acks_are_accepted_whatever_they_name(broker: GrpcBroker, peer: DanubePeer) -> None:
     producer = await peer.producer(TOPIC)
     consumer = await peer.consumer(TOPIC)
     await producer.send(b"1")
@@ -256,7 +256,7 @@ async def test_acks_are_accepted_whatever_they_name(broker: GrpcBroker, peer: Gr
             await peer.call(f"ConsumerService/{rpc}", msg_id=API["MsgID"](topic_name="x"), subscription_name="s")
 
 
-async def test_acks_out_of_order_move_the_cursor_over_what_is_contiguous(broker: GrpcBroker, peer: GrpcPeer) -> None:
+async def test_acks_out_of_order_move_the_cursor_over_what_is_contiguous(broker: GrpcBroker, peer: DanubePeer) -> None:
     producer = await peer.producer(TOPIC)
     consumer = await peer.consumer(TOPIC)
     for index in range(4):
@@ -280,7 +280,7 @@ async def test_an_ack_after_a_restart_counts(tmp_path: Path) -> None:
         assert await peer.stream(consumer.number).payloads(1) == [b"2"]
 
 
-async def test_a_nack_is_redelivered_by_the_policy_and_by_its_delay(broker: GrpcBroker, peer: GrpcPeer) -> None:
+async def test_a_nack_is_redelivered_by_the_policy_and_by_its_delay(broker: GrpcBroker, peer: DanubePeer) -> None:
     producer = await peer.producer(TOPIC)
     consumer = await peer.consumer(TOPIC)
     async with pydanube.connect(broker.url) as client:
@@ -294,7 +294,7 @@ async def test_a_nack_is_redelivered_by_the_policy_and_by_its_delay(broker: Grpc
     assert await consumer.payloads(1) == [b"2"]
 
 
-async def test_a_message_that_is_not_acked_in_time_comes_again(broker: GrpcBroker, peer: GrpcPeer) -> None:
+async def test_a_message_that_is_not_acked_in_time_comes_again(broker: GrpcBroker, peer: DanubePeer) -> None:
     producer = await peer.producer(TOPIC)
     consumer = await peer.consumer(TOPIC)
     async with pydanube.connect(broker.url) as client:
@@ -304,7 +304,7 @@ async def test_a_message_that_is_not_acked_in_time_comes_again(broker: GrpcBroke
     assert await consumer.payloads(2, ack=False) == [b"1", b"1"]
 
 
-async def test_a_message_too_large_for_clients_is_given_up(peer: GrpcPeer, broker: GrpcBroker) -> None:
+async def test_a_message_too_large_for_clients_is_given_up(peer: DanubePeer, broker: GrpcBroker) -> None:
     producer = await peer.producer(TOPIC)
     consumer = await peer.consumer(TOPIC)
     async with pydanube.connect(broker.url) as client:
@@ -321,7 +321,9 @@ async def test_a_message_too_large_for_clients_is_given_up(peer: GrpcPeer, broke
     assert "clients of the Danube gRPC API" in dead.attributes["x-failure-reason"]
 
 
-async def test_a_client_that_does_not_read_holds_back_its_own_messages_only(broker: GrpcBroker, peer: GrpcPeer) -> None:
+async def test_a_client_that_does_not_read_holds_back_its_own_messages_only(
+    broker: GrpcBroker, peer: DanubePeer
+) -> None:
     producer = await peer.producer(TOPIC)
     slow = await peer.consumer(TOPIC, "slow")
     await broker.attached(TOPIC, 1, "slow")
@@ -338,7 +340,7 @@ async def test_a_client_that_does_not_read_holds_back_its_own_messages_only(brok
         assert (await stream.receive()).payload.startswith(b"%d-" % index)
 
 
-async def test_a_non_reliable_topic_delivers_to_who_is_there(broker: GrpcBroker, peer: GrpcPeer) -> None:
+async def test_a_non_reliable_topic_delivers_to_who_is_there(broker: GrpcBroker, peer: DanubePeer) -> None:
     producer = await peer.producer(TOPIC, reliable=False)
     await producer.send(b"unheard")
     consumer = await peer.consumer(TOPIC)
@@ -348,7 +350,7 @@ async def test_a_non_reliable_topic_delivers_to_who_is_there(broker: GrpcBroker,
 
 
 @pytest.mark.parametrize("kind", [SHARED, FAILOVER, KEY_SHARED])
-async def test_both_protocols_share_a_subscription(broker: GrpcBroker, peer: GrpcPeer, kind: int) -> None:
+async def test_both_protocols_share_a_subscription(broker: GrpcBroker, peer: DanubePeer, kind: int) -> None:
     """Consumers of both kinds get each message once, acked by whoever got it."""
     names = {SHARED: "shared", FAILOVER: "failover", KEY_SHARED: "key-shared"}
     producer = await peer.producer(TOPIC)
@@ -398,7 +400,7 @@ async def test_a_closing_broker_ends_streams_as_unavailable(tmp_path: Path) -> N
     await peer.__aexit__()
 
 
-async def test_a_thousand_idle_streams_cost_no_polling(broker: GrpcBroker, peer: GrpcPeer) -> None:
+async def test_a_thousand_idle_streams_cost_no_polling(broker: GrpcBroker, peer: DanubePeer) -> None:
     """Nothing runs for them: no task but their own, which waits."""
     await peer.producer(TOPIC)
     streams = [await peer.consumer(TOPIC, name=f"c{index}") for index in range(50)]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from grpc_peer import CLOSE, OK, PRODUCER, GrpcBroker, GrpcPeer, Refused, grpc_broker
+from danube_peer import CLOSE, OK, PRODUCER, DanubePeer, GrpcBroker, Refused, grpc_broker
 
 import pydanube
 from pydanube.gateway.grpc.messages import API
@@ -21,7 +21,7 @@ async def broker() -> AsyncIterator[GrpcBroker]:
 
 
 @pytest.fixture
-async def peer(broker: GrpcBroker) -> AsyncIterator[GrpcPeer]:
+async def peer(broker: GrpcBroker) -> AsyncIterator[DanubePeer]:
     async with broker.peer() as opened:
         yield opened
 
@@ -34,7 +34,7 @@ async def stored(broker: GrpcBroker, topic: str = TOPIC, partition: int = 0, cou
             return [await anext(reader) for _ in range(count)]
 
 
-async def test_a_message_is_read_natively_as_it_was_sent(broker: GrpcBroker, peer: GrpcPeer) -> None:
+async def test_a_message_is_read_natively_as_it_was_sent(broker: GrpcBroker, peer: DanubePeer) -> None:
     producer = await peer.producer(TOPIC, "billing")
     await producer.send(b"one", key="k", attributes={"a": "b"}, schema_id=7, schema_version=3)
     await producer.send(b"two", key="")
@@ -46,7 +46,7 @@ async def test_a_message_is_read_natively_as_it_was_sent(broker: GrpcBroker, pee
     assert (two.key, three.key, three.attributes, three.schema_id) == ("", None, {}, 0)
 
 
-async def test_two_producers_of_one_name_share_an_id_and_both_publish(broker: GrpcBroker, peer: GrpcPeer) -> None:
+async def test_two_producers_of_one_name_share_an_id_and_both_publish(broker: GrpcBroker, peer: DanubePeer) -> None:
     one = await peer.producer(TOPIC, "billing")
     async with broker.peer() as other, pydanube.connect(broker.url) as client:
         two = await other.producer(TOPIC, "billing")
@@ -57,7 +57,7 @@ async def test_two_producers_of_one_name_share_an_id_and_both_publish(broker: Gr
     assert sorted(message.payload for message in await stored(broker, count=6)) == [b"%d" % n for n in range(1, 7)]
 
 
-async def test_sends_that_arrive_together_become_few_batches(broker: GrpcBroker, peer: GrpcPeer) -> None:
+async def test_sends_that_arrive_together_become_few_batches(broker: GrpcBroker, peer: DanubePeer) -> None:
     producer = await peer.producer(TOPIC)
     batches: list[int] = []
     publish = broker.broker.publish
@@ -73,7 +73,7 @@ async def test_sends_that_arrive_together_become_few_batches(broker: GrpcBroker,
     assert sorted((one.key, one.payload) for one in messages) == sorted((f"k{n}", b"%d" % n) for n in range(100))
 
 
-async def test_a_bad_message_fails_alone(broker: GrpcBroker, peer: GrpcPeer) -> None:
+async def test_a_bad_message_fails_alone(broker: GrpcBroker, peer: DanubePeer) -> None:
     async with pydanube.connect(broker.url) as client:
         await client.create_topic(TOPIC)
         await client.schemas.register("number", "", format="number")
@@ -87,7 +87,7 @@ async def test_a_bad_message_fails_alone(broker: GrpcBroker, peer: GrpcPeer) -> 
     assert [one.payload for one in await stored(broker, count=3)] == [b"1", b"3", b"5"]
 
 
-async def test_producers_of_partitions_create_and_grow_the_topic(broker: GrpcBroker, peer: GrpcPeer) -> None:
+async def test_producers_of_partitions_create_and_grow_the_topic(broker: GrpcBroker, peer: DanubePeer) -> None:
     producers = [await peer.producer(f"{TOPIC}-part-{index}", f"p-{index}") for index in range(3)]
     assert await peer.partitions(TOPIC) == [f"{TOPIC}-part-{index}" for index in range(3)]
     for index, producer in enumerate(producers):
@@ -102,7 +102,7 @@ async def test_producers_of_partitions_create_and_grow_the_topic(broker: GrpcBro
         await peer.producer("/default/plain-part-0")
 
 
-async def test_topics_that_only_look_alike_have_nothing_to_do_with_each_other(peer: GrpcPeer) -> None:
+async def test_topics_that_only_look_alike_have_nothing_to_do_with_each_other(peer: DanubePeer) -> None:
     await peer.producer(f"{TOPIC}-dlq")
     assert await peer.partitions(TOPIC) == []
     assert await peer.partitions(f"{TOPIC}-dlq") == [f"{TOPIC}-dlq"]
@@ -110,7 +110,7 @@ async def test_topics_that_only_look_alike_have_nothing_to_do_with_each_other(pe
         await peer.call("Discovery/TopicLookup", topic=TOPIC)
 
 
-async def test_a_lookup_says_where_this_listener_is(broker: GrpcBroker, peer: GrpcPeer) -> None:
+async def test_a_lookup_says_where_this_listener_is(broker: GrpcBroker, peer: DanubePeer) -> None:
     await peer.producer(f"{TOPIC}-part-0")
     for topic in (TOPIC, f"{TOPIC}-part-0"):
         found = await peer.call("Discovery/TopicLookup", topic=topic)
@@ -120,7 +120,7 @@ async def test_a_lookup_says_where_this_listener_is(broker: GrpcBroker, peer: Gr
 
 
 @pytest.mark.parametrize("topic", ["orders", "/orders", "/default/orders/", "/default/o rders", "", "//x", "/a/b/c"])
-async def test_what_is_no_topic_is_an_invalid_argument(peer: GrpcPeer, topic: str) -> None:
+async def test_what_is_no_topic_is_an_invalid_argument(peer: DanubePeer, topic: str) -> None:
     for path, fields in [
         ("ProducerService/CreateProducer", {"topic_name": topic, "producer_name": "p"}),
         ("ConsumerService/Subscribe", {"topic_name": topic, "consumer_name": "c", "subscription": "s"}),
@@ -131,7 +131,7 @@ async def test_what_is_no_topic_is_an_invalid_argument(peer: GrpcPeer, topic: st
             await peer.call(path, **fields)
 
 
-async def test_an_existing_topic_keeps_its_dispatch_strategy_and_subject(broker: GrpcBroker, peer: GrpcPeer) -> None:
+async def test_an_existing_topic_keeps_its_dispatch_strategy_and_subject(broker: GrpcBroker, peer: DanubePeer) -> None:
     async with pydanube.connect(broker.url) as client:
         for subject in ("one", "two"):
             for text in ('{"type": "object"}', '{"type": "object", "required": ["a"]}'):
@@ -158,7 +158,7 @@ async def test_an_existing_topic_keeps_its_dispatch_strategy_and_subject(broker:
     assert await peer.partitions("/default/new") == []
 
 
-async def test_bad_sends_get_a_status_that_says_why(broker: GrpcBroker, peer: GrpcPeer) -> None:
+async def test_bad_sends_get_a_status_that_says_why(broker: GrpcBroker, peer: DanubePeer) -> None:
     producer = await peer.producer(TOPIC)
     with pytest.raises(Refused, match=r"INVALID_ARGUMENT: msg_id is missing"):
         await peer.call("ProducerService/SendMessage", payload=b"x")
@@ -181,7 +181,7 @@ async def test_bad_sends_get_a_status_that_says_why(broker: GrpcBroker, peer: Gr
 
 
 async def test_a_health_check_tells_an_unknown_producer_to_create_itself_again(
-    broker: GrpcBroker, peer: GrpcPeer
+    broker: GrpcBroker, peer: DanubePeer
 ) -> None:
     producer = await peer.producer(TOPIC)
     assert await peer.health(PRODUCER, producer.number) == OK

@@ -366,6 +366,7 @@ class BlockingClient(Blocking[Client]):
     list_subscriptions = blocking(Client.list_subscriptions)
     describe_subscription = blocking(Client.describe_subscription)
     set_failure_policy = blocking(Client.set_failure_policy)
+    set_unacked_max = blocking(Client.set_unacked_max)
     seek = blocking(Client.seek)
     advance = blocking(Client.advance)
     advance_many = blocking(Client.advance_many)

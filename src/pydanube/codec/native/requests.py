@@ -390,6 +390,15 @@ class SetFailurePolicy(Request, tag="subscription.failure_policy"):
     failure_policy: FailurePolicy
 
 
+class SetUnackedMax(Request, tag="subscription.unacked_max"):
+    """Change how many messages of each partition may be delivered and not acknowledged; 0: no limit -> Done. Applies at
+    once."""
+
+    topic: str
+    subscription: str
+    unacked_max: int
+
+
 class SetPolicies(Request, tag="policies.set"):
     """Change policies of a topic or a namespace (`target`: /namespace/topic, or a namespace) -> PolicyReport.
 
@@ -641,6 +650,7 @@ AnyRequest = (
     | ListPending
     | Settle
     | SetFailurePolicy
+    | SetUnackedMax
     | SetPolicies
     | GetPolicies
     | GrowTopic
@@ -776,6 +786,7 @@ class Subscription(msgspec.Struct, omit_defaults=True):
     type: str
     partitions: list[SubscriptionPlace] = []
     failure_policy: FailurePolicy = FailurePolicy()
+    unacked_max: int = 0
 
 
 class Offset(msgspec.Struct):

@@ -6,6 +6,7 @@ producing       ProducerService: producers and their messages
 consuming       ConsumerService: subscriptions, acks; consumer_stream is the stream of one consumer
 discovery       Discovery and HealthCheck
 resources       what the services of a listener share
+schema_registry, storage, admin_cluster, admin_topics   the services, with topics (names of topics)
 calls           how the methods of a service become handlers; limits of calls
 errors          the error tree as statuses
 messages        the messages, from the descriptor sets beside the .proto files

@@ -10,10 +10,14 @@ from typing import Any, Final, NamedTuple
 
 from pydanube.broker import Broker
 
+from .admin_cluster import BrokerAdmin, ClusterAdmin, NamespaceAdmin, SecurityAdmin
+from .admin_topics import TopicAdmin
 from .consuming import ConsumerService
 from .discovery import Discovery, HealthCheck
 from .producing import ProducerService
 from .resources import ListenerResources
+from .schema_registry import SchemaRegistry
+from .storage import StorageService
 
 
 class Service(NamedTuple):
@@ -35,4 +39,11 @@ SERVICES: Final[tuple[Service, ...]] = (
     Service("danube.ConsumerService", ConsumerService, data=True),
     Service("danube.Discovery", Discovery, data=True),
     Service("danube.HealthCheck", HealthCheck, data=True),
+    Service("danube.StorageService", StorageService, data=True),
+    Service("danube_schema.SchemaRegistry", SchemaRegistry, data=True, admin=True),
+    Service("danube_admin.BrokerAdmin", BrokerAdmin, admin=True),
+    Service("danube_admin.ClusterAdmin", ClusterAdmin, admin=True),
+    Service("danube_admin.NamespaceAdmin", NamespaceAdmin, admin=True),
+    Service("danube_admin.TopicAdmin", TopicAdmin, admin=True),
+    Service("danube_admin.SecurityAdmin", SecurityAdmin, admin=True),
 )
