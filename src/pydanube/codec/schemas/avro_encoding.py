@@ -40,7 +40,7 @@ from .column_bytes import (
     where_valid,
     zigzag,
 )
-from .column_fields import is_bytes, is_real, is_text, is_whole, match_fields, refuse_missing, refuse_type, step
+from .column_fields import is_bytes, is_real, is_text, is_whole, match_fields, refuse_missing, step, wrong_type
 
 _UUID: Final = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 
@@ -88,11 +88,11 @@ class _Writers:
                 return self._union(avro_type, given, path)
             case Array():
                 if not types.is_list(given):
-                    refuse_type(path, given, "an array")
+                    raise wrong_type(path, given, "an array")
                 return partial(_write_array, self.part(avro_type.items, given.value_type, f"{path}[]"))
             case Map():
                 if not types.is_map(given) or not is_text(given.key_type):
-                    refuse_type(path, given, "a map with keys of type string")
+                    raise wrong_type(path, given, "a map with keys of type string")
                 return partial(_write_map, self.part(avro_type.values, given.item_type, f"{path}{{}}"))
             case _:
                 return _scalar(avro_type, given, path)
@@ -215,20 +215,20 @@ def _blocks(items: pa.Array, offsets: Any) -> pa.Array:
 def _scalar(avro_type: AvroType, given: pa.DataType, path: str) -> Write:
     if isinstance(avro_type, EnumType):
         if not is_text(given):
-            refuse_type(path, given, "string")
+            raise wrong_type(path, given, "string")
         return partial(_write_enum, avro_type)
     logical = avro_type.logical
     if logical is not None and logical.name == "decimal":
         return _decimal(avro_type, given, path)
     if logical is not None and logical.name == "uuid":
         if not is_text(given):
-            refuse_type(path, given, "string")
+            raise wrong_type(path, given, "string")
         return partial(_write_uuid, avro_type)
     if avro_type.kind in ("int", "long"):
         return _whole(avro_type, given, path)
     fits, wanted, write = _PLAIN[avro_type.kind]
     if not fits(given):
-        refuse_type(path, given, wanted)
+        raise wrong_type(path, given, wanted)
     return partial(_write_fixed, avro_type) if isinstance(avro_type, Fixed) else write
 
 
@@ -249,7 +249,7 @@ def _whole(avro_type: AvroType, given: pa.DataType, path: str) -> Write:
     else:
         fits = is_whole(given, 64 if is_long else 32)
     if not fits:
-        refuse_type(path, given, wanted)
+        raise wrong_type(path, given, wanted)
     low, high = value_range(avro_type)
 
     def write(values: pa.Array) -> pa.Array:
@@ -295,11 +295,11 @@ def _decimal(avro_type: AvroType, given: pa.DataType, path: str) -> Write:
     assert logical is not None
     if logical.precision > DECIMAL_DIGITS_MAX:
         if not is_text(given):
-            refuse_type(path, given, "string, the decimal in text")
+            raise wrong_type(path, given, "string, the decimal in text")
     elif not types.is_decimal(given) or not (
         given.scale <= logical.scale and given.precision - given.scale <= logical.precision - logical.scale
     ):
-        refuse_type(path, given, f"decimal({logical.precision},{logical.scale})")
+        raise wrong_type(path, given, f"decimal({logical.precision},{logical.scale})")
     size = avro_type.size if isinstance(avro_type, Fixed) else None
 
     def write(values: pa.Array) -> pa.Array:

@@ -44,14 +44,14 @@ def type_name(given: pa.DataType) -> str:
     return _NAMES.get(given, str(given))
 
 
-def refuse_type(path: str, given: pa.DataType, wanted: str) -> NoReturn:
-    raise Invalid(f"column {path or 'value'!r} is {type_name(given)}, and must be {wanted}")
+def wrong_type(path: str, given: pa.DataType, wanted: str) -> Invalid:
+    return Invalid(f"column {path or 'value'!r} is {type_name(given)}, and must be {wanted}")
 
 
 def match_fields(path: str, given: pa.DataType, known: Sequence[str], what: str) -> dict[str, pa.Field]:
     """Return the given fields by name. Raises Invalid for one that `what`, the record of the schema, does not have."""
     if not types.is_struct(given):
-        refuse_type(path, given, f"a struct, for {what}")
+        raise wrong_type(path, given, f"a struct, for {what}")
     fields: dict[str, pa.Field] = {}
     for one in given:
         name = step(path, one.name)

@@ -20,7 +20,7 @@ from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaFormat
 
 from .column_bytes import Misfit, Write, as_bytes, first_null
-from .column_fields import is_bytes, is_text, is_whole, refuse_type
+from .column_fields import is_bytes, is_text, is_whole, wrong_type
 from .parsed import ParsedSchema
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def column_encoder(schema: ParsedSchema, given: pa.DataType) -> ColumnEncoder:
         case kind:
             fits, name = (is_text, "string") if kind is SchemaFormat.STRING else (is_bytes, "binary")
             if not fits(given):
-                refuse_type("", given, name)
+                raise wrong_type("", given, name)
             return _Encoder(_without_nulls(as_bytes))
 
 
@@ -78,7 +78,7 @@ def _number_writer(given: pa.DataType) -> Write:
     if types.is_floating(given):
         return write_float
     if not is_whole(given) and not types.is_decimal(given):
-        refuse_type("", given, "double")
+        raise wrong_type("", given, "double")
     return write_number
 
 

@@ -33,7 +33,7 @@ from .column_bytes import (
     rows_of,
     where_valid,
 )
-from .column_fields import is_text, is_whole, match_fields, refuse_missing, refuse_type, step
+from .column_fields import is_text, is_whole, match_fields, refuse_missing, step, wrong_type
 from .json_arrow import Kind, Shape, allows_null, applied_schemas, find_shape
 from .json_documents import Node
 from .json_schema import JsonSchema
@@ -65,13 +65,13 @@ def _make(shape: Shape, schemas: Sequence[Node], given: pa.DataType, path: str) 
             return _object(shape, schemas, given, path)
         case Kind.ARRAY:
             if not types.is_list(given):
-                refuse_type(path, given, "an array")
+                raise wrong_type(path, given, "an array")
             assert shape.items is not None
             items = [node["items"] for node in applied_schemas(schemas) if "items" in node]
             return partial(_write_array, _make(shape.items, items, given.value_type, f"{path}[]"))
         case Kind.MAP:
             if not types.is_map(given) or not is_text(given.key_type):
-                refuse_type(path, given, "a map with keys of type string")
+                raise wrong_type(path, given, "a map with keys of type string")
             assert shape.items is not None
             inner = [one["additionalProperties"] for one in applied_schemas(schemas) if "additionalProperties" in one]
             return partial(_write_map, _make(shape.items, inner, given.item_type, f"{path}{{}}"))
@@ -98,8 +98,7 @@ def _scalar(kind: Kind, given: pa.DataType, path: str) -> Write:
             return lambda values: _quoted(pc.strftime(values, form))
         case Kind.TEXT if is_text(given):
             return _write_json_text
-        case _:
-            refuse_type(path, given, _WANTED[kind])
+    raise wrong_type(path, given, _WANTED[kind])
 
 
 _WANTED: Final = {

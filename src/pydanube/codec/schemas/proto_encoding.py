@@ -40,7 +40,7 @@ from .column_bytes import (
     where_valid,
     zigzag,
 )
-from .column_fields import is_bytes, is_real, is_text, is_whole, match_fields, refuse_missing, refuse_type, step
+from .column_fields import is_bytes, is_real, is_text, is_whole, match_fields, refuse_missing, step, wrong_type
 from .proto_arrow import JSON_MESSAGES, TIMESTAMP_MESSAGE, WRAPPERS, is_map
 from .protobuf import ParsedProtobuf
 
@@ -111,7 +111,7 @@ def _field(field: Any, given: pa.DataType, path: str) -> Write:
         return _map(field, given, path)
     if field.is_repeated:
         if not types.is_list(given):
-            refuse_type(path, given, "an array")
+            raise wrong_type(path, given, "an array")
         value = _value(field, given.value_type, f"{path}[]")
         return partial(_write_packed if field.is_packed else _write_repeated, field, value)
     value = _value(field, given, path)
@@ -196,7 +196,7 @@ def _write_items(write: Write, items: pa.Array, offsets: IntArray) -> pa.Array:
 
 def _map(field: Any, given: pa.DataType, path: str) -> Write:
     if not types.is_map(given):
-        refuse_type(path, given, "a map")
+        raise wrong_type(path, given, "a map")
     key, value = (field.message_type.fields_by_name[one] for one in ("key", "value"))
     write_key = partial(_tagged, key, _value(key, given.key_type, f"{path}{{}}"))
     write_value = partial(_tagged, value, _value(value, given.item_type, f"{path}{{}}"))
@@ -225,11 +225,11 @@ def _value(field: Any, given: pa.DataType, path: str) -> Write:
         return _scalar(field, given, path)
     if message.full_name == TIMESTAMP_MESSAGE:
         if not types.is_timestamp(given) or not given.tz:
-            refuse_type(path, given, "timestamp")
+            raise wrong_type(path, given, "timestamp")
         return partial(_write_timestamp, message)
     if message.full_name in JSON_MESSAGES:
         if not is_text(given):
-            refuse_type(path, given, "string, with JSON in it")
+            raise wrong_type(path, given, "string, with JSON in it")
         return partial(_write_json, message_factory.GetMessageClass(message))
     if message.full_name in WRAPPERS:
         inner = message.fields_by_name["value"]
@@ -264,15 +264,15 @@ def _scalar(field: Any, given: pa.DataType, path: str) -> Write:
     match field.type:
         case _F.TYPE_ENUM:
             if not is_text(given):
-                refuse_type(path, given, "string, the name of a value")
+                raise wrong_type(path, given, "string, the name of a value")
             return partial(_write_enum, field.enum_type)
         case _F.TYPE_UINT64 | _F.TYPE_FIXED64:
             if not is_whole(given) and not (types.is_decimal(given) and given.scale == 0):
-                refuse_type(path, given, "decimal(20,0)")
+                raise wrong_type(path, given, "decimal(20,0)")
             return partial(_write_unsigned, field.type)
     fits, wanted, write = _SCALARS[field.type]
     if not fits(given):
-        refuse_type(path, given, wanted)
+        raise wrong_type(path, given, wanted)
     return write
 
 
