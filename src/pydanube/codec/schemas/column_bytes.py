@@ -34,8 +34,8 @@ class Misfit(Exception):
         """Return the same for the column around this one; `rows` has, for each row of this one, the row there."""
         return Misfit(self.row if rows is None else int(rows[self.row]), self.reason, name + self.path)
 
-    def as_invalid(self) -> Invalid:
-        return Invalid(f"row {self.row}: {self.path.lstrip('.') or 'the value'} {self.reason}")
+    def as_invalid(self, first_row: int = 0) -> Invalid:
+        return Invalid(f"row {first_row + self.row}: {self.path.lstrip('.') or 'the value'} {self.reason}")
 
 
 def refuse_values(wrong: IntArray, values: pa.Array, reason: str) -> None:

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 class ColumnEncoder(Protocol):
     """Encodes columns of one type with one schema."""
 
-    def encode(self, rows: pa.Array) -> pa.Array:
-        """Return the payload of each row, as a binary array without nulls. Raises Invalid with the row and field."""
+    def encode(self, rows: pa.Array, first_row: int = 0) -> pa.Array:
+        """Return the payload of each row, as a binary array without nulls. Raises Invalid with the row and field; rows
+        are counted from `first_row`."""
         ...
 
 
@@ -41,11 +42,11 @@ class _Encoder:
     def __init__(self, write: Write) -> None:
         self._write = write
 
-    def encode(self, rows: pa.Array) -> pa.Array:
+    def encode(self, rows: pa.Array, first_row: int = 0) -> pa.Array:
         try:
             return self._write(rows)
         except Misfit as error:
-            raise error.as_invalid() from None
+            raise error.as_invalid(first_row) from None
 
 
 def column_encoder(schema: ParsedSchema, given: pa.DataType) -> ColumnEncoder:
@@ -91,8 +92,8 @@ def _without_nulls(write: Write) -> Write:
     return write_values
 
 
-def check_payloads(schema: ParsedSchema, payloads: pa.Array) -> None:
+def check_payloads(schema: ParsedSchema, payloads: pa.Array, first_row: int = 0) -> None:
     """Raise Invalid with the row if a payload is not what the whole schema demands, as ranges and patterns in JSON."""
     found = schema.check(cast("list[Any]", payloads.to_pylist()))
     if found is not None:
-        raise Invalid(f"row {found.row}: {found.reason}")
+        raise Invalid(f"row {first_row + found.row}: {found.reason}")

@@ -95,7 +95,8 @@ def _scalar(kind: Kind, given: pa.DataType, path: str) -> Write:
             return lambda values: _quoted(values.cast(pa.string()))
         case Kind.STRING if types.is_timestamp(given):
             form = f"{_ISO}Z" if given.tz else _ISO
-            return lambda values: _quoted(pc.strftime(values, form))
+            moment = pa.timestamp(given.unit, "UTC") if given.tz else given
+            return lambda values: _quoted(pc.strftime(values.cast(moment), form))
         case Kind.TEXT if is_text(given):
             return _write_json_text
     raise wrong_type(path, given, _WANTED[kind])
