@@ -1,4 +1,4 @@
-"""With the option `schema`, the columns of a data frame are written as payloads of a subject, checked before and after."""
+"""With the option `schema`, the columns of a data frame are written as payloads of a subject."""
 
 from __future__ import annotations
 
