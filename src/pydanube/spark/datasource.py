@@ -38,7 +38,12 @@ class DanubeDataSource(DataSource):
 
     @message_first
     def schema(self) -> StructType:
-        return spark_schema(ReadOptions.parse(self.options).columns)
+        options = ReadOptions.parse(self.options)
+        if options.decode:
+            from pydanube.spark.decoding.planning import typed_schema
+
+            return typed_schema(options)
+        return spark_schema(options.columns)
 
     @message_first
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -68,4 +73,8 @@ class DanubeDataSource(DataSource):
     def _read_options(self, mode: Mode, schema: StructType) -> ReadOptions:
         """Parse the options; a schema given by the user selects the columns, as the option `columns` does."""
         options = ReadOptions.parse(self.options, mode)
+        if options.decode:
+            from pydanube.spark.decoding.planning import plan_decoding
+
+            return plan_decoding(options, schema)
         return replace(options, columns=chosen_columns(schema))
