@@ -18,7 +18,7 @@ import pydanube
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Refused
 from pydanube.spark import DanubeDataSource
 from pydanube.spark.options import WriteOptions
-from pydanube.spark.writing.typed_rows import make_encoder
+from pydanube.spark.writing.row_encoding import make_encoder
 from pydanube.spark.writing.writer import batch_writer
 
 TOPIC = "/default/orders"
@@ -178,7 +178,7 @@ def test_rows_that_the_broker_does_not_check_are_checked_in_the_task(client: pyd
 # -- with Spark --------------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_of_typed_rows_arrives_stamped_and_valid(
+def test_a_stream_of_row_encoding_arrives_stamped_and_valid(
     spark: SparkSession, broker: Broker, client: pydanube.BlockingClient, json_bound: str, tmp_path: Path
 ) -> None:
     spark.dataSource.register(DanubeDataSource)

@@ -9,7 +9,7 @@
  partition     int                   optional, null: as the option 'partitionBy' says
 ```
 
-With the option `schema` there is no payload: `typed_rows` makes it of the other columns.
+With the option `schema` there is no payload: `row_encoding` makes it of the other columns.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from .columns import check_typed, check_written
 from .packing import Packer, Packing
 
 if TYPE_CHECKING:
-    from .typed_rows import RowEncoder  # imported where it is used: most writes need no schema
+    from .row_encoding import RowEncoder  # imported where it is used: most writes need no schema
 
 log = get_logger(__name__)
 
@@ -110,13 +110,13 @@ def _check_topic(options: WriteOptions, schema: StructType) -> RowEncoder | None
 
 
 def _make_encoder(client: BlockingClient, options: WriteOptions, schema: StructType) -> RowEncoder:
-    from .typed_rows import make_encoder
+    from .row_encoding import make_encoder
 
     return make_encoder(client, options, schema)
 
 
 def _explain_refusal(client: BlockingClient, topic: str, error: Invalid) -> Invalid:
-    from .typed_rows import explain_refusal
+    from .row_encoding import explain_refusal
 
     return explain_refusal(client, topic, error)
 
