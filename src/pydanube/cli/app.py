@@ -31,6 +31,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "dlq": ("dlq:dlq", "List, show, redrive and drop dead letters."),
     "top": ("top:top", "Watch topics and subscriptions: rates, backlogs, redeliveries."),
     "namespaces": ("namespaces:namespaces", "Create, list, describe and delete namespaces."),
+    "sql": ("sql:sql", "Query topics with SQL."),
     "queries": ("queries:queries", "List, describe and forget queries that write by stages, such as Spark streams."),
     "brokers": ("brokers:brokers", "List and describe brokers."),
     "storage": ("storage:storage", "Serve and look after object stores."),

@@ -88,7 +88,16 @@ ONLY_STREAMS: Final = (
     "subscription",
 )
 ONLY_BATCHES: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-WRITING: Final = ("queryId", "batchId", "compression", "partitionBy", "createTopic", "producer")
+WRITING: Final = (
+    "queryId",
+    "batchId",
+    "compression",
+    "partitionBy",
+    "createTopic",
+    "producer",
+    "schema",
+    "schemaVersion",
+)
 SPARKS_OWN: Final = ("path", "checkpointLocation", "queryName")
 """Options that Spark itself adds. A path is used as the topic: ``.load("/default/orders")``."""
 
@@ -226,6 +235,10 @@ class WriteOptions:
     """Whether a topic that does not exist is created, where the broker allows it."""
     producer: str = "spark"
     """The producer name of the messages."""
+    subject: str = ""
+    """The subject whose schema encodes the columns; empty: the rows have payloads."""
+    schema_version: int = 0
+    """0: the version that the topic is pinned to, or the newest."""
     timeout_s: float = DEFAULT_TIMEOUT_S
 
     @classmethod
@@ -245,6 +258,8 @@ class WriteOptions:
             partition_by=_partition_by(given),
             create_topic=given.flag("createTopic", True),
             producer=given.parsed("producer", _producer, "spark"),
+            subject=given.parsed("schema", parse_subject, ""),
+            schema_version=_schema_version(given),
             timeout_s=given.seconds("timeout", DEFAULT_TIMEOUT_S),
         )
 
@@ -530,6 +545,14 @@ def _partition_by(given: _RawOptions) -> str | int:
     if text.strip().isdecimal():
         return given.number("partitionBy", 0, PARTITIONS_MAX - 1)
     raise Invalid(f"option partitionBy is {text!r}: use key, round-robin, or the number of a partition")
+
+
+def _schema_version(given: _RawOptions) -> int:
+    if given.text("schemaVersion") is None:
+        return 0
+    if given.text("schema") is None:
+        raise Invalid("option schemaVersion is for the option schema, which names the subject: give both, or neither")
+    return given.number("schemaVersion", 1, 2**31 - 1)
 
 
 def _producer(text: str) -> str:
