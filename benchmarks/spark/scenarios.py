@@ -55,7 +55,7 @@ class Bench:
         self._spark.stop()
         self._client.close()
 
-    # -- one measurement of danube alone, for compare.py ----------------------------------------------------------------
+    # -- one measurement of danube alone, for compare.py ---------------------------------------------------------------
 
     def measure(self, name: str, seconds: float) -> dict[str, float]:
         """Return what was measured, by name and unit: rates, or times in ms."""
