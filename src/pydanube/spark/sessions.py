@@ -13,8 +13,10 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from pydanube.model.errors import Invalid
@@ -74,10 +76,33 @@ def session(app_name: str = "danube", master: str = "local[*,4]", **conf: object
     return spark
 
 
+def start_detached_java(app_name: str, master: str, **conf: object) -> None:
+    """Start the JVM for a `session` with the same arguments in a process group of its own.
+
+    Ctrl-C in a terminal then reaches this process only, which can let the Python workers of the JVM finish. The JVM
+    ends with this process, which it notices by its stdin. Does nothing if there is a JVM, or none is needed.
+    """
+    if SparkContext._gateway is not None or master.startswith("sc://"):
+        return
+    java.find().use()
+    local = master.startswith("local")
+    if local:
+        _prepare_environment()
+    settings: dict[str, object] = {**SETTINGS, **(_settings_for_local() if local else {}), **conf}
+    settings |= {"spark.master": master, "spark.app.name": app_name}
+    settings_of_java = SparkConf().setAll([(name, _setting(value)) for name, value in settings.items()])
+    launch: Any = launch_gateway
+    SparkContext._ensure_initialized(gateway=launch(settings_of_java, {"start_new_session": True}))
+
+
 def _build_session(builder: SparkSession.Builder, settings: dict[str, object]) -> SparkSession:
     for name, value in settings.items():
-        builder = builder.config(name, str(value).lower() if isinstance(value, bool) else str(value))
+        builder = builder.config(name, _setting(value))
     return builder.getOrCreate()
+
+
+def _setting(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _settings_for_local() -> dict[str, str]:

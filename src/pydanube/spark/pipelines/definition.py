@@ -15,6 +15,12 @@ OutputMode = Literal["append", "update", "complete"]
 UNDECODABLE: Final = "decodable"
 """The name of the rule `on_decode_error: dead-letter`, which is counted like an expectation."""
 
+OBSERVED: Final = "expectations."
+"""Begins the name of the metrics in which a query counts the expectations of a source or transform."""
+
+CHECKED: Final = "checked"
+"""The metric that counts all rows."""
+
 LETTERS: Final = "dead-letters."
 """Begins the name of a query that writes dead letters: `dead-letters.orders`."""
 
