@@ -19,6 +19,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from .options import Mode, ReadOptions
+from .reading.descriptors import described_schema, descriptor_schema, is_descriptor
 from .schema import chosen_columns, spark_schema
 from .workers import freeze_imports, message_first, use_python_of_driver
 
@@ -38,7 +39,9 @@ class DanubeDataSource(DataSource):
 
     @message_first
     def schema(self) -> StructType:
-        return spark_schema(ReadOptions.parse(self.options).columns)
+        options = ReadOptions.parse(self.options)
+        rows = spark_schema(options.columns)
+        return descriptor_schema(rows) if options.descriptors else rows
 
     @message_first
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -48,8 +51,11 @@ class DanubeDataSource(DataSource):
 
     @message_first
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
-        from pydanube.spark.reading.stream_reader import DanubeStreamReader
+        from pydanube.spark.reading.stream_reader import DanubeStreamReader, DescribingStreamReader
 
+        if is_descriptor(schema):
+            rows = described_schema(schema)
+            return DescribingStreamReader(self._read_options("stream", rows), dict(self.options), rows)
         return DanubeStreamReader(self._read_options("stream", schema))
 
     @message_first

@@ -66,6 +66,7 @@ READING: Final = (
     "subscription",
     "directRead",
     "store",
+    "descriptors",
 )
 ONLY_STREAMS: Final = (
     "minOffsetsPerTrigger",
@@ -73,6 +74,7 @@ ONLY_STREAMS: Final = (
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
     "subscription",
+    "descriptors",
 )
 ONLY_BATCHES: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 WRITING: Final = ("queryId", "batchId", "compression", "partitionBy", "createTopic", "producer")
@@ -142,6 +144,8 @@ class ReadOptions:
     """URL of the object store as executors reach it; empty: the URL that the broker uses."""
     store_settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Excluded from repr: they include credentials."""
+    descriptors: bool = False
+    """Internal, for landings: rows describe ranges, and the sink's task reads them (see `reading.descriptors`)."""
     timeout_s: float = DEFAULT_TIMEOUT_S
     """How long an operation that may succeed later is retried."""
 
@@ -173,6 +177,7 @@ class ReadOptions:
             direct_read=_direct_read(given.text("directRead")),
             store=given.parsed("store", check_url, ""),
             store_settings=given.store_settings,
+            descriptors=given.flag("descriptors", False),
             timeout_s=given.seconds("timeout", DEFAULT_TIMEOUT_S),
         )
 

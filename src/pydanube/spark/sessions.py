@@ -44,6 +44,9 @@ LOCAL_SETTINGS: Final = {
 """For masters on this machine: nothing listens to the network, and a micro-batch writes few small files."""
 
 
+_REGISTERED: Final = "_danube_formats_registered"
+"""The attribute of a session in which `register` was called: Spark warns of a second time."""
+
 LAUNCHER: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Options of the small JVM that only computes the command line of the real one."""
 
@@ -63,7 +66,9 @@ def session(app_name: str = "danube", master: str = "local[*,4]", **conf: object
             raise Invalid(f"the setting {name!r} is none of Spark's: their names begin with 'spark.'")
     if master.startswith("sc://"):
         settings = {name: value for name, value in SETTINGS.items() if name.startswith("spark.sql.")}
-        return _build_session(SparkSession.builder.remote(master), {**settings, **conf})
+        spark = _build_session(SparkSession.builder.remote(master), {**settings, **conf})
+        register(spark)
+        return spark
     local = master.startswith("local")
     if SparkSession.getActiveSession() is None:
         java.find().use()
@@ -73,7 +78,23 @@ def session(app_name: str = "danube", master: str = "local[*,4]", **conf: object
     spark = _build_session(SparkSession.builder.appName(app_name).master(master), {**settings, **conf})
     # Spark looks up the format of a batch write in the thread's active session; this call makes `spark` the active one.
     spark.createDataFrame([], "nothing int")
+    register(spark)
     return spark
+
+
+def register(spark: SparkSession) -> None:
+    """Register the formats `danube`, `danube-delta` and `danube-iceberg` in a session; `session` does so by itself.
+
+    Spark finds `danube` without this, because of its module's name; the other two have to be registered.
+    """
+    from .datasource import DanubeDataSource
+    from .tables.sources import DanubeDeltaDataSource, DanubeIcebergDataSource
+
+    if getattr(spark, _REGISTERED, False):
+        return
+    for source in (DanubeDataSource, DanubeDeltaDataSource, DanubeIcebergDataSource):
+        spark.dataSource.register(source)
+    setattr(spark, _REGISTERED, True)
 
 
 def start_detached_java(app_name: str, master: str, **conf: object) -> None:

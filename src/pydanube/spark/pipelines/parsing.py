@@ -15,6 +15,7 @@ from pydanube.model.errors import Invalid
 from pydanube.model.names import TopicName
 from pydanube.spark.options import COMMON, KAFKAS, ONLY_BATCHES, READING, STORE_PREFIX, ReadOptions, WriteOptions
 from pydanube.spark.reading.bounds import parse_duration_us
+from pydanube.spark.tables.options import CATALOG_PREFIX, KNOWN, Format, TableOptions
 
 from .definition import (
     TABLES,
@@ -40,8 +41,8 @@ DEFAULT_MASTER: Final = "local[*,4]"
 INTERVAL_SECONDS_MAX: Final = 86_400
 BUILT_IN: Final = ("delta", "iceberg", "parquet", "danube", "console", "memory", "noop")
 """The formats that need nothing on Spark's class path."""
-TABLE_OPTIONS: Final = ("path", "table", "partitionBy", "mergeSchema", "catalog")
-TABLE_PREFIXES: Final = ("catalog.", STORE_PREFIX)
+TABLE_OPTIONS: Final = tuple(one for one in KNOWN if one not in ("queryId", "batchId"))
+TABLE_PREFIXES: Final = (CATALOG_PREFIX, STORE_PREFIX)
 
 DECODING: Final = ("decode", "schemaVersion", "subject")
 _MASTERS: Final = (
@@ -120,7 +121,7 @@ class _Parser:
 
     def _source(self, name: str, section: Mapped) -> Source:
         own = ("on_decode_error", "dead_letter_topic", "watermark")
-        read = [one for one in (*COMMON, *READING) if one not in (*ONLY_BATCHES, "onDecodeError")]
+        read = [one for one in (*COMMON, *READING) if one not in (*ONLY_BATCHES, "onDecodeError", "descriptors")]
         for key, place in section.keys.items():
             if key in ONLY_BATCHES:
                 self._problems.add(place, f"{key} is for batches: a pipeline reads streams, which do not end")
@@ -251,9 +252,7 @@ class _Parser:
                     self._problems.add(section.keys[key], f"{key} is for batches: a pipeline has its own")
         elif form in TABLES:
             self._known(section, (*own, *TABLE_OPTIONS), f"sink {name}", TABLE_PREFIXES)
-            if not {"path", "table"} & options.keys():
-                need = "'path', a directory or URL" + (", or 'table'" if form == "iceberg" else "")
-                self._problems.add(section.place, f"sink {name} needs {need}")
+            self._check_options(section, f"sink {name}", lambda: TableOptions.parse(cast(Format, form), options))
         elif form == "parquet":
             self._known(section, (*own, "path", "partitionBy", "compression"), f"sink {name}")
             self._required(section, "path", f"sink {name}")

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from pydanube.model.errors import Refused
 from pydanube.runtime.clock import SystemClock
-from pydanube.spark.sessions import session, start_detached_java
+from pydanube.spark.sessions import register, session, start_detached_java
 
 from .definition import LETTERS, Pipeline, Trigger
 from .graph import Graph
@@ -74,6 +74,7 @@ def run(
     trigger = Trigger("available-now") if once else pipeline.trigger
     spark = options.spark or start_session(pipeline, options.master)
     try:
+        register(spark)
         graph = Graph(spark, pipeline, options.servers or servers_of(pipeline))
         running = _Run(pipeline, graph, trigger, stop or threading.Event(), interrupt or threading.Event())
         return running.run(on_batch or (lambda *_: None), on_status or (lambda _: None))
