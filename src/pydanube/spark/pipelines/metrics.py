@@ -28,7 +28,7 @@ def _lines(status: PipelineStatus) -> Iterator[str]:
         yield f"# TYPE danube_pipeline_{name} {kind}"
         for query in queries:
             labels = _labels(pipeline=status.pipeline, query=query.name)
-            yield f"danube_pipeline_{name}{labels} {value(query):g}"
+            yield f"danube_pipeline_{name}{labels} {value(query):.15g}"
     yield "# HELP danube_pipeline_expectation_failed_total Rows that did not meet an expectation."
     yield "# TYPE danube_pipeline_expectation_failed_total counter"
     for of, counts in status.failed.items():
