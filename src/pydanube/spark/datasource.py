@@ -40,6 +40,10 @@ class DanubeDataSource(DataSource):
     @message_first
     def schema(self) -> StructType:
         options = ReadOptions.parse(self.options)
+        if options.decode:
+            from pydanube.spark.decoding.planning import typed_schema
+
+            return typed_schema(options)
         rows = spark_schema(options.columns)
         return descriptor_schema(rows) if options.descriptors else rows
 
@@ -74,4 +78,8 @@ class DanubeDataSource(DataSource):
     def _read_options(self, mode: Mode, schema: StructType) -> ReadOptions:
         """Parse the options; a schema given by the user selects the columns, as the option `columns` does."""
         options = ReadOptions.parse(self.options, mode)
+        if options.decode:
+            from pydanube.spark.decoding.planning import plan_decoding
+
+            return plan_decoding(options, schema)
         return replace(options, columns=chosen_columns(schema))

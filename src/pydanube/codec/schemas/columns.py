@@ -114,3 +114,32 @@ class FieldCounter:
         self._count += 1
         if self._count > self.FIELDS_MAX:
             raise Invalid(f"the schema has more than {self.FIELDS_MAX} fields, those of nested types included")
+
+
+def column_decoder(reader: ParsedSchema, writer: ParsedSchema | None = None) -> ColumnDecoder:
+    """Return the decoder of payloads that were written with `writer`, or with `reader` itself, as columns of `reader`.
+
+    Raises Invalid if the two have different formats, or if the reader's schema has no columns.
+    """
+    source = reader if writer is None else writer
+    kind = reader.definition.format
+    if source.definition.format is not kind:
+        raise Invalid(f"data of the format {source.definition.format} cannot be read as {kind}")
+    match kind:
+        case SchemaFormat.AVRO:
+            from .avro_columns import AvroColumnDecoder
+
+            return AvroColumnDecoder(cast("AvroSchema", reader).root, cast("AvroSchema", source).root)
+        case SchemaFormat.JSON:
+            from .json_arrow import find_shape
+            from .json_columns import JsonColumnDecoder
+
+            return JsonColumnDecoder(find_shape(cast("JsonSchema", reader).root))
+        case SchemaFormat.PROTOBUF:
+            from .proto_columns import ProtobufColumnDecoder
+
+            return ProtobufColumnDecoder(cast("ParsedProtobuf", reader))
+        case _:
+            from .plain_columns import PlainColumnDecoder
+
+            return PlainColumnDecoder(reader)

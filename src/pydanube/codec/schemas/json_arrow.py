@@ -21,6 +21,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from pydanube.model.errors import Invalid
+
 from .columns import FieldCounter
 from .json_documents import Node
 
@@ -137,6 +139,8 @@ class _Shapes:
     def _object(self, nodes: _Nodes) -> Shape:
         names = dict.fromkeys(name for node in nodes for name in node.get("properties", ()))
         if names:
+            for name in names:
+                _check_name(name)
             found = {
                 name: self.find([node["properties"][name] for node in nodes if name in node.get("properties", ())])
                 for name in names
@@ -153,6 +157,14 @@ class _Shapes:
         if items and not any("prefixItems" in node for node in nodes):
             return Shape(Kind.ARRAY, self.find(items))
         return self._of_alternatives(nodes)
+
+
+def _check_name(name: str) -> None:
+    if any(one in '"\\' or one < " " for one in name):
+        raise Invalid(
+            f"the property {name!r} cannot be a column: names of columns have no quotes, backslashes and control "
+            f"characters"
+        )
 
 
 def _applied(schema: Node) -> Iterator[dict[str, Any]]:

@@ -54,7 +54,7 @@ class Source:
 
     @property
     def decoded(self) -> bool:
-        return self.options.get("decode") is not None
+        return self.options.get("decode", "none").lower() != "none"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ What is looked at beyond one key (references, SQL, functions, paths) is checked 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
@@ -44,7 +44,6 @@ BUILT_IN: Final = ("delta", "iceberg", "parquet", "danube", "console", "memory",
 TABLE_OPTIONS: Final = tuple(one for one in KNOWN if one not in ("queryId", "batchId"))
 TABLE_PREFIXES: Final = (CATALOG_PREFIX, STORE_PREFIX)
 
-DECODING: Final = ("decode", "schemaVersion", "subject")
 _MASTERS: Final = (
     re.compile(r"local(\[(\d{1,4}|\*)(,\d{1,4})?\])?"),
     re.compile(r"spark://[^\s/,:]+:\d{1,5}(,[^\s/,:]+:\d{1,5})*"),
@@ -128,15 +127,15 @@ class _Parser:
             elif (here := KAFKAS.get(key.lower())) is not None:
                 self._problems.add(place, f"{key!r} is Kafka's: here it is {here!r}")
         elsewhere = {*ONLY_BATCHES, *(key for key in section.keys if key.lower() in KAFKAS)}
-        self._known(section, (*read, *own, *DECODING), f"source {name}", (STORE_PREFIX,), elsewhere)
+        self._known(section, (*read, *own), f"source {name}", (STORE_PREFIX,), elsewhere)
         errors = cast(DecodeErrors, self._choice(section, "on_decode_error", ("fail", "null", "dead-letter")) or "fail")
         options = self._options(section, own)
-        if errors != "fail":
+        if errors != "fail" and "decode" in options:
             options["onDecodeError"] = "null"
         topic = self._parsed(section, "dead_letter_topic", lambda text: str(TopicName.parse(text))) or ""
         self._check_decode_errors(name, section, errors, topic)
         watermark = self._watermark(section)
-        self._check_options(section, f"source {name}", lambda: ReadOptions.parse(_readable(options), "stream"))
+        self._check_options(section, f"source {name}", lambda: ReadOptions.parse(options, "stream"))
         return Source(name, section.place, options, section.keys, errors, topic, watermark)
 
     def _check_decode_errors(self, name: str, section: Mapped, errors: str, topic: str) -> None:
@@ -406,10 +405,6 @@ class _Parser:
         if not text or "://" in text or text.startswith("file:"):
             return text
         return str(self._directory / Path(text).expanduser())
-
-
-def _readable(options: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in options.items() if key not in (*DECODING, "onDecodeError")}
 
 
 def _servers(text: str) -> str:

@@ -19,6 +19,7 @@ from pydanube.model.errors import Refused
 from pydanube.runtime.clock import SystemClock
 from pydanube.spark.sessions import register, session, start_detached_java
 
+from .broker_checks import fix_versions
 from .definition import LETTERS, Pipeline, Trigger
 from .graph import Graph
 from .loading import load, servers_of
@@ -75,7 +76,8 @@ def run(
     spark = options.spark or start_session(pipeline, options.master)
     try:
         register(spark)
-        graph = Graph(spark, pipeline, options.servers or servers_of(pipeline))
+        servers = options.servers or servers_of(pipeline)
+        graph = Graph(spark, fix_versions(pipeline, servers), servers)
         running = _Run(pipeline, graph, trigger, stop or threading.Event(), interrupt or threading.Event())
         return running.run(on_batch or (lambda *_: None), on_status or (lambda _: None))
     finally:
