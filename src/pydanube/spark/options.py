@@ -73,6 +73,7 @@ READING: Final = (
     "subscription",
     "directRead",
     "store",
+    "descriptors",
     "decode",
     "schemaVersion",
     "subject",
@@ -86,6 +87,7 @@ ONLY_STREAMS: Final = (
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
     "subscription",
+    "descriptors",
 )
 ONLY_BATCHES: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 WRITING: Final = (
@@ -165,6 +167,8 @@ class ReadOptions:
     """URL of the object store as executors reach it; empty: the URL that the broker uses."""
     store_settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Excluded from repr: they include credentials."""
+    descriptors: bool = False
+    """Internal, for landings: rows describe ranges, and the sink's task reads them (see `reading.descriptors`)."""
     timeout_s: float = DEFAULT_TIMEOUT_S
     """How long an operation that may succeed later is retried."""
     decode: bool = False
@@ -205,6 +209,7 @@ class ReadOptions:
             direct_read=_direct_read(given.text("directRead")),
             store=given.parsed("store", check_url, ""),
             store_settings=given.store_settings,
+            descriptors=given.flag("descriptors", False),
             timeout_s=given.seconds("timeout", DEFAULT_TIMEOUT_S),
             decode=_decode(given),
             subject=given.parsed("subject", parse_subject, ""),
