@@ -35,11 +35,11 @@ class BrokerProcess:
         before_start: Callable[[], None] | None = None,
         grpc_port: int = 0,
     ) -> None:
-        """Only the native port, and `grpc_port` if it is not 0, are the same after every start."""
         self.directory = directory
         self.port = port or free_port()
-        self._fixed_grpc_port = grpc_port
-        self.http_port = self.grpc_port = self.admin_port = 0
+        self.http_port = self.admin_port = 0
+        """Others after every start; so is `grpc_port`, unless it is given."""
+        self.grpc_port = self._wanted_grpc_port = grpc_port
         self.log = directory.with_suffix(".log")
         self._before_start = before_start
         self._process: subprocess.Popen[str] | None = None
@@ -57,7 +57,7 @@ class BrokerProcess:
         command = [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(self.directory)]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
-                [*command, "--port", str(self.port), *PORTS[1:], "--grpc-port", str(self._fixed_grpc_port)],
+                [*command, "--port", str(self.port), f"--grpc-port={self._wanted_grpc_port}", *PORTS[2:]],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

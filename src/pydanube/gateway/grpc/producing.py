@@ -1,26 +1,32 @@
 """The service `danube.ProducerService`: opens producers and takes their messages.
 
-A call carries one message. Those of one producer and one schema version that arrive in the same turn of the event loop
-become one batch, and each is answered when the batch has reached the ack level of its topic. They have no sequence, so
-that a message whose answer was lost, and which the client sends again, is stored twice.
+A call carries one message. Those of one producer and one schema version that arrive in the same turn of the event loop,
+or while a batch of them is on its way to the disk, become one batch. gRPC hands over about one call per turn, so that
+the second matters: a lone message leaves at once, and many share the writes. Each is answered when its batch has
+reached the ack level of the topic. They have no sequence, so that a message whose answer was lost, and which the client
+sends again, is stored twice.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from functools import partial
 from typing import Any, Final
 
 from pydanube.broker import Broker, Producer, Published, SharedProducer
 from pydanube.codec.batch import BatchBuilder
 from pydanube.core.access import Principal
-from pydanube.model.errors import DanubeError, Full, Invalid
+from pydanube.model.errors import DanubeError, Full, Invalid, NotFound
 from pydanube.model.limits import MIB
 from pydanube.model.names import TopicAddress
+from pydanube.runtime.telemetry import get_logger
 
 from .calls import Call
 from .messages import API
 from .resources import ListenerResources
+
+log = get_logger(__name__)
 
 EXCLUSIVE: Final = 1
 RELIABLE: Final = 1
@@ -64,7 +70,7 @@ class ProducerService:
     async def _check_schema(self, principal: Principal, subject: str, version: int, minimum: int) -> None:
         found = await self._broker.schemas.get(principal, subject, version or "latest")
         if found.version < minimum:
-            raise Invalid(f"subject {subject!r} has no version {minimum} or later: its latest is {found.version}")
+            raise NotFound(f"subject {subject!r} has no version {minimum} or later: its latest is {found.version}")
 
     async def send_message(self, call: Call, request: Any) -> Any:
         if not request.HasField("msg_id"):
@@ -89,11 +95,15 @@ def _wanted_schema(request: Any) -> tuple[str, int, int] | None:
 
 
 class Sends:
-    """Collects the messages of one turn of the event loop, and publishes them as batches."""
+    """Collects messages, and publishes them as batches."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._groups: dict[GroupKey, Group] = {}
+        """The messages that are not published yet."""
+        self._publishing: Counter[GroupKey] = Counter()
+        """How many batches are not answered yet."""
+        self._is_scheduled = False
 
     def send(self, principal: Principal, shared: SharedProducer, request: Any) -> asyncio.Future[None]:
         """Take one message and return a future of its outcome. Raises Invalid if it can never be published."""
@@ -110,33 +120,44 @@ class Sends:
         key = (producer, request.schema_id, request.schema_version, principal)
         group = self._groups.get(key)
         if group is None:
-            if not self._groups:
-                asyncio.get_running_loop().call_soon(self._publish_all)
             group = self._groups[key] = Group(shared.name)
+            if not self._is_scheduled and key not in self._publishing:
+                self._is_scheduled = True
+                asyncio.get_running_loop().call_soon(self._publish_collected)
         try:
             return group.add(message)
         except Full:
             self._publish(key, self._groups.pop(key))
             return self.send(principal, shared, request)
 
-    def _publish_all(self) -> None:
-        groups, self._groups = self._groups, {}
-        for key, group in groups.items():
-            self._publish(key, group)
+    def _publish_collected(self) -> None:
+        self._is_scheduled = False
+        for key in [one for one in self._groups if one not in self._publishing]:
+            self._publish(key, self._groups.pop(key))
 
     def _publish(self, key: GroupKey, group: Group) -> None:
         producer, schema_id, schema_version, principal = key
-        done = partial(self._published, key, group)
         if not group.answers:  # the only message was refused
             return
         try:
             batch = group.build(producer, schema_id, schema_version)
         except DanubeError as error:
             group.fail(error)
-        else:
+            return
+        self._publishing[key] += 1
+        done = partial(self._published, key, group)
+        try:
             self._broker.publish(principal, producer, memoryview(batch), done)
+        except Exception as error:  # the broker answers through `done`: what it raises is a bug
+            log.error("grpc.publish_crashed", exc_info=error)
+            done(DanubeError(f"internal error: {type(error).__name__}; the broker's log has the details"))
 
     def _published(self, key: GroupKey, group: Group, outcome: Published | DanubeError) -> None:
+        self._publishing[key] -= 1
+        if not self._publishing[key]:
+            del self._publishing[key]
+            if (collected := self._groups.pop(key, None)) is not None:
+                self._publish(key, collected)
         if not isinstance(outcome, DanubeError):
             group.succeed()
         elif isinstance(outcome, Invalid) and len(group.messages) > 1:
