@@ -3,10 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CLIENT := $(VENV)/danube-client
+CLIENT_STAMP := $(CLIENT)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock check protos check-protos format test test-pythons test-spark test-stores soak soak-damage soak-delivery soak-spark demo bench bench-spark serve clean
+.PHONY: help setup danube-client lock check protos check-protos format test test-pythons test-spark test-stores soak soak-damage soak-delivery soak-spark demo bench bench-spark serve clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +27,14 @@ $(STAMP): pyproject.toml requirements-dev.lock
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps -e .
 	@touch $(STAMP)
 	@echo "Ready: $(BIN)/danube --help"
+
+# It has an environment of its own because it needs releases of grpcio and protobuf of its own choice.
+danube-client: $(CLIENT_STAMP) ## install the official Danube client, for the conformance tests
+
+$(CLIENT_STAMP): tests/conformance/requirements.txt | $(STAMP)
+	@$(BIN)/python -m venv $(CLIENT)
+	@$(CLIENT)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps -r tests/conformance/requirements.txt
+	@touch $(CLIENT_STAMP)
 
 # One file for Linux and macOS and every Python from 3.11 on; the package itself keeps its ranges in pyproject.toml.
 lock: setup ## choose the newest versions that pyproject.toml allows for the development environment
@@ -58,7 +68,7 @@ format: setup ## format the code as `make check` wants it
 	$(BIN)/ruff format .
 
 # loadgroup: what is marked as a group, as all tests of Spark are, stays in one worker and is dealt first.
-test: setup ## run the tests, those of Spark included (about fifteen minutes on two cores)
+test: setup danube-client ## run the tests, those of Spark included (about fifteen minutes on two cores)
 	$(PYTEST) -n 2 --dist loadgroup -m "not soak and not stores and not spark_kill"
 
 # python3.11 and later, on the PATH or installed by pyenv: one of each minor version.

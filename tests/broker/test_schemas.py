@@ -541,6 +541,10 @@ async def test_numbers_given_out_after_the_only_manifest_are_not_used_again(tmp_
 def test_the_records_have_the_bytes_they_had_when_they_were_released():
     subject = records.SubjectRecord(7, 3, [2], "full", created_at=1000)
     version = records.VersionRecord(9, "avro", "sha256:ab", '"int"', [("A", "a", 1)], ["pii"], 1000, "anonymous")
+    described = records.VersionRecord(
+        9, "avro", "sha256:ab", '"int"', [("A", "a", 1)], ["pii"], 1000, "anonymous", description="ids"
+    )
+    assert pack(described) == bytes([pack(version)[0] + 1]) + pack(version)[1:] + b"\xabdescription\xa3ids"
     assert records.subject_key("orders/value") == "/schemas/subjects/orders/value"
     assert records.version_key(7, 3) == "/schemas/versions/0000000000000007/00000003"
     assert pack(subject).hex() == (

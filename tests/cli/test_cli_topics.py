@@ -45,6 +45,17 @@ def test_a_topic_grows_and_never_shrinks(danube, topic):
     assert len(smaller.stderr.splitlines()) == 1
 
 
+def test_a_topic_is_unloaded_and_opens_again(danube, topic):
+    danube("topics", "create", topic)
+    danube("produce", topic, stdin="kept\n")
+    before = json.loads(danube("topics", "describe", topic, "--json").stdout)["partition_descriptions"][0]
+    assert danube("topics", "unload", topic).stdout == f"unloaded {topic}\n"
+    after = json.loads(danube("topics", "describe", topic, "--json").stdout)["partition_descriptions"][0]
+    assert (after["end_offset"], after["epoch"]) == (before["end_offset"], before["epoch"] + 1)
+    assert json.loads(danube("topics", "unload", topic, "--json").stdout) == {"topic": topic, "unloaded": True}
+    assert "does not exist" in danube("topics", "unload", "/default/nothing").stderr
+
+
 def test_help_says_what_growing_breaks(danube):
     assert "breaks the order per key" in " ".join(danube("topics", "grow", "--help").stdout.split())
 

@@ -460,6 +460,13 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         unhex("82a26f70 ac706f6c 69636965 732e6765 74a67461 72676574 a7646566 61756c74"),
     ),
     (
+        requests.UnloadTopic(topic="/default/orders"),
+        unhex("""
+        82a26f70 ac746f70 69632e75 6e6c6f61 64a5746f 706963af 2f646566 61756c74
+        2f6f7264 657273
+        """),
+    ),
+    (
         requests.GrowTopic(topic="/default/orders", partitions=8),
         unhex("""
         83a26f70 aa746f70 69632e67 726f77a5 746f7069 63af2f64 65666175 6c742f6f

@@ -106,6 +106,7 @@ def test_requests_keep_their_names() -> None:
         "policies.set",
         "policies.get",
         "topic.grow",
+        "topic.unload",
         "topic.statistics",
         "offset.find",
         "storage.usage",

@@ -9,6 +9,7 @@ import pytest
 from grpc import StatusCode
 from grpc_peer import GrpcListener, GrpcPeer, connect, open_listener
 
+import pydanube
 from pydanube.core.access import ANONYMOUS
 from pydanube.gateway.grpc.messages import SCHEMA
 from pydanube.model.failure import DANUBE
@@ -153,6 +154,19 @@ async def test_a_partitioned_topic_is_listed_by_its_partitions_and_deleted_by_it
     code, details = await admin.status("danube_admin.TopicAdmin/DeleteTopic", name="/default/wide-part-1")
     assert code is StatusCode.FAILED_PRECONDITION and "/default/wide" in details
     assert (await admin.call("danube_admin.TopicAdmin/DeleteTopic", name="/default/wide")).success
+
+
+async def test_an_unloaded_topic_is_opened_by_its_next_use(there, admin):
+    assert (await admin.status("danube_admin.TopicAdmin/UnloadTopic", name=str(TOPIC)))[0] is StatusCode.NOT_FOUND
+    await subscribed(there, admin)
+    async with pydanube.connect(there.url) as client:
+        async with client.producer(str(TOPIC)) as producer:
+            await producer.send(b"before")
+        assert (await admin.call("danube_admin.TopicAdmin/UnloadTopic", name=str(TOPIC))).success
+        async with client.producer(str(TOPIC)) as producer:
+            await producer.send(b"after")
+        async with client.consumer(str(TOPIC), subscription="sub", type="shared") as consumer:
+            assert [(await consumer.receive(timeout=60)).payload for _ in range(2)] == [b"before", b"after"]
 
 
 async def test_a_topic_that_is_there_or_has_a_reserved_name_is_not_created(admin):

@@ -376,8 +376,8 @@ async def test_without_grpcio_there_is_no_listener_and_the_log_says_what_to_inst
     ("settings", "url"),
     [
         ({}, "http://127.0.0.1:{port}"),
-        ({"server_advertised": "broker.example.net:7000"}, "http://broker.example.net:{port}"),
-        ({"grpc_advertised": "danube.example.net:80"}, "http://danube.example.net:80"),
+        ({"server_advertised": "broker:7000"}, "http://broker:{port}"),
+        ({"grpc_advertised": "danube:80"}, "http://danube:80"),
         ({"grpc_advertised": "[2001:db8::1]:80"}, "http://[2001:db8::1]:80"),
         ({"server_advertised": "[2001:db8::1]:80"}, "http://[2001:db8::1]:{port}"),
         ({"server_host": "0.0.0.0"}, "http://127.0.0.1:{port}"),

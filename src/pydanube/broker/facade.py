@@ -263,6 +263,23 @@ class Broker:
         await self._registry.grow_topic(topic, partitions)
         log.info("topic.grown", topic=str(topic), partitions=partitions)
 
+    async def unload_topic(self, principal: Principal, topic: TopicName) -> None:
+        """Close the partitions of a topic in an orderly way; each is opened again when it is used next.
+
+        On return every publish is answered and every ack is synced. Producers and consumers get NotOwner, which makes
+        native clients open them again; what was delivered and not acked is then redelivered.
+        """
+        self._authorizer.check(principal, Action.ADMINISTER, str(topic))
+        config = self._registry.topic(topic).config()
+        if config.reliable and config.ack_level is AckLevel.MEMORY:
+            raise Refused(
+                f"topic {topic} keeps its messages in memory only, and would lose them: it cannot be unloaded"
+            )
+        if config.reliable and self._writer.read_only is not None:
+            raise self._writer.read_only
+        partitions = await self._partitions.unload(topic)
+        log.info("topic.unloaded", topic=str(topic), partitions=partitions)
+
     async def delete_topic(self, principal: Principal, topic: TopicName) -> None:
         """Delete a topic and everything in it; its producers and consumers get an error."""
         self._authorizer.check(principal, Action.DELETE, str(topic))

@@ -1,4 +1,4 @@
-"""`danube topics`: create, grow, list, describe, delete. Statistics are in stats.py, policies in policies.py."""
+"""`danube topics`: create, grow, list, describe, unload, delete. Statistics: stats.py, policies: policies.py."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ danube topics delete /default/orders --yes
     )
 )
 def topics() -> None:
-    """Create, grow, list, describe, measure and delete topics."""
+    """Create, grow, list, describe, measure, unload and delete topics."""
 
 
 topics.add_command(stats)
@@ -114,6 +114,23 @@ def grow(topic: TopicName, partitions: int, url: str, as_json: bool) -> None:
         emit_json({"topic": str(topic), "partitions": partitions})
     else:
         click.echo(f"{topic} has {partitions} partitions")
+
+
+@topics.command("unload", epilog=examples("danube topics unload /default/orders"))
+@click.argument("topic", type=TOPIC)
+@url_option
+@json_option
+def unload(topic: TopicName, url: str, as_json: bool) -> None:
+    """Close a topic at its broker; it is opened again when it is used next.
+
+    What was published and acked is synced first. Connected producers and consumers continue by themselves; messages
+    that were delivered and not acked come again.
+    """
+    with_client(url, lambda client: client.unload_topic(str(topic)))
+    if as_json:
+        emit_json({"topic": str(topic), "unloaded": True})
+    else:
+        click.echo(f"unloaded {topic}")
 
 
 @topics.command("list", epilog=examples("danube topics list\ndanube topics list --namespace default --json"))

@@ -69,6 +69,8 @@ class TopicDeletion:
     async def _finish(self, topic: TopicName, record: TopicRecord, ledgers: set[int]) -> None:
         for partition in self._partitions.forget(record.topic_id):
             ledgers.update(partition.delete())
+        for partition in await self._partitions.finish_unloading(record.topic_id):
+            ledgers.update(partition.delete())
         self._writer.forget(ledgers)
         await self._registry.clean_up(record.topic_id)
         if self._tiers is not None:

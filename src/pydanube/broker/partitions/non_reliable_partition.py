@@ -104,6 +104,9 @@ class NonReliablePartition(Partition):
     async def close(self) -> None:
         self._end(Unavailable(f"{self.name} is closing: look its owner up again"))
 
+    async def unload(self) -> None:
+        self._end(self._unloaded())
+
     def delete(self) -> list[int]:
         self._end(NotFound(f"{self.name} was deleted with its topic"))
         return []

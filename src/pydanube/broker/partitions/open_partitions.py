@@ -10,7 +10,8 @@
 ```
 
 Callers that ask for a partition while it is being opened wait for the same attempt. A failure is raised to each of
-them, and the next call of `get` tries again.
+them, and the next call of `get` tries again. A partition that is unloaded is opened again by the next call of `get`,
+once it is closed completely.
 """
 
 from __future__ import annotations
@@ -73,6 +74,9 @@ class Tiering(Protocol):
     ) -> Tier:
         """Upload what the partition stores from now on, and return the handle of its part in object storage."""
 
+    def close_partition(self, topic_id: int, index: int) -> None:
+        """Upload nothing more of a partition until it is opened again."""
+
     async def trim(self) -> None:
         """Let the log free the files whose records are uploaded."""
 
@@ -112,6 +116,8 @@ class Partitions:
         self._open = open_partitions
         self._being_opened: dict[Key, asyncio.Future[DanubeError | None]] = {}
         """The outcome for callers that wait for a partition to open: None, or why it cannot be opened."""
+        self._being_closed: dict[Key, tuple[Partition, asyncio.Task[DanubeError | None]]] = {}
+        """The partitions that are being unloaded, each with the task that returns what went wrong."""
         self._log_listener = LogListener(failed=self._log_failed, rotated=self._log_rotated, released=self.log_released)
         writer.subscribe(self._log_listener)
         self._tombstones = Tombstones(store, writer)
@@ -130,6 +136,9 @@ class Partitions:
         key = (record.topic_id, index)
         if (partition := self._open.find(record.topic_id, index)) is not None:
             return partition
+        if (closing := self._being_closed.get(key)) is not None:
+            await asyncio.wait([closing[1]])
+            return await self.get(name, index)
         opened = self._being_opened.get(key)
         if opened is None:
             opened = self._being_opened[key] = asyncio.get_running_loop().create_future()
@@ -153,6 +162,44 @@ class Partitions:
         for start in range(0, len(closed), OPENED_AT_ONCE):
             some = closed[start : start + OPENED_AT_ONCE]
             await asyncio.gather(*(self.get(name, index) for index in some), return_exceptions=True)
+
+    async def unload(self, name: TopicName) -> int:
+        """Close the open partitions of a topic, all at the same time, and return how many there were.
+
+        Raises the first failure, after all of them are closed. Cancelled: closing goes on.
+        """
+        topic_id = self._registry.topic(name).topic_id
+        for opened in [one for key, one in self._being_opened.items() if key[0] == topic_id]:
+            await asyncio.shield(opened)
+        for partition in self._open.of_topic(topic_id):
+            key = (topic_id, partition.index)
+            task = self._tasks.spawn(self._unload_one(key, partition), f"partition unloading {partition.name}")
+            self._being_closed[key] = partition, task
+            self._open.remove(topic_id, partition)
+            if self._tiering is not None:
+                self._tiering.close_partition(*key)
+        closing = [task for key, (_, task) in self._being_closed.items() if key[0] == topic_id]
+        for error in await asyncio.gather(*map(asyncio.shield, closing)):
+            if error is not None:
+                raise error
+        return len(closing)
+
+    async def _unload_one(self, key: Key, partition: Partition) -> DanubeError | None:
+        try:
+            await partition.unload()
+        except DanubeError as error:
+            log.warning("partition.unload_failed", partition=partition.name, error=error.message)
+            return error
+        finally:
+            del self._being_closed[key]
+        return None
+
+    async def finish_unloading(self, topic_id: int) -> list[Partition]:
+        """Wait until no partition of the topic is being unloaded, and return those that were."""
+        closing = [one for key, one in self._being_closed.items() if key[0] == topic_id]
+        if closing:
+            await asyncio.wait([task for _, task in closing])
+        return [partition for partition, _ in closing]
 
     def check_served(self, name: TopicName, topic_id: int, partition: Partition) -> None:
         """Check that a partition is still open, for a caller that has waited since it got it.
@@ -335,5 +382,7 @@ class Partitions:
                 await partition.close()
             except DanubeError as error:
                 log.warning("partition.close_failed", partition=partition.name, error=str(error))
+        for _, unloading in list(self._being_closed.values()):
+            await asyncio.wait([unloading])
         # The partitions are closed: later events of the log change nothing here.
         self._writer.unsubscribe(self._log_listener)

@@ -54,6 +54,7 @@ class Ownership:
         """Whether the partition never had an owner: then it has no ledgers yet, and nothing was restored."""
         self._in_doubt = False
         """Whether the last change of the record failed with an error, although it may have been written."""
+        self._is_released = False
 
     @property
     def epoch(self) -> int:
@@ -139,6 +140,12 @@ class Ownership:
         async with self._writing:
             await self._reload_if_in_doubt()
 
+    async def release(self) -> None:
+        """Give the partition up, once the writes that are in progress have ended. Later ones raise StaleEpoch, as if
+        another broker had taken the partition."""
+        async with self._writing:
+            self._is_released = True
+
     async def _change(self, writes: Sequence[Put | Delete] = (), **fields: int) -> None:
         async with self._writing:
             await self._reload_if_in_doubt()
@@ -160,6 +167,8 @@ class Ownership:
             return result.revision
 
     async def _reload_if_in_doubt(self) -> None:
+        if self._is_released:
+            raise self._fenced()
         if not self._in_doubt:
             return
         found = await self._store.get(self._key)

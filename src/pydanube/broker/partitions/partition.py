@@ -19,7 +19,7 @@ from pydanube.core.log import PartitionLog
 from pydanube.core.meters import Traffic
 from pydanube.core.producers import ProducerTable
 from pydanube.core.sizes import Sizes
-from pydanube.model.errors import DanubeError, Unavailable
+from pydanube.model.errors import DanubeError, NotOwner, Unavailable
 from pydanube.model.policies import Policies
 from pydanube.model.positions import Position
 from pydanube.model.topics import PartitionDescription
@@ -191,6 +191,16 @@ class Partition(ABC):
     @abstractmethod
     async def close(self) -> None:
         """End cleanly: the log finishes the appends in flight. Cancelled: reserved offsets may stay as a gap."""
+
+    @abstractmethod
+    async def unload(self) -> None:
+        """End so that this broker can open the partition again: every publish is answered, and what consumers acked is
+        written, before this returns. Raises DanubeError if the log or the metadata fails; the partition then continues
+        as after a crash."""
+
+    def _unloaded(self) -> NotOwner:
+        """Return the error that makes clients open the partition again."""
+        return NotOwner(f"{self.name} was unloaded: open it again")
 
     @abstractmethod
     def delete(self) -> list[int]:

@@ -25,6 +25,9 @@ class PartitionTable:
     def add(self, topic_id: int, partition: Partition) -> None:
         self._topics.setdefault(topic_id, {})[partition.index] = partition
 
+    def remove(self, topic_id: int, partition: Partition) -> None:
+        del self._topics[topic_id][partition.index]
+
     def remove_topic(self, topic_id: int) -> list[Partition]:
         """Remove the partitions of one topic, and return them."""
         return list(self._topics.pop(topic_id, {}).values())

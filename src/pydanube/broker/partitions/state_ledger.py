@@ -59,6 +59,7 @@ class StateLedger:
         self._deltas = 0
         self._next_entry = 0
         self._is_deleted = False
+        self._closed: DanubeError | None = None
         self.ledger_id: int | None = None
 
     def change(self, change: CursorChange | PackedChange, done: Done | None = None) -> None:
@@ -89,6 +90,12 @@ class StateLedger:
         after the ledger's tombstone was removed would belong to a ledger that the metadata does not know."""
         self._is_deleted = True
         self.flush()
+
+    def close(self, error: DanubeError) -> None:
+        """Write nothing from now on, because another ledger of the partition follows. Who waits, and who changes
+        something later, gets `error`: it would be lost."""
+        self._closed = error
+        self.delete()
 
     def snapshot(self) -> None:
         """Write the whole state now, so that older records of this ledger are no longer needed."""
@@ -173,7 +180,7 @@ class StateLedger:
     def _forget_changes(self) -> None:
         self._changes.clear()
         waiters, self._waiters = self._waiters, []
-        _call_all(waiters, None)
+        _call_all(waiters, self._closed)
 
     async def _drop(self, former: list[int]) -> None:
         """Drop replaced ledgers. Cancelled or refused: they stay listed, and the next owner replaces them again."""
@@ -220,6 +227,8 @@ class NoState:
     def snapshot(self) -> None: ...
 
     def delete(self) -> None: ...
+
+    def close(self, error: DanubeError) -> None: ...
 
     def carry_forward(self) -> bool:
         return False

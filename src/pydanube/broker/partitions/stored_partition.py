@@ -352,12 +352,30 @@ class StoredPartition(Partition):
     async def close(self) -> None:
         self._end(Unavailable(f"{self.name} is closing: look its owner up again"))
         self._deliver()
+        await self._write_state()
+
+    async def _write_state(self) -> None:
         if self.state.pending:
-            synced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.state.barrier(partial(complete, synced))
-            await synced
+            await _completion(self.state.barrier)
         if self.ack_level is not AckLevel.DURABLE and self._ownership.reserved_end > self._log.next_offset:
             await self._ownership.reserve(self._log.next_offset)
+
+    async def unload(self) -> None:
+        """See Partition.unload. Cancelled: the partition continues as after a crash."""
+        assert self.is_logged, "what is only in memory would be lost"
+        error = self._unloaded()
+        self._end(error)
+        self._deliver()
+        try:
+            while self._log.in_flight:
+                with suppress(DanubeError):  # the appends that it concerns were answered with it
+                    await _completion(self._writer.sync)
+            await self._write_state()
+            await _completion(self._writer.sync)  # recovery reads what is written, not what is on its way
+        finally:
+            self.state.close(error)
+            self.stream.clear()
+            await self._ownership.release()
 
     def delete(self) -> list[int]:
         self._end(NotFound(f"{self.name} was deleted with its topic"))
@@ -366,6 +384,13 @@ class StoredPartition(Partition):
         self.stream.clear()
         ledger_ids = self.stream.ledger_ids if isinstance(self.stream, LoggedStream) else []
         return ledger_ids if self.state.ledger_id is None else [*ledger_ids, self.state.ledger_id]
+
+
+async def _completion(start: Callable[[Callable[[DanubeError | None], None]], None]) -> None:
+    """Call `start` with a callback and wait until that is called; raise the error that it is called with."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    start(partial(complete, done))
+    await done
 
 
 class _Arrivals:

@@ -168,6 +168,11 @@ class ObjectStorage:
         self.partitions[topic_id, partition.index] = tiered
         return tiered
 
+    def close_partition(self, topic_id: int, index: int) -> None:
+        """Upload nothing more of this partition until it is opened again. An upload in progress is committed before its
+        owner gives it up, or not at all."""
+        self.partitions.pop((topic_id, index), None)
+
     def _upload_sources(self) -> Iterable[UploadSource]:
         return list(self.partitions.values())
 

@@ -103,6 +103,14 @@ class Admin(StorageAdmin):
         finally:
             self._brokers.moved(name)
 
+    async def unload_topic(self, topic: str) -> None:
+        """Close the partitions of a topic at their broker; each is opened again when it is used next.
+
+        Everything that was published and acked is synced on return. Open producers and consumers continue by
+        themselves; what was delivered and not acked is redelivered. Raises Refused for a topic that is only in memory.
+        """
+        await self._request(requests.UnloadTopic(topic=str(TopicName.parse(topic))), requests.Done)
+
     async def topic_statistics(self, topic: str) -> TopicStatistics:
         """Return rates, backlogs and counts of a topic, its subscriptions and their consumers, for each partition."""
         request = requests.GetStatistics(topic=str(TopicName.parse(topic)))

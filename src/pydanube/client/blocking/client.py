@@ -355,6 +355,7 @@ class BlockingClient(Blocking[Client]):
     partitions = blocking(Client.partitions)
     count_partitions = blocking(Client.count_partitions)
     grow_topic = blocking(Client.grow_topic)
+    unload_topic = blocking(Client.unload_topic)
     topic_statistics = blocking(Client.topic_statistics)
     policies = blocking(Client.policies)
     set_policies = blocking(Client.set_policies)

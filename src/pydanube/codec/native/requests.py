@@ -196,6 +196,13 @@ class DeleteTopic(Request, tag="topic.delete"):
     topic: str
 
 
+class UnloadTopic(Request, tag="topic.unload"):
+    """Close the open partitions of a topic; each is opened again when it is used next -> Done. Its producers and
+    consumers get NotOwner."""
+
+    topic: str
+
+
 class ListTopics(Request, tag="topic.list"):
     """-> Names. An empty namespace means all of them."""
 
@@ -630,6 +637,7 @@ AnyRequest = (
     Lookup
     | CreateTopic
     | DeleteTopic
+    | UnloadTopic
     | ListTopics
     | DescribeTopic
     | CreateNamespace

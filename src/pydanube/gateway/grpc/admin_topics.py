@@ -83,6 +83,10 @@ class TopicAdmin:
         await self._broker.delete_topic(call.principal, topic)
         return ADMIN["TopicResponse"](success=True)
 
+    async def unload_topic(self, call: Call, request: Any) -> Any:
+        await self._broker.unload_topic(call.principal, topic_of(self._broker, request.name))
+        return ADMIN["TopicResponse"](success=True)
+
     async def describe_topic(self, call: Call, request: Any) -> Any:
         topic = topic_of(self._broker, request.name)
         found = await self._broker.lookup(call.principal, topic, create=False)

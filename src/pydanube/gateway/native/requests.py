@@ -157,6 +157,11 @@ def _gaps_told(partitions: int) -> int:
     return max(0, min(_GAPS_TOLD_MAX, room // _GAP_BYTES_MAX // max(1, partitions)))
 
 
+async def _unload_topic(caller: Caller, request: wire.UnloadTopic) -> wire.Done:
+    await caller.broker.unload_topic(caller.principal, TopicName.parse(request.topic))
+    return wire.Done()
+
+
 async def _grow_topic(caller: Caller, request: wire.GrowTopic) -> wire.Done:
     await caller.broker.grow_topic(caller.principal, TopicName.parse(request.topic), request.partitions)
     return wire.Done()
@@ -566,6 +571,7 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.ListTopics: _list_topics,
     wire.DescribeTopic: _describe_topic,
     wire.GrowTopic: _grow_topic,
+    wire.UnloadTopic: _unload_topic,
     wire.SetPolicies: _set_policies,
     wire.GetPolicies: _get_policies,
     wire.CreateNamespace: _create_namespace,

@@ -1,0 +1,43 @@
+"""Runs one scenario in the environment of the official client: `run.py MODULE.FUNCTION URL ARGUMENTS`.
+
+Every line on stdout is JSON: {"step": ..., "value": ...} while it runs, {"result": ...} at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+from typing import Any
+
+from danube import DanubeClientBuilder
+
+TIMEOUT_S = 240.0
+
+
+class Steps:
+    """How a scenario and its test wait for each other."""
+
+    def reached(self, step: str, value: Any = None) -> None:
+        """Tell the test that the scenario has reached this step."""
+        print(json.dumps({"step": step, "value": value}), flush=True)
+
+    async def told(self, word: str) -> None:
+        """Wait until the test says this word."""
+        line = await asyncio.to_thread(sys.stdin.readline)
+        if line.strip() != word:
+            raise RuntimeError(f"the test said {line!r} instead of {word!r}")
+
+
+async def main(name: str, url: str, arguments: str) -> None:
+    module, _, function = name.rpartition(".")
+    scenario = getattr(importlib.import_module(module), function)
+    async with asyncio.timeout(TIMEOUT_S):
+        client = await DanubeClientBuilder().service_url(url).build()
+        result = await scenario(client, Steps(), **json.loads(arguments))
+    print(json.dumps({"result": result}), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
