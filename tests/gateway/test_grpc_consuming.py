@@ -191,6 +191,34 @@ async def test_a_consumer_that_opens_no_stream_loses_its_place(monkeypatch: pyte
         assert await stream.payloads(1) == [b"1"]
 
 
+@pytest.mark.parametrize("kind", [SHARED, FAILOVER, KEY_SHARED])
+async def test_a_consumer_without_a_stream_keeps_nothing_from_others(
+    broker: GrpcBroker, peer: DanubePeer, kind: int
+) -> None:
+    producer = await peer.producer(TOPIC)
+    consumer = await peer.consumer(TOPIC, name="b", kind=kind)
+    await broker.attached(TOPIC, 1)
+    await producer.send(b"0", key="0")
+    assert await consumer.payloads(1, ack=False) == [b"0"]
+    await peer.subscribe(TOPIC, name="a", kind=kind)
+    for index in range(1, 20):
+        await producer.send(b"%d" % index, key=str(index))
+    assert await consumer.payloads(19) == [b"%d" % index for index in range(1, 20)]
+
+
+async def test_an_unloaded_topic_is_served_again_at_the_next_use(broker: GrpcBroker, peer: DanubePeer) -> None:
+    producer = await peer.producer(TOPIC)
+    consumer = await peer.consumer(TOPIC, kind=EXCLUSIVE)
+    await producer.send(b"1")
+    first = await consumer.receive()
+    async with pydanube.connect(broker.url) as client:
+        await client.unload_topic(TOPIC)
+    assert (await consumer.end()).code == "UNAVAILABLE"
+    await consumer.ack(first)
+    await producer.send(b"2")
+    assert await peer.stream(consumer.number).payloads(1) == [b"2"]
+
+
 async def test_unacked_messages_of_a_client_that_is_gone_go_to_another(broker: GrpcBroker, peer: DanubePeer) -> None:
     producer = await peer.producer(TOPIC)
     async with broker.peer() as dying:

@@ -71,7 +71,7 @@ class Consumers:
                 self._add(records.consumer_of_key(one.key), record)
             else:
                 gone.append(one.key)
-        await self._delete(gone)
+        await self._delete_or_log(gone)
 
     def find(self, number: int) -> ConsumerRecord | None:
         return self._by_id.get(number)
@@ -136,6 +136,10 @@ class Consumers:
             record = self._by_id[number]
             keys.append(records.consumer_key(record.topic_id, record.subscription_id, number))
             self._forget(number)
+        await self._delete_or_log(keys)
+
+    async def _delete_or_log(self, keys: list[str]) -> None:
+        """Delete keys. What cannot be deleted now is deleted at the next start, as it belongs to nothing."""
         try:
             await self._delete(keys)
         except DanubeError as error:
