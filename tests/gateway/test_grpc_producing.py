@@ -172,6 +172,9 @@ async def test_bad_sends_get_a_status_that_says_why(broker: GrpcBroker, peer: Da
         await peer.producer(TOPIC, "n" * 256)
     with pytest.raises(Refused, match=r"INVALID_ARGUMENT.*name"):
         await peer.producer(TOPIC, "")
+    for field in ("dispatch_strategy", "producer_access_mode"):
+        with pytest.raises(Refused, match=r"INVALID_ARGUMENT.*0 or 1"):
+            await peer.call("ProducerService/CreateProducer", topic_name=TOPIC, producer_name="p", **{field: 2})
     producer.number += 1
     with pytest.raises(Refused, match=r"UNAVAILABLE.*create the producer again"):
         await producer.send(b"x")

@@ -7,7 +7,8 @@ subscribes again has the id that it had, even if its record was removed meanwhil
 Invariants
     an id leads to at most one consumer, and a consumer has one id
     a record counts only as long as its topic and its subscription are those for which it was written
-    a subscription has at most CONSUMERS_MAX records; a record that was not used for UNUSED_US is removed
+    a subscription has at most CONSUMERS_MAX records, unless more consumers than that have a stream
+    a record that was not used for UNUSED_US is removed
 """
 
 from __future__ import annotations
@@ -127,8 +128,9 @@ class Consumers:
 
     async def _make_room(self, record: ConsumerRecord) -> None:
         there = self._by_subscription.get((record.topic_id, record.subscription_id), set())
-        if len(there) >= CONSUMERS_MAX:
-            await self._remove({min(there - self.live or there, key=lambda one: self._by_id[one].used_at)})
+        idle = there - self.live
+        if len(there) >= CONSUMERS_MAX and idle:
+            await self._remove({min(idle, key=lambda one: self._by_id[one].used_at)})
 
     async def _remove(self, numbers: set[int]) -> None:
         keys: list[str] = []
