@@ -8,6 +8,7 @@ discovery       Discovery and HealthCheck
 resources       what the services of a listener share
 schema_registry, storage, admin_cluster, admin_topics   the services, with topics (names of topics)
 calls           how the methods of a service become handlers; limits of calls
+request_intake  receives requests, and limits those that have arrived in part
 errors          the error tree as statuses
 messages        the messages, from the descriptor sets beside the .proto files
 health          grpc.health.v1

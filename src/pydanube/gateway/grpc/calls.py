@@ -13,6 +13,7 @@ DanubeError, which errors.py maps to a status, or Status. Its task is cancelled 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from collections import Counter
@@ -32,14 +33,21 @@ from pydanube.runtime.protobuf import ProtobufSchema, ServiceMethod
 from pydanube.runtime.telemetry import get_logger
 
 from .errors import Status, details_of, status_of
+from .request_intake import RequestIntake
 
 log = get_logger(__name__)
+
+Handler = Callable[[Any, Any], Awaitable[Any]]
 
 _WORD: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 _COUNTED_BYTES_MIN: Final = 4_096
 """Smaller requests, such as acks, are not counted in memory: the number of calls limits them."""
+
+
+_BOTH_STREAMS_MAX: Final = 4
+_BOTH_STREAMS_S: Final = 60
 
 
 class Memory(Protocol):
@@ -73,33 +81,43 @@ class Call:
 
 
 class CallLimits:
-    """Counts the running calls of one listener per client address, and refuses new ones while it drains."""
+    """Counts running calls per client address and the bytes of their requests, and refuses new ones while draining."""
 
-    def __init__(self, calls_per_address_max: int, memory: Memory) -> None:
+    def __init__(self, calls_per_address_max: int, memory: Memory, intake: RequestIntake) -> None:
+        self.intake = intake
         self._per_address_max = calls_per_address_max
         self._addresses: Counter[str] = Counter()
         self._memory = memory
         self.draining = False
         self.refused = 0
 
-    def enter(self, address: str, size: int) -> None:
+    def enter(self, address: str) -> None:
         """Count a call; raises Unavailable or Full, and counts nothing, if there may be no more."""
         if self.draining:
             raise Unavailable("this broker is shutting down: try again, or another broker")
         if self._addresses[address] >= self._per_address_max:
             self.refused += 1
             raise Full(f"address {address} has {self._per_address_max} calls, as many as it may have: end some first")
-        if size >= _COUNTED_BYTES_MIN and not self._memory.reserve(size):
-            self.refused += 1
-            raise Unavailable("this broker has too many unanswered requests: try again")
         self._addresses[address] += 1
 
-    def leave(self, address: str, size: int) -> None:
-        if size >= _COUNTED_BYTES_MIN:
-            self._memory.release(size)
+    def leave(self, address: str) -> None:
         self._addresses[address] -= 1
         if self._addresses[address] <= 0:
             del self._addresses[address]
+
+    def reserve(self, size: int) -> int:
+        """Count the bytes of a request; return how many `release` must give back. Raises Unavailable if there are too
+        many."""
+        if size < _COUNTED_BYTES_MIN:
+            return 0
+        if not self._memory.reserve(size):
+            self.refused += 1
+            raise Unavailable("this broker has too many unanswered requests: try again")
+        return size
+
+    def release(self, size: int) -> None:
+        if size:
+            self._memory.release(size)
 
 
 def snake_case(rpc: str) -> str:
@@ -134,14 +152,15 @@ def _missing(path: str, advice: str = "this broker does not implement it") -> An
 
 
 def _handler(method: ServiceMethod, function: Any, limits: CallLimits) -> Any:
+    """Return the handler of one method. To gRPC every request is a stream: it is received when we ask for it."""
     if method.request_streams:
         assert method.reply_streams, f"{method.path}: streams of requests with one reply are not supported"
-        return grpc.stream_stream_rpc_method_handler(
-            _both_streams(method, function, limits), response_serializer=_serialize
-        )
+        handle = _both_streams(method, function)
+        return grpc.stream_stream_rpc_method_handler(handle, response_serializer=_serialize)
     if method.reply_streams:
-        return grpc.unary_stream_rpc_method_handler(_stream(method, function, limits), response_serializer=_serialize)
-    return grpc.unary_unary_rpc_method_handler(_unary(method, function, limits), response_serializer=_serialize)
+        handle = _stream(method, function, limits)
+        return grpc.stream_stream_rpc_method_handler(handle, response_serializer=_serialize)
+    return grpc.stream_unary_rpc_method_handler(_unary(method, function, limits), response_serializer=_serialize)
 
 
 def _serialize(message: Any) -> bytes:
@@ -151,33 +170,39 @@ def _serialize(message: Any) -> bytes:
     return serialized
 
 
-def _unary(method: ServiceMethod, function: Any, limits: CallLimits) -> Callable[[bytes, Any], Awaitable[Any]]:
-    parse = method.request.FromString
+def _unary(method: ServiceMethod, function: Any, limits: CallLimits) -> Handler:
+    parse, intake = method.request.FromString, limits.intake
 
-    async def handle(data: bytes, context: Any) -> Any:
-        address, size, entered = _address(context.peer()), len(data), False
+    async def handle(_requests: Any, context: Any) -> Any:
+        address, entered, reserved = _address(context.peer()), False, 0
         try:
-            limits.enter(address, size)
+            limits.enter(address)
             entered = True
-            return await function(Call(context, size), _parsed(parse, data, method))
+            data = await intake.receive(context)
+            reserved = limits.reserve(len(data))
+            return await function(Call(context, len(data)), _parsed(parse, data, method))
         except Exception as error:
             await _fail(context, method.path, error)
         finally:
             if entered:
-                limits.leave(address, size)
+                limits.leave(address)
+                limits.release(reserved)
 
     return handle
 
 
-def _stream(method: ServiceMethod, function: Any, limits: CallLimits) -> Callable[[bytes, Any], Awaitable[None]]:
+def _stream(method: ServiceMethod, function: Any, limits: CallLimits) -> Handler:
     parse, is_generator = method.request.FromString, inspect.isasyncgenfunction(function)
 
-    async def handle(data: bytes, context: Any) -> None:
-        address, size, entered = _address(context.peer()), len(data), False
+    async def handle(_requests: Any, context: Any) -> None:
+        address, entered = _address(context.peer()), False
         try:
-            limits.enter(address, size)
+            limits.enter(address)
             entered = True
-            call, request = Call(context, size), _parsed(parse, data, method)
+            data = await limits.intake.receive(context)
+            limits.release(limits.reserve(len(data)))  # what is parsed of it is small
+            call, request = Call(context, len(data)), _parsed(parse, data, method)
+            del data
             if is_generator:
                 await _write_all(context, function(call, request))
             else:
@@ -186,29 +211,34 @@ def _stream(method: ServiceMethod, function: Any, limits: CallLimits) -> Callabl
             await _fail(context, method.path, error)
         finally:
             if entered:
-                limits.leave(address, size)
+                limits.leave(address)
 
     return handle
 
 
-def _both_streams(method: ServiceMethod, function: Any, limits: CallLimits) -> Callable[[Any, Any], Awaitable[None]]:
-    parse = method.request.FromString
+def _both_streams(method: ServiceMethod, function: Any) -> Handler:
+    """Return the handler of a method whose clients stream too, such as reflection: few at a time, and not for long."""
+    parse, running = method.request.FromString, 0
 
     async def parsed(requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         async for data in requests:
             yield _parsed(parse, data, method)
 
     async def handle(requests: AsyncIterator[bytes], context: Any) -> None:
-        address, entered = _address(context.peer()), False
+        nonlocal running
+        running += 1
         try:
-            limits.enter(address, 0)
-            entered = True
-            await _write_all(context, function(Call(context, 0), parsed(requests)))
+            if running > _BOTH_STREAMS_MAX:
+                raise Full(f"{method.path} has {_BOTH_STREAMS_MAX} streams, as many as it may have: try again")
+            async with asyncio.timeout(_BOTH_STREAMS_S):
+                await _write_all(context, function(Call(context, 0), parsed(requests)))
+        except TimeoutError:
+            late = Status(StatusCode.DEADLINE_EXCEEDED, f"a stream of {method.path} lasts {_BOTH_STREAMS_S} seconds")
+            await _fail(context, method.path, late)
         except Exception as error:
             await _fail(context, method.path, error)
         finally:
-            if entered:
-                limits.leave(address, 0)
+            running -= 1
 
     return handle
 

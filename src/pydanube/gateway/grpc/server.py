@@ -1,7 +1,8 @@
 """The gRPC listeners: the Danube API on the data port, administration on the admin port.
 
 Both are servers of grpc.aio on the broker's event loop. gRPC itself limits connections, calls, and the size of a
-request before it is in memory; calls.py counts calls per address and the bytes of requests.
+request before it is in memory; calls.py counts calls per address and the bytes of requests, and request_intake.py
+limits the requests that arrive at the same time.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pydanube.runtime.telemetry import get_logger
 from . import health, reflection
 from .calls import CallLimits, Memory, UnknownMethods, service_handler
 from .messages import SCHEMA
+from .request_intake import RequestIntake
 from .resources import ListenerResources
 from .services import SERVICES
 from .settings import GrpcSettings
@@ -52,8 +54,9 @@ class GrpcServer:
         self._broker = broker
         self._clock = clock
         self._tasks = tasks
-        self._limits = CallLimits(settings.calls_per_address_max, memory)
-        self._tool_limits = CallLimits(_TOOL_CALLS_PER_ADDRESS_MAX, memory)  # never drains
+        intake = RequestIntake(clock)
+        self._limits = CallLimits(settings.calls_per_address_max, memory, intake)
+        self._tool_limits = CallLimits(_TOOL_CALLS_PER_ADDRESS_MAX, memory, intake)  # never drains
         self._servers: list[Any] = []
         self._healths: list[health.Health] = []
         resources = ListenerResources(settings, clock, tasks, self._data_url, self._admin_url)
