@@ -125,6 +125,12 @@ def start(command: list[str]) -> tuple[subprocess.Popen[str], str]:
     return process, "http://" + line.split("grpc=")[1].split()[0]
 
 
+def processor_s(pid: int) -> float:
+    """Return the processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--client-python", default=sys.executable, help="a Python that has danube-client")
@@ -144,15 +150,18 @@ def main() -> None:
             "pydanube": start([danube, "serve", "--data-dir", directory, *ports]),
         }
         results: dict[str, dict[str, list[float]]] = {name: {"sends": [], "receives": []} for name in servers}
+        used = dict.fromkeys(servers, 0.0)
         try:
             for number in range(options.rounds):
-                for name, (_, url) in servers.items():
+                for name, (process, url) in servers.items():
+                    used[name] -= processor_s(process.pid)
                     counts = [str(options.sends), str(options.receives)]
                     command = [options.client_python, "-c", CLIENT, url, f"/default/t{number}", *counts]
                     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
                     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True, env=env)
                     for what, rate in json.loads(done.stdout).items():
                         results[name][what].append(rate)
+                    used[name] += processor_s(process.pid)
         finally:
             for process, _ in servers.values():
                 process.terminate()
@@ -160,6 +169,9 @@ def main() -> None:
     for what, title in [("sends", "100 concurrent sends/s"), ("receives", "receive + ack/s")]:
         nothing, ours = (statistics.median(results[name][what]) for name in ("nothing", "pydanube"))
         print(f"{title}: {ours:.0f}, a server that does nothing {nothing:.0f}, ratio {ours / nothing:.2f}")
+    calls = options.rounds * (options.sends + 3 * options.receives + 200)
+    per_call = {name: f"{1000 * seconds / calls:.2f} ms" for name, seconds in used.items()}
+    print(f"processor time of the server per send, delivery and ack: {per_call}")
 
 
 if __name__ == "__main__":

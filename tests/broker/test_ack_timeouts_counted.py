@@ -112,6 +112,24 @@ async def test_a_changed_ack_timeout_is_in_force_at_once_for_what_is_in_flight(t
         assert consumer.reasons == [None, ACK_TIMEOUT]
 
 
+async def test_a_shorter_ack_timeout_does_not_wait_for_the_timer_of_the_longer_one(tmp_path):
+    clock = ManualClock()
+    async with open_broker(tmp_path, clock=clock) as broker:
+        client = BrokerClient(broker)
+        await client.create()
+        policy = FailurePolicy(ack_timeout_ms=3_600_000, delay_ms=0)
+        consumer = await client.subscribe(ack_timeouts=True, failure_policy=policy)
+        await client.publish(await client.producer(), [b"x"])
+        await consumer.wait_for(1)
+        await pass_time(clock, 1)
+        policy = FailurePolicy(ack_timeout_ms=5_000, delay_ms=0)
+        await broker.subscriptions.set_failure_policy(ANONYMOUS, TOPIC, "billing", policy)
+        await pass_time(clock, 3)
+        assert offsets(consumer) == [0]
+        await pass_time(clock, 1)
+        await consumer.wait_for(2)
+
+
 async def test_a_native_consumer_beside_one_with_counted_timeouts_keeps_its_messages(tmp_path):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:

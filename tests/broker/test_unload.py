@@ -9,7 +9,7 @@ from tiering_harness import everything, filled, upload_all
 
 from pydanube.broker.registry.records import ledgers_of, partitions_of
 from pydanube.core.access import ANONYMOUS
-from pydanube.model.errors import DanubeError, NotFound, NotOwner, Refused
+from pydanube.model.errors import DanubeError, NotFound, NotOwner, Refused, StaleEpoch
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 from pydanube.model.topics import AckLevel, SubscriptionType
@@ -143,10 +143,35 @@ async def test_a_topic_can_be_deleted_while_it_is_unloaded(tmp_path):
         await asyncio.gather(unloading, deleting)
         with pytest.raises(NotFound):
             await broker.unload_topic(ANONYMOUS, TOPIC)
+        await broker._writer.held([])  # after what the log was told to forget
+        ledgers = broker._writer._engine.table.ledgers
+        assert len(ledgers) == 2 and all(one.forgotten for one in ledgers.values())
         await client.create()
         assert await client.read_all() == []
     async with open_broker(tmp_path) as broker:
         assert await BrokerClient(broker).read_all() == []
+
+
+async def test_a_change_of_the_metadata_in_progress_ends_before_it_is_opened_again(tmp_path):
+    metadata = FaultyStore()
+    async with open_broker(tmp_path, metadata=metadata) as broker:
+        client = BrokerClient(broker)
+        await client.create()
+        await client.publish(await client.producer(), [b"0", b"1"])
+        await client.publish(await client.producer(), [b"2"])
+        (partition,) = broker._partitions
+        writing = metadata.hold(puts(partitions_of(broker._registry.topic(TOPIC).topic_id)))
+        trimming = asyncio.ensure_future(partition.trim(2))
+        await writing.asked.wait()
+        unloading = asyncio.ensure_future(broker.unload_topic(ANONYMOUS, TOPIC))
+        reading = asyncio.ensure_future(client.read_all())
+        finished, _ = await asyncio.wait([unloading, reading], timeout=0.2)
+        assert not finished
+        writing.go_on()
+        await asyncio.gather(trimming, unloading)
+        assert await reading == [(2, b"2")]
+        with pytest.raises(StaleEpoch):
+            await partition.trim(3)
 
 
 async def test_history_in_object_storage_is_continued_after_it(tmp_path):

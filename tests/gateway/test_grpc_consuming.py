@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,6 @@ from danube_peer import (
 
 import pydanube
 from pydanube.broker import consumer_sessions
-from pydanube.gateway.grpc import consumer_stream
 from pydanube.gateway.grpc.messages import API
 from pydanube.model.failure import DANUBE
 from pydanube.model.names import TopicName
@@ -191,6 +191,34 @@ async def test_a_consumer_that_opens_no_stream_loses_its_place(monkeypatch: pyte
         assert await stream.payloads(1) == [b"1"]
 
 
+@pytest.mark.parametrize("kind", [SHARED, FAILOVER, KEY_SHARED])
+async def test_a_consumer_without_a_stream_keeps_nothing_from_others(
+    broker: GrpcBroker, peer: DanubePeer, kind: int
+) -> None:
+    producer = await peer.producer(TOPIC)
+    consumer = await peer.consumer(TOPIC, name="b", kind=kind)
+    await broker.attached(TOPIC, 1)
+    await producer.send(b"0", key="0")
+    assert await consumer.payloads(1, ack=False) == [b"0"]
+    await peer.subscribe(TOPIC, name="a", kind=kind)
+    for index in range(1, 20):
+        await producer.send(b"%d" % index, key=str(index))
+    assert await consumer.payloads(19) == [b"%d" % index for index in range(1, 20)]
+
+
+async def test_an_unloaded_topic_is_served_again_at_the_next_use(broker: GrpcBroker, peer: DanubePeer) -> None:
+    producer = await peer.producer(TOPIC)
+    consumer = await peer.consumer(TOPIC, kind=EXCLUSIVE)
+    await producer.send(b"1")
+    first = await consumer.receive()
+    async with pydanube.connect(broker.url) as client:
+        await client.unload_topic(TOPIC)
+    assert (await consumer.end()).code == "UNAVAILABLE"
+    await consumer.ack(first)
+    await producer.send(b"2")
+    assert await peer.stream(consumer.number).payloads(1) == [b"2"]
+
+
 async def test_unacked_messages_of_a_client_that_is_gone_go_to_another(broker: GrpcBroker, peer: DanubePeer) -> None:
     producer = await peer.producer(TOPIC)
     async with broker.peer() as dying:
@@ -218,6 +246,41 @@ async def test_an_unknown_consumer_is_refused_late_and_told_to_subscribe_again(
     assert await peer.health(CONSUMER, 77) == CLOSE
     refused = await peer.stream(77).end()
     assert (refused.code, "subscribe again" in refused.details) == ("UNAVAILABLE", True)
+
+
+async def test_refusals_take_their_time_so_that_clients_do_not_spin(broker: GrpcBroker, peer: DanubePeer) -> None:
+    slept: list[float] = []
+    service = next(one for _, one in broker.server._grpc._services if type(one).__name__ == "ConsumerService")
+
+    class Watched:
+        def __getattr__(self, name: str) -> object:
+            return getattr(clock, name)
+
+        async def sleep(self, seconds: float) -> None:
+            slept.append(seconds)
+
+    clock = service._resources.clock
+    service._resources = replace(service._resources, clock=Watched())
+    await peer.producer(TOPIC)
+    await peer.stream(77).end()
+    first = await peer.consumer(TOPIC)
+    await broker.attached(TOPIC, 1)
+    second = await peer.consumer(TOPIC)
+    await first.end()
+    async with pydanube.connect(broker.url) as client:
+        await client.delete_topic(TOPIC)
+    await second.end()
+    assert len(slept) == 3 and all(0.5 <= seconds <= 1.0 for seconds in slept)
+
+
+async def test_compressed_native_batches_are_delivered_in_the_clear(broker: GrpcBroker, peer: DanubePeer) -> None:
+    async with pydanube.connect(broker.url) as client:
+        await client.create_topic(TOPIC)
+        consumer = await peer.consumer(TOPIC)
+        async with client.producer(TOPIC, compression="zstd") as producer:
+            await producer.send_many([b"x" * 1000 + b"%d" % index for index in range(100)])
+    received = await consumer.payloads(100)
+    assert received == [b"x" * 1000 + b"%d" % index for index in range(100)]
 
 
 async def test_a_deleted_subscription_ends_its_streams(broker: GrpcBroker, peer: DanubePeer) -> None:
@@ -400,13 +463,11 @@ async def test_a_closing_broker_ends_streams_as_unavailable(tmp_path: Path) -> N
     await peer.__aexit__()
 
 
-async def test_a_thousand_idle_streams_cost_no_polling(broker: GrpcBroker, peer: DanubePeer) -> None:
-    """Nothing runs for them: no task but their own, which waits."""
+async def test_idle_streams_have_no_timers(broker: GrpcBroker, peer: DanubePeer) -> None:
     await peer.producer(TOPIC)
     streams = [await peer.consumer(TOPIC, name=f"c{index}") for index in range(50)]
     await broker.attached(TOPIC, 50)
     assert not broker.broker.consumer_sessions._waiting
-    assert consumer_stream.WINDOW_MESSAGES > 0
     for one in streams:
         one.cancel()
     await broker.until(lambda: broker.live(TOPIC).consumers == 0)

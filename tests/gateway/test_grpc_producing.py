@@ -9,6 +9,7 @@ import pytest
 from danube_peer import CLOSE, OK, PRODUCER, DanubePeer, GrpcBroker, Refused, grpc_broker
 
 import pydanube
+from pydanube.codec.batch import Batch
 from pydanube.gateway.grpc.messages import API
 
 TOPIC = "/default/orders"
@@ -57,20 +58,28 @@ async def test_two_producers_of_one_name_share_an_id_and_both_publish(broker: Gr
     assert sorted(message.payload for message in await stored(broker, count=6)) == [b"%d" % n for n in range(1, 7)]
 
 
-async def test_sends_that_arrive_together_become_few_batches(broker: GrpcBroker, peer: DanubePeer) -> None:
+async def test_sends_that_arrive_while_a_batch_is_written_become_one_batch(
+    broker: GrpcBroker, peer: DanubePeer
+) -> None:
     producer = await peer.producer(TOPIC)
-    batches: list[int] = []
-    publish = broker.broker.publish
+    service = next(one for _, one in broker.server._grpc._services if type(one).__name__ == "ProducerService")
+    publish, batches = broker.broker.publish, []
+    broker.broker.publish = lambda *arguments: batches.append(arguments)
+    sends = asyncio.gather(*(producer.send(b"%d" % n, key=f"k{n}") for n in range(100)))
+    collected = service._sends._groups
 
-    def counting(principal, producer, batch, done):
-        batches.append(len(batch))
-        publish(principal, producer, batch, done)
+    def arrived() -> int:
+        published = [Batch.trust(batch).count for _, _, batch, _ in batches]
+        return sum(published) + sum(len(one.messages) for one in collected.values())
 
-    broker.broker.publish = counting
-    await asyncio.gather(*(producer.send(b"%d" % n, key=f"k{n}") for n in range(100)))
-    assert len(batches) < 50
+    await broker.until(lambda: arrived() == 100)
+    assert len(batches) == 1
+    broker.broker.publish = publish
+    publish(*batches[0])
+    await sends
     messages = await stored(broker, count=100)
     assert sorted((one.key, one.payload) for one in messages) == sorted((f"k{n}", b"%d" % n) for n in range(100))
+    assert len({one.append_time for one in messages}) == 2
 
 
 async def test_a_bad_message_fails_alone(broker: GrpcBroker, peer: DanubePeer) -> None:
@@ -172,6 +181,9 @@ async def test_bad_sends_get_a_status_that_says_why(broker: GrpcBroker, peer: Da
         await peer.producer(TOPIC, "n" * 256)
     with pytest.raises(Refused, match=r"INVALID_ARGUMENT.*name"):
         await peer.producer(TOPIC, "")
+    for field in ("dispatch_strategy", "producer_access_mode"):
+        with pytest.raises(Refused, match=r"INVALID_ARGUMENT.*0 or 1"):
+            await peer.call("ProducerService/CreateProducer", topic_name=TOPIC, producer_name="p", **{field: 2})
     producer.number += 1
     with pytest.raises(Refused, match=r"UNAVAILABLE.*create the producer again"):
         await producer.send(b"x")

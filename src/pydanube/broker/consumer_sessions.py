@@ -1,14 +1,15 @@
 """Consumers of the Danube gRPC API, which outlive their connections.
 
 ```
- subscribe() ─► attached without credit ─ open_stream() within PLACE_S ─► attached, messages flow
-                        │                                                      │ the stream ends
-                        └ no stream in time: detached ◄────────────────────────┘
- open_stream() of a detached consumer attaches it again, also after a restart: its id leads to its record
+ subscribe() ─► its record is written ─ open_stream() ─► attached, messages flow
+                        ▲                                     │ the stream ends
+                        └──────────── detached ◄──────────────┘
 ```
 
-A consumer that is detached keeps its record, so that its client, which knows nothing but the id, can come back. It
-holds no place: an exclusive subscription is free for others, and nothing waits for it.
+A detached consumer keeps its record, so that its client, which knows nothing but the id, can come back, also after a
+restart. It holds no place: an exclusive subscription is free for others, and nothing waits for it. Only on an exclusive
+subscription a consumer is attached by `subscribe` already, without credit, so that others are refused from then on; if
+it opens no stream within PLACE_S, it is detached.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ from pydanube.runtime.tasks import Tasks
 from .topic_addresses import Place, TopicAddresses
 
 PLACE_S: Final = 15.0
-"""How long a consumer that subscribed may take until it opens its stream. Clients do that with the first receive."""
+"""How long a consumer that subscribed to an exclusive subscription may take until it opens its stream. Clients do that
+with the first receive."""
 
 CONSUMER_NAME_BYTES_MAX: Final = PRODUCER_NAME_BYTES_MAX
 
 
 class ConsumerSessions:
-    """Attaches consumers by name, and again by id."""
+    """Records consumers by name, and attaches them by id."""
 
     def __init__(
         self, registry: Registry, addresses: TopicAddresses, subscriptions: Subscriptions, clock: Clock, tasks: Tasks
@@ -61,22 +63,26 @@ class ConsumerSessions:
         subscription_type: SubscriptionType,
         key_filters: Sequence[str] = (),
     ) -> int:
-        """Attach a consumer, without credit until it opens its stream, and return its id, which is durable.
+        """Record a consumer, and return its id, which is durable.
 
         Creates the subscription, at the latest position, if it does not exist; never the topic. A consumer of the same
-        name is replaced, and has this id too. Raises Held if the subscription is exclusive and another one has it.
+        name is closed, and has this id too. Raises Held if the subscription is exclusive and another one has it.
         """
         place = self._addresses.get(address)
         parse_subscription(subscription)
         if not 1 <= len(consumer.encode()) <= CONSUMER_NAME_BYTES_MAX:
             raise Invalid(f"a consumer's name has 1 to {CONSUMER_NAME_BYTES_MAX} bytes")
-        attached = await self._attach(
-            principal, place, subscription, consumer, subscription_type, key_filters, _NoStream()
-        )
+        attachment = self._attachment(place, subscription, consumer, subscription_type, key_filters)
+        attached: Consumer | None = None
+        if subscription_type is SubscriptionType.EXCLUSIVE:
+            attached = await self._subscriptions.subscribe(principal, *place, attachment, _NoStream())
+            subscription_id = attached.subscription_id
+        else:
+            subscription_id = await self._subscriptions.announce(principal, *place, attachment)
         try:
             record = ConsumerRecord(
                 self._registry.topic(place.topic).topic_id,
-                attached.subscription_id,
+                subscription_id,
                 address.text,
                 str(place.topic),
                 place.partition,
@@ -88,10 +94,12 @@ class ConsumerSessions:
             )
             number = await self._registry.consumers.save(record)
         except BaseException:
-            attached.close()
+            if attached is not None:
+                attached.close()
             raise
-        self._stop_waiting(number)
-        self._waiting[number] = self._tasks.spawn(self._detach_late(number, attached), "consumer without a stream")
+        if attached is not None:
+            self._stop_waiting(number)
+            self._waiting[number] = self._tasks.spawn(self._detach_late(number, attached), "consumer without a stream")
         return number
 
     def find(self, consumer_id: int) -> ConsumerRecord | None:
@@ -110,9 +118,8 @@ class ConsumerSessions:
             raise Unavailable(f"consumer {consumer_id} is not known: subscribe again")
         place = Place(TopicName.parse(record.topic), record.partition)
         kind = SubscriptionType(record.type)
-        attached = await self._attach(
-            principal, place, record.subscription, record.consumer, kind, record.key_filters, sink
-        )
+        attachment = self._attachment(place, record.subscription, record.consumer, kind, record.key_filters)
+        attached = await self._subscriptions.subscribe(principal, *place, attachment, sink)
         self._stop_waiting(consumer_id)
         self._registry.consumers.live.add(consumer_id)
         return attached
@@ -124,18 +131,16 @@ class ConsumerSessions:
             self._registry.consumers.live.discard(consumer_id)
         await self._registry.consumers.note_use(consumer_id)
 
-    async def _attach(
+    def _attachment(
         self,
-        principal: Principal,
         place: Place,
         subscription: str,
         consumer: str,
         subscription_type: SubscriptionType,
         key_filters: Sequence[str],
-        sink: Sink,
-    ) -> Consumer:
+    ) -> Attachment:
         is_reliable = self._registry.topic(place.topic).reliable
-        attachment = Attachment(
+        return Attachment(
             subscription,
             consumer,
             subscription_type,
@@ -143,7 +148,6 @@ class ConsumerSessions:
             failure_policy=DANUBE if is_reliable else None,
             ack_timeouts=is_reliable,
         )
-        return await self._subscriptions.subscribe(principal, place.topic, place.partition, attachment, sink)
 
     def _stop_waiting(self, consumer_id: int) -> None:
         if (waiting := self._waiting.pop(consumer_id, None)) is not None:

@@ -7,7 +7,8 @@ subscribes again has the id that it had, even if its record was removed meanwhil
 Invariants
     an id leads to at most one consumer, and a consumer has one id
     a record counts only as long as its topic and its subscription are those for which it was written
-    a subscription has at most CONSUMERS_MAX records; a record that was not used for UNUSED_US is removed
+    a subscription has at most CONSUMERS_MAX records, unless more consumers than that have a stream
+    a record that was not used for UNUSED_US is removed
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Consumers:
                 self._add(records.consumer_of_key(one.key), record)
             else:
                 gone.append(one.key)
-        await self._delete(gone)
+        await self._delete_or_log(gone)
 
     def find(self, number: int) -> ConsumerRecord | None:
         return self._by_id.get(number)
@@ -127,8 +128,9 @@ class Consumers:
 
     async def _make_room(self, record: ConsumerRecord) -> None:
         there = self._by_subscription.get((record.topic_id, record.subscription_id), set())
-        if len(there) >= CONSUMERS_MAX:
-            await self._remove({min(there - self.live or there, key=lambda one: self._by_id[one].used_at)})
+        idle = there - self.live
+        if len(there) >= CONSUMERS_MAX and idle:
+            await self._remove({min(idle, key=lambda one: self._by_id[one].used_at)})
 
     async def _remove(self, numbers: set[int]) -> None:
         keys: list[str] = []
@@ -136,6 +138,10 @@ class Consumers:
             record = self._by_id[number]
             keys.append(records.consumer_key(record.topic_id, record.subscription_id, number))
             self._forget(number)
+        await self._delete_or_log(keys)
+
+    async def _delete_or_log(self, keys: list[str]) -> None:
+        """Delete keys. What cannot be deleted now is deleted at the next start, as it belongs to nothing."""
         try:
             await self._delete(keys)
         except DanubeError as error:

@@ -157,7 +157,7 @@ class LiveSubscription:
         self.last_active_us = self._clock.now_us()
         self.drop_read_ahead()
         if replaced is not None:
-            replaced.sink.closed(Refused(f"consumer {consumer!r} attached again elsewhere and took over"))
+            replaced.sink.closed(_taken_over(consumer))
         self.pump()
         return Consumer(self, member, created, self._context.epoch())
 
@@ -170,6 +170,13 @@ class LiveSubscription:
             self.last_active_us = self._clock.now_us()
             self.drop_read_ahead()
             self.pump()
+
+    def close_consumer(self, consumer: str) -> None:
+        """Detach the consumer of this name, if there is one, because another takes over."""
+        for member, attached in list(self._attached.items()):
+            if member.consumer == consumer:
+                self.detach(member)
+                attached.sink.closed(_taken_over(consumer))
 
     def credited(self, member: Member) -> None:
         """Deliver what is possible after a member got credit or was resumed."""
@@ -640,3 +647,7 @@ class LiveSubscription:
             for member, attached in self._attached.items()
         ]
         return subscription_statistics(self.name, self.dispatcher, self.counts, self.backlog, consumers, now_us)
+
+
+def _taken_over(consumer: str) -> Refused:
+    return Refused(f"consumer {consumer!r} attached again elsewhere and took over")

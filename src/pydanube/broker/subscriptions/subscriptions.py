@@ -72,6 +72,28 @@ class Subscriptions:
         self, principal: Principal, topic: TopicName, partition: int, attachment: Attachment, sink: Sink
     ) -> Consumer:
         """Attach a consumer to one partition. Creates the subscription, on every partition, if it does not exist."""
+        live, created = await self._prepare(principal, topic, partition, attachment)
+        return live.attach(
+            attachment.consumer,
+            sink,
+            created,
+            attachment.priority,
+            attachment.key_filters,
+            attachment.ack_timeouts,
+        )
+
+    async def announce(self, principal: Principal, topic: TopicName, partition: int, attachment: Attachment) -> int:
+        """Do everything that comes before attaching a consumer: create the subscription if it does not exist, check
+        what the consumer asks for, and detach a consumer of its name. Return the id of the subscription."""
+        live, _ = await self._prepare(principal, topic, partition, attachment)
+        live.dispatcher.check_filters(attachment.key_filters)
+        live.close_consumer(attachment.consumer)
+        return live.subscription_id
+
+    async def _prepare(
+        self, principal: Principal, topic: TopicName, partition: int, attachment: Attachment
+    ) -> tuple[LiveSubscription, bool]:
+        """Return the subscription that a consumer may attach to, and whether it was created for it."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
         owned = await self._partitions.get(topic, partition)
         topic_id = self._registry.topic(topic).topic_id
@@ -91,14 +113,7 @@ class Subscriptions:
         attachment.check(live.type)
         # Once more, because another consumer may have attached meanwhile.
         _check_consumers_max(self._partitions, topic, attachment.subscription, attachment.consumer)
-        return live.attach(
-            attachment.consumer,
-            sink,
-            created,
-            attachment.priority,
-            attachment.key_filters,
-            attachment.ack_timeouts,
-        )
+        return live, created
 
     async def create(
         self,

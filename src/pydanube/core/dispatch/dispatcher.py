@@ -142,9 +142,7 @@ class Dispatcher:
 
         `is_timed`: count the ack timeouts of what is delivered to it; `fail_timed_out` must be called in time.
         """
-        if key_filters and not self._policy.by_key:
-            raise Invalid(f"key filters are for key-shared subscriptions, and this one is {self.type}")
-        KeyFilter.check(key_filters)
+        self.check_filters(key_filters)
         member = Member(consumer, priority, tuple(key_filters), is_timed=is_timed)
         former = self._members.pop(consumer, None)
         self._members[consumer] = member
@@ -157,6 +155,12 @@ class Dispatcher:
             raise
         self._timed_members += is_timed - (former is not None and former.is_timed)
         return member, former
+
+    def check_filters(self, key_filters: Sequence[str]) -> None:
+        """Raise Invalid if no member of this subscription can have these key filters."""
+        if key_filters and not self._policy.by_key:
+            raise Invalid(f"key filters are for key-shared subscriptions, and this one is {self.type}")
+        KeyFilter.check(key_filters)
 
     def detach(self, *members: Member) -> None:
         """Detach members; those that are not attached any more, because another took over, are ignored."""

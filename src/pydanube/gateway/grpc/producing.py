@@ -55,6 +55,8 @@ class ProducerService:
         address = TopicAddress.parse(request.topic_name)
         if not request.producer_name:
             raise Invalid("producer_name is empty: give the producer a name")
+        if request.dispatch_strategy not in (0, RELIABLE) or request.producer_access_mode not in (0, EXCLUSIVE):
+            raise Invalid("dispatch_strategy and producer_access_mode are 0 or 1")
         wanted = _wanted_schema(request)
         if broker.addresses.find(address) is None and wanted is not None:
             await self._check_schema(principal, *wanted)  # before a topic is created for it
