@@ -27,10 +27,8 @@ import fastavro
 
 from pydanube.cli.bench.broker import BrokerProcess
 from pydanube.client import Client, connect
-from pydanube.client.producing.producer import Producer
-from pydanube.client.settings import ProducerSettings
 from pydanube.codec.schemas import parse_schema
-from pydanube.model.schemas import SchemaDefinition, SchemaFormat
+from pydanube.model.schemas import SchemaDefinition, SchemaFormat, SchemaVersion
 
 BATCH = 500
 PARTS = ("validator", "publish", "latency", "subjects")
@@ -130,10 +128,6 @@ def measure_validators(rounds: int) -> None:
 # -- publishing --------------------------------------------------------------------------------------------------------
 
 
-def settings_of(name: str, schema_id: int) -> ProducerSettings:
-    return ProducerSettings(batch_messages=BATCH, subject=name, schema=(schema_id, 1))
-
-
 async def bind_topics(client: Client) -> dict[str, int]:
     """Make a topic for each schema and bind it with `enforce`. Return the schema ids."""
     await client.create_topic(PLAIN)
@@ -147,9 +141,9 @@ async def bind_topics(client: Client) -> dict[str, int]:
     return ids
 
 
-async def publish(client: Client, topic: str, payloads: list[bytes], settings: ProducerSettings, count: int) -> float:
+async def publish(client: Client, topic: str, payloads: list[bytes], schema: SchemaVersion | None, count: int) -> float:
     """Return the messages per second, from the first send to the last ack."""
-    async with Producer(client._brokers, topic, settings, True, "key") as producer:
+    async with client.producer(topic, batch_messages=BATCH, schema=schema) as producer:
         await producer.send_many(payloads)
         since = time.perf_counter()
         for _ in range(count // BATCH):
@@ -161,12 +155,13 @@ async def publish(client: Client, topic: str, payloads: list[bytes], settings: P
 async def measure_publishing(client: Client, ids: dict[str, int], rounds: int, count: int) -> dict[str, float]:
     """Print the ratios. Return the rate of each bound topic."""
     reached = {}
-    for name, schema_id in ids.items():
+    for name in ids:
         payloads = payloads_of(name)
+        schema = await client.schemas.get(name)
         ratios, rates = [], []
         for _ in range(rounds):
-            plain = await publish(client, PLAIN, payloads, ProducerSettings(batch_messages=BATCH), count)
-            checked = await publish(client, f"/default/{name}", payloads, settings_of(name, schema_id), count)
+            plain = await publish(client, PLAIN, payloads, None, count)
+            checked = await publish(client, f"/default/{name}", payloads, schema, count)
             ratios.append(checked / plain)
             rates.append(checked)
         reached[name] = median(rates)
@@ -181,16 +176,17 @@ async def measure_publishing(client: Client, ids: dict[str, int], rounds: int, c
 async def feed(url: str, name: str, schema_id: int, rate: float, seconds: float) -> None:
     """Publish for some seconds, at most `rate` messages a second (0: as fast as acks come). Runs in its own process."""
     payloads = payloads_of(name)
-    settings = settings_of(name, schema_id) if schema_id else ProducerSettings(batch_messages=BATCH)
     topic = f"/default/{name}" if schema_id else PLAIN
-    async with connect(url) as client, Producer(client._brokers, topic, settings, True, "key") as producer:
-        begin, sent = time.perf_counter(), 0
-        while time.perf_counter() - begin < seconds:
-            await producer.queue_many(payloads)
-            sent += BATCH
-            if rate and (early := begin + sent / rate - time.perf_counter()) > 0.002:
-                await asyncio.sleep(early)
-        await producer.flush()
+    async with connect(url) as client:
+        schema = await client.schemas.get(name) if schema_id else None
+        async with client.producer(topic, batch_messages=BATCH, schema=schema) as producer:
+            begin, sent = time.perf_counter(), 0
+            while time.perf_counter() - begin < seconds:
+                await producer.queue_many(payloads)
+                sent += BATCH
+                if rate and (early := begin + sent / rate - time.perf_counter()) > 0.002:
+                    await asyncio.sleep(early)
+            await producer.flush()
 
 
 async def latency(client: Client, seconds: float) -> float:

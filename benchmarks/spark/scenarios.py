@@ -32,17 +32,18 @@ SECONDS_MAX = 600
 class Bench:
     """One Spark session and one broker; the results so far."""
 
-    def __init__(self, url: str, directory: Path, rows: int) -> None:
+    def __init__(self, url: str, directory: Path, rows: int, **conf: str) -> None:
         self.results: list[Result] = []
         self._directory = directory
         self._servers = url.removeprefix("danube://")
         self._rows = {100: rows, 1000: rows // 5}
         self.client = self._client = connect_blocking(url)
-        self._spark = session("danube-bench", "local[2,4]", **{"spark.driver.memory": "1g"})
+        self._spark = session("danube-bench", "local[2,4]", **{"spark.driver.memory": "1g", **conf})
         for source in (baselines.PreparedSource, baselines.CountingSink, DanubeDataSource):
             self._spark.dataSource.register(source)
         self._checkpoints = 0
         self._filled: set[int] = set()
+        self._measured = 0
 
     def __enter__(self) -> Self:
         self._client.open()
@@ -53,6 +54,57 @@ class Bench:
     ) -> None:
         self._spark.stop()
         self._client.close()
+
+    # -- one measurement of danube alone, for compare.py ---------------------------------------------------------------
+
+    def measure(self, name: str, seconds: float) -> dict[str, float]:
+        """Return what was measured, by name and unit: rates, or times in ms."""
+        self._measured += 1
+        rows, servers = self._rows[100], self._servers
+        if name == "read":
+            topic = self._topic(100)
+            return {
+                f"batch read of all columns, {_source(how)}, M rows/s": rows
+                / 1e6
+                / _timed_batch(self._read(topic, how))
+                for how in ("always", "never")
+            }
+        if name == "length":
+            frame = self._read(self._topic(100), "always").selectExpr("sum(length(payload))")
+            return {"batch read, sum(length(payload)), M rows/s": rows / 1e6 / _timed(lambda: frame.collect())}
+        if name == "stream":
+            frame = self._stream(self._topic(100), maxOffsetsPerTrigger=rows // TRIGGERS)
+            return {"stream read into noop, M rows/s": rows / 1e6 / self._timed_stream(frame, "noop")}
+        if name == "write":
+            topic = f"/default/written-{self._measured}"
+            self._client.create_topic(topic, partitions=2)
+            payloads = self._prepared_stream().select("payload")
+            took = self._timed_stream(payloads, "danube", servers=servers, topic=topic)
+            return {"stream write, exactly once, M rows/s": rows / 1e6 / took}
+        if name == "start":
+            return {"a query from start to end, one message, ms": self._timed_empty_query() * 1000}
+        listener, durations = self._copy_latency(str(self._measured), seconds)
+        return {
+            "copy latency p50, ms": listener.percentile(0.5),
+            "copy latency p99, ms": listener.percentile(0.99),
+            "copy micro-batch, ms": sorted(durations)[len(durations) // 2],
+        }
+
+    def _timed_empty_query(self) -> float:
+        """Return the seconds from start to end of a query that copies one message from topic to topic."""
+        source, sink = (f"/default/{which}-{self._measured}" for which in ("start-in", "start-out"))
+        for topic in (source, sink):
+            self._client.create_topic(topic, partitions=1)
+        with self._client.producer(source) as producer:
+            producer.send(b"one")
+        options = {"servers": self._servers, "topic": sink, "checkpointLocation": self._checkpoint()}
+
+        def run() -> None:
+            writer = self._stream(source).select("payload").writeStream.format("danube").options(**options)
+            query = writer.trigger(availableNow=True).start()
+            assert query.awaitTermination(SECONDS_MAX)
+
+        return _timed(run)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -142,7 +194,17 @@ class Bench:
 
     def latency(self, seconds: float, rate: int = 1000) -> None:
         """Measure the time from publish to a consumer of the sink's topic, through a stream that copies the topic."""
-        source, sink = "/default/latency-in", "/default/latency-out"
+        listener, micro_batches = self._copy_latency("", seconds, rate)
+        details = {"p99_ms": listener.percentile(0.99), "messages": len(listener.delays_ms), "rate": rate}
+        result = Result("publish to visible in a sink topic, p50", "ms", 400.0, at_most=True, details=details)
+        result.ours.append(listener.percentile(0.5))
+        self.results.append(result)
+        told = f"latency: p50 {result.value:.0f} ms, p99 {details['p99_ms']:.0f} ms"
+        _say(f"{told}, micro-batches of {micro_batches[-5:]} ms")
+
+    def _copy_latency(self, name: str, seconds: float, rate: int = 1000) -> tuple[Listener, list[float]]:
+        """Run the stream that copies. Return the listener, and the durations of micro-batches in ms."""
+        source, sink = f"/default/latency-in{name}", f"/default/latency-out{name}"
         for topic in (source, sink):
             self._client.create_topic(topic, partitions=1)
         writer = self._stream(source).select("payload").writeStream.format("danube")
@@ -155,13 +217,7 @@ class Bench:
             query.stop()
         if (failure := query.exception()) is not None:
             raise SystemExit(f"the stream failed: {failure}")
-        micro_batches = [one["batchDuration"] for one in query.recentProgress if one["numInputRows"]]
-        details = {"p99_ms": listener.percentile(0.99), "messages": len(listener.delays_ms), "rate": rate}
-        result = Result("publish to visible in a sink topic, p50", "ms", 400.0, at_most=True, details=details)
-        result.ours.append(listener.percentile(0.5))
-        self.results.append(result)
-        told = f"latency: p50 {result.value:.0f} ms, p99 {details['p99_ms']:.0f} ms"
-        _say(f"{told}, micro-batches of {micro_batches[-5:]} ms")
+        return listener, [one["batchDuration"] for one in query.recentProgress if one["numInputRows"]]
 
     # -- topics --------------------------------------------------------------------------------------------------------
 

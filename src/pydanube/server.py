@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import importlib.util
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -36,6 +37,7 @@ from .runtime.file_descriptors import (
     KEPT,
     ConnectionLimits,
     log_files,
+    plan_grpc_connections,
     plan_http_connections,
     raise_descriptor_limit,
 )
@@ -43,7 +45,7 @@ from .runtime.network import check_free
 from .runtime.objects.opening import open_store
 from .runtime.service_manager import notify
 from .runtime.signals import on_hangup, on_stop_signals
-from .runtime.tasks import Tasks
+from .runtime.tasks import Tasks, run_together
 from .runtime.telemetry import get_logger
 from .settings import Settings
 from .storage.directory import DataDirectory
@@ -51,6 +53,7 @@ from .storage.metadata_seen import read_seen, refuse_older, write_seen
 from .storage.wal import LogWriter, MetadataStamp, RecoveredLog, WalSettings
 
 if TYPE_CHECKING:
+    from .gateway.grpc import GrpcServer, GrpcSettings
     from .gateway.http import HttpServer, HttpSettings
 
 log = get_logger(__name__)
@@ -100,6 +103,8 @@ class Listener(NamedTuple):
 
 
 NATIVE: Final = Listener("native", "port", "--port")
+GRPC: Final = Listener("gRPC", "grpc_port", "--grpc-port")
+ADMIN: Final = Listener("gRPC admin", "admin_port", "--admin-port")
 HTTP: Final = Listener("HTTP", "http_port", "--http-port")
 
 T = TypeVar("T")
@@ -127,12 +132,15 @@ class Server:
         self._parts = AsyncExitStack()
         self._native: NativeServer | None = None
         self._http: HttpServer | None = None
+        self._grpc: GrpcServer | None = None
         self._saved: MetadataStamp | None = None
         self._saving: asyncio.Future[None] | None = None
         self._metadata_trouble = ""
         self.native_address = ("", 0)
         self.http_address = ("", 0)
-        """Port 0 if there is no HTTP listener."""
+        self.grpc_address = ("", 0)
+        self.admin_address = ("", 0)
+        """Port 0, here and above, if there is no such listener."""
 
     @classmethod
     async def start(cls, settings: Settings, components: Components | None = None) -> Self:
@@ -150,12 +158,14 @@ class Server:
         crash."""
         native, self._native = self._native, None
         http, self._http = self._http, None
+        grpc, self._grpc = self._grpc, None
         clock = self._components.clock
         deadline = clock.monotonic() + DRAIN_SECONDS
         if http is not None:
             http.drain()  # it goes on to say so on /readyz while the native clients get their answers
-        if native is not None:
-            await native.close(DRAIN_SECONDS)
+        if grpc is not None:
+            grpc.drain()
+        await run_together(one.close(DRAIN_SECONDS) for one in (native, grpc) if one is not None)
         if http is not None:
             await http.close(max(HTTP_DRAIN_SECONDS_MIN, deadline - clock.monotonic()))
         await self._parts.aclose()
@@ -172,15 +182,16 @@ class Server:
 
     @property
     def ready_line(self) -> str:
-        """The line that `danube serve` prints once clients can connect; a listener that is off or not implemented has
-        port 0."""
+        """The line that `danube serve` prints once clients can connect; a listener that is off has port 0."""
         host, port = self.native_address
         host = _bracketed(host)
-        return f"danube ready native={host}:{port} grpc={host}:0 admin={host}:0 http={host}:{self.http_address[1]}"
+        grpc, admin, http = self.grpc_address[1], self.admin_address[1], self.http_address[1]
+        return f"danube ready native={host}:{port} grpc={host}:{grpc} admin={host}:{admin} http={host}:{http}"
 
     async def _open(self) -> None:
         settings, clock, disk = self._settings, self._components.clock, self._components.disk
-        for listener in (NATIVE, HTTP) if settings.server.http else (NATIVE,):
+        listeners = self._listeners()
+        for listener in listeners:
             await self._on_port(listener, check_free)  # before the data directory is touched
         node = settings.server.name or DEFAULT_NODE
         directory = DataDirectory.open(disk, settings.server.data_dir, cluster=None, node=node)
@@ -217,7 +228,7 @@ class Server:
         await self._check_metadata_disk()
         tasks.spawn(self._keep_checking_metadata_disk(), "metadata disk checking")
         tasks.spawn(broker.lifetimes.run(settings.topics.lifetimes_interval_s), "lifetimes")
-        host = await self._open_listeners(broker, tasks)
+        host = await self._open_listeners(broker, tasks, listeners)
         log.info("broker.started", address=broker.address, data_dir=str(directory.path), node=directory.identity.node)
         if not _is_loopback(host):
             log.warning(
@@ -226,18 +237,42 @@ class Server:
                 advice="anyone who reaches this address may do anything",
             )
 
-    async def _open_listeners(self, broker: Broker, tasks: Tasks) -> str:
+    def _listeners(self) -> list[Listener]:
+        """Return the listeners that are on and can be opened."""
+        settings, has_grpc = self._settings, has_grpcio()
+        if not has_grpc and (settings.grpc.data or settings.grpc.admin):
+            log.info("grpc.not_installed", advice="for the Danube gRPC API, pip install 'pydanube[grpc]'")
+        chosen = {
+            NATIVE: True,
+            GRPC: settings.grpc.data and has_grpc,
+            ADMIN: settings.grpc.admin and has_grpc,
+            HTTP: settings.server.http,
+        }
+        return [listener for listener, is_on in chosen.items() if is_on]
+
+    async def _open_listeners(self, broker: Broker, tasks: Tasks, listeners: list[Listener]) -> str:
         """Open the listeners, the native one last: who can connect there finds everything open. Return its host."""
         settings, clock = self._settings, self._components.clock
-        reserved = 0
-        if settings.server.http:
+        grpc_places = _grpc_places(settings) if GRPC in listeners or ADMIN in listeners else 0
+        reserved = grpc_places
+        if HTTP in listeners:
             from .gateway.http import HttpServer  # imports a web framework: only where it is used
 
             places = _http_places(settings)
-            reserved = places.connections + 3 * places.at_once
+            reserved += places.connections + 3 * places.at_once
             self._http = HttpServer(broker, _http_settings(settings, places), clock, tasks)
             self.http_address = await self._on_port(HTTP, self._http.start)
         self._native = NativeServer(broker, _native_settings(settings, reserved), clock, tasks)
+        if grpc_places:
+            from .gateway.grpc import GrpcServer  # imports grpcio, which is an extra
+
+            grpc_settings, memory = _grpc_settings(settings, grpc_places), self._native.publish_memory
+            self._grpc = GrpcServer(broker, grpc_settings, clock, tasks, memory)
+            if GRPC in listeners:
+                self.grpc_address = await self._on_port(GRPC, self._grpc.open_data)
+            if ADMIN in listeners:
+                self.admin_address = await self._on_port(ADMIN, self._grpc.open_admin)
+            await self._grpc.start()
         self.native_address = await self._on_port(NATIVE, self._native.start)
         return self.native_address[0]
 
@@ -401,6 +436,46 @@ def _wal_settings(settings: Settings) -> WalSettings:
         lazy_sync_ms=settings.log.lazy_sync_ms,
         open_files_max=log_files(raise_descriptor_limit(settings.limits.connections_max + KEPT)),
     )
+
+
+def has_grpcio() -> bool:
+    """Return whether the packages of the extra `grpc` are installed."""
+    try:
+        return all(importlib.util.find_spec(name) is not None for name in ("grpc", "google.protobuf"))
+    except ModuleNotFoundError:  # there is not even a package `google`
+        return False
+
+
+def _grpc_places(settings: Settings) -> int:
+    """Return how many connections both gRPC listeners may have together."""
+    wanted, limits = settings.grpc.connections_max, settings.limits
+    others = limits.connections_max + limits.http_connections_max
+    return plan_grpc_connections(raise_descriptor_limit(others + wanted + KEPT), wanted, others)
+
+
+def _grpc_settings(settings: Settings, places: int) -> GrpcSettings:
+    from .gateway.grpc import GrpcSettings
+
+    grpc, limits = settings.grpc, settings.limits
+    return GrpcSettings(
+        connections_max=places - places // 10 - 1,
+        admin_connections_max=places // 10 + 1,
+        calls_max=grpc.calls_max,
+        calls_per_address_max=min(grpc.calls_per_address_max, grpc.calls_max),
+        message_bytes_max=limits.message_bytes_max,
+        receive_bytes_max=grpc.receive_bytes_max,
+        handshake_timeout_ms=limits.handshake_timeout_ms,
+        keep_alive_ms=limits.keep_alive_ms,
+        advertised=_grpc_advertised(settings),
+    )
+
+
+def _grpc_advertised(settings: Settings) -> str:
+    """Return the URL that lookups of the gRPC API answer, without the port if that is the port of the listener."""
+    if settings.grpc.advertised:
+        return f"http://{settings.grpc.advertised}"
+    host = settings.server.advertised.rpartition(":")[0]
+    return f"http://{host}" if host else ""
 
 
 def _http_places(settings: Settings) -> ConnectionLimits:

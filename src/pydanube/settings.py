@@ -128,6 +128,22 @@ class LimitSettings(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class GrpcSection(Section):
+    section: ClassVar[str] = "grpc"
+    data: bool = setting(True, Flag(), "Whether there is a listener for the Danube gRPC API; needs the extra `grpc`.")
+    admin: bool = setting(True, Flag(), "Whether there is a listener for the Danube gRPC admin API; needs it too.")
+    advertised: str = setting(
+        "", ADDRESS, "What its clients are told to connect to, host:port; empty: the host of the native one, grpc_port."
+    )
+    receive_bytes_max: int = setting(
+        4 * MIB, Size(KIB, GIB), "The largest message that its consumers are sent: what existing clients accept."
+    )
+    connections_max: int = setting(2_000, Number(2, 1_000_000), "Connections of both listeners, counted apart.")
+    calls_max: int = setting(10_000, Number(1, 1_000_000), "Calls at the same time on one listener, streams included.")
+    calls_per_address_max: int = setting(5_000, Number(1, 1_000_000), "Of these, from one address.")
+
+
+@dataclass(frozen=True, slots=True)
 class TopicSettings(Section):
     section: ClassVar[str] = "topics"
     auto_create: bool = setting(True, Flag(), "Publishing to a topic that does not exist creates it.")
@@ -216,6 +232,7 @@ class Settings:
     metadata: MetadataSettings = field(default_factory=MetadataSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
+    grpc: GrpcSection = field(default_factory=GrpcSection)
     topics: TopicSettings = field(default_factory=TopicSettings)
     producers: ProducersSection = field(default_factory=ProducersSection)
     storage: StorageSettings = field(default_factory=StorageSettings)
@@ -358,6 +375,7 @@ _SECTIONS: Final[tuple[type[Section], ...]] = (
     MetadataSettings,
     CacheSettings,
     LimitSettings,
+    GrpcSection,
     TopicSettings,
     ProducersSection,
     StorageSettings,

@@ -84,7 +84,8 @@ async def _server(data_dir: Path | str | None, overrides: dict[str, object]) -> 
 
     with TemporaryDirectory(prefix="danube-test-") as temporary:
         ports = {f"server.{name}": 0 for name in ("port", "grpc_port", "admin_port", "http_port")}
-        chosen = {"server.data_dir": str(data_dir or temporary), **ports, **_by_setting_name(overrides)}
+        off = {"grpc.data": False, "grpc.admin": False}  # tests that want the gRPC API turn it on
+        chosen = {"server.data_dir": str(data_dir or temporary), **ports, **off, **_by_setting_name(overrides)}
         try:
             settings = Settings.load(None, {}, chosen)
         except Invalid as problem:  # Settings names overrides after the command line

@@ -16,7 +16,14 @@ TOPIC = TopicName.parse("/default/orders")
 
 @asynccontextmanager
 async def served(tmp_path, clock, **settings):
-    chosen = {"server.data_dir": str(tmp_path), "server.port": 0, "server.http_port": 0, **settings}
+    chosen = {
+        "server.data_dir": str(tmp_path),
+        "server.port": 0,
+        "server.http_port": 0,
+        "grpc.data": False,
+        "grpc.admin": False,
+        **settings,
+    }
     server = await Server.start(Settings.load(overrides=chosen), Components(clock, OsDisk(), AllowAll()))
     try:
         yield server._native._resources.broker

@@ -23,7 +23,8 @@ TOPIC = TopicName.parse("/default/orders")
 
 @asynccontextmanager
 async def served(directory, clock=None):
-    chosen = {"server.data_dir": str(directory), "server.port": 0, "server.http_port": 0}
+    ports = {"server.port": 0, "server.http_port": 0, "grpc.data": False, "grpc.admin": False}
+    chosen = {"server.data_dir": str(directory), **ports}
     components = Components(clock or SystemClock(), OsDisk(), AllowAll())
     server = await Server.start(Settings.load(overrides=chosen), components)
     try:

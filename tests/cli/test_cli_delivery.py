@@ -57,6 +57,18 @@ def test_a_failure_policy_is_set_at_creation_shown_and_changed_in_part(danube, t
     assert answer(danube("subscriptions", "describe", topic, "work", "--json"))["failure_policy"] == policy
 
 
+def test_a_limit_of_unacked_messages_is_shown_and_changed(danube, topic):
+    danube("topics", "create", topic)
+    danube("subscriptions", "create", topic, "work")
+    assert danube("subscriptions", "unacked-max", topic, "work").stdout == "unlimited\n"
+    assert danube("subscriptions", "unacked-max", topic, "work", "1000").stdout == "at most 1000 per partition\n"
+    assert answer(danube("subscriptions", "describe", topic, "work", "--json"))["unacked_max"] == 1000
+    assert "at most 1000 per partition" in danube("subscriptions", "describe", topic, "work").stdout
+    assert answer(danube("subscriptions", "unacked-max", topic, "work", "unlimited", "--json"))["unacked_max"] == 0
+    wrong = danube("subscriptions", "unacked-max", topic, "work", "0")
+    assert wrong.returncode == 2 and "use 1 to" in wrong.stderr
+
+
 def test_a_delay_longer_than_the_longest_raises_it_and_poison_without_a_limit_is_remarked(danube, topic):
     danube("topics", "create", topic)
     danube("subscriptions", "create", topic, "work")

@@ -20,7 +20,7 @@ PORTS = ("--port=0", "--grpc-port=0", "--admin-port=0", "--http-port=0")
 def test_the_readiness_line_names_all_doors_and_is_all_of_stdout(serve, tmp_path: Path):
     running = serve(tmp_path / "data")
     door = r"127\.0\.0\.1"
-    line = rf"danube ready native={door}:[1-9]\d* grpc={door}:0 admin={door}:0 http={door}:[1-9]\d*\n"
+    line = rf"danube ready native={door}:[1-9]\d* grpc={door}:[1-9]\d* admin={door}:[1-9]\d* http={door}:[1-9]\d*\n"
     assert re.fullmatch(line, running.ready_line)
     assert running.end() == 0
     assert running.process.stdout.read() == ""
@@ -132,7 +132,15 @@ def test_a_door_that_cannot_be_opened_is_one_line_with_the_remedy(tmp_path, argu
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize(("option", "listener"), [("--port", "native"), ("--http-port", "HTTP")])
+@pytest.mark.parametrize(
+    ("option", "listener"),
+    [
+        ("--port", "native"),
+        ("--grpc-port", "gRPC"),
+        ("--admin-port", "gRPC admin"),
+        ("--http-port", "HTTP"),
+    ],
+)
 def test_a_port_that_is_taken_says_whose_it_is_and_how_to_choose_another(tmp_path, option, listener):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -155,6 +163,12 @@ def test_a_port_that_is_taken_says_whose_it_is_and_how_to_choose_another(tmp_pat
 def test_without_http_there_is_no_such_listener(serve, tmp_path: Path):
     running = serve(tmp_path / "data", "--no-http")
     assert "http=127.0.0.1:0\n" in running.ready_line
+    assert running.end() == 0
+
+
+def test_without_grpc_there_are_no_such_listeners(serve, tmp_path: Path):
+    running = serve(tmp_path / "data", "--no-grpc", "--no-admin")
+    assert "grpc=127.0.0.1:0 admin=127.0.0.1:0 " in running.ready_line
     assert running.end() == 0
 
 

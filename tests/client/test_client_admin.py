@@ -56,6 +56,26 @@ async def test_a_failure_policy_is_created_shown_and_changed(client: Client) -> 
         await client.set_failure_policy(TOPIC, "nobody", changed)
 
 
+async def test_a_limit_of_unacked_messages_is_shown_and_changed_while_a_consumer_is_attached(client: Client) -> None:
+    await publish(client, 10)
+    async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+        assert (await client.describe_subscription(TOPIC, "billing")).unacked_max == 0
+    await client.set_unacked_max(TOPIC, "billing", 3)
+    async with client.consumer(TOPIC, subscription="billing") as consumer:
+        messages = [await consumer.receive(timeout=60) for _ in range(3)]
+        described = await client.describe_subscription(TOPIC, "billing")
+        assert (described.unacked_max, described.partitions[0].unacked) == (3, 3)
+        await consumer.ack(messages[1])
+        assert (await consumer.receive(timeout=60)).offset == 3
+        await client.set_unacked_max(TOPIC, "billing", 0)
+        assert [(await consumer.receive(timeout=60)).offset for _ in range(6)] == [4, 5, 6, 7, 8, 9]
+    for wrong in (-1, 2**32, "1"):
+        with pytest.raises(Invalid):
+            await client.set_unacked_max(TOPIC, "billing", wrong)  # type: ignore[arg-type]
+    with pytest.raises(NotFound):
+        await client.set_unacked_max(TOPIC, "nobody", 1)
+
+
 async def test_messages_are_skipped_by_offset_and_by_range(client: Client) -> None:
     await publish(client, 10)
     await client.create_subscription(TOPIC, "billing", start="earliest")

@@ -438,6 +438,14 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
+        requests.SetUnackedMax(topic="/default/orders", subscription="billing", unacked_max=1000),
+        unhex("""
+        84a26f70 b8737562 73637269 7074696f 6e2e756e 61636b65 645f6d61 78a5746f
+        706963af 2f646566 61756c74 2f6f7264 657273ac 73756273 63726970 74696f6e
+        a762696c 6c696e67 ab756e61 636b6564 5f6d6178 cd03e8
+        """),
+    ),
+    (
         requests.SetPolicies(
             target="/default/orders", changes={"ttl_s": 3600, "backlog_action": 1, "retention_s": None}
         ),

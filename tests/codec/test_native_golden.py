@@ -102,6 +102,7 @@ def test_requests_keep_their_names() -> None:
         "subscription.pending",
         "subscription.settle",
         "subscription.failure_policy",
+        "subscription.unacked_max",
         "policies.set",
         "policies.get",
         "topic.grow",

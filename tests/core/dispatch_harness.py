@@ -22,8 +22,15 @@ FILTERS = [(), (), ("k*",), ("x?", "k1"), ("*2", "y[1]"), ("nothing",)]
 POLICIES = [
     FailurePolicy(delay_ms=10, delay_max_ms=40),
     FailurePolicy(redeliveries_max=0, delay_ms=0, poison=Poison.DROP),
-    FailurePolicy(redeliveries_max=1, delay_ms=5, backoff=Backoff.FIXED, poison=Poison.BLOCK),
-    FailurePolicy(redeliveries_max=1, delay_ms=5, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/dead"),
+    FailurePolicy(redeliveries_max=1, delay_ms=5, delay_max_ms=40, backoff=Backoff.FIXED, poison=Poison.BLOCK),
+    FailurePolicy(
+        redeliveries_max=1,
+        delay_ms=5,
+        delay_max_ms=40,
+        poison=Poison.DEAD_LETTER,
+        dead_letter_topic="/default/dead",
+    ),
+    FailurePolicy(redeliveries_max=2, delay_ms=5, delay_max_ms=20, ack_timeout_ms=15, poison=Poison.DROP),
 ]
 
 SMALL = {"HELD_BACK_MAX": 6, "FAILED_MAX": 3, "DELAYED_MAX": 3, "ACKED_RANGES_MAX": 4, "DUE_AT_ONCE": 2}
@@ -134,8 +141,9 @@ class DispatchHarness:
         key_filters: Sequence[str] = (),
         messages: int = PLENTY,
         size_bytes: int = PLENTY,
+        is_timed: bool = False,
     ) -> Member:
-        member, _ = self.dispatcher.attach(consumer, priority, key_filters)
+        member, _ = self.dispatcher.attach(consumer, priority, key_filters, is_timed)
         self.credit(member, messages, size_bytes)
         return member
 
@@ -171,9 +179,22 @@ class DispatchHarness:
     def ack(self, *offsets: int) -> int:
         return self.dispatcher.ack(ranges_of(offsets))
 
-    def nack(self, *offsets: int, delay_ms: int | None = None, reason: str = "") -> list[tuple[int, str]]:
-        exhausted = self.dispatcher.nack(ranges_of(offsets), self.now_us, delay_ms, reason)
+    def nack(
+        self, *offsets: int, delay_ms: int | None = None, reason: str = "", bounded: bool = False
+    ) -> list[tuple[int, str]]:
+        exhausted = self.dispatcher.nack(ranges_of(offsets), self.now_us, delay_ms, reason, bounded=bounded)
         return [(one.offset, str(one.poison)) for one in exhausted]
+
+    def give_up(self, *offsets: int, reason: str = "too large") -> list[tuple[int, str, int]]:
+        exhausted = self.dispatcher.give_up(ranges_of(offsets), reason)
+        return [(one.offset, str(one.poison), one.attempts) for one in exhausted]
+
+    def time_out(self) -> list[tuple[int, str]]:
+        """Fail what has timed out by now; return what is exhausted."""
+        ended: list[tuple[int, str]] = []
+        while (at_us := self.dispatcher.next_timeout_us) is not None and at_us <= self.now_us:
+            ended += [(one.offset, str(one.poison)) for one in self.dispatcher.fail_timed_out(self.now_us)]
+        return ended
 
     def wait(self, milliseconds: int) -> None:
         self.now_us += milliseconds * MS

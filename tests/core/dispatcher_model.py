@@ -37,6 +37,11 @@ class DispatcherModel(RuleBasedStateMachine):
         self.batches_max = 1
         self.delivers_stored = True
         self.published_us: dict[int, int] = {}
+        self.since_us: dict[int, int] = {}
+        """When each message in flight was delivered."""
+        self.reasons: dict[int, str] = {}
+        self.given_up: set[int] = set()
+        self.unacked_max = 0
 
     @property
     def dispatcher(self) -> Dispatcher:
@@ -80,6 +85,8 @@ class DispatcherModel(RuleBasedStateMachine):
         else:
             self._delivered_by_key(member, offset)
         self.in_flight[offset] = member
+        self.since_us[offset] = now_us
+        assert not self.unacked_max or len(self.in_flight) <= self.unacked_max
         self.delivered.add(offset)
         counts, _ = self.dispatcher.failure_history([offset])
         assert counts == ([self.failed[offset]] if offset in self.failed else [])
@@ -105,6 +112,8 @@ class DispatcherModel(RuleBasedStateMachine):
             return
         active = self.active() if self.is_single else None
         if active is not None and not active.can_receive:
+            return
+        if self.unacked_max and len(self.in_flight) >= self.unacked_max:
             return
         idle = [
             offset
@@ -137,12 +146,21 @@ class DispatcherModel(RuleBasedStateMachine):
             for one in (self.in_flight, self.failed, self.waiting):
                 one.pop(offset, None)
             self.dead_lettering.discard(offset)
+            self.given_up.discard(offset)
             self.blocked.discard(offset)
 
     def _start_over(self, acked: set[int]) -> None:
         self.acked = acked
         for one in (self.in_flight, self.failed, self.waiting, self.dead_lettering, self.blocked, self.delivered):
             one.clear()
+        self.given_up.clear()
+
+    def _is_exhausted(self, offset: int) -> bool:
+        return offset in self.given_up or self.policy.is_exhausted(self.failed[offset])
+
+    def _timed(self) -> dict[int, int]:
+        """Return when each message was delivered whose ack timeout the broker counts."""
+        return {offset: self.since_us[offset] for offset, member in self.in_flight.items() if member.is_timed}
 
     # -- always --------------------------------------------------------------------------------------------------------
 
@@ -166,6 +184,10 @@ class DispatcherModel(RuleBasedStateMachine):
         missing = sum(stop - start for start, stop in dispatcher.cursor.missing(0, end))
         assert min(dispatcher.counts.held_back, dispatcher.counts.unmatched, dispatcher.counts.delayed, unread) >= 0
         assert unread + ready + kept + failing + len(self.in_flight) == missing
+
+    @invariant()
+    def timeouts_are_counted_for_what_is_in_flight(self) -> None:
+        assert dict(self.dispatcher._timeouts._since_us) == self._timed()
 
     @invariant()
     def failures_are_counted_until_they_are_acked(self) -> None:

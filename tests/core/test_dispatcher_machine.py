@@ -20,7 +20,7 @@ from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.dispatcher import Dispatcher
 from pydanube.core.dispatch.members import Member
 from pydanube.model.errors import Refused
-from pydanube.model.failure import Poison
+from pydanube.model.failure import ACK_TIMEOUT, Poison
 from pydanube.model.topics import SubscriptionType
 
 EXAMPLES = int(os.environ.get("DISPATCHER_EXAMPLES", "20"))
@@ -86,14 +86,15 @@ class DispatcherMachine(DispatcherModel):
         priority=st.integers(0, 1),
         filters=st.sampled_from(FILTERS),
         messages=st.sampled_from([0, 1, 3, 10, PLENTY]),
+        is_timed=st.booleans(),
     )
-    def attach(self, name, priority, filters, messages):
+    def attach(self, name, priority, filters, messages, is_timed=False):
         former, active = self.member(name), self.active()
         if self.type is SubscriptionType.EXCLUSIVE and former is None and self.dispatcher.members:
             with pytest.raises(Refused):
                 self.dispatcher.attach(name, priority)
             return
-        member, ended = self.dispatcher.attach(name, priority, filters if self.is_keyed else ())
+        member, ended = self.dispatcher.attach(name, priority, filters if self.is_keyed else (), is_timed)
         assert ended is former
         self._gave_back([former], active)
         self.harness.credit(member, messages, PLENTY)
@@ -136,6 +137,8 @@ class DispatcherMachine(DispatcherModel):
     @rule()
     def deliver(self):
         """Deliver everything that is possible, like the broker's pump."""
+        while (at_us := self.dispatcher.next_timeout_us) is not None and at_us <= self.harness.now_us:
+            self._time_out()
         for _ in range(1000 + 10 * self.harness.stored.end):
             if self.dispatcher.has_due(self.harness.now_us):
                 self._due()
@@ -187,7 +190,7 @@ class DispatcherMachine(DispatcherModel):
     def _assign_stored(self, member: Member, base: int, end: int, size_bytes: int) -> None:
         assert member is self.active() and member.can_receive
         messages = member.messages
-        self.dispatcher.assign_stored(member, end, size_bytes)
+        self.dispatcher.assign_stored(member, end, size_bytes, self.harness.now_us)
         assert member.messages == messages - (end - base)
         for offset in range(base, end):
             self._delivered(member, offset)
@@ -196,6 +199,14 @@ class DispatcherMachine(DispatcherModel):
     def set_delivers_stored(self, delivers_stored):
         """Switch on or off that a sole consumer is assigned whole stored batches."""
         self.delivers_stored = delivers_stored
+
+    @rule(unacked_max=st.sampled_from([0, 0, 1, 5, 40]))
+    def limit_unacked(self, unacked_max):
+        self.unacked_max = self.dispatcher.unacked_max = 0
+        self.deliver()
+        if unacked_max:  # so that what is in flight already is within the limit
+            self._ack(ranges_of(sorted(self.in_flight)[unacked_max:]))
+        self.unacked_max = self.dispatcher.unacked_max = unacked_max
 
     @rule(rows_max=st.sampled_from([None, None, 1, 2, 7, 30]))
     def limit_rows(self, rows_max):
@@ -272,15 +283,53 @@ class DispatcherMachine(DispatcherModel):
         start = start % (self.harness.stored.end + 1)
         self._nack([(start, start + count), (start, start + 1)], delay_ms)
 
-    def _nack(self, ranges: list[tuple[int, int]], delay_ms: int | None) -> None:
+    @precondition(lambda self: self.in_flight)
+    @rule(skip=st.integers(0, 8), delay_ms=st.sampled_from([0, 7, 10**9]))
+    def nack_bounded(self, skip, delay_ms):
+        """Nack with a delay that counts only between the policy's delay and its maximum."""
+        for offset in sorted(self.in_flight)[skip : skip + 2]:
+            wait_ms = min(
+                max(self.policy.next_delay_ms(self.failed.get(offset, 0) + 1), delay_ms), self.policy.delay_max_ms
+            )
+            self._nack([(offset, offset + 1)], wait_ms, wanted_ms=delay_ms)
+
+    @precondition(lambda self: self.in_flight)
+    @rule(skip=st.integers(0, 8), count=st.integers(1, 2))
+    def give_up(self, skip, count):
+        offsets = sorted(self.in_flight)[skip : skip + count]
+        exhausted = self.dispatcher.give_up(ranges_of(offsets), "given up")
+        for offset in offsets:
+            del self.in_flight[offset]
+            self.failed[offset] = self.failed.get(offset, 0) + 1
+            self.given_up.add(offset)
+            self.reasons[offset] = "given up"
+        self._exhausted(exhausted, set(offsets))
+
+    def _time_out(self) -> None:
+        by_time = sorted((since_us, offset) for offset, since_us in self._timed().items())
+        assert self.dispatcher.next_timeout_us == by_time[0][0] + self.policy.ack_timeout_ms * MS
+        before = self.harness.now_us - self.policy.ack_timeout_ms * MS
+        exhausted = self.dispatcher.fail_timed_out(self.harness.now_us)
+        late = {offset for since_us, offset in by_time if since_us <= before}
+        taken = late - set(self.dispatcher._timeouts._since_us)
+        assert len(taken) == min(len(late), dispatcher_module.DUE_AT_ONCE)
+        self._failed(sorted(taken), None, ACK_TIMEOUT, exhausted)
+
+    def _nack(self, ranges: list[tuple[int, int]], delay_ms: int | None, wanted_ms: int | None = None) -> None:
         offsets = dict.fromkeys(offset for start, end in ranges for offset in range(start, end))
-        exhausted = self.dispatcher.nack(ranges, self.harness.now_us, delay_ms, "why")
+        is_bounded = wanted_ms is not None
+        sent_ms = wanted_ms if is_bounded else delay_ms
+        exhausted = self.dispatcher.nack(ranges, self.harness.now_us, sent_ms, "why", bounded=is_bounded)
+        self._failed(list(offsets), delay_ms, "why", exhausted)
+
+    def _failed(self, offsets: list[int], delay_ms: int | None, reason: str, exhausted) -> None:
         expected = set()
         for offset in [one for one in offsets if one in self.in_flight]:
             del self.in_flight[offset]
             if len(self.failed) >= 2 * dispatcher_module.FAILED_MAX and offset not in self.failed:
                 continue  # there are too many failures to count this one
             self.failed[offset] = count = self.failed.get(offset, 0) + 1
+            self.reasons[offset] = reason
             if self.policy.is_exhausted(count):
                 expected.add(offset)
             else:
@@ -291,7 +340,8 @@ class DispatcherMachine(DispatcherModel):
     def _exhausted(self, exhausted, expected: set[int]) -> None:
         assert sorted(one.offset for one in exhausted) == sorted(expected)
         for one in exhausted:
-            assert (one.poison, one.attempts, one.reason) == (self.policy.poison, self.failed[one.offset], "why")
+            assert (one.poison, one.attempts) == (self.policy.poison, self.failed[one.offset])
+            assert one.reason == self.reasons[one.offset]
             if one.poison is Poison.BLOCK:
                 self.blocked.add(one.offset)
             else:
@@ -316,6 +366,7 @@ class DispatcherMachine(DispatcherModel):
         self.policy = policy
         exhausted = self.dispatcher.set_failure_policy(policy)
         expected = {offset for offset in self.blocked if policy.is_exhausted(self.failed[offset])}
+        self.given_up -= self.blocked
         self.blocked.clear()
         self._exhausted(exhausted, expected)
 
@@ -327,7 +378,7 @@ class DispatcherMachine(DispatcherModel):
         now_us = self.harness.now_us
         by_time = sorted((due_us, offset) for offset, due_us in self.waiting.items() if due_us <= now_us)
         ended = {offset for _, offset in by_time[: dispatcher_module.DUE_AT_ONCE]}
-        expected = {offset for offset in ended if self.policy.is_exhausted(self.failed[offset])}
+        expected = {offset for offset in ended if self._is_exhausted(offset)}
         for offset in ended:
             del self.waiting[offset]
         self._exhausted(self.dispatcher.release_due(now_us), expected)
@@ -346,14 +397,13 @@ class DispatcherMachine(DispatcherModel):
         cursor = self.dispatcher.cursor
         again = Cursor(cursor.position, cursor.acked, cursor.generation)
         self.harness.dispatcher = Dispatcher(self.type, again, self.policy, 1)
+        self.dispatcher.unacked_max = self.unacked_max
         self._start_over(set(self.acked))
 
     def teardown(self) -> None:
         """Give every consumer credit and let time pass: everything must be acknowledged in the end."""
         try:
-            self.policy = POLICIES[0]
-            self._exhausted(self.dispatcher.set_failure_policy(self.policy), set())
-            self.blocked.clear()
+            self.unacked_max = self.dispatcher.unacked_max = 0
             if not self.dispatcher.members or self.is_keyed:
                 self.attach("z", 0, (), PLENTY)
             for member in self.dispatcher.members:
@@ -362,6 +412,7 @@ class DispatcherMachine(DispatcherModel):
             for _ in range(300):
                 if self.dispatcher.cursor.position == self.harness.stored.end:
                     break
+                self.set_policy(POLICIES[0])  # each time: a message that was given up is blocked again
                 self._ack(ranges_of(sorted(self.dead_lettering)))
                 self.harness.wait(50)
                 self.deliver()

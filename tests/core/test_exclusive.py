@@ -5,7 +5,7 @@ from dispatch_harness import DispatchHarness
 
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.dispatcher import Dispatcher
-from pydanube.model.errors import Invalid, Refused
+from pydanube.model.errors import Held, Invalid
 from pydanube.model.limits import ACKED_RANGES_MAX
 from pydanube.model.topics import SubscriptionType
 
@@ -17,7 +17,7 @@ def harness(**options) -> DispatchHarness:
 def test_another_name_is_refused_while_a_consumer_is_attached():
     one = harness()
     one.join("a")
-    with pytest.raises(Refused, match="held by consumer 'a'"):
+    with pytest.raises(Held, match="held by consumer 'a'"):
         one.join("b")
     assert [member.consumer for member in one.dispatcher.members] == ["a"]
 

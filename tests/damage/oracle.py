@@ -113,6 +113,8 @@ def _settings(directory: Path, expected: Expected) -> Settings:
         "server.data_dir": str(directory),
         "server.port": 0,
         "server.http_port": 0,
+        "grpc.data": False,
+        "grpc.admin": False,
         "storage.shutdown_upload_s": 0,
         "storage.segment_age_s": 86400,
         "topics.auto_create": False,

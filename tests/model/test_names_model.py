@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydanube.broker.registry.records import TOPICS, topic_key, topic_of_key
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import NAME_CHARACTERS_MAX
-from pydanube.model.names import TopicName, parse_namespace, parse_subscription
+from pydanube.model.names import TopicAddress, TopicName, parse_namespace, parse_subscription
 
 GOOD = ["orders", "orders.v1", "com.example.orders-v1_2", "1.2.3", "-.-", "_", "a" * NAME_CHARACTERS_MAX]
 BAD = [
@@ -72,3 +72,35 @@ def test_topics_of_a_namespace_are_not_below_a_namespace_whose_name_begins_alike
 def test_a_dot_changes_nothing_about_the_names_of_partitions(topic: str, reserved: bool) -> None:
     assert TopicName("default", topic).names_partition is reserved
     assert TopicName("default", topic).partition(7) == f"/default/{topic}-part-7"
+
+
+@pytest.mark.parametrize(
+    ("text", "base", "partition"),
+    [
+        ("/default/orders", None, 0),
+        ("/default/orders-part-0", "orders", 0),
+        ("/default/orders-part-12", "orders", 12),
+        ("/default/orders-part-1-part-2", "orders-part-1", 2),
+        ("/default/orders-part-01", None, 0),
+        ("/default/-part-1", None, 0),
+    ],
+)
+def test_an_address_says_which_partition_it_names(text: str, base: str | None, partition: int) -> None:
+    address = TopicAddress.parse(text)
+    assert address.base == (TopicName("default", base) if base else None)
+    assert (address.partition, str(address), address.topic) == (partition, text, TopicName.parse(text))
+    if address.base is not None:
+        assert address.base.partition(partition) == text
+
+
+def test_the_longest_topic_has_addresses_of_its_partitions() -> None:
+    topic = TopicName("default", "t" * 200)
+    assert TopicAddress.parse(topic.partition(3)) == TopicAddress(topic.partition(3), None, topic, 3)
+
+
+@pytest.mark.parametrize(
+    "text", ["orders-part-0", "/a/b/c-part-0", "/default/o-part-0\n", f"/d/o-part-{'9' * 5000}", 7]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(Invalid):
+        TopicAddress.parse(text)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-READY = re.compile(r"danube ready native=(\S+):(\d+) grpc=\S+:\d+ admin=\S+:\d+ http=\S+:(\d+)\n")
+READY = re.compile(r"danube ready native=(\S+):(\d+) grpc=\S+:(\d+) admin=\S+:(\d+) http=\S+:(\d+)\n")
 
 PORTS = ("--port=0", "--grpc-port=0", "--admin-port=0", "--http-port=0")
 """Any free port for every listener: other brokers run on the same machine."""
@@ -29,12 +29,17 @@ class BrokerProcess:
     """One `danube serve`. Its log goes to `<directory>.log`, which a failing test shows."""
 
     def __init__(
-        self, directory: Path, port: int | None = None, before_start: Callable[[], None] | None = None
+        self,
+        directory: Path,
+        port: int | None = None,
+        before_start: Callable[[], None] | None = None,
+        grpc_port: int = 0,
     ) -> None:
         self.directory = directory
         self.port = port or free_port()
-        self.http_port = 0
-        """Another one after every start."""
+        self.http_port = self.admin_port = 0
+        """Others after every start; so is `grpc_port`, unless it is given."""
+        self.grpc_port = self._wanted_grpc_port = grpc_port
         self.log = directory.with_suffix(".log")
         self._before_start = before_start
         self._process: subprocess.Popen[str] | None = None
@@ -52,7 +57,7 @@ class BrokerProcess:
         command = [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(self.directory)]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
-                [*command, "--port", str(self.port), *PORTS[1:]],
+                [*command, "--port", str(self.port), f"--grpc-port={self._wanted_grpc_port}", *PORTS[2:]],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -62,7 +67,7 @@ class BrokerProcess:
         line = self._process.stdout.readline()
         found = READY.fullmatch(line)
         assert found, f"not ready: {line!r}\n{self.log.read_text()[-4000:]}"
-        self.http_port = int(found[3])
+        self.grpc_port, self.admin_port, self.http_port = int(found[3]), int(found[4]), int(found[5])
         return self
 
     def kill(self) -> None:

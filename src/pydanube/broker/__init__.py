@@ -1,6 +1,7 @@
 """OWNERSHIP. Each partition and subscription has one owner, and all listeners call one facade.
 
 Lives here      the facade (facade.py) and what every call passes: producers, publish checks, policies, statistics
+                for clients without a connection of their own: topic addresses, shared producers, consumer sessions
                 registry/       the namespaces, topics, subscriptions and producers that exist, and their records
                 partitions/     open partitions: publish, fetch, recovery, ownership, limits
                 subscriptions/  delivery to attached consumers, acks, redelivery, dead letters
@@ -20,8 +21,10 @@ from pydanube.broker.staging.staging import CommitRequest, Committed
 from pydanube.broker.subscriptions.consumer import Consumer, Sink, close_calls
 from pydanube.broker.subscriptions.subscriptions import Attachment
 
+from .consumer_sessions import ConsumerSessions
 from .facade import Broker, BrokerParts, BrokerSettings
 from .producers import Producer
+from .shared_producers import SharedProducer
 
 __all__ = [
     "Attachment",
@@ -31,11 +34,13 @@ __all__ = [
     "CommitRequest",
     "Committed",
     "Consumer",
+    "ConsumerSessions",
     "FetchResult",
     "Producer",
     "PublishDone",
     "Published",
     "SectionRequest",
+    "SharedProducer",
     "Sink",
     "StageRequest",
     "close_calls",

@@ -22,6 +22,7 @@ from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.schemas.schemas import Schemas
 from pydanube.broker.staging.staging import Staging
+from pydanube.broker.subscriptions.single_acks import SingleAcks
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
 from pydanube.broker.tiering.administration import StorageAdministration
 from pydanube.broker.tiering.object_storage import ObjectStorage, TieringSettings
@@ -46,11 +47,14 @@ from pydanube.storage.cache import TailCache
 from pydanube.storage.wal import LogWriter
 from pydanube.version import __version__
 
+from .consumer_sessions import ConsumerSessions
 from .decompression import DecompressionBudget
 from .policies import PolicyAdministration
 from .producers import Access, Producer, Producers
 from .publish_checks import PayloadCheck, check_publishable
+from .shared_producers import SharedProducers
 from .statistics import Statistics
+from .topic_addresses import TopicAddresses
 
 log = get_logger(__name__)
 
@@ -141,9 +145,13 @@ class Broker:
             self.tiers,
         )
         self.schemas = Schemas(parts.store, registry, self._partitions, authorizer, clock, parts.tasks)
+        self.addresses = TopicAddresses(registry, authorizer, settings.auto_create, settings.ack_level)
         self.producers = Producers(registry, self._partitions)
         self.policies = PolicyAdministration(registry, self._partitions, policies, authorizer)
         self.subscriptions = Subscriptions(registry, self._partitions, authorizer)
+        self.single_acks = SingleAcks(registry, self._partitions, authorizer)
+        self.shared_producers = SharedProducers(self.producers, self.addresses, authorizer, clock, parts.tasks)
+        self.consumer_sessions = ConsumerSessions(registry, self.addresses, self.subscriptions, clock, parts.tasks)
         self.statistics = Statistics(registry, self._partitions, authorizer, clock)
         self.storage = StorageAdministration(
             registry, self._partitions, authorizer, parts.store, writer, clock, parts.tasks, self.tiers

@@ -4,6 +4,10 @@ An identity is a number and an epoch. Opening a name again raises the name's epo
 before. A producer with exclusive access takes the whole topic under a higher access epoch, and all producers before it
 are fenced for good: the access epoch is in the metadata, and in every identity that is given out.
 
+Producers of the Danube gRPC API are identified by a hash of topic and name (`shared_id`) and have neither epoch nor
+sequence: all that use one name share one identity, also after a restart, and fence nobody. A native producer of the
+same name is another one.
+
 Invariants
     a fenced producer stores nothing after the open that fenced it has returned, here or after a restart
     while an exclusive producer is live, no other producer of the topic is
@@ -13,10 +17,11 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal
+from typing import Final, Literal
 
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
@@ -27,6 +32,17 @@ from pydanube.model.limits import PRODUCER_NAME_BYTES_MAX
 from pydanube.model.names import TopicName
 
 Access = Literal["shared", "exclusive"]
+
+SHARED_PRODUCER: Final = 1 << 62
+"""A producer id with this bit set, and not the next higher one (`core.staging.STAGED_PRODUCER`), is a `shared_id`. Ids
+of native producers come from a counter, which never gets so far."""
+
+
+def shared_id(address: str, name: str) -> int:
+    """Return the id of all producers of the Danube gRPC API that use this name at this address, a topic or a
+    partition."""
+    digest = hashlib.blake2b(f"{address}\0{name}".encode(), digest_size=8, person=b"danube-producer").digest()
+    return SHARED_PRODUCER | int.from_bytes(digest, "big") >> 2
 
 
 class Producer:
@@ -162,6 +178,36 @@ class Producers:
                 group.add(producer)
                 if access == "exclusive":
                     group.hold(identity.producer_id)
+                return producer
+
+    async def open_shared(
+        self, topic: TopicName, partition: int, name: str, producer_id: int, exclusive: bool = False
+    ) -> Producer:
+        """Return the producer that all clients share which use this `shared_id`; open it if it is not open.
+
+        `exclusive`: as long as it is open, the topic has no other producer; raises Refused if it has others already.
+        Nobody is fenced. The caller closes the producer once none of its clients is left.
+        """
+        if not 1 <= len(name.encode()) <= PRODUCER_NAME_BYTES_MAX:
+            raise Invalid(f"a producer's name has 1 to {PRODUCER_NAME_BYTES_MAX} bytes")
+        owned = await self._partitions.get(topic, partition)
+        topic_id = self._registry.topic(topic).topic_id
+        group = self._groups.setdefault(topic_id, TopicProducers(topic_id, partial(self._groups.pop, topic_id, None)))
+        with group.opening():
+            async with group.changing:
+                self._partitions.check_served(topic, topic_id, owned)
+                identity = ProducerRecord(producer_id)
+                self._check_allowed(group, topic, identity, returning=True)
+                if exclusive and any(one.producer_id != producer_id for one in group):
+                    raise Refused(
+                        f"topic {topic} has other producers, and {name!r} asks for exclusive access: close them first"
+                    )
+                found = [one for one in group.of(producer_id) if one.partition is owned]
+                producer = found[0] if found else Producer(str(topic), owned, identity, group)
+                if not found:
+                    group.add(producer)
+                if exclusive:
+                    group.hold(producer_id)
                 return producer
 
     async def _admit(

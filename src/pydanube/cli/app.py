@@ -3,8 +3,8 @@
 Commands are imported when they are called, so that ``danube --version`` and ``--help`` stay instant; their one-line
 summaries are therefore written here and checked against the commands by a test.
 
-Exit codes: 0 done, 1 failed (one line on stderr), 2 wrong usage, 130 interrupted. `consume`, `top` and `serve` run
-until they are stopped, so Ctrl-C ends them with 0; a second Ctrl-C interrupts that orderly end.
+Exit codes: 0 done, 1 failed (one line on stderr), 2 wrong usage, 130 interrupted. `consume`, `top`, `serve` and
+`pipeline run` run until they are stopped, so Ctrl-C ends them with 0; a second Ctrl-C interrupts that orderly end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "dlq": ("dlq:dlq", "List, show, redrive and drop dead letters."),
     "top": ("top:top", "Watch topics and subscriptions: rates, backlogs, redeliveries."),
     "namespaces": ("namespaces:namespaces", "Create, list, describe and delete namespaces."),
+    "sql": ("sql:sql", "Query topics with SQL."),
     "queries": ("queries:queries", "List, describe and forget queries that write by stages, such as Spark streams."),
+    "pipeline": ("pipeline:pipeline", "Run, check and list Spark pipelines from YAML files."),
     "brokers": ("brokers:brokers", "List and describe brokers."),
     "storage": ("storage:storage", "Serve and look after object stores."),
     "inspect": ("inspect:inspect", "Look into stored files without a broker."),
@@ -94,7 +96,7 @@ Try it, in two terminals:
 
 \b
 Client commands talk to --url or DANUBE_URL, danube://127.0.0.1:6655 by default.
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted; Ctrl-C ends consume, top and serve with 0.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted; Ctrl-C ends consume, top, serve and pipeline run with 0.
 'danube COMMAND --help' teaches each command by example.""",
 )
 @click.version_option(__version__, "-V", "--version", prog_name="danube", message="%(prog)s %(version)s")

@@ -24,6 +24,7 @@ from pydanube.model.errors import Refused
 from .output import size
 
 EXTRAS: Final = {
+    "grpc": "the Danube gRPC API and storage plug-ins: pip install 'pydanube[grpc]'",
     "pyarrow": "batches as Arrow tables: pip install 'pydanube[arrow]'",
     "pyspark": "the Spark data source, with a Java runtime: pip install 'pydanube[spark]'",
 }

@@ -61,7 +61,11 @@ def _findings(data_dir: Path | None, path: Path | None, *, measure: bool) -> Ite
     if measure:
         yield checks.sync_speed(log_directory)
     server = settings.server
-    ports = {"native": server.port, "grpc": server.grpc_port, "admin": server.admin_port}
+    ports = {"native": server.port}
+    if settings.grpc.data:
+        ports["grpc"] = server.grpc_port
+    if settings.grpc.admin:
+        ports["admin"] = server.admin_port
     if server.http:
         ports["http"] = server.http_port
     for listener, number in ports.items():

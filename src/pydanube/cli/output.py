@@ -10,7 +10,7 @@ import io
 import json
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TextIO
 
 import click
 
@@ -45,8 +45,9 @@ def table(
     title: str = "",
     right: Iterable[str] = (),
     cut: Collection[str] = (),
+    file: TextIO | None = None,
 ) -> None:
-    """Print a table. Columns named in `right` are right-aligned.
+    """Print a table, or write it to `file`. Columns named in `right` are right-aligned.
 
     If there are columns to `cut`, every row takes one line of a terminal, and these columns are shortened. Piped output
     is never shortened.
@@ -57,7 +58,7 @@ def table(
     from rich.text import Text
 
     numbers = set(right)
-    terminal = is_terminal(sys.stdout)
+    terminal = file is None and is_terminal(sys.stdout)
     if title:
         click.secho(title, bold=True)
     view = Table(box=box.SIMPLE_HEAD if terminal else None)
@@ -76,7 +77,7 @@ def table(
     text = io.StringIO()
     Console(file=text, width=10_000, highlight=False).print(view)
     for line in text.getvalue().splitlines():
-        click.echo(line.rstrip())
+        click.echo(line.rstrip(), file=file)
 
 
 def fields(pairs: Iterable[tuple[str, object]]) -> None:

@@ -351,19 +351,15 @@ async def _send_all(
 
 def _producer(client: Client, wanted: ProduceOptions, schema: SchemaVersion | None) -> Producer:
     """Return a producer of payloads that are encoded already; `schema` is named in every batch."""
-    from pydanube.client.producing.producer import Producer
-    from pydanube.client.settings import ProducerSettings
-    from pydanube.codec.batch import Codec
-
-    settings = ProducerSettings(
-        codec=Codec.parse(wanted.compression),
+    partition_by: PartitionBy = "key" if wanted.partition is None else wanted.partition
+    return client.producer(
+        str(wanted.topic),
+        compression=wanted.compression,
         timeout=SEND_SECONDS,
         access=wanted.access,
-        schema=(0, 0) if schema is None else (schema.schema_id, schema.version),
-        subject="" if schema is None else schema.subject,
+        partition_by=partition_by,
+        schema=schema,
     )
-    partition_by: PartitionBy = "key" if wanted.partition is None else wanted.partition
-    return client._keep(Producer(client._brokers, str(wanted.topic), settings, True, partition_by))
 
 
 async def _create(client: Client, wanted: ProduceOptions) -> None:

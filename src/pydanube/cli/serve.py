@@ -35,6 +35,8 @@ DANUBE_LOGGING_LEVEL=debug danube serve         'danube config show' lists every
 @click.option("--grpc-port", type=PORT, help="Danube gRPC API.  [default: 6650]")
 @click.option("--admin-port", type=PORT, help="Danube gRPC admin API.  [default: 50051]")
 @click.option("--http-port", type=PORT, help="HTTP: health and the schema registry.  [default: 8650]")
+@click.option("--no-grpc", is_flag=True, help="Open no listener for the Danube gRPC API.")
+@click.option("--no-admin", is_flag=True, help="Open no listener for the Danube gRPC admin API.")
 @click.option("--no-http", is_flag=True, help="Open no HTTP listener.")
 @config_option
 def serve(
@@ -44,13 +46,15 @@ def serve(
     grpc_port: int | None,
     admin_port: int | None,
     http_port: int | None,
+    no_grpc: bool,
+    no_admin: bool,
     no_http: bool,
     path: Path | None,
 ) -> None:
     """Start a broker.
 
     Needs no configuration. Prints one line on stdout when clients may come: "danube ready native=H:P grpc=H:P admin=H:P
-    http=H:P", with port 0 for a listener that is off or does not exist yet; logs go to stderr. SIGTERM, Ctrl-C and
+    http=H:P", with port 0 for a listener that is off; logs go to stderr. SIGTERM, Ctrl-C and
     SIGHUP end it in order: what was published is answered and synced. A second SIGTERM or Ctrl-C ends it at once. Under
     nohup SIGHUP stays ignored.
     """
@@ -66,6 +70,8 @@ def serve(
         "server.admin_port": admin_port,
         "server.http_port": http_port,
         "server.http": False if no_http else None,
+        "grpc.data": False if no_grpc else None,
+        "grpc.admin": False if no_admin else None,
     }
     settings = Settings.load(path, os.environ, overrides)
     telemetry.configure(settings.logging.level, settings.logging.json)

@@ -13,13 +13,14 @@ from pydanube.model.positions import LATEST, Position
 from pydanube.model.statistics import SubscriptionStatistics
 from pydanube.model.topics import SubscriptionDescription, SubscriptionTypeName
 
-from . import failure
+from . import failure, values
 from .backlog import advance, peek, seek, skip
 from .options import (
     POSITION,
     SUBSCRIPTION,
     SUBSCRIPTION_TYPE,
     TOPIC,
+    Parsed,
     confirm,
     examples,
     json_option,
@@ -44,6 +45,7 @@ danube subscriptions describe /default/orders billing
 danube subscriptions peek /default/orders billing
 danube subscriptions seek /default/orders billing -10m
 danube subscriptions failure-policy /default/orders billing --max-redeliveries 5 --dead-letter-topic /default/dead
+danube subscriptions unacked-max /default/orders billing 1000
 danube subscriptions delete /default/orders billing --yes
 """
     )
@@ -168,6 +170,7 @@ def describe(topic: TopicName, subscription: str, url: str, as_json: bool) -> No
             ("id", found.subscription_id),
             ("type", found.type),
             ("lag", sum(place.lag for place in found.partitions)),
+            ("unacked messages", _limit_text(found.unacked_max)),
             *failure.as_fields(found.failure_policy),
         ]
     )
@@ -189,6 +192,7 @@ def _as_dict(found: SubscriptionDescription, figures: SubscriptionStatistics | N
         "id": found.subscription_id,
         "type": str(found.type),
         "lag": sum(place.lag for place in found.partitions),
+        "unacked_max": found.unacked_max,
         "failure_policy": failure.as_dict(found.failure_policy),
         "consumers": [asdict(one) for one in figures.consumers] if figures is not None else [],
         "partitions": [
@@ -203,6 +207,45 @@ def _as_dict(found: SubscriptionDescription, figures: SubscriptionStatistics | N
             for place in found.partitions
         ],
     }
+
+
+def _limit_text(unacked_max: int) -> str:
+    return f"at most {unacked_max} per partition" if unacked_max else "unlimited"
+
+
+@subscriptions.command(
+    "unacked-max",
+    epilog=examples(
+        """
+danube subscriptions unacked-max /default/orders billing
+danube subscriptions unacked-max /default/orders billing 1000
+danube subscriptions unacked-max /default/orders billing unlimited
+"""
+    ),
+)
+@click.argument("topic", type=TOPIC)
+@click.argument("subscription", type=SUBSCRIPTION)
+@click.argument("messages", type=Parsed("n", values.unacked_max), required=False)
+@url_option
+@json_option
+def unacked_max(topic: TopicName, subscription: str, messages: int | None, url: str, as_json: bool) -> None:
+    """Show how many messages may be delivered and not acked yet, or change it to MESSAGES.
+
+    The limit is that of each partition, over all consumers of the subscription. It takes effect at once; 'unlimited'
+    removes it.
+    """
+
+    async def work(client: Client) -> int:
+        if messages is None:
+            return (await client.describe_subscription(str(topic), subscription)).unacked_max
+        await client.set_unacked_max(str(topic), subscription, messages)
+        return messages
+
+    limit = with_client(url, work)
+    if as_json:
+        emit_json({"topic": str(topic), "subscription": subscription, "unacked_max": limit})
+    else:
+        click.echo(_limit_text(limit))
 
 
 @subscriptions.command("delete", epilog=examples("danube subscriptions delete /default/orders billing --yes"))

@@ -14,6 +14,7 @@ from typing import Final
 import click
 
 from pydanube.model.errors import Invalid
+from pydanube.model.limits import UNACKED_MAX
 from pydanube.model.policies import FIELDS, BacklogAction
 from pydanube.model.positions import OFFSET_END, Position
 from pydanube.model.schemas import parse_subject
@@ -83,6 +84,15 @@ def redeliveries(text: str) -> int:
         return UNLIMITED
     if not _NUMBER.fullmatch(text):
         raise Invalid(f"{text!r} is not a number of redeliveries: use 0 to 65535, or unlimited")
+    return int(text)
+
+
+def unacked_max(text: str) -> int:
+    """Parse a limit of unacked messages; 'unlimited' is 0."""
+    if text == "unlimited":
+        return 0
+    if not _NUMBER.fullmatch(text) or not 0 < int(text) <= UNACKED_MAX:
+        raise Invalid(f"{text!r} is not a number of unacked messages: use 1 to {UNACKED_MAX}, or unlimited")
     return int(text)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
+from dataclasses import replace
 from typing import Any, TypeVar, Unpack, overload
 from weakref import WeakSet
 
@@ -41,7 +42,7 @@ from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import BATCH_BYTES_MAX, KIB, MIB
 from pydanube.model.names import TopicName
 from pydanube.model.positions import LATEST
-from pydanube.model.schemas import parse_subject
+from pydanube.model.schemas import SchemaVersion, parse_subject
 from pydanube.model.topics import SubscriptionTypeName
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.environment import URL_VARIABLE, broker_url
@@ -81,7 +82,7 @@ class Client(Admin, StagedWrites):
 
     @overload
     def producer(
-        self, topic: str, *, schema: None = None, **arguments: Unpack[ProducerArguments]
+        self, topic: str, *, schema: SchemaVersion | None = None, **arguments: Unpack[ProducerArguments]
     ) -> Producer[bytes]: ...
 
     @overload
@@ -123,7 +124,7 @@ class Client(Admin, StagedWrites):
         timeout: float | None = None,
         refresh_seconds: float = 5.0,
         create_topic: bool = True,
-        schema: type[Any] | SchemaSource | None = None,
+        schema: type[Any] | SchemaSource | SchemaVersion | None = None,
         subject: str | None = None,
         register_schema: bool = True,
     ) -> Producer[Any]:
@@ -147,8 +148,9 @@ class Client(Admin, StagedWrites):
         create_topic        whether a topic that does not exist is created
         schema              what is sent: a msgspec Struct, a dataclass, a pydantic model, a generated protobuf class,
                             str, int, float or bytes, a dict with an Avro schema or a JSON Schema, or a
-                            SchemaDefinition. None: bytes, without a schema. The first producer with a schema binds the
-                            topic to its subject
+                            SchemaDefinition. A SchemaVersion, which `client.schemas.get` returns: bytes that are
+                            encoded with that version already. None: bytes, without a schema. The first producer with a
+                            schema binds the topic to its subject
         subject             where the schema is registered. None: the subject that the topic is bound to, or else the
                             name of the topic
         register_schema     False: the schema has to be registered already, or opening raises NotFound
@@ -166,9 +168,11 @@ class Client(Admin, StagedWrites):
             queue_bytes=queue_bytes,
             timeout=self._timeout if timeout is None else timeout,
         )
-        if schema is None:
+        if schema is None or isinstance(schema, SchemaVersion):
             if subject is not None or not register_schema:
-                raise Invalid("subject and register_schema belong to a producer with a schema")
+                raise Invalid("subject and register_schema belong to a producer with a schema that may be registered")
+            if schema is not None:
+                settings = replace(settings, subject=schema.subject, schema=(schema.schema_id, schema.version))
             return self._keep(Producer(self._brokers, topic, settings, create_topic, partition_by))
         registration = Registration(
             value_type_of(schema),

@@ -79,6 +79,13 @@ class StaleEpoch(Refused):
     code = 10
 
 
+class Held(Refused):
+    """Another consumer holds the exclusive subscription; close that one, take over under its name, or use another
+    subscription."""
+
+    code = 13
+
+
 class Unavailable(DanubeError):
     """Send the same request again, later."""
 

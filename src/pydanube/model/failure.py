@@ -106,6 +106,11 @@ class FailurePolicy:
             return self.delay_ms
         return min(self.delay_ms << min(failures - 1, 32), self.delay_max_ms)
 
+    def bounded_delay_ms(self, failures: int, wanted_ms: int) -> int:
+        """Return the redelivery delay if `wanted_ms` counts only between the delay of the policy and its maximum, which
+        is the rule of the Danube gRPC API."""
+        return min(max(self.next_delay_ms(failures), wanted_ms), self.delay_max_ms)
+
     def is_exhausted(self, failures: int) -> bool:
         """Return whether a message that failed this many times is not redelivered any more."""
         return self.redeliveries_max is not None and failures > self.redeliveries_max

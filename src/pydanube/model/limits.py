@@ -83,6 +83,9 @@ ACKED_RANGES_MAX: Final = 25_000
 ACKED_RANGES_REFUSED: Final = 2 * ACKED_RANGES_MAX
 """Messages delivered before the pause may still be acked; a consumer that makes more gaps than this is closed."""
 
+UNACKED_MAX: Final = 2**32 - 1
+"""The highest limit of unacknowledged messages of a subscription: what the Danube gRPC API can carry."""
+
 NACKED_MESSAGES_MAX: Final = 10_000
 """The most messages of one NACK frame: the broker keeps state for each of them."""
 

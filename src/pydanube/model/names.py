@@ -1,9 +1,9 @@
 """Names, parsed once where they enter the process. A value of one of these types holds valid text.
 
-A topic is ``/namespace/topic``. Danube clients address partition k of it as the topic ``/namespace/topic-part-k``; that
-suffix is therefore reserved. Names are always compared whole, never by prefix. Namespaces, topics and subscriptions
-follow one rule: letters, digits, ``_`` and ``-``, with single dots between them, as in ``orders.v1``. No name begins or
-ends with a dot or is ``..``, so every name is safe as a part of a path.
+A topic is ``/namespace/topic``. Danube clients address partition k of it as the topic ``/namespace/topic-part-k``;
+that suffix is therefore reserved, and `TopicAddress` reads it. Names are always compared whole, never by prefix.
+Namespaces, topics and subscriptions follow one rule: letters, digits, ``_`` and ``-``, with single dots between them,
+as in ``orders.v1``. No name begins or ends with a dot or is ``..``, so every name is safe as a part of a path.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from .errors import Invalid
 from .limits import NAME_CHARACTERS_MAX
 
 _WORD: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
-_PARTITION_SUFFIX: Final = re.compile(r"-part-(0|[1-9][0-9]*)$")
+_PARTITION_SUFFIX: Final = re.compile(r"-part-(0|[1-9][0-9]*)\Z")
+_INDEX_DIGITS_MAX: Final = 9
 DEFAULT_NAMESPACE: Final = "default"
 
 
@@ -64,3 +65,34 @@ class TopicName:
 
     def __str__(self) -> str:
         return f"/{self.namespace}/{self.topic}"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicAddress:
+    """The name by which a Danube client addresses a topic: a topic's own name, or ``/namespace/topic-part-k``.
+
+    Which of the two a name that ends in ``-part-k`` is, only the broker knows: earlier releases took topics with such
+    names.
+    """
+
+    text: str
+    topic: TopicName | None
+    """The topic that has this name itself; None if the name is too long for a topic."""
+    base: TopicName | None = None
+    """The topic of which this name addresses a partition; None: the name has no such suffix."""
+    partition: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        suffix = _PARTITION_SUFFIX.search(text) if isinstance(text, str) else None
+        if suffix is None or text[: suffix.start()].endswith("/"):
+            return cls(text, TopicName.parse(text))
+        base = TopicName.parse(text[: suffix.start()])
+        if len(suffix[1]) > _INDEX_DIGITS_MAX:
+            raise Invalid(f"topic {text[:NAME_CHARACTERS_MAX]!r}: no topic has so many partitions")
+        own = text.rpartition("/")[2]
+        topic = TopicName(base.namespace, own) if len(own) <= NAME_CHARACTERS_MAX else None
+        return cls(text, topic, base, int(suffix[1]))
+
+    def __str__(self) -> str:
+        return self.text

@@ -154,6 +154,15 @@ class SchemaVersion:
     """Microseconds since 1970."""
 
 
+class VersionNotes(NamedTuple):
+    """What the caller who registered a version said about it."""
+
+    description: str = ""
+    created_by: str = ""
+    """Empty: the principal of the caller."""
+    tags: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class SubjectDescription:
     """A subject without its definitions. `compatibility` is None where the default of the broker applies."""

@@ -150,3 +150,5 @@ class SubscriptionDescription:
     type: SubscriptionType
     partitions: list[SubscriptionPartition] = field(default_factory=list)
     failure_policy: FailurePolicy = NATIVE
+    unacked_max: int = 0
+    """How many messages of each partition may be delivered and not acknowledged; 0: no limit."""

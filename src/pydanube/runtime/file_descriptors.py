@@ -58,6 +58,12 @@ def plan_http_connections(limit: int, wanted: int, others: int) -> ConnectionLim
     return ConnectionLimits(connections, max(1, min(64, connections // 8)))
 
 
+def plan_grpc_connections(limit: int, wanted: int, others: int) -> int:
+    """Return how many connections the gRPC listeners get: `wanted` if `limit` descriptors are enough for them and for
+    `others`, otherwise a part of them."""
+    return wanted if limit >= wanted + others + KEPT else max(2, min(wanted, limit // 8))
+
+
 def open_descriptors() -> int:
     """Return how many files and sockets this process has open."""
     try:

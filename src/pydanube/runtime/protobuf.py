@@ -41,8 +41,9 @@ class ProtobufSchema:
             self._pool.AddSerializedFile(file.SerializeToString())
 
     @classmethod
-    def load(cls, path: Path) -> ProtobufSchema:
-        return cls(path.read_bytes())
+    def load(cls, *paths: Path) -> ProtobufSchema:
+        """Load one or several descriptor sets into one pool. No file may be in two of them."""
+        return cls(b"".join(path.read_bytes() for path in paths))  # sets that are joined are a set
 
     def message(self, full_name: str) -> Any:
         """Return the class of the message `package.Name`; KeyError if there is none."""
@@ -70,3 +71,23 @@ class ProtobufSchema:
             )
             for method in self._pool.FindServiceByName(service).methods
         }
+
+    def file(self, name: str) -> bytes:
+        """Return the serialized FileDescriptorProto of a file; KeyError if there is none of this name."""
+        return _serialized(self._pool.FindFileByName(name))
+
+    def file_of(self, symbol: str) -> bytes:
+        """Return the file that defines a message, enum, service, method or field; KeyError if none does."""
+        return _serialized(self._pool.FindFileContainingSymbol(symbol))
+
+    def has_message(self, full_name: str) -> bool:
+        try:
+            self._pool.FindMessageTypeByName(full_name)
+        except KeyError:
+            return False
+        return True
+
+
+def _serialized(file: Any) -> bytes:
+    serialized: bytes = file.serialized_pb
+    return serialized

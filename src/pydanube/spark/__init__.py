@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .datasource import DanubeDataSource
-    from .sessions import session
+    from .sessions import register, session
 
-__all__ = ["DanubeDataSource", "session"]
+__all__ = ["DanubeDataSource", "register", "session"]
 
-_HOMES = {"DanubeDataSource": ".datasource", "session": ".sessions"}
+_HOMES = {"DanubeDataSource": ".datasource", "register": ".sessions", "session": ".sessions"}
 
 
 def __getattr__(name: str) -> object:

@@ -19,6 +19,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from .options import Mode, ReadOptions
+from .reading.descriptors import described_schema, descriptor_schema, is_descriptor
 from .schema import chosen_columns, spark_schema
 from .workers import freeze_imports, message_first, use_python_of_driver
 
@@ -43,7 +44,8 @@ class DanubeDataSource(DataSource):
             from pydanube.spark.decoding.planning import typed_schema
 
             return typed_schema(options)
-        return spark_schema(options.columns)
+        rows = spark_schema(options.columns)
+        return descriptor_schema(rows) if options.descriptors else rows
 
     @message_first
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -53,8 +55,11 @@ class DanubeDataSource(DataSource):
 
     @message_first
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
-        from pydanube.spark.reading.stream_reader import DanubeStreamReader
+        from pydanube.spark.reading.stream_reader import DanubeStreamReader, DescribingStreamReader
 
+        if is_descriptor(schema):
+            rows = described_schema(schema)
+            return DescribingStreamReader(self._read_options("stream", rows), dict(self.options), rows)
         return DanubeStreamReader(self._read_options("stream", schema))
 
     @message_first

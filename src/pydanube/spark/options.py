@@ -73,6 +73,7 @@ READING: Final = (
     "subscription",
     "directRead",
     "store",
+    "descriptors",
     "decode",
     "schemaVersion",
     "subject",
@@ -86,9 +87,19 @@ ONLY_STREAMS: Final = (
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
     "subscription",
+    "descriptors",
 )
 ONLY_BATCHES: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-WRITING: Final = ("queryId", "batchId", "compression", "partitionBy", "createTopic", "producer")
+WRITING: Final = (
+    "queryId",
+    "batchId",
+    "compression",
+    "partitionBy",
+    "createTopic",
+    "producer",
+    "schema",
+    "schemaVersion",
+)
 SPARKS_OWN: Final = ("path", "checkpointLocation", "queryName")
 """Options that Spark itself adds. A path is used as the topic: ``.load("/default/orders")``."""
 
@@ -156,6 +167,8 @@ class ReadOptions:
     """URL of the object store as executors reach it; empty: the URL that the broker uses."""
     store_settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Excluded from repr: they include credentials."""
+    descriptors: bool = False
+    """Internal, for landings: rows describe ranges, and the sink's task reads them (see `reading.descriptors`)."""
     timeout_s: float = DEFAULT_TIMEOUT_S
     """How long an operation that may succeed later is retried."""
     decode: bool = False
@@ -196,6 +209,7 @@ class ReadOptions:
             direct_read=_direct_read(given.text("directRead")),
             store=given.parsed("store", check_url, ""),
             store_settings=given.store_settings,
+            descriptors=given.flag("descriptors", False),
             timeout_s=given.seconds("timeout", DEFAULT_TIMEOUT_S),
             decode=_decode(given),
             subject=given.parsed("subject", parse_subject, ""),
@@ -226,6 +240,10 @@ class WriteOptions:
     """Whether a topic that does not exist is created, where the broker allows it."""
     producer: str = "spark"
     """The producer name of the messages."""
+    subject: str = ""
+    """The subject whose schema encodes the columns; empty: the rows have payloads."""
+    schema_version: int = 0
+    """0: the version that the topic is pinned to, or the newest."""
     timeout_s: float = DEFAULT_TIMEOUT_S
 
     @classmethod
@@ -245,6 +263,8 @@ class WriteOptions:
             partition_by=_partition_by(given),
             create_topic=given.flag("createTopic", True),
             producer=given.parsed("producer", _producer, "spark"),
+            subject=given.parsed("schema", parse_subject, ""),
+            schema_version=_schema_version(given),
             timeout_s=given.seconds("timeout", DEFAULT_TIMEOUT_S),
         )
 
@@ -530,6 +550,14 @@ def _partition_by(given: _RawOptions) -> str | int:
     if text.strip().isdecimal():
         return given.number("partitionBy", 0, PARTITIONS_MAX - 1)
     raise Invalid(f"option partitionBy is {text!r}: use key, round-robin, or the number of a partition")
+
+
+def _schema_version(given: _RawOptions) -> int:
+    if given.text("schemaVersion") is None:
+        return 0
+    if given.text("schema") is None:
+        raise Invalid("option schemaVersion is for the option schema, which names the subject: give both, or neither")
+    return given.number("schemaVersion", 1, 2**31 - 1)
 
 
 def _producer(text: str) -> str:

@@ -13,8 +13,10 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from pydanube.model.errors import Invalid
@@ -42,6 +44,9 @@ LOCAL_SETTINGS: Final = {
 """For masters on this machine: nothing listens to the network, and a micro-batch writes few small files."""
 
 
+_REGISTERED: Final = "_danube_formats_registered"
+"""The attribute of a session in which `register` was called: Spark warns of a second time."""
+
 LAUNCHER: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Options of the small JVM that only computes the command line of the real one."""
 
@@ -61,7 +66,9 @@ def session(app_name: str = "danube", master: str = "local[*,4]", **conf: object
             raise Invalid(f"the setting {name!r} is none of Spark's: their names begin with 'spark.'")
     if master.startswith("sc://"):
         settings = {name: value for name, value in SETTINGS.items() if name.startswith("spark.sql.")}
-        return _build_session(SparkSession.builder.remote(master), {**settings, **conf})
+        spark = _build_session(SparkSession.builder.remote(master), {**settings, **conf})
+        register(spark)
+        return spark
     local = master.startswith("local")
     if SparkSession.getActiveSession() is None:
         java.find().use()
@@ -71,13 +78,52 @@ def session(app_name: str = "danube", master: str = "local[*,4]", **conf: object
     spark = _build_session(SparkSession.builder.appName(app_name).master(master), {**settings, **conf})
     # Spark looks up the format of a batch write in the thread's active session; this call makes `spark` the active one.
     spark.createDataFrame([], "nothing int")
+    register(spark)
     return spark
+
+
+def register(spark: SparkSession) -> None:
+    """Register the formats `danube`, `danube-delta` and `danube-iceberg` in a session; `session` does so by itself.
+
+    Spark finds `danube` without this, because of its module's name; the other two have to be registered.
+    """
+    from .datasource import DanubeDataSource
+    from .tables.sources import DanubeDeltaDataSource, DanubeIcebergDataSource
+
+    if getattr(spark, _REGISTERED, False):
+        return
+    for source in (DanubeDataSource, DanubeDeltaDataSource, DanubeIcebergDataSource):
+        spark.dataSource.register(source)
+    setattr(spark, _REGISTERED, True)
+
+
+def start_detached_java(app_name: str, master: str, **conf: object) -> None:
+    """Start the JVM for a `session` with the same arguments in a process group of its own.
+
+    Ctrl-C in a terminal then reaches this process only, which can let the Python workers of the JVM finish. The JVM
+    ends with this process, which it notices by its stdin. Does nothing if there is a JVM, or none is needed.
+    """
+    if SparkContext._gateway is not None or master.startswith("sc://"):
+        return
+    java.find().use()
+    local = master.startswith("local")
+    if local:
+        _prepare_environment()
+    settings: dict[str, object] = {**SETTINGS, **(_settings_for_local() if local else {}), **conf}
+    settings |= {"spark.master": master, "spark.app.name": app_name}
+    settings_of_java = SparkConf().setAll([(name, _setting(value)) for name, value in settings.items()])
+    launch: Any = launch_gateway
+    SparkContext._ensure_initialized(gateway=launch(settings_of_java, {"start_new_session": True}))
 
 
 def _build_session(builder: SparkSession.Builder, settings: dict[str, object]) -> SparkSession:
     for name, value in settings.items():
-        builder = builder.config(name, str(value).lower() if isinstance(value, bool) else str(value))
+        builder = builder.config(name, _setting(value))
     return builder.getOrCreate()
+
+
+def _setting(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _settings_for_local() -> dict[str, str]:

@@ -116,6 +116,7 @@ class Expiration:
             except DanubeError as error:
                 log.warning("lifetimes.postponed", topic=str(topic), error=error.message)
             await self._clock.sleep(0)  # there may be many topics: let other tasks run in between
+        await self._registry.consumers.remove_unused()
         self._forget_deleted()
 
     # -- partitions ----------------------------------------------------------------------------------------------------

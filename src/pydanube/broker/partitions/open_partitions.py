@@ -284,6 +284,7 @@ class Partitions:
                 self._dead_letters,
             ),
         )
+        subscription.dispatcher.unacked_max = record.unacked_max
         partition.subscriptions[name] = subscription
         if any(dispatch_rate(partition.policies)):
             subscription.set_dispatch_rate(*dispatch_rate(partition.policies))

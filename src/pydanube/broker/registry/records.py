@@ -7,6 +7,7 @@
 /ledgers/<topic id>/<index>/<ledger id>       LedgerRecord        the managed ledger: data and state ledgers in order
 /subscriptions/<topic id>/<name>              SubscriptionRecord  identity and start; moving cursors are in the log
 /producers/<topic id>/<name>                  ProducerRecord      identity of a named producer
+/consumers/<topic id>/<subscription>/<id>     ConsumerRecord      a consumer of the Danube gRPC API, by its id
 /access/<topic id>                            AccessRecord        the producer that last had exclusive access
 /deleted/<topic id>                           nothing             a deleted topic; other keys or segments may be left
 /dropped/<ledger id>                          nothing             tombstone of a ledger whose records the log may hold
@@ -78,13 +79,15 @@ class LedgerRecord(msgspec.Struct, omit_defaults=True):
 
 
 class SubscriptionRecord(msgspec.Struct, omit_defaults=True):
-    """`starts` holds the first offset for each partition that existed when it was created; later ones start at 0."""
+    """`starts` holds the first offset for each partition that existed when it was created; later ones start at 0.
+    `unacked_max`: how many messages of each partition may be in flight; 0 is no limit."""
 
     subscription_id: int
     type: int = int(SubscriptionType.EXCLUSIVE)
     starts: list[int] = []
     created_at: int = 0
     failure_policy: FailurePolicy | None = None
+    unacked_max: int = 0
 
     def failure(self) -> FailurePolicy:
         return self.failure_policy or NATIVE
@@ -114,6 +117,30 @@ class AccessRecord(msgspec.Struct, omit_defaults=True):
 
     def is_held_by(self, identity: ProducerRecord) -> bool:
         return self.epoch > 0 and (self.producer_id, self.producer_epoch) == (identity.producer_id, identity.epoch)
+
+
+class ConsumerRecord(msgspec.Struct, omit_defaults=True):
+    """A consumer of the Danube gRPC API. `address` is the name by which it subscribed: of a topic or a partition.
+    `topic_id` and `subscription_id`: those for which it was written; `used_at`: see registry.consumers."""
+
+    topic_id: int
+    subscription_id: int
+    address: str
+    topic: str
+    partition: int
+    subscription: str
+    consumer: str
+    type: int = int(SubscriptionType.EXCLUSIVE)
+    key_filters: list[str] = []
+    used_at: int = 0
+
+    def is_same_consumer(self, other: ConsumerRecord) -> bool:
+        """Return whether both have the same names, perhaps of a topic that was deleted and made anew."""
+        return (self.address, self.subscription, self.consumer) == (other.address, other.subscription, other.consumer)
+
+    def says_the_same(self, other: ConsumerRecord) -> bool:
+        """Return whether they differ at most in when they were used."""
+        return msgspec.structs.replace(self, used_at=0) == msgspec.structs.replace(other, used_at=0)
 
 
 class RestoredRecord(msgspec.Struct, omit_defaults=True):
@@ -198,6 +225,22 @@ def producers_of(topic_id: int) -> str:
 def producer_key(topic_id: int, name: str) -> str:
     # A producer's name is free text; its bytes in hexadecimal keep the key's alphabet and its length bounded.
     return f"{producers_of(topic_id)}{name.encode().hex()}"
+
+
+CONSUMERS = "/consumers/"
+
+
+def consumers_of(topic_id: int) -> str:
+    return f"{CONSUMERS}{topic_id:016x}/"
+
+
+def consumer_key(topic_id: int, subscription_id: int, number: int) -> str:
+    return f"{consumers_of(topic_id)}{subscription_id:016x}/{number:016x}"
+
+
+def consumer_of_key(key: str) -> int:
+    """Return the consumer's id."""
+    return int(key.rpartition("/")[2], 16)
 
 
 def access_key(topic_id: int) -> str:

@@ -30,8 +30,16 @@ from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.tiering.catalog import segments_of
 
 from . import records
+from .consumers import Consumers
 from .ids import IdBlocks
-from .records import AccessRecord, NamespaceRecord, ProducerRecord, SubscriptionRecord, TopicRecord
+from .records import (
+    AccessRecord,
+    ConsumerRecord,
+    NamespaceRecord,
+    ProducerRecord,
+    SubscriptionRecord,
+    TopicRecord,
+)
 from .tombstones import KnownLedgers, drop_writes
 from .writing import write_surely
 
@@ -54,6 +62,8 @@ class Registry:
         self._namespaces: dict[str, NamespaceRecord] = {}
         self._topics: dict[TopicName, TopicRecord] = {}
         self._subscriptions: dict[int, dict[str, SubscriptionRecord]] = {}
+        self.consumers = Consumers(store, clock)
+        """The consumers of the Danube gRPC API."""
         self._topics_in_deletion: set[int] = set()
         self._subscriptions_in_deletion: set[int] = set()
 
@@ -71,6 +81,7 @@ class Registry:
                 one.key.removeprefix(prefix): records.unpack(one.value, SubscriptionRecord)
                 async for one in list_all(self._store, prefix)
             }
+        await self.consumers.load(self.is_current)
         if DEFAULT_NAMESPACE not in self._namespaces:
             await self.create_namespace(DEFAULT_NAMESPACE)
         for key in [one.key async for one in list_all(self._store, records.DELETED)]:
@@ -209,15 +220,30 @@ class Registry:
     async def grow_topic(self, name: TopicName, partitions: int) -> None:
         """Raise the number of partitions. Existing subscriptions begin at the start of the new partitions."""
         async with self._changing:
-            former = self.topic(name)
-            if not former.partitions:
-                raise Refused(f"topic {name} is not partitioned, and stays so: create a partitioned topic beside it")
+            former = self._partitioned(name)
             if partitions < former.partitions:
                 raise Refused(f"topic {name} has {former.partitions} partitions, and none can be taken away")
-            if partitions > PARTITIONS_MAX:
-                raise Invalid(f"partitions={partitions} is out of range: a topic has at most {PARTITIONS_MAX}")
+            await self._grow(name, former, partitions)
+
+    async def ensure_partitions(self, name: TopicName, partitions: int) -> bool:
+        """Raise the number of partitions if it is lower; return whether it was."""
+        async with self._changing:
+            former = self._partitioned(name)
             if partitions > former.partitions:
-                await self._replace_topic(name, msgspec.structs.replace(former, partitions=partitions))
+                await self._grow(name, former, partitions)
+            return partitions > former.partitions
+
+    def _partitioned(self, name: TopicName) -> TopicRecord:
+        record = self.topic(name)
+        if not record.partitions:
+            raise Refused(f"topic {name} is not partitioned, and stays so: create a partitioned topic beside it")
+        return record
+
+    async def _grow(self, name: TopicName, former: TopicRecord, partitions: int) -> None:
+        if partitions > PARTITIONS_MAX:
+            raise Invalid(f"partitions={partitions} is out of range: a topic has at most {PARTITIONS_MAX}")
+        if partitions > former.partitions:
+            await self._replace_topic(name, msgspec.structs.replace(former, partitions=partitions))
 
     async def _replace_topic(self, name: TopicName, record: TopicRecord) -> None:
         await self._write([], [Put(records.topic_key(name), records.pack(record))])
@@ -258,12 +284,14 @@ class Registry:
             records.ledgers_of,
             records.subscriptions_of,
             records.producers_of,
+            records.consumers_of,
             records.access_key,
             records.restored_of,
             records.pending_of,
             records.deleted_key,
         )
         try:
+            await self.consumers.remove_topic(topic_id)
             for prefix in prefixes:
                 if prefix is records.deleted_key and await self._store.list(segments_of(topic_id), limit=1):
                     break
@@ -324,9 +352,12 @@ class Registry:
             self._subscriptions[topic_id][name] = record
             return record, True
 
-    async def set_failure_policy(self, topic: TopicName, name: str, policy: FailurePolicy) -> SubscriptionRecord:
+    async def change_subscription(
+        self, topic: TopicName, name: str, **changes: FailurePolicy | int
+    ) -> SubscriptionRecord:
+        """Change these fields of the subscription's record, and return it; durable on return."""
         async with self._changing:
-            record = msgspec.structs.replace(self.subscription(topic, name), failure_policy=policy)
+            record = msgspec.structs.replace(self.subscription(topic, name), **changes)
             topic_id = self.topic(topic).topic_id
             await self._write([], [Put(records.subscription_key(topic_id, name), records.pack(record))])
             self._subscriptions[topic_id][name] = record
@@ -347,7 +378,16 @@ class Registry:
             finally:
                 self._subscriptions_in_deletion.discard(record.subscription_id)
             del self._subscriptions[topic_id][name]
-            return record
+        await self.consumers.remove_subscription(topic_id, record.subscription_id)
+        return record
+
+    def is_current(self, consumer: ConsumerRecord) -> bool:
+        """Return whether the topic and the subscription of a consumer are still those for which it was recorded."""
+        topic = self._topics.get(TopicName.parse(consumer.topic))
+        if topic is None or topic.topic_id != consumer.topic_id or consumer.partition >= max(1, topic.partitions):
+            return False
+        found = self._subscriptions[topic.topic_id].get(consumer.subscription)
+        return found is not None and found.subscription_id == consumer.subscription_id
 
     def is_ending(self, subscription_id: int) -> bool:
         """Return whether the subscription is being deleted; consumers may not attach to it any more."""

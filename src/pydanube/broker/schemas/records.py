@@ -65,6 +65,7 @@ class VersionRecord(msgspec.Struct, omit_defaults=True):
     tags: list[str] = []
     created_at: int = 0
     created_by: str = ""
+    description: str = ""
 
     def definition(self) -> SchemaDefinition:
         references = tuple(SchemaReference(*one) for one in self.references)

@@ -41,6 +41,7 @@ from pydanube.model.schemas import (
     SchemaVersion,
     SubjectDescription,
     ValidationPolicy,
+    VersionNotes,
     parse_subject,
 )
 from pydanube.runtime.budget import Budget
@@ -62,6 +63,9 @@ REASONS_MAX: Final = 500
 WAITING_BYTES_MAX: Final = 64 * MIB
 """How much text the definitions have, together, that are being registered, checked and looked up. Parsing takes long,
 and requests whose clients are gone are still executed."""
+
+DESCRIPTION_CHARACTERS_MAX: Final = 4_000
+"""With the largest definition and all tags, it fits one metadata value."""
 
 TOPICS_MAX: Final = 1_000
 """The most topics in the description of a subject."""
@@ -117,19 +121,27 @@ class Schemas:
 
     # -- registering ---------------------------------------------------------------------------------------------------
 
-    async def register(self, principal: Principal, subject: str, definition: SchemaDefinition) -> RegisteredVersion:
+    async def register(
+        self,
+        principal: Principal,
+        subject: str,
+        definition: SchemaDefinition,
+        notes: VersionNotes = VersionNotes(),  # noqa: B008 - immutable
+    ) -> RegisteredVersion:
         """Make a definition the next version of a subject, and return the version. It is durable on return.
 
         A definition that the subject has already, perhaps written differently, is found and nothing changes. Raises
         Invalid for a definition that cannot be parsed, and Refused, with every reason, for one that is not compatible
-        with the versions before it. Cancelled: the version may be registered; registering again finds it.
+        with the versions before it. `notes` are kept with a new version. Cancelled: the version may be registered;
+        registering again finds it.
         """
         self._check(principal, Action.CREATE, subject)
         _check_definition(definition)
+        notes = _checked_notes(notes, principal)
         with self._held(definition):
-            return await self._register(principal, subject, definition)
+            return await self._register(subject, definition, notes)
 
-    async def _register(self, principal: Principal, subject: str, definition: SchemaDefinition) -> RegisteredVersion:
+    async def _register(self, subject: str, definition: SchemaDefinition, notes: VersionNotes) -> RegisteredVersion:
         parsed = await self._definitions.parse(definition)
         mark = fingerprint(parsed)
         if (found := self._registered(subject, definition, mark)) is not None:
@@ -148,7 +160,7 @@ class Schemas:
                 if len(reasons) > REASONS_MAX:
                     listed += f"; and {len(reasons) - REASONS_MAX} more"
                 raise Refused(f"the definition is not compatible ({level}) with subject {subject!r}: {listed}")
-            version = await self._subjects.add(subject, definition, mark, str(principal))
+            version = await self._subjects.add(subject, definition, mark, notes)
         log.info("schema.registered", subject=subject, version=version, format=str(definition.format))
         registered = self._subjects.subject(subject)
         global_id = registered.versions[version].global_id
@@ -264,6 +276,14 @@ class Schemas:
             for name, version in places
             if deleted or version not in self._subjects.subject(name, deleted=True).deleted
         ]
+
+    async def notes(self, principal: Principal, subject: str, version: int) -> VersionNotes:
+        """Return what was said about a version when it was registered, with the tags that it has now; also of a deleted
+        one."""
+        self._check(principal, Action.DESCRIBE, subject)
+        found, number = self._version(subject, version, deleted=True)
+        record = await self._subjects.read(found, number)
+        return VersionNotes(record.description, record.created_by, tuple(record.tags))
 
     async def subjects(self, principal: Principal, prefix: str = "", deleted: bool = False) -> list[str]:
         """Return the subjects whose names begin with `prefix`; with `deleted`, also those that are deleted."""
@@ -483,9 +503,7 @@ class Schemas:
     async def set_tags(self, principal: Principal, subject: str, version: AnyVersion, tags: Sequence[str]) -> None:
         """Replace the tags of a version."""
         self._check(principal, Action.ADMINISTER, subject)
-        chosen = list(dict.fromkeys(tags))
-        if len(chosen) > SCHEMA_TAGS_MAX or not all(0 < len(tag) <= NAME_CHARACTERS_MAX for tag in chosen):
-            raise Invalid(f"a version has at most {SCHEMA_TAGS_MAX} tags of 1 to {NAME_CHARACTERS_MAX} characters")
+        chosen = _checked_tags(tags)
         async with self._subjects.changing:
             await self._subjects.set_tags(*self._version(subject, version, deleted=False), chosen)
 
@@ -514,6 +532,23 @@ class Schemas:
         if version not in subject.versions:
             raise NotFound(f"subject {subject.name!r} has no version {version}: it was deleted meanwhile")
         return self._subjects.describe(subject, version, definition)
+
+
+def _checked_tags(tags: Sequence[str]) -> list[str]:
+    """Return the tags, each once. Raises Invalid if there are too many or one is too long."""
+    chosen = list(dict.fromkeys(tags))
+    if len(chosen) > SCHEMA_TAGS_MAX or not all(0 < len(tag) <= NAME_CHARACTERS_MAX for tag in chosen):
+        raise Invalid(f"a version has at most {SCHEMA_TAGS_MAX} tags of 1 to {NAME_CHARACTERS_MAX} characters")
+    return chosen
+
+
+def _checked_notes(notes: VersionNotes, principal: Principal) -> VersionNotes:
+    if len(notes.description) > DESCRIPTION_CHARACTERS_MAX or len(notes.created_by) > NAME_CHARACTERS_MAX:
+        raise Invalid(
+            f"the description of a version has at most {DESCRIPTION_CHARACTERS_MAX} characters, and the name of who "
+            f"created it at most {NAME_CHARACTERS_MAX}"
+        )
+    return VersionNotes(notes.description, notes.created_by or str(principal), tuple(_checked_tags(notes.tags)))
 
 
 def _triples(definition: SchemaDefinition) -> list[tuple[str, str, int]]:

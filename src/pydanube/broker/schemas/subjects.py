@@ -24,7 +24,7 @@ from pydanube.metadata.counters import counter_key, last_id
 from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all
 from pydanube.model.errors import Corrupt, Full, NotFound, Refused
 from pydanube.model.limits import METADATA_OPERATIONS_MAX, SCHEMA_SUBJECTS_MAX, SCHEMA_VERSIONS_MAX
-from pydanube.model.schemas import Compatibility, RegistryMode, SchemaDefinition, SchemaVersion
+from pydanube.model.schemas import Compatibility, RegistryMode, SchemaDefinition, SchemaVersion, VersionNotes
 from pydanube.runtime.clock import Clock
 
 from . import records
@@ -234,7 +234,7 @@ class Subjects:
 
     # -- writing; the caller holds `changing` --------------------------------------------------------------------------
 
-    async def add(self, name: str, definition: SchemaDefinition, fingerprint: str, created_by: str) -> int:
+    async def add(self, name: str, definition: SchemaDefinition, fingerprint: str, notes: VersionNotes) -> int:
         """Store a new version, and return it. It is durable on return.
 
         The subject, the version and the ids are written in one transaction, which compares what was there before.
@@ -270,7 +270,9 @@ class Subjects:
             definition.text,
             references,
             created_at=now,
-            created_by=created_by,
+            tags=list(notes.tags),
+            created_by=notes.created_by,
+            description=notes.description,
         )
         version = record.last_version
         first = Put(records.version_key(record.schema_id, version), pack(stored))
@@ -280,7 +282,9 @@ class Subjects:
         self._last_schema_id = max(self._last_schema_id, record.schema_id)
         self._last_global_id = max(self._last_global_id, global_id)
         subject = self._put(name, record, value)
-        self._add(subject, version, VersionIndex(global_id, stored.format, fingerprint, tuple(references), (), now))
+        self._add(
+            subject, version, VersionIndex(global_id, stored.format, fingerprint, tuple(references), notes.tags, now)
+        )
         return version
 
     async def set_deleted(self, subject: Subject, versions: Iterable[int]) -> None:

@@ -2,6 +2,7 @@
 
 subscriptions           operations by name, over all partitions of a topic: create, attach, seek, describe, delete
 subscription            one subscription of one partition: reads, delivers, acks, seeks; `core.dispatch` decides
+single_acks             acks and nacks of clients that name a message, and no consumer
 consumer                one attached consumer, as the listeners use it
 ack_batching            joins scattered acks before they are processed
 delivery_batches        the bytes that are sent for the rows a consumer gets

@@ -104,10 +104,27 @@ class Consumer:
         reason: str = "",
         timeout: bool = False,
         generation: int | None = None,
+        bounded: bool = False,
     ) -> None:
         """Report that these messages could not be processed. Late and repeated nacks are no error; for `generation` see
-        `ack`."""
-        self._subscription.nack(self._member, ranges, delay_ms, ACK_TIMEOUT if timeout else reason, generation)
+        `ack`.
+
+        They are redelivered after `delay_ms` or, if that is None, after the delay of the failure policy. `bounded`: the
+        delay is at least that of the policy, and at most the policy's maximum, as in the Danube gRPC API.
+        """
+        reason = ACK_TIMEOUT if timeout else reason
+        self._subscription.nack(self._member, ranges, delay_ms, reason, generation, bounded)
+
+    def give_up(self, ranges: Sequence[tuple[int, int]], reason: str, generation: int | None = None) -> None:
+        """Report that these messages can never be processed by this consumer: each that is in flight to it counts as
+        failed once more and is exhausted at once, so that the failure policy drops it, blocks or dead-letters it with
+        this reason. May be called by `Sink.deliver`. For `generation` see `ack`."""
+        self._subscription.give_up(self._member, ranges, reason, generation)
+
+    def sent(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Count the ack timeouts of these messages, which the listener kept waiting, from now on. For consumers that
+        attached with `ack_timeouts`."""
+        self._subscription.restart_timeouts(ranges)
 
     def close(self) -> None:
         """Detach. What was delivered and not acked goes to the next consumer."""

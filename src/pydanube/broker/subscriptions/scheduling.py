@@ -73,6 +73,10 @@ class Timer:
         self._at_us = 0
         self._waiting: asyncio.Task[None] | None = None
 
+    @property
+    def is_set(self) -> bool:
+        return self._waiting is not None
+
     def set(self, at_us: int | None) -> None:
         """Replace the time that was set before; None: do not call."""
         if self._waiting is not None:

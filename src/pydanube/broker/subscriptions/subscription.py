@@ -101,6 +101,7 @@ class LiveSubscription:
         self._attached: dict[Member, AttachedConsumer] = {}
         self._rate: Rate | None = None
         self._timer = Timer(context.clock, context.tasks, self.pump, f"redelivery {context.topic} {name}")
+        self._ack_timer = Timer(context.clock, context.tasks, self.pump, f"ack timeouts {context.topic} {name}")
         self._read_ahead: deque[memoryview] = deque()
         """Stored batches that were read and are not delivered yet, without a gap from `_read_ahead_from` on."""
         self._read_ahead_from = 0
@@ -137,11 +138,20 @@ class LiveSubscription:
     # -- consumers -----------------------------------------------------------------------------------------------------
 
     def attach(
-        self, consumer: str, sink: Sink, created: bool, priority: int = 0, key_filters: Sequence[str] = ()
+        self,
+        consumer: str,
+        sink: Sink,
+        created: bool,
+        priority: int = 0,
+        key_filters: Sequence[str] = (),
+        ack_timeouts: bool = False,
     ) -> Consumer:
-        """Attach a consumer. If one of the same name is attached, it is closed and the new one takes over."""
+        """Attach a consumer. If one of the same name is attached, it is closed and the new one takes over.
+
+        `ack_timeouts`: see `Attachment`.
+        """
         self._ack_batch.flush()
-        member, former = self.dispatcher.attach(consumer, priority, key_filters)
+        member, former = self.dispatcher.attach(consumer, priority, key_filters, ack_timeouts)
         replaced = self._attached.pop(former, None) if former is not None else None
         self._attached[member] = AttachedConsumer(sink, DeliveryCounters())
         self.last_active_us = self._clock.now_us()
@@ -180,6 +190,7 @@ class LiveSubscription:
         self.dispatcher.detach(*attached)
         self.drop_read_ahead()
         self._timer.set(None)
+        self._ack_timer.set(None)
         for one in attached.values():
             one.sink.closed(error)
 
@@ -197,6 +208,9 @@ class LiveSubscription:
     def _pump(self) -> None:
         dispatcher, now_us = self.dispatcher, self._clock.now_us()
         while True:
+            if dispatcher.has_timed_out(now_us):
+                self._handle_exhausted(dispatcher.fail_timed_out(now_us))
+                self._budget.spend(0, DUE_AT_ONCE)
             if dispatcher.has_due(now_us):
                 self._handle_exhausted(dispatcher.release_due(now_us))
                 self._budget.spend(0, DUE_AT_ONCE)
@@ -206,8 +220,11 @@ class LiveSubscription:
             if self._budget.is_spent:
                 self._budget.continue_later()
                 return
-            if not dispatcher.has_due(now_us):
+            if not (dispatcher.has_due(now_us) or dispatcher.has_timed_out(now_us)):
                 break
+        if dispatcher.counts_timeouts and not self._ack_timer.is_set:
+            # It is not set again when the first message is acked: it then runs once too early for the next one.
+            self._ack_timer.set(dispatcher.next_timeout_us)
         due_us = dispatcher.next_due_us
         if due_us is not None and due_us <= now_us:
             due_us = None  # messages that are ready go first, and these wait for credit
@@ -267,8 +284,8 @@ class LiveSubscription:
         views, end, size = whole_batches(self._read_ahead, start, member.messages, member.bytes)
         if not views:
             return False
-        dispatcher.assign_stored(member, end, size)
         now_us, attached, rows = self._clock.now_us(), self._attached[member], end - start
+        dispatcher.assign_stored(member, end, size, now_us)
         self.counts.deliver(now_us, rows, size, 0)
         attached.counts.deliver(now_us, rows, size, 0)
         self._budget.spend(len(views), rows)
@@ -365,6 +382,15 @@ class LiveSubscription:
             self._ack_batch.flush()  # when this ack is reported as durable, all acks before it must be durable too
         self._ack_now(ranges, done)
 
+    def ack_any(self, offsets: Sequence[int]) -> None:
+        """Acknowledge these messages, whichever consumer received them. If the subscription was ever sought, only those
+        that are in flight: the others may have been delivered before the seek."""
+        ranges = merged(clip([(offset, offset + 1) for offset in sorted(offsets)], self._stream.end_offset))
+        if self.generation:
+            ranges = self.dispatcher.in_flight_to(None, ranges)
+        if not self._is_closed:
+            self._ack_now(ranges, None)
+
     def _ack_now(self, ranges: Sequence[tuple[int, int]], done: Done | None) -> None:
         acked = self.mark_acked(ranges, done)
         self.last_active_us = now_us = self._clock.now_us()
@@ -413,6 +439,7 @@ class LiveSubscription:
         delay_ms: int | None,
         reason: str,
         generation: int | None,
+        bounded: bool = False,
     ) -> None:
         """See `Consumer.nack`."""
         if generation not in (None, self.generation):
@@ -420,9 +447,29 @@ class LiveSubscription:
             return
         self._ack_batch.flush()
         self.last_active_us = now_us = self._clock.now_us()
-        exhausted = self.dispatcher.nack(ranges, now_us, delay_ms, reason[:REASON_CHARACTERS_MAX], member)
-        self._handle_exhausted(exhausted)
+        reason = reason[:REASON_CHARACTERS_MAX]
+        self._handle_exhausted(self.dispatcher.nack(ranges, now_us, delay_ms, reason, member, bounded))
         self.pump()
+
+    def nack_any(self, ranges: Sequence[tuple[int, int]], delay_ms: int, reason: str) -> None:
+        """Report that these messages could not be processed, whichever consumer received them. The delay counts between
+        that of the failure policy and its maximum."""
+        self._ack_batch.flush()
+        self.last_active_us = now_us = self._clock.now_us()
+        reason = reason[:REASON_CHARACTERS_MAX]
+        self._handle_exhausted(self.dispatcher.nack(ranges, now_us, delay_ms, reason, bounded=True))
+        self.pump()
+
+    def give_up(self, member: Member, ranges: Sequence[tuple[int, int]], reason: str, generation: int | None) -> None:
+        """See `Consumer.give_up`. Waiting acks are not processed first: this may be called while messages are being
+        delivered."""
+        if generation in (None, self.generation):
+            self._handle_exhausted(self.dispatcher.give_up(ranges, reason[:REASON_CHARACTERS_MAX], member))
+            self.pump()
+
+    def restart_timeouts(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """See `Consumer.sent`."""
+        self.dispatcher.restart_timeouts(ranges, self._clock.now_us())
 
     def expire(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Mark messages as acknowledged because their time to live is over."""
@@ -437,7 +484,13 @@ class LiveSubscription:
         former = self.dispatcher.failure_policy
         self._handle_exhausted(self.dispatcher.set_failure_policy(policy))
         if policy.ack_timeout_ms != former.ack_timeout_ms:
+            self._ack_timer.set(None)
             self._notify_changed()
+        self.pump()
+
+    def set_unacked_max(self, messages: int) -> None:
+        """Limit how many messages are in flight on this partition; 0 means no limit."""
+        self.dispatcher.unacked_max = messages
         self.pump()
 
     def _notify_changed(self) -> None:
@@ -466,6 +519,7 @@ class LiveSubscription:
                 offset=first.offset,
                 attempts=first.attempts,
                 poison=str(first.poison),
+                reason=first.reason,
             )
         dropped = [(one.offset, one.offset + 1) for one in exhausted if one.poison is Poison.DROP]
         if dropped:

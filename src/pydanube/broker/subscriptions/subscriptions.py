@@ -20,6 +20,7 @@ from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import Action, Authorizer, Principal
 from pydanube.model.errors import AlreadyExists, Full, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.failure import NATIVE, FailurePolicy
+from pydanube.model.limits import UNACKED_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.pending import Pending
 from pydanube.model.positions import Position
@@ -45,6 +46,9 @@ class Attachment:
     priority: int = 0
     key_filters: Sequence[str] = ()
     failure_policy: FailurePolicy | None = None
+    ack_timeouts: bool = False
+    """Whether the broker counts the ack timeouts of the failure policy for this consumer, from each delivery on. Native
+    clients count theirs themselves, from when the application receives a message."""
 
     def check(self, subscription_type: SubscriptionType) -> None:
         """Raise Invalid if the options do not fit this type of subscription."""
@@ -87,7 +91,14 @@ class Subscriptions:
         attachment.check(live.type)
         # Once more, because another consumer may have attached meanwhile.
         _check_consumers_max(self._partitions, topic, attachment.subscription, attachment.consumer)
-        return live.attach(attachment.consumer, sink, created, attachment.priority, attachment.key_filters)
+        return live.attach(
+            attachment.consumer,
+            sink,
+            created,
+            attachment.priority,
+            attachment.key_filters,
+            attachment.ack_timeouts,
+        )
 
     async def create(
         self,
@@ -215,6 +226,7 @@ class Subscriptions:
             SubscriptionType(record.type),
             partitions,
             record.failure(),
+            record.unacked_max,
         )
 
     # -- moving --------------------------------------------------------------------------------------------------------
@@ -315,13 +327,39 @@ class Subscriptions:
         """Change the failure policy; it is durable and in force on return."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
         self._check_policy(topic, policy)
-        record = await self._registry.set_failure_policy(topic, subscription, policy)
-        for partition in self._partitions.open_of(self._registry.topic(topic).topic_id):
-            self._apply(partition, subscription, record)
+        record = await self._registry.change_subscription(topic, subscription, failure_policy=policy)
+        for live in self._open_lives(topic, subscription, record):
+            live.set_failure_policy(record.failure())
         log.info("subscription.failure_policy_changed", topic=str(topic), subscription=subscription)
 
-    def _apply(self, partition: Partition, name: str, record: SubscriptionRecord) -> None:
-        self._partitions.add_subscription(partition, name, record).set_failure_policy(record.failure())
+    async def unacked_max(self, principal: Principal, topic: TopicName, subscription: str) -> int:
+        """Return how many messages of each partition may be delivered and not acknowledged; 0: no limit."""
+        self._authorizer.check(principal, Action.DESCRIBE, str(topic))
+        return self._registry.subscription(topic, subscription).unacked_max
+
+    async def set_unacked_max(
+        self, principal: Principal, topic: TopicName, subscription: str, unacked_max: int
+    ) -> None:
+        """Change how many messages of each partition may be delivered and not acknowledged, over all consumers; 0: no
+        limit. The change is durable and in force on return."""
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        if not 0 <= unacked_max <= UNACKED_MAX:
+            raise Invalid(f"unacked_max={unacked_max} is out of range: use 1 to {UNACKED_MAX}, or 0 for no limit")
+        if not self._registry.topic(topic).reliable:
+            raise Refused(
+                f"topic {topic} is not reliable: its messages are not acked, so no limit of unacked ones fits"
+            )
+        record = await self._registry.change_subscription(topic, subscription, unacked_max=unacked_max)
+        for live in self._open_lives(topic, subscription, record):
+            live.set_unacked_max(record.unacked_max)
+        log.info(
+            "subscription.unacked_max_changed", topic=str(topic), subscription=subscription, unacked_max=unacked_max
+        )
+
+    def _open_lives(self, topic: TopicName, name: str, record: SubscriptionRecord) -> list[LiveSubscription]:
+        """Return the subscription on every partition that is open; others apply its record when they open."""
+        partitions = self._partitions.open_of(self._registry.topic(topic).topic_id)
+        return [self._partitions.add_subscription(one, name, record) for one in partitions]
 
 
 def _check_positions(topic: TopicName, partitions: Sequence[Partition], positions: Mapping[int, int]) -> None:

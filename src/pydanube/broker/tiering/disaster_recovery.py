@@ -79,7 +79,7 @@ EPOCHS_SKIPPED: Final = 1_000
 VERSIONS_SKIPPED: Final = 1_000
 COUNTERS: Final = ("topic", "subscription", "producer", LEDGER_COUNTER, SCHEMA_COUNTER, DEFINITION_COUNTER)
 
-_OF_TOPIC: Final = ("/access/", "/partitions/", "/producers/", SEGMENTS, "/subscriptions/")
+_OF_TOPIC: Final = ("/access/", records.CONSUMERS, "/partitions/", "/producers/", SEGMENTS, "/subscriptions/")
 """Prefixes of keys that are followed by a topic id."""
 
 SECTIONS_KEPT_MAX: Final = 1_000_000

@@ -18,7 +18,7 @@ from pydanube.codec.native import requests
 from pydanube.model.errors import Invalid
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.gaps import NO_GAPS, Gaps
-from pydanube.model.limits import PARTITIONS_MAX
+from pydanube.model.limits import PARTITIONS_MAX, UNACKED_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
 from pydanube.model.policies import BacklogAction, Policies
 from pydanube.model.positions import LATEST, OFFSET_END
@@ -207,6 +207,17 @@ class Admin(StorageAdmin):
         )
         await self._request(request, requests.Done)
 
+    async def set_unacked_max(self, topic: str, subscription: str, unacked_max: int) -> None:
+        """Limit how many messages of each partition are delivered and not acked, over all consumers; 0: no limit.
+
+        Takes effect at once: while more are unacked than a new limit allows, nothing is delivered.
+        """
+        check_count("unacked_max", unacked_max, 0, UNACKED_MAX)
+        request = requests.SetUnackedMax(
+            topic=str(TopicName.parse(topic)), subscription=parse_subscription(subscription), unacked_max=unacked_max
+        )
+        await self._request(request, requests.Done)
+
     async def advance(self, topic: str, subscription: str, partition: int, offset: int, expected: int) -> None:
         """Move a subscription without consumers from `expected` to `offset`. Raises Refused if it is elsewhere.
 
@@ -387,6 +398,7 @@ def _subscription_description(subscription: requests.Subscription) -> Subscripti
             for one in subscription.partitions
         ],
         failure_policy=subscription.failure_policy,
+        unacked_max=subscription.unacked_max,
     )
 
 

@@ -40,6 +40,7 @@ from pydanube.client.producing.typed_producer import BulkSendArguments, SendArgu
 from pydanube.client.typed.schema_sources import SchemaSource
 from pydanube.client.typed.value_type import ValueT
 from pydanube.model.errors import DanubeError, Full
+from pydanube.model.schemas import SchemaVersion
 from pydanube.runtime.telemetry import get_logger
 
 from .loop_thread import Blocking, LoopThread, blocking, stands_for
@@ -265,7 +266,7 @@ class BlockingClient(Blocking[Client]):
 
     @overload
     def producer(
-        self, topic: str, *, schema: None = None, **arguments: Unpack[ProducerArguments]
+        self, topic: str, *, schema: SchemaVersion | None = None, **arguments: Unpack[ProducerArguments]
     ) -> BlockingProducer[bytes]: ...
 
     @overload
@@ -366,6 +367,7 @@ class BlockingClient(Blocking[Client]):
     list_subscriptions = blocking(Client.list_subscriptions)
     describe_subscription = blocking(Client.describe_subscription)
     set_failure_policy = blocking(Client.set_failure_policy)
+    set_unacked_max = blocking(Client.set_unacked_max)
     seek = blocking(Client.seek)
     advance = blocking(Client.advance)
     advance_many = blocking(Client.advance_many)

@@ -69,12 +69,17 @@ class ArrowColumns(NamedTuple):
     attributes: AttributeColumns | None = None
 
 
-def pack(columns: ArrowColumns, *, producer_name: str = "", codec: Codec = Codec.NONE) -> bytearray:
-    """Return a batch of these rows, without a sequence and not yet stamped. Raises Invalid if no batch holds them."""
+def pack(
+    columns: ArrowColumns, *, producer_name: str = "", codec: Codec = Codec.NONE, schema: tuple[int, int] = (0, 0)
+) -> bytearray:
+    """Return a batch of these rows, without a sequence and not yet stamped. Raises Invalid if no batch holds them.
+
+    `schema` is the schema id and the version that the payloads were encoded with; zeros: none.
+    """
     count = len(columns.payloads.offsets) - 1
     if not 1 <= count <= BATCH_MESSAGES_MAX:
         raise Invalid(f"batch of {count} messages is outside 1..{BATCH_MESSAGES_MAX}")
-    origin = check_origin(Origin(name_bytes(producer_name)))
+    origin = check_origin(Origin(name_bytes(producer_name), schema_id=schema[0], schema_version=schema[1]))
     draft = Draft()
     present = entries = 0
     _add_texts(draft, columns.payloads, MESSAGE_BYTES_MAX, "payload")

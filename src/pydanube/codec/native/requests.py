@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from pydanube.model.errors import DanubeError, Invalid, NotOwner, from_code
+from pydanube.model.errors import DanubeError, Held, Invalid, NotOwner, Refused, from_code
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.pending import PendingMessage
 from pydanube.model.policies import Policies
@@ -74,13 +74,18 @@ class Failure(msgspec.Struct, omit_defaults=True):
     message: str
     owner: str = ""
     handle: int = 0
+    subcode: int = 0
+    """The error's own code if `code` is that of its base class: a peer that does not know the newer class still raises
+    one that it knows. 0: `code` is exact."""
 
     @classmethod
     def of(cls, error: DanubeError, handle: int = 0) -> Failure:
-        return cls(error.code, error.message, error.owner if isinstance(error, NotOwner) else "", handle)
+        code, subcode = (Refused.code, Held.code) if isinstance(error, Held) else (error.code, 0)
+        return cls(code, error.message, error.owner if isinstance(error, NotOwner) else "", handle, subcode)
 
     def error(self) -> DanubeError:
-        return from_code(self.code, self.message, self.owner)
+        exact = from_code(self.subcode, self.message)
+        return exact if self.subcode == exact.code else from_code(self.code, self.message, self.owner)
 
 
 class Fetch(msgspec.Struct, omit_defaults=True):
@@ -385,6 +390,15 @@ class SetFailurePolicy(Request, tag="subscription.failure_policy"):
     failure_policy: FailurePolicy
 
 
+class SetUnackedMax(Request, tag="subscription.unacked_max"):
+    """Change how many messages of each partition may be delivered and not acknowledged; 0: no limit -> Done. Applies at
+    once."""
+
+    topic: str
+    subscription: str
+    unacked_max: int
+
+
 class SetPolicies(Request, tag="policies.set"):
     """Change policies of a topic or a namespace (`target`: /namespace/topic, or a namespace) -> PolicyReport.
 
@@ -636,6 +650,7 @@ AnyRequest = (
     | ListPending
     | Settle
     | SetFailurePolicy
+    | SetUnackedMax
     | SetPolicies
     | GetPolicies
     | GrowTopic
@@ -771,6 +786,7 @@ class Subscription(msgspec.Struct, omit_defaults=True):
     type: str
     partitions: list[SubscriptionPlace] = []
     failure_policy: FailurePolicy = FailurePolicy()
+    unacked_max: int = 0
 
 
 class Offset(msgspec.Struct):

@@ -3,7 +3,8 @@
 `parse_schema` makes a `ParsedSchema` of a definition; each format has a module of its own, which is imported only when
 it is used, because its libraries are the extra `schemas`.
 
-`columns` makes Arrow columns of payloads; it needs pyarrow, so it is imported where it is used.
+`columns` turns payloads into Arrow columns, and `encoding` Arrow columns into payloads. They need pyarrow, so they are
+imported where they are used.
 """
 
 from .parsed import InvalidRow, ParsedSchema, parse_schema

@@ -97,7 +97,10 @@ def _fractions(written: str, kind: pa.DataType) -> ReadColumn:
         if size == 8:
             return _from_numpy(words, kind), pos + 8
         single = words.astype(np.uint32).view(np.float32)
-        return _from_numpy(single, kind) if pa.types.is_float32(kind) else pa.array(single.astype(np.float64)), pos + 4
+        if pa.types.is_float32(kind):
+            return _from_numpy(single, kind), pos + 4
+        with np.errstate(invalid="ignore"):  # some forms of NaN
+            return pa.array(single.astype(np.float64)), pos + 4
 
     return read
 

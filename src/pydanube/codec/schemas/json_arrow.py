@@ -200,3 +200,13 @@ def _value_types(nodes: _Nodes) -> frozenset[str]:
 
 def _is_null(schema: Node) -> bool:
     return isinstance(schema, dict) and _value_types(list(_applied(schema))) <= {"null"}
+
+
+def applied_schemas(schemas: Sequence[Node]) -> list[dict[str, Any]]:
+    """Return all schemas that apply to a value to which `schemas` apply: `$ref` and `allOf` are followed."""
+    return [node for one in schemas for node in _applied(one)]
+
+
+def allows_null(schemas: Sequence[Node]) -> bool:
+    """Say whether null may be a value to which all of the schemas apply; alternatives are not looked at."""
+    return "null" in _value_types(applied_schemas(schemas))

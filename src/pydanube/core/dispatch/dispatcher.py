@@ -19,6 +19,7 @@ Invariants
     with too many gaps between acks, too many failures or too many messages held back, nothing new is read: acks and
     failures are never forgotten
     a message that failed too often ends as the failure policy says, once
+    not more than `unacked_max` messages are in flight, unless the limit was lowered meanwhile
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ import numpy as np
 
 from pydanube.codec.batch import Batch
 from pydanube.model.errors import Invalid, Refused
-from pydanube.model.failure import FailurePolicy
+from pydanube.model.failure import ACK_TIMEOUT, FailurePolicy
 from pydanube.model.limits import ACKED_RANGES_MAX
 from pydanube.model.pending import PendingMessage, PendingState
 from pydanube.model.topics import SubscriptionType
 
+from .ack_timeouts import AckTimeouts
 from .cursor import Cursor
 from .failures import Exhausted, Failures, FailureState
 from .key_filters import KeyFilter
@@ -105,6 +107,11 @@ class Dispatcher:
         self.next_read = cursor.next_missing(cursor.position)
         self._members: dict[str, Member] = {}
         self._failures = Failures(failure_policy)
+        self._timeouts = AckTimeouts()
+        self._timed_members = 0
+        """How many members are attached whose ack timeouts the broker counts."""
+        self.unacked_max = 0
+        """How many messages may be in flight; 0: no limit."""
         self._single_active: SingleActivePolicy | None = None
         """The policy, if one member gets everything."""
         self._policy: DispatchPolicy
@@ -128,12 +135,17 @@ class Dispatcher:
     def members(self) -> list[Member]:
         return list(self._members.values())
 
-    def attach(self, consumer: str, priority: int = 0, key_filters: Sequence[str] = ()) -> tuple[Member, Member | None]:
-        """Attach a consumer. Return its member, and the former member of the same name, which is detached."""
+    def attach(
+        self, consumer: str, priority: int = 0, key_filters: Sequence[str] = (), is_timed: bool = False
+    ) -> tuple[Member, Member | None]:
+        """Attach a consumer. Return its member, and the former member of the same name, which is detached.
+
+        `is_timed`: count the ack timeouts of what is delivered to it; `fail_timed_out` must be called in time.
+        """
         if key_filters and not self._policy.by_key:
             raise Invalid(f"key filters are for key-shared subscriptions, and this one is {self.type}")
         KeyFilter.check(key_filters)
-        member = Member(consumer, priority, tuple(key_filters))
+        member = Member(consumer, priority, tuple(key_filters), is_timed=is_timed)
         former = self._members.pop(consumer, None)
         self._members[consumer] = member
         if former is not None:  # `member` is counted as attached already: failover elects no third one in between
@@ -143,6 +155,7 @@ class Dispatcher:
         except Refused:  # the subscription is exclusive to another name, so that there was no former member
             del self._members[consumer]
             raise
+        self._timed_members += is_timed - (former is not None and former.is_timed)
         return member, former
 
     def detach(self, *members: Member) -> None:
@@ -152,6 +165,7 @@ class Dispatcher:
             del self._members[member.consumer]
         if gone:
             self._make_ready(self._policy.leave(gone, self._members.values()))
+            self._timed_members -= sum([member.is_timed for member in gone])
 
     def credited(self, member: Member) -> None:
         """Take note that the member got credit or was resumed."""
@@ -175,6 +189,8 @@ class Dispatcher:
     def offset_to_read(self) -> int | None:
         """The offset of the next message to read and offer; None if nothing could be delivered."""
         if not self._policy.can_receive or (self._failures.blocked and self.is_blocked):
+            return None
+        if self.unacked_max and self.unacked >= self.unacked_max:
             return None
         if self._ready.count:
             return self._ready.first
@@ -202,6 +218,8 @@ class Dispatcher:
         messages = sum([member.messages for member in able])
         if self._ready:
             messages = min(messages, self._ready.count * len(self._members))
+        if self.unacked_max:
+            messages = min(messages, self.unacked_max)
         return messages, sum([member.bytes for member in able])
 
     @property
@@ -214,16 +232,18 @@ class Dispatcher:
         """The member that gets everything from `next_read` on exactly as it is stored, because none of it is acked or
         has failed; None if batches must be offered one by one. `offset_to_read` says whether it has credit."""
         single = self._single_active
-        if single is None or self._ready.count or len(self._failures):
+        if single is None or self._ready.count or len(self._failures) or self.unacked_max:
             return None
         return single.active if self.cursor.end <= self.next_read else None
 
-    def assign_stored(self, member: Member, end: int, size_bytes: int) -> None:
+    def assign_stored(self, member: Member, end: int, size_bytes: int, now_us: int) -> None:
         """Assign everything from `next_read` to `end`, which has this many bytes, to `member`, the `sole_consumer`."""
         single, start = self._single_active, self.next_read
         assert single is not None and member is single.active and member.can_receive and end > start
         single.assign_ranges([(start, end)], end - start, size_bytes)
         member.correct_estimate(size_bytes)
+        if member.is_timed:
+            self._timeouts.start(range(start, end), now_us)
         self.next_read = end
 
     def offer(
@@ -237,6 +257,10 @@ class Dispatcher:
         assert wanted is not None
         if base > wanted:
             self.skip_to(base)
+        if self.unacked_max:
+            room = self.unacked_max - self.unacked
+            rows_max = room if rows_max is None else min(rows_max, room)
+            following = min(following, max(0, room - (end - base)))
         has_delays = self._policy.delays and batch.header.deliver_at_max > now_us
         ranges = self._take(base, end, None if has_delays else rows_max)
         if has_delays:
@@ -248,6 +272,10 @@ class Dispatcher:
             return []
         assignments, left = self._policy.assign(OfferedBatch(batch, base, end, ranges, following))
         self._offer_again(left)
+        if self._timed_members:
+            for one in assignments:
+                if one.member.is_timed:
+                    self._timeouts.start(one.offsets(base), now_us)
         return assignments
 
     def _take(self, base: int, end: int, rows_max: int | None) -> list[Range]:
@@ -324,14 +352,16 @@ class Dispatcher:
             return 0
         self._ready.subtract(ranges)
         self._delayed.subtract(ranges)
+        if self._timeouts:
+            self._timeouts.stop(ranges)
         failed = self._failures.acked(ranges) if len(self._failures) else []
         self._make_ready(self._policy.acked(ranges, failed))
         if self.next_read < self.cursor.position:
             self.next_read = self.cursor.position
         return added
 
-    def in_flight_to(self, member: Member, ranges: Sequence[Range]) -> list[Range]:
-        """Return the part of `ranges` that is in flight to the member."""
+    def in_flight_to(self, member: Member | None, ranges: Sequence[Range]) -> list[Range]:
+        """Return the part of `ranges` that is in flight to the member; None: to any member."""
         return self._policy.in_flight_to(member, ranges)
 
     def check_cumulative(self) -> None:
@@ -349,22 +379,45 @@ class Dispatcher:
         delay_ms: int | None = None,
         reason: str = "",
         member: Member | None = None,
+        bounded: bool = False,
     ) -> list[Exhausted]:
         """Count a failure of each of these messages that is in flight; it is delivered again after a delay. Return the
         messages that are exhausted instead.
 
-        If `member` is given, only messages in flight to it count: others went to another consumer meanwhile.
+        If `member` is given, only messages in flight to it count: others went to another consumer meanwhile. `bounded`:
+        see FailurePolicy.bounded_delay_ms.
         """
-        read = self.next_read
-        missing = [one for start, end in merged(ranges) for one in self.cursor.missing(start, min(end, read))]
-        counted, uncounted = self._split_countable(self._policy.in_flight_to(member, missing))
-        self._make_ready(self._policy.returned(counted, failed=True))
+        counted, uncounted = self._split_countable(self._in_flight(ranges, member))
+        self._take_back(counted)
         if uncounted:
+            self._timeouts.stop(uncounted)
             self._make_ready(self._policy.returned(uncounted, failed=False))
             self._ready.update(uncounted)  # too many failures to count them: these are just delivered again
         failed = self._failures.failed
-        ended = [failed(offset, now_us, delay_ms, reason) for start, end in counted for offset in range(start, end)]
+        ended = [
+            failed(offset, now_us, delay_ms, reason, bounded) for start, end in counted for offset in range(start, end)
+        ]
         return [one for one in ended if one is not None]
+
+    def give_up(self, ranges: Sequence[Range], reason: str, member: Member | None = None) -> list[Exhausted]:
+        """Exhaust each of these messages that is in flight (to `member`, if given), however seldom it failed, and
+        return them."""
+        found = self._in_flight(ranges, member)
+        self._take_back(found)
+        ended = [self._failures.give_up(offset, reason) for start, end in found for offset in range(start, end)]
+        return [one for one in ended if one is not None]
+
+    def _in_flight(self, ranges: Sequence[Range], member: Member | None) -> list[Range]:
+        """Return the part of `ranges` that is in flight to the member (None: to any member) and not acknowledged."""
+        read = self.next_read
+        missing = [one for start, end in merged(ranges) for one in self.cursor.missing(start, min(end, read))]
+        return self._policy.in_flight_to(member, missing)
+
+    def _take_back(self, ranges: list[Range]) -> None:
+        """Take failed messages back from the members that have them."""
+        if self._timeouts:
+            self._timeouts.stop(ranges)
+        self._make_ready(self._policy.returned(ranges, failed=True))
 
     def _split_countable(self, ranges: list[Range]) -> tuple[list[Range], list[Range]]:
         """Divide the ranges into messages whose failure can be counted within the limit, and the rest."""
@@ -405,6 +458,36 @@ class Dispatcher:
         if not any(found):
             return [], []
         return [one.count if one else 0 for one in found], [one.reason or None if one else None for one in found]
+
+    # -- ack timeouts --------------------------------------------------------------------------------------------------
+
+    @property
+    def counts_timeouts(self) -> bool:
+        """Whether something is in flight whose ack timeout the broker counts."""
+        return bool(self._timeouts)
+
+    def has_timed_out(self, now_us: int) -> bool:
+        """Whether `fail_timed_out` has something to do now."""
+        return bool(self._timeouts) and (at_us := self.next_timeout_us) is not None and at_us <= now_us
+
+    @property
+    def next_timeout_us(self) -> int | None:
+        """When `fail_timed_out` has something to do; None if the broker counts no ack timeout now."""
+        timeout_ms = self._failures.policy.ack_timeout_ms
+        if not timeout_ms or (oldest_us := self._timeouts.oldest_us) is None:
+            return None
+        return oldest_us + timeout_ms * 1000
+
+    def fail_timed_out(self, now_us: int) -> list[Exhausted]:
+        """Count a failure of some messages whose ack timeout is over; there may be more. Return those that are
+        exhausted."""
+        timeout_us = self._failures.policy.ack_timeout_ms * 1000
+        late = self._timeouts.take_older(now_us - timeout_us, DUE_AT_ONCE) if timeout_us else []
+        return self.nack(runs(np.array(sorted(late), np.int64)), now_us, reason=ACK_TIMEOUT)
+
+    def restart_timeouts(self, ranges: Sequence[Range], now_us: int) -> None:
+        """Count the ack timeouts of these messages from now on, as far as they are counted."""
+        self._timeouts.restart(ranges, now_us)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -468,6 +551,7 @@ class Dispatcher:
         self._delayed.clear()
         self._delays.clear()
         self._failures.clear()
+        self._timeouts.clear()
         self._policy.clear()
 
     # -- describing ----------------------------------------------------------------------------------------------------
@@ -475,8 +559,11 @@ class Dispatcher:
     @property
     def unacked(self) -> int:
         """The number of messages in flight."""
-        missing = self.cursor.missing(self.cursor.position, self.next_read)
-        read = sum([end - start for start, end in missing])
+        cursor = self.cursor
+        if cursor.end <= self.next_read:
+            read = self.next_read - cursor.position - cursor.acked_ahead
+        else:
+            read = sum([end - start for start, end in cursor.missing(cursor.position, self.next_read)])
         kept = self._ready.count + self._delayed.count + self._policy.held_back + self._policy.unmatched
         return read - kept - self._failures.not_deliverable
 
@@ -520,5 +607,7 @@ class Dispatcher:
     def _make_ready(self, ranges: Sequence[Range]) -> None:
         """Mark `ranges` as to be delivered again, except what is acknowledged or was never read."""
         if ranges:
+            if self._timeouts:
+                self._timeouts.stop(merged(ranges))
             missing, read = self.cursor.missing, self.next_read
             self._ready.update([one for start, end in ranges for one in missing(start, min(end, read))])

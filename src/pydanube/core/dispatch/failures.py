@@ -3,6 +3,7 @@
 ```
  failed() --> WAITING until due --> returned by release_due() --> delivered again --> acked() forgets it
          \\-> exhausted: DEAD_LETTERING (being copied to the dead letter topic) or BLOCKED (until an operator decides)
+ give_up() --> exhausted, however seldom it failed
 ```
 
 Invariants
@@ -45,6 +46,8 @@ class FailedMessage:
     due_us: int = 0
     """While it is WAITING: when it is delivered again."""
     state: FailureState = FailureState.DELIVERABLE
+    given_up: bool = False
+    """Whether it is exhausted however often the policy allows redeliveries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +92,11 @@ class Failures:
             heappop(self._due)
         return self._due[0][0] if self._due else None
 
-    def failed(self, offset: int, now_us: int, delay_ms: int | None, reason: str) -> Exhausted | None:
+    def failed(
+        self, offset: int, now_us: int, delay_ms: int | None, reason: str, bounded: bool = False
+    ) -> Exhausted | None:
         """Count one more failure of a message. Return it if it is exhausted now; otherwise it waits for `delay_ms`, or,
-        if that is None, for as long as the policy says."""
+        if that is None, for as long as the policy says. `bounded`: see FailurePolicy.bounded_delay_ms."""
         failure = self._by_offset.setdefault(offset, FailedMessage())
         if failure.state is not FailureState.DELIVERABLE:
             return None
@@ -99,9 +104,22 @@ class Failures:
         failure.reason = reason
         if self.policy.is_exhausted(failure.count):
             return self._exhaust(offset, failure)
-        wait_ms = self.policy.next_delay_ms(failure.count) if delay_ms is None else delay_ms
-        self._wait(offset, failure, now_us + wait_ms * 1000)
+        if delay_ms is None:
+            delay_ms = self.policy.next_delay_ms(failure.count)
+        elif bounded:
+            delay_ms = self.policy.bounded_delay_ms(failure.count, delay_ms)
+        self._wait(offset, failure, now_us + delay_ms * 1000)
         return None
+
+    def give_up(self, offset: int, reason: str) -> Exhausted | None:
+        """Count one more failure of a message, which exhausts it. Return it unless it waits or was exhausted."""
+        failure = self._by_offset.setdefault(offset, FailedMessage())
+        if failure.state is not FailureState.DELIVERABLE:
+            return None
+        failure.count += 1
+        failure.reason = reason
+        failure.given_up = True
+        return self._exhaust(offset, failure)
 
     def check_exhausted(self, offsets: Iterable[int]) -> tuple[list[Exhausted], list[int]]:
         """Return which of these deliverable messages are exhausted under the current policy, and the other offsets."""
@@ -109,7 +127,7 @@ class Failures:
         deliverable: list[int] = []
         for offset in offsets:
             failure = self._by_offset[offset]
-            if self.policy.is_exhausted(failure.count):
+            if failure.given_up or self.policy.is_exhausted(failure.count):
                 exhausted.append(self._exhaust(offset, failure))
             else:
                 deliverable.append(offset)
@@ -134,10 +152,12 @@ class Failures:
         return offsets
 
     def release_blocked(self) -> list[int]:
-        """Return the offsets of all blocked messages; they are deliverable from now on."""
+        """Return the offsets of all blocked messages; they are deliverable from now on, also those that were given up:
+        another consumer may be able to process them."""
         offsets = [offset for offset, one in self._by_offset.items() if one.state is FailureState.BLOCKED]
         for offset in offsets:
-            self._by_offset[offset].state = FailureState.DELIVERABLE
+            failure = self._by_offset[offset]
+            failure.state, failure.given_up = FailureState.DELIVERABLE, False
         self.blocked = 0
         return offsets
 

@@ -20,6 +20,8 @@ class Member:
     messages: int = 0
     bytes: int = 0
     paused: bool = False
+    is_timed: bool = False
+    """Whether the broker counts the ack timeouts of what is in flight to the member."""
     estimated_bytes: int = 0
     """The part of the bytes charged so far that is an estimate; see `charge`."""
     number: int = field(default_factory=_numbers.__next__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from pydanube.model.errors import Refused
+from pydanube.model.errors import Held
 
 from .in_flight import InFlightRanges
 from .members import Member
@@ -43,7 +43,7 @@ class SingleActivePolicy:
 
     def join(self, member: Member, members: Collection[Member]) -> list[Range]:
         if self._active not in (None, member) and not self._failover:
-            raise Refused(
+            raise Held(
                 f"the subscription is exclusive and held by consumer {self._active.consumer!r}: close that one, "
                 f"use its name to take over, or another subscription"
             )

@@ -20,6 +20,7 @@ from pydanube.model.errors import (
     DanubeError,
     Denied,
     Full,
+    Held,
     Invalid,
     NotFound,
     NotOwner,
@@ -42,6 +43,7 @@ STATUS: Final[dict[type[DanubeError], int]] = {
     Full: 429,
     NotOwner: 421,
     StaleEpoch: 409,
+    Held: 409,
     Unavailable: 503,
     Corrupt: 500,
 }

@@ -304,6 +304,7 @@ async def _describe_subscription(caller: Caller, request: wire.DescribeSubscript
         str(described.type),
         places,
         described.failure_policy,
+        described.unacked_max,
     )
 
 
@@ -363,6 +364,12 @@ async def _list_pending(caller: Caller, request: wire.ListPending) -> wire.Pendi
 async def _set_failure_policy(caller: Caller, request: wire.SetFailurePolicy) -> wire.Done:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
     await caller.broker.subscriptions.set_failure_policy(caller.principal, topic, subscription, request.failure_policy)
+    return wire.Done()
+
+
+async def _set_unacked_max(caller: Caller, request: wire.SetUnackedMax) -> wire.Done:
+    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
+    await caller.broker.subscriptions.set_unacked_max(caller.principal, topic, subscription, request.unacked_max)
     return wire.Done()
 
 
@@ -579,6 +586,7 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.ListUnsettled: _list_unsettled,
     wire.ListPending: _list_pending,
     wire.SetFailurePolicy: _set_failure_policy,
+    wire.SetUnackedMax: _set_unacked_max,
     wire.FindOffset: _find_offset,
     wire.GetStatistics: _topic_statistics,
     wire.DescribeStorage: _describe_storage,

@@ -53,9 +53,12 @@ class NativeServer:
         self._settings = settings
         self._clock = clock
         self._tasks = tasks
-        publish_memory = PublishMemory(settings.publish_memory_bytes)
+        self.publish_memory = PublishMemory(settings.publish_memory_bytes)
+        """Other listeners count what is published there here too."""
         answer_memory = AnswerMemory(settings.unread_answers_bytes_max)
-        self._resources = ListenerResources(broker, settings, clock, tasks, publish_memory, answer_memory, self._forget)
+        self._resources = ListenerResources(
+            broker, settings, clock, tasks, self.publish_memory, answer_memory, self._forget
+        )
         self._large_frames = Budget(settings.large_frames_bytes)
         self._connections_max = settings.connections_max
         self._per_address_max = settings.connections_per_address_max

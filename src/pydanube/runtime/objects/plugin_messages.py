@@ -40,6 +40,7 @@ STATUS_OF: Final[dict[type[DanubeError], grpc.StatusCode]] = {
     errors.Full: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.NotOwner: grpc.StatusCode.FAILED_PRECONDITION,
     errors.StaleEpoch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Held: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.Corrupt: grpc.StatusCode.DATA_LOSS,
 }

@@ -13,6 +13,7 @@ the same write as the first batch: a query that dies in that batch reads exactly
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Self
@@ -108,6 +109,11 @@ class Offsets:
                 f"the checkpoint holds offsets that this source did not write ({error!r}): it belongs to another "
                 f"source, or was changed by hand"
             ) from None
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Parse the JSON document as text."""
+        return cls.from_json(json.loads(text))
 
     def to_json(self) -> dict[str, Any]:
         if self.initial:

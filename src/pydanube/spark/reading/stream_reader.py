@@ -6,6 +6,7 @@ connection is opened before it is needed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,12 +20,15 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
+from pyspark.sql.types import StructType
 
 from pydanube.spark.options import ReadOptions
 from pydanube.spark.workers import message_first
 
+from .descriptors import DescribedPartition, describe
 from .fetching import read_task
 from .offsets import Offsets
+from .planning import DanubePartition
 from .pushdown import RowFilter
 from .stream_driver import StreamDriver
 
@@ -86,3 +90,29 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_task(partition, self._options, RowFilter())
+
+
+class DescribingStreamReader(DanubeStreamReader):
+    """Plans the same tasks, which yield descriptors of their ranges instead of messages."""
+
+    def __init__(self, options: ReadOptions, given: dict[str, str], rows: StructType) -> None:
+        super().__init__(options)
+        self._given = given
+        self._rows = rows
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**super().__getstate__(), "_given": self._given, "_rows": self._rows}
+
+    @message_first
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        planned = super().partitions(start, end)
+        batch_end = json.dumps({name: value for name, value in end.items() if name != "since"})
+        return [
+            DescribedPartition(one, "" if number else batch_end)
+            for number, one in enumerate(planned)
+            if isinstance(one, DanubePartition)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, DanubePartition):
+            yield describe(partition, self._given, self._rows)

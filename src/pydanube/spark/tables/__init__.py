@@ -1,1 +1,17 @@
-"""Lakehouse tables: sinks for Delta and Iceberg that need no JARs, and landing topics in tables."""
+"""Delta and Iceberg tables: sinks for plain pip installs, and landing topics in tables exactly once.
+
+sources                 the classes that Spark looks up: format("danube-delta") and format("danube-iceberg")
+options                 the options of a table, parsed and checked
+writer                  batch and stream writers, as Spark calls them: tasks write files, the driver commits them
+formats                 what a table format can do; opens the one that the options name
+delta, iceberg          the two formats: create, check, evolve and commit
+columns                 compares the columns of rows with those of a table
+data_files              Parquet files: their names, writing them in a task, their statistics
+stores                  the file system that a table's files are in
+landing                 starts a stream that lands a topic in a table
+landed                  what a table records about its landings: topics, offsets, queries
+compaction              rewrites small files beside a running landing
+orphans                 finds and removes files that were never committed
+
+The extra `lakehouse` installs deltalake and pyiceberg; they are imported when a table is used.
+"""

@@ -8,10 +8,13 @@
  publish_time  timestamp             optional, null: the time of writing
  partition     int                   optional, null: as the option 'partitionBy' says
 ```
+
+With the option `schema` there is no payload: `row_encoding` makes it of the other columns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
@@ -41,6 +44,10 @@ _USUAL: Final = {
 """Common names of such columns in other systems, for hints."""
 
 
+MESSAGE_COLUMNS: Final = tuple(name for name in WRITTEN if name != "payload")
+"""The columns of a message beside its payload; with the option `schema`, all other columns are fields of the schema."""
+
+
 def check_written(schema: StructType, topic: str) -> None:
     """Raise Invalid unless a data frame of this schema can be written; `topic` is the option's value, or empty."""
     names = [column.name for column in schema.fields]
@@ -49,8 +56,21 @@ def check_written(schema: StructType, topic: str) -> None:
     for column in schema.fields:
         if column.name not in WRITTEN:
             raise Invalid(_unknown(column.name, names))
+    _check_columns(schema, WRITTEN, topic)
+
+
+def check_typed(schema: StructType, topic: str) -> None:
+    """Raise Invalid unless the message columns of a data frame can be written; the others are fields of a schema."""
+    _check_columns(schema, MESSAGE_COLUMNS, topic)
+
+
+def _check_columns(schema: StructType, known: Iterable[str], topic: str) -> None:
+    names = schema.fieldNames()
+    for column in schema.fields:
         if names.count(column.name) > 1:
             raise Invalid(f"column {column.name!r} is there more than once: select one of them")
+        if column.name not in known:
+            continue
         wanted, found = WRITTEN[column.name], _type_name(column.dataType)
         if found not in wanted:
             raise Invalid(f"column {column.name!r} is {found}, and must be {' or '.join(wanted)}: {_fix(column.name)}")

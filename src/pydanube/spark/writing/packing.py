@@ -49,6 +49,8 @@ class Packing:
     """"key", "round-robin", or the number of a partition"""
     producer: str = ""
     codec: Codec = Codec.NONE
+    schema: tuple[int, int] = (0, 0)
+    """The schema id and the version that the payloads were encoded with; zeros: none."""
     batch_bytes: int = MIB
     batch_messages: int = 10_000
 
@@ -110,7 +112,8 @@ class Packer:
             end = start + size
             for begin, stop in _cut(weights[start:end], self._packing.batch_bytes):
                 piece = _columns(rows.slice(start + begin, stop - begin), now_us)
-                batch = pack(piece, producer_name=self._packing.producer, codec=self._packing.codec)
+                packing = self._packing
+                batch = pack(piece, producer_name=packing.producer, codec=packing.codec, schema=packing.schema)
                 yield Packed(topic, partition, batch)
             start = end
 

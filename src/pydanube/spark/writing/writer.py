@@ -17,13 +17,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from pydanube.client.blocking.client import BlockingClient
 from pydanube.client.producing.staged_writes import StageOrigin
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Refused
 from pydanube.runtime.clock import SystemClock
@@ -33,8 +34,11 @@ from pydanube.spark import connections
 from pydanube.spark.options import WriteOptions
 from pydanube.spark.workers import message_first
 
-from .columns import check_written
+from .columns import check_typed, check_written
 from .packing import Packer, Packing
+
+if TYPE_CHECKING:
+    from .row_encoding import RowEncoder  # imported where it is used: most writes need no schema
 
 log = get_logger(__name__)
 
@@ -56,16 +60,15 @@ class StagedShare(WriterCommitMessage):
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DanubeWriter:
     parsed = _parse_options(options, schema, overwrite)
-    _check_topic(parsed)
-    return DanubeWriter(parsed, parsed.query_id or identity(), identity(), max(0, parsed.batch_id))
+    encoder = _check_topic(parsed, schema)
+    return DanubeWriter(parsed, parsed.query_id or identity(), identity(), max(0, parsed.batch_id), encoder)
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DanubeStreamWriter:
     parsed = _parse_options(options, schema, overwrite)
     if parsed.query_id:
         raise Invalid("options queryId and batchId are for batches: a stream has its own, in its checkpoint")
-    _check_topic(parsed)
-    return DanubeStreamWriter(parsed)
+    return DanubeStreamWriter(parsed, _check_topic(parsed, schema))
 
 
 def _parse_options(options: Mapping[str, str], schema: StructType, overwrite: bool) -> WriteOptions:
@@ -75,7 +78,7 @@ def _parse_options(options: Mapping[str, str], schema: StructType, overwrite: bo
             "a topic is never overwritten: use mode('append'), and for a stream outputMode('append'), or foreachBatch "
             "with a batch write in it, which takes rows of any output mode"
         )
-    check_written(schema, parsed.topic)
+    (check_typed if parsed.subject else check_written)(schema, parsed.topic)
     if isinstance(parsed.partition_by, int) and "partition" in schema.fieldNames():
         raise Invalid(
             f"the partition is given twice: as the option partitionBy ({parsed.partition_by}) and as the column "
@@ -84,15 +87,17 @@ def _parse_options(options: Mapping[str, str], schema: StructType, overwrite: bo
     return parsed
 
 
-def _check_topic(options: WriteOptions) -> None:
+def _check_topic(options: WriteOptions, schema: StructType) -> RowEncoder | None:
     """Check on the driver that a broker can be reached, and the topic: every task would fail alike, in every attempt.
+    Returns the encoder of the option `schema`.
 
     Spark creates a writer for each micro-batch, so this makes at most one lookup, and none if the options do not depend
     on it. It does not create the topic, because there may be no row.
     """
     with connections.client(options.servers, options.timeout_s) as client:
+        encoder = _make_encoder(client, options, schema) if options.subject else None
         if not options.topic or (options.create_topic and not isinstance(options.partition_by, int)):
-            return
+            return encoder
         try:
             count = client.count_partitions(options.topic)
         except NotFound as error:
@@ -101,20 +106,36 @@ def _check_topic(options: WriteOptions) -> None:
             count = 1  # as it would be created
     if isinstance(options.partition_by, int) and options.partition_by >= count:
         raise Invalid(f"partitionBy={options.partition_by}: {options.topic} has partitions 0 to {count - 1}")
+    return encoder
+
+
+def _make_encoder(client: BlockingClient, options: WriteOptions, schema: StructType) -> RowEncoder:
+    from .row_encoding import make_encoder
+
+    return make_encoder(client, options, schema)
+
+
+def _explain_refusal(client: BlockingClient, topic: str, error: Invalid) -> Invalid:
+    from .row_encoding import explain_refusal
+
+    return explain_refusal(client, topic, error)
 
 
 class DanubeWriter(DataSourceArrowWriter):
     """Writes all rows of a job or none. With the options queryId and batchId, a job that runs again writes nothing."""
 
-    def __init__(self, options: WriteOptions, query: str, run: str, batch_id: int) -> None:
+    def __init__(
+        self, options: WriteOptions, query: str, run: str, batch_id: int, encoder: RowEncoder | None = None
+    ) -> None:
         self._options = options
+        self._encoder = encoder
         self._query = query
         self._run = run
         self._batch_id = batch_id
 
     @message_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedShare:
-        return _stage(self._options, _origin(self._query, self._run, self._batch_id), iterator)
+        return _stage(self._options, _origin(self._query, self._run, self._batch_id), iterator, self._encoder)
 
     @message_first
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -128,8 +149,9 @@ class DanubeWriter(DataSourceArrowWriter):
 class DanubeStreamWriter(DataSourceStreamArrowWriter):
     """Writes all rows of every micro-batch exactly once."""
 
-    def __init__(self, options: WriteOptions) -> None:
+    def __init__(self, options: WriteOptions, encoder: RowEncoder | None = None) -> None:
         self._options = options
+        self._encoder = encoder
 
     @message_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedShare:
@@ -138,7 +160,7 @@ class DanubeStreamWriter(DataSourceStreamArrowWriter):
         query, run, batch_id = (context.getLocalProperty(name) for name in names)
         if query is None or run is None or batch_id is None:
             raise Refused(f"Spark does not tell its tasks {', '.join(names)}: is this a streaming query?")
-        return _stage(self._options, _origin(query, run, int(batch_id)), iterator)
+        return _stage(self._options, _origin(query, run, int(batch_id)), iterator, self._encoder)
 
     @message_first
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
@@ -156,10 +178,16 @@ def _origin(query: str, run: str, batch_id: int) -> StageOrigin:
     return StageOrigin(query, run, batch_id, context.partitionId(), context.taskAttemptId())
 
 
-def _stage(options: WriteOptions, origin: StageOrigin, record_batches: Iterator[pa.RecordBatch]) -> StagedShare:
+def _stage(
+    options: WriteOptions, origin: StageOrigin, record_batches: Iterator[pa.RecordBatch], encoder: RowEncoder | None
+) -> StagedShare:
     """In a task, stage the rows: they are stored and synced, but not visible."""
     packing = Packing(
-        topic=options.topic, partition_by=options.partition_by, producer=options.producer, codec=options.codec
+        topic=options.topic,
+        partition_by=options.partition_by,
+        producer=options.producer,
+        codec=options.codec,
+        schema=(0, 0) if encoder is None else encoder.schema,
     )
     with (
         connections.client(options.servers, options.timeout_s) as client,
@@ -167,16 +195,27 @@ def _stage(options: WriteOptions, origin: StageOrigin, record_batches: Iterator[
             origin.query, run=origin.run, batch_id=origin.batch_id, task=origin.task, attempt=origin.attempt
         ) as stager,
     ):
+
+        def count_partitions(topic: str) -> int:
+            count = stager.partitions(topic, create=options.create_topic)
+            if encoder is not None:
+                encoder.bind_topic(client, topic)
+            return count
+
         # Tasks and batches start at different partitions, so that rows without keys are spread evenly.
         packer = Packer(
             packing,
-            lambda topic: stager.partitions(topic, create=options.create_topic),
+            count_partitions,
             _clock.now_us,
             origin.task + origin.batch_id,
         )
-        for topic, partition, batch in packer.packed(record_batches):
-            stager.add(topic, partition, batch)
-        stages = stager.finish()
+        rows = record_batches if encoder is None else encoder.with_payloads(record_batches)
+        try:
+            for topic, partition, batch in packer.packed(rows):
+                stager.add(topic, partition, batch)
+            stages = stager.finish()
+        except Invalid as error:
+            raise error if encoder is not None else _explain_refusal(client, options.topic, error) from None
     return StagedShare(origin.query, origin.run, origin.batch_id, tuple(stages))
 
 

@@ -1,0 +1,166 @@
+"""`danube sql`: runs a query over topics in a Spark of its own, and prints the rows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from pydanube.model.errors import DanubeError, Invalid
+
+from .options import examples, json_option, url_option
+from .output import fail, note, plural
+from .sql_output import FORMATS, write_rows
+from .streams import is_terminal, need_stdout
+
+if TYPE_CHECKING:
+    import pyarrow
+
+TABLE_ROWS: Final = 200
+"""The rows of a table if --limit does not say: more than anybody reads on a terminal."""
+
+
+@click.command(
+    epilog=examples(
+        """
+danube sql 'select * from `/default/orders` limit 10'
+danube sql 'select key, count(*) n from `/default/orders` group by key order by n desc'
+danube sql 'select * from `/default/orders` where offset >= 1000 and partition = 0'
+danube sql "select * from `/default/orders` where append_time > now() - interval 10 minutes"
+danube sql 'select o.id, u.name from `/default/orders` o join `/default/users` u on o.key = u.key'
+danube sql --raw 'select cast(payload as string) from `/default/orders`'
+danube sql 'describe `/default/orders`'
+danube sql --file report.sql --format csv > report.csv
+danube sql 'select * from `/default/orders`' --format parquet --output orders.parquet
+"""
+    )
+)
+@click.argument("query", required=False)
+@click.option(
+    "-f", "--file", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Read the query from a file."
+)
+@click.option("--limit", type=click.IntRange(0), help=f"The most rows; 0: all.  [default: {TABLE_ROWS} for a table]")
+@click.option(
+    "--format", "form", type=click.Choice(FORMATS), help="How rows are written.  [default: table]", metavar="FORMAT"
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file.")
+@click.option("--raw", is_flag=True, help="Do not decode: payloads are bytes, also where a topic has a schema.")
+@click.option("--columns", help="The columns of messages that typed topics have, with commas between them.")
+@click.option(
+    "--on-decode-error",
+    type=click.Choice(["fail", "null"]),
+    help="null: keep messages that cannot be decoded, with the columns payload and decode_error.",
+)
+@click.option("--master", default="local[*]", show_default=True, help="The Spark that runs the query.")
+@url_option
+@json_option
+def sql(
+    query: str | None,
+    file: Path | None,
+    limit: int | None,
+    form: str | None,
+    output: Path | None,
+    raw: bool,
+    columns: str | None,
+    on_decode_error: str | None,
+    master: str,
+    url: str,
+    as_json: bool,
+) -> None:
+    """Query topics with SQL.
+
+    A topic is a table: its name stands in backticks. One that is bound to a subject has the columns of its schema
+    beside those of messages, another one the payload as bytes. The query sees all messages that are stored when it
+    starts. Filters on partition, offset, append_time, publish_time and key are applied before messages are read.
+    """
+    form = _form(form, as_json, output)
+    text = _text(query, file)
+    need_stdout()
+    try:
+        from pydanube.spark.sql.query import parse_query
+    except ModuleNotFoundError as error:
+        fail(f"danube sql needs {error.name}, which is not installed: pip install 'pydanube[spark]'")
+    parsed = parse_query(text)
+    shown = limit if limit is not None else TABLE_ROWS if form == "table" else 0
+    options = {"columns": columns, "onDecodeError": on_decode_error}
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        with _status() as say:
+            rows = _run(parsed, url, master, shown, ["*"] if raw else [], given, say)
+    except KeyboardInterrupt:
+        raise click.Abort from None
+    more = bool(shown) and rows.num_rows > shown
+    write_rows(rows.slice(0, shown) if more else rows, form, output)
+    if more:
+        note(f"there are more than {plural(shown, 'row')}: --limit N shows more, --limit 0 all of them")
+    if output is not None:
+        note(f"wrote {plural(min(rows.num_rows, shown or rows.num_rows), 'row')} to {output}")
+
+
+def _form(form: str | None, as_json: bool, output: Path | None) -> str:
+    """Return the format that was chosen. Raises UsageError for a contradiction."""
+    if as_json and form not in (None, "json"):
+        raise click.UsageError(f"--json and --format {form} contradict each other: give one of them")
+    chosen = "json" if as_json else form or "table"
+    if chosen == "parquet" and output is None:
+        raise click.UsageError("--format parquet needs --output FILE")
+    return chosen
+
+
+def _text(query: str | None, file: Path | None) -> str:
+    if (query is None) == (file is None):
+        raise click.UsageError("give a query, or --file with one; a query is one argument: put quotes around it")
+    try:
+        return query if query is not None else file.read_text()  # type: ignore[union-attr]
+    except UnicodeDecodeError:
+        raise Invalid(f"{file} is not text in UTF-8") from None
+
+
+def _run(
+    query: Any, url: str, master: str, limit: int, raw: list[str], options: dict[str, str], say: Any
+) -> pyarrow.Table:
+    """Return the rows: one more than `limit` if there are more; 0: all of them."""
+    from pydanube.client.blocking.client import connect_blocking
+    from pydanube.spark.sql.topic_views import find_tables, run_query
+
+    from .session import ANSWER_SECONDS, REACH_SECONDS
+
+    with connect_blocking(url, timeout=REACH_SECONDS):
+        pass  # the broker is reachable
+    with connect_blocking(url, timeout=ANSWER_SECONDS) as client:
+        tables = find_tables(client, query, raw=raw, options={"servers": url, **options})
+    say("starting Spark")
+    try:
+        from pydanube.spark import session
+    except ModuleNotFoundError as error:
+        fail(str(error))
+    from pydanube.spark.sql.failures import explain
+
+    spark = session("danube sql", master, **{"spark.log.level": "OFF"})
+    try:
+        messages = sum(one.messages for one in tables)
+        say(f"reading {plural(messages, 'message')} of {plural(len(tables), 'topic')}")
+        frame = run_query(spark, query, tables)
+        return (frame.limit(limit + 1) if limit else frame).toArrow()
+    except (DanubeError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        fail(explain(error))
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _status() -> Iterator[Any]:
+    """Yield a function that shows what is being done on a terminal's stderr, until the block ends."""
+    if not is_terminal(sys.stderr):
+        yield lambda _text: None
+        return
+    from rich.console import Console
+
+    with Console(file=sys.stderr).status("connecting") as status:
+        yield status.update

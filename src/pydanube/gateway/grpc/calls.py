@@ -1,0 +1,250 @@
+"""Turns the methods of a service class into handlers of gRPC calls.
+
+A service is a class with one async method per rpc, named like the rpc in snake case:
+
+    async def create_producer(self, call: Call, request: Any) -> Any         unary; returns the reply
+    async def receive_messages(self, call: Call, request: Any) -> None       a stream: `await call.write(message)`
+    def watch(self, call: Call, request: Any) -> AsyncIterator[Any]          or an async generator, which yields them
+    def reflect(self, call: Call, requests: AsyncIterator[Any]) -> ...       where the client streams too
+
+`request` is a message of the schema; replies are messages, or bytes that are serialized already. A method raises
+DanubeError, which errors.py maps to a status, or Status. Its task is cancelled when the client goes away.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import lru_cache
+from typing import Any, Final, NoReturn, Protocol
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+from grpc import StatusCode
+
+from pydanube.core.access import ANONYMOUS, Principal
+from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
+from pydanube.runtime.network import counted_address
+from pydanube.runtime.protobuf import ProtobufSchema, ServiceMethod
+from pydanube.runtime.telemetry import get_logger
+
+from .errors import Status, details_of, status_of
+
+log = get_logger(__name__)
+
+_WORD: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+_COUNTED_BYTES_MIN: Final = 4_096
+"""Smaller requests, such as acks, are not counted in memory: the number of calls limits them."""
+
+
+class Memory(Protocol):
+    """Where the bytes of unanswered requests are counted, together with those of other listeners."""
+
+    def reserve(self, size: int) -> bool: ...
+    def release(self, size: int) -> None: ...
+
+
+class Call:
+    """One running call, as a service sees it."""
+
+    __slots__ = ("context", "principal", "request_bytes")
+
+    def __init__(self, context: Any, request_bytes: int) -> None:
+        self.context = context
+        self.request_bytes = request_bytes
+        """The size of the serialized request."""
+        self.principal: Principal = ANONYMOUS
+
+    @property
+    def peer(self) -> str:
+        """The address of the client as gRPC writes it: `ipv4:127.0.0.1:5000`."""
+        peer: str = self.context.peer()
+        return peer
+
+    async def write(self, message: Any) -> None:
+        """Send one message of a stream, serialized or not. Returns when gRPC has taken it: a client that does not read
+        makes this wait."""
+        await self.context.write(message)
+
+
+class CallLimits:
+    """Counts the running calls of one listener per client address, and refuses new ones while it drains."""
+
+    def __init__(self, calls_per_address_max: int, memory: Memory) -> None:
+        self._per_address_max = calls_per_address_max
+        self._addresses: Counter[str] = Counter()
+        self._memory = memory
+        self.draining = False
+        self.refused = 0
+
+    def enter(self, address: str, size: int) -> None:
+        """Count a call; raises Unavailable or Full, and counts nothing, if there may be no more."""
+        if self.draining:
+            raise Unavailable("this broker is shutting down: try again, or another broker")
+        if self._addresses[address] >= self._per_address_max:
+            self.refused += 1
+            raise Full(f"address {address} has {self._per_address_max} calls, as many as it may have: end some first")
+        if size >= _COUNTED_BYTES_MIN and not self._memory.reserve(size):
+            self.refused += 1
+            raise Unavailable("this broker has too many unanswered requests: try again")
+        self._addresses[address] += 1
+
+    def leave(self, address: str, size: int) -> None:
+        if size >= _COUNTED_BYTES_MIN:
+            self._memory.release(size)
+        self._addresses[address] -= 1
+        if self._addresses[address] <= 0:
+            del self._addresses[address]
+
+
+def snake_case(rpc: str) -> str:
+    """`CreateProducer` is `create_producer`."""
+    return _WORD.sub("_", rpc).lower()
+
+
+def service_handler(schema: ProtobufSchema, name: str, service: object, limits: CallLimits) -> Any:
+    """Return the generic handler of the service `name`. A method that `service` lacks answers UNIMPLEMENTED."""
+    handlers = {}
+    for rpc, method in schema.methods(name).items():
+        function = getattr(service, snake_case(rpc), None)
+        handlers[rpc] = _handler(method, function, limits) if function is not None else _missing(method.path)
+    return grpc.method_handlers_generic_handler(name, handlers)
+
+
+class UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """The last handler of a listener: answers calls of services and methods that it does not have."""
+
+    def __init__(self, advice: str) -> None:
+        self._advice = advice
+
+    def service(self, handler_call_details: Any) -> Any:
+        return _missing(handler_call_details.method, self._advice)
+
+
+def _missing(path: str, advice: str = "this broker does not implement it") -> Any:
+    async def refuse(_requests: Any, context: Any) -> None:
+        await context.abort(StatusCode.UNIMPLEMENTED, details_of(f"no method {path}: {advice}"))
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _handler(method: ServiceMethod, function: Any, limits: CallLimits) -> Any:
+    if method.request_streams:
+        assert method.reply_streams, f"{method.path}: streams of requests with one reply are not supported"
+        return grpc.stream_stream_rpc_method_handler(
+            _both_streams(method, function, limits), response_serializer=_serialize
+        )
+    if method.reply_streams:
+        return grpc.unary_stream_rpc_method_handler(_stream(method, function, limits), response_serializer=_serialize)
+    return grpc.unary_unary_rpc_method_handler(_unary(method, function, limits), response_serializer=_serialize)
+
+
+def _serialize(message: Any) -> bytes:
+    if type(message) is bytes:
+        return message
+    serialized: bytes = message.SerializeToString()
+    return serialized
+
+
+def _unary(method: ServiceMethod, function: Any, limits: CallLimits) -> Callable[[bytes, Any], Awaitable[Any]]:
+    parse = method.request.FromString
+
+    async def handle(data: bytes, context: Any) -> Any:
+        address, size, entered = _address(context.peer()), len(data), False
+        try:
+            limits.enter(address, size)
+            entered = True
+            return await function(Call(context, size), _parsed(parse, data, method))
+        except Exception as error:
+            await _fail(context, method.path, error)
+        finally:
+            if entered:
+                limits.leave(address, size)
+
+    return handle
+
+
+def _stream(method: ServiceMethod, function: Any, limits: CallLimits) -> Callable[[bytes, Any], Awaitable[None]]:
+    parse, is_generator = method.request.FromString, inspect.isasyncgenfunction(function)
+
+    async def handle(data: bytes, context: Any) -> None:
+        address, size, entered = _address(context.peer()), len(data), False
+        try:
+            limits.enter(address, size)
+            entered = True
+            call, request = Call(context, size), _parsed(parse, data, method)
+            if is_generator:
+                await _write_all(context, function(call, request))
+            else:
+                await function(call, request)
+        except Exception as error:
+            await _fail(context, method.path, error)
+        finally:
+            if entered:
+                limits.leave(address, size)
+
+    return handle
+
+
+def _both_streams(method: ServiceMethod, function: Any, limits: CallLimits) -> Callable[[Any, Any], Awaitable[None]]:
+    parse = method.request.FromString
+
+    async def parsed(requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for data in requests:
+            yield _parsed(parse, data, method)
+
+    async def handle(requests: AsyncIterator[bytes], context: Any) -> None:
+        address, entered = _address(context.peer()), False
+        try:
+            limits.enter(address, 0)
+            entered = True
+            await _write_all(context, function(Call(context, 0), parsed(requests)))
+        except Exception as error:
+            await _fail(context, method.path, error)
+        finally:
+            if entered:
+                limits.leave(address, 0)
+
+    return handle
+
+
+async def _write_all(context: Any, replies: AsyncIterator[Any]) -> None:
+    async for reply in replies:
+        await context.write(reply)
+
+
+def _parsed(parse: Callable[[bytes], Any], data: bytes, method: ServiceMethod) -> Any:
+    try:
+        return parse(data)
+    except DecodeError:
+        name = method.request.DESCRIPTOR.full_name
+        raise Invalid(f"the request of {method.path} is not a message {name}") from None
+
+
+@lru_cache(maxsize=4_096)
+def _address(peer: str) -> str:
+    """Return the client's address without its port: of `ipv6:[::1]:5000` (which may be escaped) it is `::1`."""
+    kind, _, rest = peer.replace("%5B", "[").replace("%5D", "]").partition(":")
+    host = rest.rpartition(":")[0].strip("[]")
+    return counted_address(host) if kind in ("ipv4", "ipv6") else kind
+
+
+async def _fail(context: Any, path: str, error: Exception) -> NoReturn:
+    """End the call with the status of an error. An exception that is no error of ours is logged."""
+    if isinstance(error, grpc.aio.AbortError):  # the service has chosen a status with context.abort
+        raise error
+    if isinstance(error, DanubeError):
+        code, details = status_of(error), error.message
+    elif isinstance(error, Status):
+        code, details = error.code, error.details
+    else:
+        log.error("grpc.call_crashed", method=path, exc_info=error)
+        code = StatusCode.INTERNAL
+        details = f"internal error in {path}: {type(error).__name__}; the broker's log has the details"
+    await context.abort(code, details_of(details))
+    raise AssertionError("abort raises")

@@ -1,0 +1,72 @@
+"""The error tree as gRPC statuses: the only place that chooses a status for an error.
+
+Existing clients repeat a call after UNAVAILABLE, DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED, and hand every other status
+to the application. So what looking up again or trying again can cure is UNAVAILABLE here, although the native protocol
+has classes of its own for it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from grpc import StatusCode
+
+from pydanube.model.errors import (
+    AlreadyExists,
+    Corrupt,
+    DanubeError,
+    Denied,
+    Full,
+    Held,
+    Invalid,
+    NotFound,
+    NotOwner,
+    Refused,
+    StaleEpoch,
+    Unauthenticated,
+    Unavailable,
+)
+
+STATUS: Final[dict[type[DanubeError], StatusCode]] = {
+    DanubeError: StatusCode.INTERNAL,
+    Invalid: StatusCode.INVALID_ARGUMENT,
+    Refused: StatusCode.FAILED_PRECONDITION,
+    NotFound: StatusCode.NOT_FOUND,
+    AlreadyExists: StatusCode.ALREADY_EXISTS,
+    Denied: StatusCode.PERMISSION_DENIED,
+    Unauthenticated: StatusCode.UNAUTHENTICATED,
+    Held: StatusCode.PERMISSION_DENIED,
+    Full: StatusCode.RESOURCE_EXHAUSTED,
+    NotOwner: StatusCode.UNAVAILABLE,
+    StaleEpoch: StatusCode.UNAVAILABLE,
+    Unavailable: StatusCode.UNAVAILABLE,
+    Corrupt: StatusCode.DATA_LOSS,
+}
+
+_DETAILS_CHARACTERS_MAX: Final = 1_000
+"""The longest text of a status. It may quote what the client sent, and must fit the 8 KiB that clients accept as
+metadata, where each character may take nine bytes."""
+
+
+class Status(Exception):
+    """Raised by a service to end a call with a status of its own choice."""
+
+    def __init__(self, code: StatusCode, details: str) -> None:
+        super().__init__(details)
+        self.code = code
+        self.details = details
+
+
+def not_implemented(details: str) -> Status:
+    """Return the status for what a single broker does not have; `details` says why."""
+    return Status(StatusCode.UNIMPLEMENTED, details)
+
+
+def status_of(error: DanubeError) -> StatusCode:
+    """Return the status of an error; a class that is not in the table has that of its nearest base."""
+    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+
+
+def details_of(text: str) -> str:
+    """Return the text of a status, shortened to what clients accept."""
+    return text if len(text) <= _DETAILS_CHARACTERS_MAX else f"{text[:_DETAILS_CHARACTERS_MAX]} ..."

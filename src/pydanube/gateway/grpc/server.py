@@ -1,0 +1,186 @@
+"""The gRPC listeners: the Danube API on the data port, administration on the admin port.
+
+Both are servers of grpc.aio on the broker's event loop. gRPC itself limits connections, calls, and the size of a
+request before it is in memory; calls.py counts calls per address and the bytes of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import re
+import socket
+from typing import Any, Final
+
+import grpc.aio
+
+from pydanube.broker import Broker
+from pydanube.runtime.clock import Clock
+from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.telemetry import get_logger
+
+from . import health, reflection
+from .calls import CallLimits, Memory, UnknownMethods, service_handler
+from .messages import SCHEMA
+from .resources import ListenerResources
+from .services import SERVICES
+from .settings import GrpcSettings
+
+log = get_logger(__name__)
+
+_ROUND_S: Final = 1.0
+"""How often the broker's health is checked for watching clients, and refused calls are logged."""
+
+_PING_INTERVAL_MS_MIN: Final = 1_000
+"""Clients may send keep-alive pings this often; gRPC disconnects those that send many more."""
+
+_TOOL_CALLS_PER_ADDRESS_MAX: Final = 100
+"""Calls of health and reflection from one address."""
+
+_METADATA_BYTES_MAX: Final = 16 * 1024
+
+
+_PORT: Final = re.compile(r"(?<![/:]):\d+$")
+
+
+class GrpcServer:
+    """Serves the Danube gRPC API on up to two ports."""
+
+    def __init__(self, broker: Broker, settings: GrpcSettings, clock: Clock, tasks: Tasks, memory: Memory) -> None:
+        self.settings = settings
+        self._broker = broker
+        self._clock = clock
+        self._tasks = tasks
+        self._limits = CallLimits(settings.calls_per_address_max, memory)
+        self._tool_limits = CallLimits(_TOOL_CALLS_PER_ADDRESS_MAX, memory)  # never drains
+        self._servers: list[Any] = []
+        self._healths: list[health.Health] = []
+        resources = ListenerResources(settings, clock, tasks, self._data_url, self._admin_url)
+        self._services = [(one, one.make(broker, resources)) for one in SERVICES]
+        self._rounds: asyncio.Task[None] | None = None
+        self.data_address = ("", 0)
+        self.admin_address = ("", 0)
+        """Port 0: there is no such listener."""
+
+    async def open_data(self, host: str, port: int) -> tuple[str, int]:
+        """Bind the data port (0 uses a free one) and return its address. Raises OSError where that is impossible."""
+        services = {one.name: service for one, service in self._services if one.data}
+        places, advice = self.settings.connections_max, "ask for administration on the admin port"
+        self.data_address = await self._open(host, port, services, places, advice)
+        return self.data_address
+
+    async def open_admin(self, host: str, port: int) -> tuple[str, int]:
+        """Bind the admin port, as `open_data` does the data port."""
+        services = {one.name: service for one, service in self._services if one.admin}
+        places, advice = self.settings.admin_connections_max, "producers and consumers use the data port"
+        self.admin_address = await self._open(host, port, services, places, advice)
+        return self.admin_address
+
+    async def start(self) -> None:
+        """Serve on the ports that are open."""
+        for server in self._servers:
+            await server.start()
+        self._rounds = self._tasks.spawn(self._check_health(), "grpc health")
+
+    def drain(self) -> None:
+        """Refuse new calls and end the streams; the calls that run are answered."""
+        self._limits.draining = True
+        for one in self._healths:
+            one.update()
+        for _, service in self._services:
+            if hasattr(service, "drain"):
+                service.drain()
+
+    async def close(self, drain_s: float) -> None:
+        """Stop accepting, answer what is in flight for at most `drain_s`, then close all connections.
+
+        Cancelled: some connections are still open; call it again.
+        """
+        self.drain()
+        if self._rounds is not None:
+            self._rounds.cancel()
+        await asyncio.gather(*(server.stop(drain_s) for server in self._servers))
+
+    async def _open(
+        self, host: str, port: int, services: dict[str, Any], connections_max: int, advice: str
+    ) -> tuple[str, int]:
+        """Bind a port for these services. `advice` is for callers of others."""
+        host = await _resolved(host, port)
+        server = grpc.aio.server(
+            options=self._options(connections_max), maximum_concurrent_rpcs=self.settings.calls_max
+        )
+        self._servers.append(server)
+        handlers = [service_handler(SCHEMA, name, service, self._limits) for name, service in services.items()]
+        for name, tool in self._tools(list(services)).items():
+            handlers.append(service_handler(SCHEMA, name, tool, self._tool_limits))
+        server.add_generic_rpc_handlers((*handlers, UnknownMethods(advice)))
+        try:
+            bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        except RuntimeError:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)) from None
+        return host, bound
+
+    def _tools(self, services: list[str]) -> dict[str, Any]:
+        """Return the health and reflection services of a listener by name."""
+        self._healths.append(health.Health(services, self._is_ready))
+        names = [*services, health.SERVICE, *reflection.SERVICES]
+        reflections = {name: reflection.Reflection(name, names) for name in reflection.SERVICES}
+        return {health.SERVICE: self._healths[-1], **reflections}
+
+    def _is_ready(self) -> bool:
+        return not self._limits.draining and not self._broker.write_problems()
+
+    def _options(self, connections_max: int) -> list[tuple[str, int]]:
+        settings = self.settings
+        return [
+            ("grpc.so_reuseport", 0),  # gRPC would share a port that is taken
+            ("grpc.max_allowed_incoming_connections", connections_max),
+            ("grpc.max_concurrent_streams", settings.calls_per_connection_max),
+            ("grpc.max_receive_message_length", settings.request_bytes_max),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_metadata_size", _METADATA_BYTES_MAX),
+            ("grpc.absolute_max_metadata_size", _METADATA_BYTES_MAX),
+            ("grpc.server_handshake_timeout_ms", settings.handshake_timeout_ms),
+            ("grpc.keepalive_time_ms", settings.keep_alive_ms),
+            ("grpc.keepalive_timeout_ms", settings.keep_alive_ms),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.http2.min_ping_interval_without_data_ms", _PING_INTERVAL_MS_MIN),
+            ("grpc.max_connection_idle_ms", settings.idle_ms),
+        ]
+
+    def _data_url(self) -> str:
+        return _url(self.settings.advertised, self.data_address)
+
+    def _admin_url(self) -> str:
+        return _url(_without_port(self.settings.advertised), self.admin_address) if self.admin_address[1] else ""
+
+    async def _check_health(self) -> None:
+        """Tell watching clients when the broker's health changes, and log refused calls as a number."""
+        while True:
+            await self._clock.sleep(_ROUND_S)
+            for one in self._healths:
+                one.update()
+            if self._limits.refused:
+                log.warning("grpc.calls_refused", count=self._limits.refused)
+                self._limits.refused = 0
+
+
+async def _resolved(host: str, port: int) -> str:
+    """Return the first address of a host, which gRPC is to listen on."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return str(found[0][4][0])
+
+
+def _url(advertised: str, address: tuple[str, int]) -> str:
+    """Return the URL that clients are given: the one that is advertised, or that of the listener's address."""
+    host, port = address
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    advertised = advertised or (f"http://[{host}]" if ":" in host else f"http://{host}")
+    return advertised if advertised != _without_port(advertised) else f"{advertised}:{port}"
+
+
+def _without_port(url: str) -> str:
+    return _PORT.sub("", url)

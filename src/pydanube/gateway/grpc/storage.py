@@ -1,0 +1,40 @@
+"""danube.StorageService: which segments of a topic are in object storage."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pydanube.broker import Broker
+from pydanube.model.names import TopicAddress
+from pydanube.model.positions import Position
+
+from .calls import Call
+from .messages import API
+from .resources import ListenerResources
+
+_PAGE: Final = 1_000
+_SEGMENTS_MAX: Final = 10_000
+"""Segments in one reply, which has about a megabyte then; a caller continues with the last end_offset."""
+
+
+class StorageService:
+    """The storage service."""
+
+    def __init__(self, broker: Broker, _resources: ListenerResources) -> None:
+        self._broker = broker
+
+    async def list_segment_descriptors(self, call: Call, request: Any) -> Any:
+        place = self._broker.addresses.get(TopicAddress.parse(request.topic))
+        reply, offset = API["ListSegmentDescriptorsResponse"](), min(request.after_offset, 2**63 - 1)
+        while offset >= 0 and len(reply.segments) < _SEGMENTS_MAX:
+            found, offset = await self._broker.storage.segments(
+                call.principal, place.topic, place.partition, Position("offset", offset), _PAGE
+            )
+            for one in found:
+                reply.segments.add(
+                    segment_id=f"{one.object}#{one.section}",
+                    start_offset=one.first_offset,
+                    end_offset=one.end_offset - 1,
+                    size=one.bytes,
+                )
+        return reply

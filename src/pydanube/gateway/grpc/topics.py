@@ -1,0 +1,31 @@
+"""Names of topics as Danube clients write them, for calls that concern a whole topic."""
+
+from __future__ import annotations
+
+from pydanube.broker import Broker
+from pydanube.core.access import Principal
+from pydanube.model.names import TopicAddress, TopicName
+
+
+def topic_of(broker: Broker, text: str) -> TopicName:
+    """Return the topic that a name means: its own, or for `/namespace/topic-part-k` the topic with that partition.
+
+    A topic that does not exist is returned too; the broker's calls raise NotFound for it.
+    """
+    address = TopicAddress.parse(text)
+    place = broker.addresses.find(address)
+    if place is not None:
+        return place.topic
+    return address.topic if address.topic is not None else broker.addresses.get(address).topic
+
+
+def is_partition(broker: Broker, text: str) -> bool:
+    """Return whether a name is that of an existing partition of a partitioned topic."""
+    address = TopicAddress.parse(text)
+    place = broker.addresses.find(address)
+    return place is not None and place.topic != address.topic
+
+
+def client_names(broker: Broker, principal: Principal, topic: str) -> list[str]:
+    """Return the names by which clients address a topic: its own, or those of its partitions."""
+    return broker.addresses.names(principal, TopicAddress.parse(topic))

@@ -1,0 +1,111 @@
+"""Reads the text of a query before Spark starts: its topics, and the place of a mistake.
+
+    select o.key, u.name from `/default/orders` o join `/default/users` u on o.key = u.key
+
+sqlglot parses the text in the dialect of Spark. What it cannot parse is refused with line and column; a query that it
+accepts and Spark does not is refused later, by Spark.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlglot
+from sqlglot import expressions as exp
+from sqlglot.errors import ParseError, SqlglotError
+
+from pydanube.model.errors import Invalid
+from pydanube.model.names import TopicName
+
+TOPICS_MAX: Final = 100
+_HINT: Final = "write a topic with its namespace in backticks, as `/default/orders`"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """The text of a query, and the topics that it reads."""
+
+    text: str
+    topics: tuple[str, ...]
+
+
+def parse_query(text: str) -> Query:
+    """Return the query. Raises Invalid with the place for bad syntax, a statement that does not only read, and a table
+    that is no topic."""
+    statements = _parse(text)
+    if not statements:
+        raise Invalid("the query is empty: write for example select * from `/default/orders`")
+    if len(statements) > 1:
+        raise Invalid(f"there are {len(statements)} statements, and one is run at a time: leave out what is behind ';'")
+    (root,) = statements
+    if not isinstance(root, exp.Query | exp.Describe):
+        raise Invalid(f"{root.key.upper()} is not possible here: a query only reads; begin it with SELECT or WITH")
+    return Query(text.strip().rstrip(";"), _topics(root))
+
+
+def _parse(text: str) -> list[Any]:
+    try:
+        return [one for one in sqlglot.parse(text, dialect="spark") if one is not None]
+    except ParseError as error:
+        raise Invalid(_explain(error)) from None
+    except (SqlglotError, RecursionError) as error:  # a text or a comment without its end, too many parentheses
+        raise Invalid(f"the query cannot be read: {_one_line(str(error)) or 'it is nested too deeply'}") from None
+
+
+def _explain(error: ParseError) -> str:
+    """Return the first mistake with the line and the column where its word begins, both counted from 1."""
+    if not error.errors:
+        return f"the query cannot be read: {_one_line(str(error))}"
+    first = error.errors[0]
+    word = str(first.get("highlight") or "")
+    column = max(1, int(first.get("col") or 1) - max(0, len(word) - 1))
+    reason = str(first.get("description") or "it is not SQL")
+    if "but got <Token" in reason:
+        reason = reason.partition(" but got <Token")[0]
+    if "<class" in reason:
+        reason = "something is missing here"
+    if word.startswith("/"):
+        reason += f"; {_HINT}"
+    near = f" at {word!r}" if word else ""
+    return f"line {first.get('line') or 1}, column {column}{near}: {_one_line(reason)}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]
+
+
+def _topics(root: Any) -> tuple[str, ...]:
+    """Return the topics that are named as tables, in the order of the text."""
+    defined = {one.alias_or_name.lower() for one in root.find_all(exp.CTE)}
+    found: dict[str, None] = {}
+    for table in root.find_all(exp.Table, bfs=False):
+        if not isinstance(table.this, exp.Identifier):
+            continue  # a function such as range(10)
+        name = table.name
+        if not table.db and name.lower() in defined:
+            continue
+        if table.db or not name.startswith("/"):
+            raise Invalid(f"there is no table {_written(table)}: {_HINT}{_meant(table)}")
+        try:
+            found[str(TopicName.parse(name))] = None
+        except Invalid as error:
+            raise Invalid(f"`{name}`: {error.message}") from None
+    if len(found) > TOPICS_MAX:
+        raise Invalid(f"the query names {len(found)} topics, and may name {TOPICS_MAX}")
+    return tuple(found)
+
+
+def _written(table: Any) -> str:
+    return ".".join(part for part in (table.catalog, table.db, table.name) if part)
+
+
+def _meant(table: Any) -> str:
+    """Return a question for a name that lacks the slashes only."""
+    if table.catalog:
+        return ""
+    try:
+        guess = TopicName.parse(f"/{table.db or 'default'}/{table.name}")
+    except Invalid:
+        return ""
+    return f"; did you mean `{guess}`?"

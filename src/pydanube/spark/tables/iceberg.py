@@ -1,0 +1,300 @@
+"""Iceberg tables. One transaction adds the files of a batch and records (query, batch) in a property of the table.
+
+The property, not a snapshot's summary, answers whether a batch was committed: snapshots expire, properties stay. A
+commit that meets another writer's is not repeated by pyiceberg but here, after the property was read again: so two
+drivers of one query never both add a batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NamespaceAlreadyExistsError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+    ValidationException,
+)
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.table import Table
+from pyiceberg.transforms import IdentityTransform
+
+from pydanube.model.errors import DanubeError, Invalid, Refused, Unavailable
+from pydanube.runtime.clock import SystemClock
+from pydanube.runtime.telemetry import get_logger
+
+from .columns import check_partition_by, check_partition_columns, compare_columns, plain_schema
+from .data_files import DataFile, FileTarget
+from .formats import Compacted, TableSize
+from .landed import ICEBERG_PREFIX, LandingRecord, parse_record
+from .options import TableOptions
+from .stores import FileStore, local_path, refuse_foreign_files, sync_file
+
+log = get_logger(__name__)
+
+COMMIT_ATTEMPTS: Final = 20
+CATALOG_FILE: Final = "catalog.db"
+DEFAULT_NAMESPACE: Final = "default"
+RETRIES: Final = "commit.retry.num-retries"
+
+_clock: Final = SystemClock()
+
+# Binary and nested columns have no statistics here, on purpose; pyiceberg would say so for each file.
+logging.getLogger("pyiceberg.io.pyarrow").addFilter(
+    lambda record: not record.getMessage().startswith("PyArrow statistics missing")
+)
+
+
+class IcebergFormat:
+    """One Iceberg table."""
+
+    def __init__(self, options: TableOptions) -> None:
+        self.options = options
+        self._location: str | None = None
+        """Where a table that is created here goes; None: the catalog decides."""
+        self._catalog_properties, self.identifier = self._place()
+        self._opened: Catalog | None = None
+
+    def _place(self) -> tuple[dict[str, str], str]:
+        options = self.options
+        identifier = (
+            options.table if "." in options.table or not options.table else f"{DEFAULT_NAMESPACE}.{options.table}"
+        )
+        properties = {**dict(options.store), **dict(options.catalog)}
+        if options.catalog:
+            if options.path:
+                properties.setdefault("warehouse", options.path)
+            return properties, identifier
+        local = local_path(options.path)
+        if local is None:
+            raise Invalid(
+                f"option path is {options.path}: an Iceberg table in an object store needs a catalog (catalog.type, "
+                "catalog.uri ...) and the option table"
+            )
+        warehouse = local
+        if not identifier:
+            warehouse, identifier = local.parent, f"{DEFAULT_NAMESPACE}.{local.name}"
+            self._location = local.as_uri()
+        catalog = {"type": "sql", "uri": f"sqlite:///{warehouse / CATALOG_FILE}?timeout=60"}
+        return {**catalog, "warehouse": warehouse.as_uri(), **properties}, identifier
+
+    @property
+    def catalog(self) -> Catalog:
+        if self._opened is None:
+            uri = self._catalog_properties.get("uri", "")
+            if uri.startswith("sqlite:////"):
+                Path(uri.removeprefix("sqlite:///").partition("?")[0]).parent.mkdir(parents=True, exist_ok=True)
+            self._opened = load_catalog("danube", **self._catalog_properties)
+        return self._opened
+
+    @property
+    def home(self) -> str:
+        if self._location is not None:
+            return str(local_path(self._location))
+        location = self._load().location() if self.exists() else self.options.name
+        local = local_path(location) if location.startswith("file:") else None
+        return location if local is None else str(local)
+
+    @property
+    def store(self) -> FileStore:
+        return self._store_of(self._load())
+
+    def _store_of(self, table: Table) -> FileStore:
+        settings = tuple(sorted((name, value) for name, value in table.io.properties.items() if isinstance(value, str)))
+        return FileStore(f"{table.location().rstrip('/')}/data", "iceberg", settings)
+
+    def exists(self) -> bool:
+        uri = self._catalog_properties.get("uri", "")
+        if uri.startswith("sqlite:////") and not Path(uri.removeprefix("sqlite:///").partition("?")[0]).exists():
+            return False  # asking would create the catalog
+        with _iceberg_errors(self.options.name):
+            return self.catalog.table_exists(self.identifier)
+
+    def schema(self) -> pa.Schema:
+        return self._load().schema().as_arrow()
+
+    # -- before a batch ------------------------------------------------------------------------------------------------
+
+    def prepare(self, rows: pa.Schema) -> FileTarget:
+        rows = _without_small_integers(plain_schema(rows))
+        table = self._load() if self.exists() else self._create(rows)
+        partition_by = self._partition_columns(table)
+        check_partition_by(self.options.partition_by, partition_by, self.options.name)
+        fit = compare_columns(table.schema().as_arrow(), rows, self.options.name, self.options.merge_schema)
+        missing = [one for one in partition_by if one not in rows.names]
+        if missing:
+            raise Refused(
+                f"the table {self.options.name} is partitioned by {', '.join(missing)}, which rows do not have"
+            )
+        if fit.added:
+            with _iceberg_errors(self.options.name), table.update_schema() as update:
+                update.union_by_name(pa.schema(fit.added))
+        store = self._store_of(table)
+        if (local := store.local) is not None:
+            local.mkdir(parents=True, exist_ok=True)
+        return FileTarget(store, fit.written, partition_by, compression=self.options.compression)
+
+    def _create(self, rows: pa.Schema) -> Table:
+        partition_by = list(self.options.partition_by or ())
+        check_partition_columns(partition_by, rows)
+        if self._location is not None:
+            refuse_foreign_files(str(local_path(self._location)))
+        with _iceberg_errors(self.options.name):
+            namespace = self.identifier.rpartition(".")[0]
+            with suppress(NamespaceAlreadyExistsError):
+                self.catalog.create_namespace(namespace)
+            # Another driver may create it in between: then it is checked as any existing table is.
+            with (
+                suppress(TableAlreadyExistsError, CommitFailedException),
+                self.catalog.create_table_transaction(self.identifier, rows, self._location) as creating,
+                creating.update_spec() as spec,
+            ):
+                for name in partition_by:
+                    spec.add_identity(name)
+            return self.catalog.load_table(self.identifier)
+
+    def _partition_columns(self, table: Table) -> tuple[str, ...]:
+        spec: PartitionSpec = table.spec()
+        for one in spec.fields:
+            if not isinstance(one.transform, IdentityTransform):
+                raise Refused(
+                    f"the table {self.options.name} is partitioned by {one.transform} of "
+                    f"{table.schema().find_column_name(one.source_id)}, which this sink does not write"
+                )
+        return tuple(str(table.schema().find_column_name(one.source_id)) for one in spec.fields)
+
+    # -- commits -------------------------------------------------------------------------------------------------------
+
+    def committed_batch(self, query: str) -> int | None:
+        return _committed(self._load(), query)
+
+    def commit(self, files: Sequence[DataFile], record: LandingRecord | None) -> bool:
+        for _ in range(COMMIT_ATTEMPTS):
+            table = self._load()
+            if record is not None:
+                done = _committed(table, record.query)
+                if done is not None and done >= record.batch_id:
+                    return False
+            if self._try_commit(table, files, record):
+                self._sync_metadata(table)
+                return True
+        raise Unavailable(f"{COMMIT_ATTEMPTS} attempts to commit to {self.options.name} met other writers: try again")
+
+    def _try_commit(self, table: Table, files: Sequence[DataFile], record: LandingRecord | None) -> bool:
+        """Commit on the state that `table` has; returns False if another writer was first."""
+        store = self._store_of(table)
+        summary: dict[str, str] = {}
+        without_retries(table)
+        try:
+            with _iceberg_errors(self.options.name), table.transaction() as transaction:
+                if record is not None:
+                    summary = {"danube.query": record.query, "danube.batch": str(record.batch_id)}
+                    text = replace(record, time_ms=_clock.now_us() // 1_000).to_json()
+                    transaction.set_properties({f"{ICEBERG_PREFIX}{record.query}": text})
+                # A batch's files have names of their own, so they are not searched for among all files of the table.
+                paths = [store.url(one.path) for one in files]
+                transaction.add_files(paths, snapshot_properties=summary, check_duplicate_files=False)
+        except CommitFailedException as error:
+            log.warning("spark.table_commit_conflict", table=self.options.name, error=str(error))
+            return False
+        return True
+
+    def _sync_metadata(self, table: Table) -> None:
+        """Force the metadata of the current snapshot to the disk, if the table is on one."""
+        snapshot = table.current_snapshot()
+        names = [table.metadata_location]
+        if snapshot is not None:
+            names.append(snapshot.manifest_list)
+            mine = (one for one in snapshot.manifests(table.io) if one.added_snapshot_id == snapshot.snapshot_id)
+            names += [one.manifest_path for one in mine]
+        for name in names:
+            if (local := local_path(name)) is not None and local.exists():
+                sync_file(local)
+
+    # -- questions -----------------------------------------------------------------------------------------------------
+
+    def records(self) -> list[LandingRecord]:
+        properties = self._load().properties
+        found = [parse_record(value) for name, value in properties.items() if name.startswith(ICEBERG_PREFIX)]
+        return sorted((one for one in found if one is not None), key=lambda one: -one.time_ms)
+
+    def referenced(self) -> set[str]:
+        table = self._load()
+        base = f"{self._store_of(table).root}/"
+        paths = table.inspect.all_data_files().column("file_path").to_pylist()
+        return {str(path).removeprefix(base) for path in paths}
+
+    def size(self) -> TableSize:
+        table = self._load()
+        snapshot = table.current_snapshot()
+        if snapshot is None:
+            return TableSize(0, 0, 0, "none")
+        files = table.inspect.data_files()
+        rows, size = sum(files.column("record_count").to_pylist()), sum(files.column("file_size_in_bytes").to_pylist())
+        return TableSize(rows, files.num_rows, size, str(snapshot.snapshot_id))
+
+    # -- maintenance ---------------------------------------------------------------------------------------------------
+
+    def compact(self, target_bytes: int) -> Compacted:
+        from .iceberg_compaction import compact
+
+        for _ in range(COMMIT_ATTEMPTS):
+            table = self._load()
+            try:
+                with _iceberg_errors(self.options.name):
+                    return compact(table, self._store_of(table), target_bytes, self.options.compression)
+            except (CommitFailedException, ValidationException) as error:
+                log.warning("spark.table_commit_conflict", table=self.options.name, error=str(error))
+        raise Unavailable(f"{COMMIT_ATTEMPTS} attempts to compact {self.options.name} met other writers: try again")
+
+    def expire(self, retain_s: float) -> int:
+        from .iceberg_compaction import delete_unreferenced
+
+        table = self._load()
+        before = self.referenced()
+        limit = datetime.fromtimestamp((_clock.now_us() / 1e6) - retain_s, UTC)
+        with _iceberg_errors(self.options.name):
+            table.maintenance.expire_snapshots().older_than(limit).commit()
+        return delete_unreferenced(self.store, before - self.referenced())
+
+    def _load(self) -> Table:
+        with _iceberg_errors(self.options.name):
+            return self.catalog.load_table(self.identifier)
+
+
+def without_retries(table: Table) -> None:
+    """Let a commit of this handle fail at once if another writer was first. The stored properties do not change."""
+    table.metadata.properties[RETRIES] = "0"
+
+
+def _committed(table: Table, query: str) -> int | None:
+    record = parse_record(table.properties.get(f"{ICEBERG_PREFIX}{query}"))
+    return None if record is None else record.batch_id
+
+
+def _without_small_integers(rows: pa.Schema) -> pa.Schema:
+    """Return the schema with int for tinyint and smallint, which Iceberg does not have."""
+    small = (pa.int8(), pa.int16())
+    return pa.schema([pa.field(one.name, pa.int32()) if one.type in small else one for one in rows])
+
+
+@contextmanager
+def _iceberg_errors(name: str) -> Iterator[None]:
+    """Turn errors of pyiceberg and its catalogs into ours; conflicts of commits are left to the caller."""
+    try:
+        yield
+    except (CommitFailedException, ValidationException, DanubeError):
+        raise
+    except NoSuchTableError:
+        raise Refused(f"there is no Iceberg table {name}") from None
+    except Exception as error:  # each catalog has errors of its own
+        raise Refused(f"the Iceberg table {name}: {' '.join(str(error).split())}") from error
