@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -56,7 +55,7 @@ def test_topics_are_found_where_tables_are(text: str, topics: list[str]) -> None
         ("", r"the query is empty"),
         ("-- nothing", r"the query is empty"),
         ("selec 1 from `/default/x`", r"^line 1, column 7 at '1': "),
-        ("select *\n  from `/default/x`\n where and 3", r"^line 3, column 8 at 'and': "),
+        ("select *\n  from `/default/x`\n where and 3", r"^line 3, column 12 at '3': "),
         ("select * from /default/orders", r"^line 1, column 15 at '/': .*in backticks, as `/default/orders`"),
         ("select * from `/default/x` limit", r"^line 1, column 28 at 'limit': "),
         ("select 'never ends", r"^the query cannot be read: "),
@@ -164,28 +163,26 @@ def test_bad_sql_and_unknown_topics_are_refused_before_spark_starts(
 
 
 @pytest.fixture
-def topics(client: pydanube.BlockingClient) -> float:
-    """Typed orders, the first ten of which cannot be decoded, and users without a schema. Returns the time between."""
+def topics(client: pydanube.BlockingClient) -> datetime:
+    """Typed orders, the first ten of which cannot be decoded, and users without a schema. Returns when the rest came."""
     client.create_topic(ORDERS)
     client.schemas.register("orders", json.dumps(SCHEMA), format="json")
     client.schemas.bind(ORDERS, "orders", policy="none")
     with client.producer(ORDERS) as producer:
         producer.send_many([b"broken"] * 10, keys=["bad"] * 10)
-        between = datetime.now(UTC).timestamp()
-        time.sleep(0.01)  # append times of the two lists differ
         payloads = [json.dumps({"id": number, "cents": number * 10}).encode() for number in range(10, 20)]
         producer.send_many(payloads, keys=[f"user-{number % 2}" for number in range(10, 20)])
     with client.producer(USERS) as producer:
         producer.send_many([b"Ann", b"Bob"], keys=["user-0", "user-1"])
-    return between
+    with client.reader(ORDERS, start=10) as reader:
+        return next(iter(reader)).append_time
 
 
 def test_a_filtered_query_reads_nothing_else_and_topics_are_joined(
-    spark: SparkSession, broker: Broker, client: pydanube.BlockingClient, topics: float
+    spark: SparkSession, broker: Broker, client: pydanube.BlockingClient, topics: datetime
 ) -> None:
     """A message that cannot be decoded fails the query that reads it: so those that a filter rules out are not read."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    moment = datetime.fromtimestamp(topics, UTC).isoformat()
 
     def ask(text: str) -> list[dict[str, object]]:
         query = parse_query(text)
@@ -196,7 +193,7 @@ def test_a_filtered_query_reads_nothing_else_and_topics_are_joined(
     joined = ask(f"""
         with o as (select * from `{ORDERS}` where offset >= 10)
         select cast(u.payload as string) name, sum(o.cents) cents, (
-            select count(*) from `{ORDERS}` where append_time > timestamp'{moment}'
+            select count(*) from `{ORDERS}` where append_time >= timestamp'{topics.isoformat()}'
         ) later, (select sum(id) from `{ORDERS}` where key = 'user-1') ids
         from o join `{USERS}` u on o.key = u.key group by u.payload order by name
     """)
@@ -211,7 +208,7 @@ def test_a_filtered_query_reads_nothing_else_and_topics_are_joined(
 
 @pytest.mark.spark_kill
 def test_the_command_prints_rows_and_nothing_else_and_ends_on_ctrl_c(
-    broker: Broker, client: pydanube.BlockingClient, topics: float
+    broker: Broker, client: pydanube.BlockingClient, topics: datetime
 ) -> None:
     command = [sys.executable, "-m", "pydanube.cli", "sql", "--url", broker.url]
     text = f"select key, count(*) n, sum(cents) cents from `{ORDERS}` where offset >= 10 group by key order by key"
