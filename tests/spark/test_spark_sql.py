@@ -164,7 +164,7 @@ def test_bad_sql_and_unknown_topics_are_refused_before_spark_starts(
 
 @pytest.fixture
 def topics(client: pydanube.BlockingClient) -> datetime:
-    """Typed orders, the first ten of which cannot be decoded, and users without a schema. Returns when the rest came."""
+    """Typed orders, the first ten of which cannot be decoded, and users without a schema. Returns when others came."""
     client.create_topic(ORDERS)
     client.schemas.register("orders", json.dumps(SCHEMA), format="json")
     client.schemas.bind(ORDERS, "orders", policy="none")
