@@ -1,7 +1,10 @@
 """Schema formats: parsing definitions, canonical forms and fingerprints, checking and decoding payloads.
 
 `parse_schema` makes a `ParsedSchema` of a definition; each format has a module of its own, which is imported only when
-it is used, because its libraries are the extra `schemas`. `encoding` turns Arrow columns into payloads.
+it is used, because its libraries are the extra `schemas`.
+
+`columns` makes Arrow columns of payloads, and `encoding` payloads of Arrow columns; both need pyarrow, so they are
+imported where they are used.
 """
 
 from .parsed import InvalidRow, ParsedSchema, parse_schema
