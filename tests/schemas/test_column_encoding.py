@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydanube.codec.schemas import ParsedSchema, parse_schema
-from pydanube.codec.schemas.columns import arrow_type
+from pydanube.codec.schemas.columns import arrow_type, column_decoder
 from pydanube.codec.schemas.encoding import check_payloads, column_encoder
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
@@ -426,3 +426,25 @@ def test_what_only_the_whole_schema_knows_is_checked_on_demand() -> None:
     payloads = column_encoder(one, rows.type).encode(rows)
     with pytest.raises(Invalid, match=r"row 1: \$\.n: -1 is less than the minimum of 0"):
         check_payloads(one, payloads)
+
+
+@pytest.mark.parametrize(("one", "row"), [(AVRO, AVRO_ROW), (JSON, JSON_ROW), (PROTO, PROTO_ROW)])
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_the_column_decoder_gives_the_columns_back(
+    one: ParsedSchema, row: st.SearchStrategy[Any], data: st.DataObject
+) -> None:
+    rows = data.draw(st.lists(row, min_size=1, max_size=4))
+    payloads = pa.array(encode(one, rows), pa.binary())
+    values, errors = column_decoder(one, one).decode(payloads)
+    assert not errors
+    expected = pa.array(rows, arrow_type(one)).to_pylist()
+    for found, wanted in zip(values.to_pylist(), expected, strict=True):
+        if one is JSON:
+            wanted["any"], found["any"] = (each and json.loads(each) for each in (wanted["any"], found["any"]))
+        if one is PROTO:
+            for each in (found, wanted):
+                each["free"] = each["free"] and json.loads(each["free"])
+                each["lines"] = sorted(each["lines"], key=str)
+                each["counts"] = sorted(each["counts"])
+        assert found == wanted
