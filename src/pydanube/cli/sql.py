@@ -155,7 +155,7 @@ def _collect(spark: SparkSession, query: Query, tables: list[TopicTable], most: 
     except DanubeError:
         raise
     except Exception as error:
-        fail(explain(error))
+        fail(explain(error).replace("the option onDecodeError=null", "--on-decode-error null"))
 
 
 def _write(rows: pyarrow.Table, form: str, output: Path | None, most: int) -> None:
