@@ -335,6 +335,36 @@ def test_fields_without_a_column_have_their_default_or_are_null() -> None:
     ]
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 38), st.sampled_from([0, 16, 17, 20]), st.data())
+def test_decimals_of_every_size_are_written(precision: int, size: int, data: st.DataObject) -> None:
+    kind: dict[str, Any] = {"type": "fixed", "name": "F", "size": size} if size else {"type": "bytes"}
+    one = schema(SchemaFormat.AVRO, {**kind, "logicalType": "decimal", "precision": precision, "scale": 0})
+    limit = 10**precision - 1
+    edges = [edge for bits in range(7, 127, 8) for edge in (2**bits, 2**bits - 1, -(2**bits), -(2**bits) - 1)]
+    numbers = (
+        data.draw(st.lists(st.integers(-limit, limit), min_size=1)) + [e for e in edges if abs(e) <= limit] + [0, -1]
+    )
+    values = pa.array([None, *map(Decimal, numbers)], pa.decimal128(precision, 0)).slice(1)
+    payloads = column_encoder(one, values.type).encode(values).to_pylist()
+    assert [int(one.decode(each)) for each in payloads] == numbers
+
+
+@pytest.mark.parametrize("one", [AVRO, JSON, PROTO])
+def test_no_rows_are_no_payloads(one: ParsedSchema) -> None:
+    kind = arrow_type(one)
+    assert not len(column_encoder(one, kind).encode(pa.array([], kind)))
+
+
+def test_decimals_of_many_digits_are_texts() -> None:
+    one = schema(SchemaFormat.AVRO, {"type": "bytes", "logicalType": "decimal", "precision": 50, "scale": 2})
+    values = pa.array(["1.5", "-" + "9" * 48 + ".99"])
+    payloads = column_encoder(one, values.type).encode(values).to_pylist()
+    assert [str(one.decode(each)) for each in payloads] == ["1.50", values[1].as_py()]
+    with pytest.raises(Invalid, match=r"row 0: the value is '1.234', which is no decimal\(50,2\)"):
+        column_encoder(one, values.type).encode(pa.array(["1.234"]))
+
+
 def test_times_in_json_are_iso_8601_and_decimals_are_numbers() -> None:
     properties = {"day": {"type": "string"}, "at": {"type": "string"}, "amount": {"type": "number"}}
     one = schema(SchemaFormat.JSON, {"type": "object", "properties": properties})
