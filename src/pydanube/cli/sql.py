@@ -33,6 +33,9 @@ SETTINGS: Final = {
 }
 """Failures are reported by the command, and a JVM that runs one query had better start soon."""
 
+_OPTIONS_HERE: Final = {"the option onDecodeError=null": "--on-decode-error null", "the option columns=": "--columns "}
+"""Options of the data source that its errors advise, and the options of this command."""
+
 TABLE_ROWS: Final = 200
 """The rows of a table if --limit does not say: more than anybody reads on a terminal."""
 
@@ -43,7 +46,7 @@ TABLE_ROWS: Final = 200
 danube sql 'select * from `/default/orders` limit 10'
 danube sql 'select key, count(*) n from `/default/orders` group by key order by n desc'
 danube sql 'select * from `/default/orders` where offset >= 1000 and partition = 0'
-danube sql "select * from `/default/orders` where append_time > now() - interval 10 minutes"
+danube sql 'select * from `/default/orders` where append_time > now() - interval 10 minutes'
 danube sql 'select o.id, u.name from `/default/orders` o join `/default/users` u on o.key = u.key'
 danube sql --raw 'select cast(payload as string) from `/default/orders`'
 danube sql 'describe `/default/orders`'
@@ -57,9 +60,7 @@ danube sql 'select * from `/default/orders`' --format parquet --output orders.pa
     "-f", "--file", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Read the query from a file."
 )
 @click.option("--limit", type=click.IntRange(0), help=f"The most rows; 0: all.  [default: {TABLE_ROWS} for a table]")
-@click.option(
-    "--format", "form", type=click.Choice(FORMATS), help="How rows are written.  [default: table]", metavar="FORMAT"
-)
+@click.option("--format", "form", type=click.Choice(FORMATS), help="How rows are written.  [default: table]")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file.")
 @click.option("--raw", is_flag=True, help="Do not decode: payloads are bytes, also where a topic has a schema.")
 @click.option("--columns", help="The columns of messages that typed topics have, with commas between them.")
@@ -155,7 +156,10 @@ def _collect(spark: SparkSession, query: Query, tables: list[TopicTable], most: 
     except DanubeError:
         raise
     except Exception as error:
-        fail(explain(error).replace("the option onDecodeError=null", "--on-decode-error null"))
+        reason = explain(error)
+        for option, ours in _OPTIONS_HERE.items():
+            reason = reason.replace(option, ours)
+        fail(reason)
 
 
 def _write(rows: pyarrow.Table, form: str, output: Path | None, most: int) -> None:
