@@ -21,9 +21,10 @@ from pathlib import Path
 import reporting
 import scenarios
 import typed
+import typed_writing
 from bench_broker import running_broker
 
-GROUPS = ("read", "stream", "typed", "write", "latency")
+GROUPS = ("read", "stream", "typed", "write", "typed-write", "sql", "latency")
 
 
 def arguments() -> argparse.Namespace:
@@ -55,6 +56,8 @@ def main() -> int:
                 "stream": lambda: bench.streams(wanted.rounds),
                 "typed": lambda: typed.typed_streams(bench, wanted.rows // 2, wanted.rounds),
                 "write": lambda: bench.writes(wanted.rounds),
+                "typed-write": lambda: typed_writing.typed_writes(bench, wanted.rows // 2, wanted.rounds),
+                "sql": lambda: typed_writing.sql_start(bench, bench.topic(100), wanted.rounds),
                 "latency": lambda: bench.latency(wanted.latency_seconds),
             }
             for name in GROUPS:

@@ -35,10 +35,10 @@ class Bench:
     def __init__(self, url: str, directory: Path, rows: int, **conf: str) -> None:
         self.results: list[Result] = []
         self._directory = directory
-        self._servers = url.removeprefix("danube://")
+        self.servers = self._servers = url.removeprefix("danube://")
         self._rows = {100: rows, 1000: rows // 5}
         self.client = self._client = connect_blocking(url)
-        self._spark = session("danube-bench", "local[2,4]", **{"spark.driver.memory": "1g", **conf})
+        self.spark = self._spark = session("danube-bench", "local[2,4]", **{"spark.driver.memory": "1g", **conf})
         for source in (baselines.PreparedSource, baselines.CountingSink, DanubeDataSource):
             self._spark.dataSource.register(source)
         self._checkpoints = 0
@@ -228,6 +228,8 @@ class Bench:
             fill(self._client, topic, size, self._rows[size], BATCH_ROWS[size])
             self._filled.add(size)
         return topic
+
+    topic = _topic
 
 
 def _source(how: str) -> str:

@@ -143,6 +143,22 @@ async def test_without_registration_the_schema_has_to_be_there(client: Client) -
     assert (await client.schemas.describe(TOPIC)).versions == (1,)
 
 
+async def test_payloads_that_are_encoded_already_are_sent_under_a_registered_version(client: Client) -> None:
+    await client.producer(TOPIC, schema=Order, subject="orders")
+    version = await client.schemas.get("orders")
+    async with client.producer(TOPIC, schema=version) as producer:
+        await producer.send(b'{"id":7,"customer":"Ann"}')
+    async with client.reader(TOPIC, schema=Order, start="earliest", end="latest") as reader:
+        (message,) = [message async for message in reader]
+    assert message.value() == Order(7, "Ann")
+    assert (message.schema_id, message.schema_version) == (version.schema_id, version.version)
+    with pytest.raises(Invalid, match="belong to a producer with a schema that may be registered"):
+        client.producer(TOPIC, schema=version, subject="orders")  # type: ignore[call-overload]
+    other = dataclasses.replace(version, version=9)
+    with pytest.raises(NotFound, match="version 9"):
+        await client.producer(TOPIC, schema=other)
+
+
 async def test_options_of_a_schema_without_one_are_refused(client: Client) -> None:
     for options in ({"subject": "orders"}, {"register_schema": False}):
         with pytest.raises(Invalid, match="belong to a producer with a schema"):

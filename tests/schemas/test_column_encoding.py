@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydanube.codec.schemas import ParsedSchema, parse_schema
-from pydanube.codec.schemas.columns import arrow_type
+from pydanube.codec.schemas.columns import arrow_type, column_decoder
 from pydanube.codec.schemas.encoding import check_payloads, column_encoder
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
@@ -335,6 +335,36 @@ def test_fields_without_a_column_have_their_default_or_are_null() -> None:
     ]
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 38), st.sampled_from([0, 16, 17, 20]), st.data())
+def test_decimals_of_every_size_are_written(precision: int, size: int, data: st.DataObject) -> None:
+    kind: dict[str, Any] = {"type": "fixed", "name": "F", "size": size} if size else {"type": "bytes"}
+    one = schema(SchemaFormat.AVRO, {**kind, "logicalType": "decimal", "precision": precision, "scale": 0})
+    limit = 10**precision - 1
+    edges = [edge for bits in range(7, 127, 8) for edge in (2**bits, 2**bits - 1, -(2**bits), -(2**bits) - 1)]
+    numbers = (
+        data.draw(st.lists(st.integers(-limit, limit), min_size=1)) + [e for e in edges if abs(e) <= limit] + [0, -1]
+    )
+    values = pa.array([None, *map(Decimal, numbers)], pa.decimal128(precision, 0)).slice(1)
+    payloads = column_encoder(one, values.type).encode(values).to_pylist()
+    assert [int(one.decode(each)) for each in payloads] == numbers
+
+
+@pytest.mark.parametrize("one", [AVRO, JSON, PROTO])
+def test_no_rows_are_no_payloads(one: ParsedSchema) -> None:
+    kind = arrow_type(one)
+    assert not len(column_encoder(one, kind).encode(pa.array([], kind)))
+
+
+def test_decimals_of_many_digits_are_texts() -> None:
+    one = schema(SchemaFormat.AVRO, {"type": "bytes", "logicalType": "decimal", "precision": 50, "scale": 2})
+    values = pa.array(["1.5", "-" + "9" * 48 + ".99"])
+    payloads = column_encoder(one, values.type).encode(values).to_pylist()
+    assert [str(one.decode(each)) for each in payloads] == ["1.50", values[1].as_py()]
+    with pytest.raises(Invalid, match=r"row 0: the value is '1.234', which is no decimal\(50,2\)"):
+        column_encoder(one, values.type).encode(pa.array(["1.234"]))
+
+
 def test_times_in_json_are_iso_8601_and_decimals_are_numbers() -> None:
     properties = {"day": {"type": "string"}, "at": {"type": "string"}, "amount": {"type": "number"}}
     one = schema(SchemaFormat.JSON, {"type": "object", "properties": properties})
@@ -426,3 +456,25 @@ def test_what_only_the_whole_schema_knows_is_checked_on_demand() -> None:
     payloads = column_encoder(one, rows.type).encode(rows)
     with pytest.raises(Invalid, match=r"row 1: \$\.n: -1 is less than the minimum of 0"):
         check_payloads(one, payloads)
+
+
+@pytest.mark.parametrize(("one", "row"), [(AVRO, AVRO_ROW), (JSON, JSON_ROW), (PROTO, PROTO_ROW)])
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_the_column_decoder_gives_the_columns_back(
+    one: ParsedSchema, row: st.SearchStrategy[Any], data: st.DataObject
+) -> None:
+    rows = data.draw(st.lists(row, min_size=1, max_size=4))
+    payloads = pa.array(encode(one, rows), pa.binary())
+    values, errors = column_decoder(one, one).decode(payloads)
+    assert not errors
+    expected = pa.array(rows, arrow_type(one)).to_pylist()
+    for found, wanted in zip(values.to_pylist(), expected, strict=True):
+        if one is JSON:
+            wanted["any"], found["any"] = (each and json.loads(each) for each in (wanted["any"], found["any"]))
+        if one is PROTO:
+            for each in (found, wanted):
+                each["free"] = each["free"] and json.loads(each["free"])
+                each["lines"] = sorted(each["lines"], key=str)
+                each["counts"] = sorted(each["counts"])
+        assert found == wanted

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -14,11 +16,25 @@ from pydanube.model.errors import DanubeError, Invalid
 
 from .options import examples, json_option, url_option
 from .output import fail, note, plural
+from .session import ANSWER_SECONDS, REACH_SECONDS
 from .sql_output import FORMATS, write_rows
 from .streams import is_terminal, need_stdout
 
 if TYPE_CHECKING:
     import pyarrow
+    from pyspark.sql import SparkSession
+
+    from pydanube.spark.sql.query import Query
+    from pydanube.spark.sql.topic_views import TopicTable
+
+SETTINGS: Final = {
+    "spark.log.level": "OFF",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+}
+"""Failures are reported by the command, and a JVM that runs one query had better start soon."""
+
+_OPTIONS_HERE: Final = {"the option onDecodeError=null": "--on-decode-error null", "the option columns=": "--columns "}
+"""Options of the data source that its errors advise, and the options of this command."""
 
 TABLE_ROWS: Final = 200
 """The rows of a table if --limit does not say: more than anybody reads on a terminal."""
@@ -30,7 +46,7 @@ TABLE_ROWS: Final = 200
 danube sql 'select * from `/default/orders` limit 10'
 danube sql 'select key, count(*) n from `/default/orders` group by key order by n desc'
 danube sql 'select * from `/default/orders` where offset >= 1000 and partition = 0'
-danube sql "select * from `/default/orders` where append_time > now() - interval 10 minutes"
+danube sql 'select * from `/default/orders` where append_time > now() - interval 10 minutes'
 danube sql 'select o.id, u.name from `/default/orders` o join `/default/users` u on o.key = u.key'
 danube sql --raw 'select cast(payload as string) from `/default/orders`'
 danube sql 'describe `/default/orders`'
@@ -44,9 +60,7 @@ danube sql 'select * from `/default/orders`' --format parquet --output orders.pa
     "-f", "--file", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Read the query from a file."
 )
 @click.option("--limit", type=click.IntRange(0), help=f"The most rows; 0: all.  [default: {TABLE_ROWS} for a table]")
-@click.option(
-    "--format", "form", type=click.Choice(FORMATS), help="How rows are written.  [default: table]", metavar="FORMAT"
-)
+@click.option("--format", "form", type=click.Choice(FORMATS), help="How rows are written.  [default: table]")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file.")
 @click.option("--raw", is_flag=True, help="Do not decode: payloads are bytes, also where a topic has a schema.")
 @click.option("--columns", help="The columns of messages that typed topics have, with commas between them.")
@@ -85,20 +99,20 @@ def sql(
     except ModuleNotFoundError as error:
         fail(f"danube sql needs {error.name}, which is not installed: pip install 'pydanube[spark]'")
     parsed = parse_query(text)
-    shown = limit if limit is not None else TABLE_ROWS if form == "table" else 0
-    options = {"columns": columns, "onDecodeError": on_decode_error}
-    given = {name: value for name, value in options.items() if value is not None}
+    most = limit if limit is not None else TABLE_ROWS if form == "table" else 0
+    given = {"servers": url, "columns": columns, "onDecodeError": on_decode_error}
+    options = {name: value for name, value in given.items() if value is not None}
     try:
         with _status() as say:
-            rows = _run(parsed, url, master, shown, ["*"] if raw else [], given, say)
+            tables = _find_tables(parsed, url, raw, options)
+            say("starting Spark")
+            with _spark(master) as spark:
+                say(f"reading {plural(sum(one.messages for one in tables), 'message')}")
+                rows = _collect(spark, parsed, tables, most)
+                say("")
+                _write(rows, form, output, most)
     except KeyboardInterrupt:
         raise click.Abort from None
-    more = bool(shown) and rows.num_rows > shown
-    write_rows(rows.slice(0, shown) if more else rows, form, output)
-    if more:
-        note(f"there are more than {plural(shown, 'row')}: --limit N shows more, --limit 0 all of them")
-    if output is not None:
-        note(f"wrote {plural(min(rows.num_rows, shown or rows.num_rows), 'row')} to {output}")
 
 
 def _form(form: str | None, as_json: bool, output: Path | None) -> str:
@@ -120,38 +134,77 @@ def _text(query: str | None, file: Path | None) -> str:
         raise Invalid(f"{file} is not text in UTF-8") from None
 
 
-def _run(
-    query: Any, url: str, master: str, limit: int, raw: list[str], options: dict[str, str], say: Any
-) -> pyarrow.Table:
-    """Return the rows: one more than `limit` if there are more; 0: all of them."""
+def _find_tables(query: Query, url: str, raw: bool, options: dict[str, str]) -> list[TopicTable]:
     from pydanube.client.blocking.client import connect_blocking
-    from pydanube.spark.sql.topic_views import find_tables, run_query
-
-    from .session import ANSWER_SECONDS, REACH_SECONDS
+    from pydanube.spark.sql.topic_views import find_tables
 
     with connect_blocking(url, timeout=REACH_SECONDS):
         pass  # the broker is reachable
     with connect_blocking(url, timeout=ANSWER_SECONDS) as client:
-        tables = find_tables(client, query, raw=raw, options={"servers": url, **options})
-    say("starting Spark")
+        return find_tables(client, query, raw=raw, options=options)
+
+
+def _collect(spark: SparkSession, query: Query, tables: list[TopicTable], most: int) -> pyarrow.Table:
+    """Return the rows: one more than `most` if there are more; 0: all of them."""
+    from pydanube.spark.sql.failures import explain, silence_sparks_own_logger
+    from pydanube.spark.sql.topic_views import run_query
+
+    silence_sparks_own_logger()
+    try:
+        frame = run_query(spark, query, tables)
+        return (frame.limit(most + 1) if most else frame).toArrow()
+    except DanubeError:
+        raise
+    except Exception as error:
+        reason = explain(error)
+        for option, ours in _OPTIONS_HERE.items():
+            reason = reason.replace(option, ours)
+        fail(reason)
+
+
+def _write(rows: pyarrow.Table, form: str, output: Path | None, most: int) -> None:
+    more = 0 < most < rows.num_rows
+    shown = rows.slice(0, most) if more else rows
+    write_rows(shown, form, output)
+    if output is not None:
+        note(f"wrote {plural(shown.num_rows, 'row')} to {output}")
+    if more:
+        note(f"there are more than {plural(most, 'row')}: --limit N shows more, --limit 0 all of them")
+
+
+@contextmanager
+def _spark(master: str) -> Iterator[SparkSession]:
+    """Yield a Spark session, and stop it. What its JVM says on stderr is shown only if it does not start."""
     try:
         from pydanube.spark import session
     except ModuleNotFoundError as error:
         fail(str(error))
-    from pydanube.spark.sql.failures import explain
-
-    spark = session("danube sql", master, **{"spark.log.level": "OFF"})
+    with TemporaryFile() as log:
+        try:
+            with _stderr_to(log.fileno()):
+                spark = session("danube sql", master, **SETTINGS)
+        except (DanubeError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            log.seek(0)
+            note(log.read().decode(errors="replace").rstrip())
+            fail(f"Spark does not start on {master}: {' '.join(str(error).split())[:300]}")
     try:
-        messages = sum(one.messages for one in tables)
-        say(f"reading {plural(messages, 'message')} of {plural(len(tables), 'topic')}")
-        frame = run_query(spark, query, tables)
-        return (frame.limit(limit + 1) if limit else frame).toArrow()
-    except (DanubeError, KeyboardInterrupt):
-        raise
-    except Exception as error:
-        fail(explain(error))
+        yield spark
     finally:
         spark.stop()
+
+
+@contextmanager
+def _stderr_to(target: int) -> Iterator[None]:
+    """Let processes that are started in the block write their stderr to the file `target`."""
+    own = os.dup(2)
+    try:
+        os.dup2(target, 2)
+        yield
+    finally:
+        os.dup2(own, 2)
+        os.close(own)
 
 
 @contextmanager
@@ -162,5 +215,6 @@ def _status() -> Iterator[Any]:
         return
     from rich.console import Console
 
-    with Console(file=sys.stderr).status("connecting") as status:
-        yield status.update
+    # A copy of stderr: the spinner goes on while the JVM, which starts meanwhile, gets another one.
+    with os.fdopen(os.dup(2), "w") as own, Console(file=own).status("connecting") as status:
+        yield lambda text: status.update(text) if text else status.stop()

@@ -1,4 +1,5 @@
-"""Encodes Arrow columns as Avro, without a loop over rows for all types but decimals and UUIDs in bytes.
+"""Encodes Arrow columns as Avro, without a loop over rows for all types but decimals of more than 38
+digits and UUIDs in bytes.
 
 Takes the types of `avro_arrow`, and narrower ones that lose nothing: an int for a long, a float for a double. A field
 with a default, or that may be null, need not have a column. Times are cut to the unit of the schema.
@@ -19,7 +20,7 @@ from pyarrow import types
 from .avro import AvroSchema
 from .avro_arrow import DECIMAL_DIGITS_MAX, branch_names
 from .avro_resolution import default_value
-from .avro_types import Array, AvroType, EnumType, Field, Fixed, Map, Record, Union, value_range
+from .avro_types import Array, AvroType, EnumType, Field, Fixed, Logical, Map, Record, Union, value_range
 from .column_bytes import (
     Misfit,
     Write,
@@ -29,6 +30,7 @@ from .column_bytes import (
     first_null,
     fixed_width,
     flatten,
+    from_parts,
     join,
     join_runs,
     lengths_of,
@@ -300,20 +302,40 @@ def _decimal(avro_type: AvroType, given: pa.DataType, path: str) -> Write:
         given.scale <= logical.scale and given.precision - given.scale <= logical.precision - logical.scale
     ):
         raise wrong_type(path, given, f"decimal({logical.precision},{logical.scale})")
-    size = avro_type.size if isinstance(avro_type, Fixed) else None
+    size = avro_type.size if isinstance(avro_type, Fixed) else 0
+    if is_text(given):
+        return partial(_write_decimal_texts, logical, size)
+    kind = pa.decimal128(logical.precision, logical.scale)
+    return lambda values: _write_decimals(values.cast(kind), size)
 
-    def write(values: pa.Array) -> pa.Array:
-        made: list[bytes] = []
-        for row, one in enumerate(values.to_pylist()):
-            try:
-                unscaled = _unscaled(Decimal(one), logical.precision, logical.scale)
-            except (InvalidOperation, ValueError):
-                raise Misfit(row, f"is {one!r}, which is no decimal({logical.precision},{logical.scale})") from None
-            made.append(unscaled.to_bytes(size or unscaled.bit_length() // 8 + 1, "big", signed=True))
-        data = pa.array(made, pa.binary())
-        return data if size is not None else _write_bytes(data)
 
-    return write
+def _write_decimals(values: pa.Array, size: int) -> pa.Array:
+    """Write the unscaled numbers, the highest byte first: in `size` bytes, or 0: in as few as possible."""
+    count = len(values)
+    if not count:
+        return join(0, b"")
+    data = np.frombuffer(values.buffers()[1], np.uint8, 16 * count, 16 * values.offset).reshape(count, 16)[:, ::-1]
+    signs = np.where(data[:, :1] >= 0x80, 0xFF, 0).astype(np.uint8)
+    if size:
+        padded = np.hstack([np.repeat(signs, max(0, size - 16), axis=1), data])
+        return from_parts(np.arange(count + 1) * size, np.ascontiguousarray(padded[:, padded.shape[1] - size :]))
+    first = np.where((data != signs).any(axis=1), (data != signs).argmax(axis=1), 15)
+    needs_sign = np.take_along_axis(data, first[:, None], axis=1)[:, 0] >> 7 != signs[:, 0] >> 7
+    first = np.maximum(first - needs_sign, 0)
+    offsets = np.concatenate([[0], np.cumsum(16 - first)])
+    return _write_bytes(from_parts(offsets, data[np.arange(16) >= first[:, None]].tobytes()))
+
+
+def _write_decimal_texts(logical: Logical, size: int, values: pa.Array) -> pa.Array:
+    made: list[bytes] = []
+    for row, one in enumerate(values.to_pylist()):
+        try:
+            unscaled = _unscaled(Decimal(one), logical.precision, logical.scale)
+        except (InvalidOperation, ValueError):
+            raise Misfit(row, f"is {one!r}, which is no decimal({logical.precision},{logical.scale})") from None
+        made.append(unscaled.to_bytes(size or unscaled.bit_length() // 8 + 1, "big", signed=True))
+    data = pa.array(made, pa.binary())
+    return data if size else _write_bytes(data)
 
 
 def _unscaled(value: Decimal, precision: int, scale: int) -> int:

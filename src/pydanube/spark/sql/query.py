@@ -65,6 +65,8 @@ def _explain(error: ParseError) -> str:
         reason = reason.partition(" but got <Token")[0]
     if "<class" in reason:
         reason = "something is missing here"
+    if reason.startswith("Invalid expression"):
+        reason = "this is not expected here"
     if word.startswith("/"):
         reason += f"; {_HINT}"
     near = f" at {word!r}" if word else ""

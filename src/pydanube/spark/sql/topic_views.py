@@ -33,9 +33,9 @@ class TopicTable:
 
 
 def find_tables(
-    client: BlockingClient, query: Query, *, raw: Sequence[str] = (), options: Mapping[str, str] | None = None
+    client: BlockingClient, query: Query, *, raw: bool = False, options: Mapping[str, str] | None = None
 ) -> list[TopicTable]:
-    """Look up the topics of a query. Topics in `raw`, or all if "*" is in it, are not decoded.
+    """Look up the topics of a query. With `raw` they are not decoded.
 
     `options` are those of the source that hold for all topics. Raises NotFound with the name of a topic that does not
     exist.
@@ -44,7 +44,7 @@ def find_tables(
     return [_find_table(client, topic, raw, given) for topic in query.topics]
 
 
-def _find_table(client: BlockingClient, topic: str, raw: Sequence[str], given: dict[str, str]) -> TopicTable:
+def _find_table(client: BlockingClient, topic: str, raw: bool, given: dict[str, str]) -> TopicTable:
     try:
         described = client.describe_topic(topic)
     except NotFound:
@@ -52,11 +52,10 @@ def _find_table(client: BlockingClient, topic: str, raw: Sequence[str], given: d
         hint = f"did you mean `{near[0]}`?" if near else "`danube topics list` shows those that there are"
         raise NotFound(f"topic {topic} does not exist: {hint}") from None
     messages = sum(one.end_offset - one.start_offset for one in described.partitions)
-    binding = None if topic in raw or "*" in raw else client.schemas.binding(topic)
+    binding = None if raw else client.schemas.binding(topic)
     options = {**given, "topic": topic}
     if binding is None:
-        for name in ("onDecodeError",):
-            options.pop(name, None)
+        options.pop("onDecodeError", None)
         return TopicTable(topic, "", messages, options)
     return TopicTable(topic, binding.subject, messages, {**options, "decode": "schema"})
 
