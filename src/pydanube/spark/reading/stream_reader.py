@@ -1,15 +1,14 @@
 """Stream reads: the class that Spark calls, a thin layer over `stream_driver` on the driver and `fetching` in tasks.
 
 One instance lives in the query's process for as long as the query runs; copies are pickled and sent to tasks. So no
-connection is opened before it is needed.
+connection is opened before it is needed. Each query starts a new process, so a process imports only its side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -23,10 +22,12 @@ from pyspark.sql.streaming.datasource import (
 from pydanube.spark.options import ReadOptions
 from pydanube.spark.workers import message_first
 
-from .fetching import read_task
 from .offsets import Offsets
-from .pushdown import RowFilter
-from .stream_driver import StreamDriver
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from .stream_driver import StreamDriver
 
 
 class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -39,6 +40,8 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _driver(self) -> StreamDriver:
         if self._made is None:
+            from .stream_driver import StreamDriver
+
             self._made = StreamDriver(self._options)
         return self._made
 
@@ -85,4 +88,7 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._made = None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from .fetching import read_task
+        from .pushdown import RowFilter
+
         return read_task(partition, self._options, RowFilter())
