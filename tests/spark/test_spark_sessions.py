@@ -20,13 +20,54 @@ from spark_broker import Broker
 import pydanube
 from pydanube import Invalid
 from pydanube.spark import DanubeDataSource, session
-from pydanube.spark.sessions import LOCAL_SETTINGS, SETTINGS
+from pydanube.spark.sessions import COLLECTOR, JAVA_OPTIONS, LOCAL_SETTINGS, SETTINGS, java_options
 
 
 def test_a_session_has_the_settings_that_were_measured(the_spark: SparkSession) -> None:
     for name, value in {**SETTINGS, **LOCAL_SETTINGS}.items():
         assert the_spark.conf.get(name) == value
     assert the_spark.sparkContext.master == "local[2,4]"
+
+
+def test_the_jvm_has_the_options_that_were_measured(the_spark: SparkSession) -> None:
+    jvm = the_spark._jvm
+    assert jvm is not None
+    started_with = list(jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments())
+    assert set(JAVA_OPTIONS) <= set(started_with)
+    assert COLLECTOR not in started_with  # the tests choose another one
+
+
+@pytest.mark.parametrize(
+    ("conf", "environment"),
+    [
+        ({"spark.driver.extraJavaOptions": "-Xss2m -XX:+UseG1GC"}, {}),
+        ({}, {"JAVA_TOOL_OPTIONS": "-XX:+UseZGC"}),
+        ({}, {"SPARK_CONF_DIR": "."}),
+    ],
+)
+def test_a_collector_that_was_chosen_elsewhere_stays_the_only_one(
+    conf: dict[str, str], environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert java_options({"spark.driver.extraJavaOptions": "-Xss2m"}, {}) == [*JAVA_OPTIONS, COLLECTOR]
+    (tmp_path / "spark-defaults.conf").write_text("spark.driver.extraJavaOptions -XX:+UseSerialGC\n")
+    assert java_options(conf, environment) == [*JAVA_OPTIONS]
+
+
+def test_local_files_have_no_checksum_files_and_stale_ones_go(spark: SparkSession, tmp_path: Path) -> None:
+    """A file that another session wrote with checksums can be written again here, and read there."""
+    jvm = spark._jvm
+    assert jvm is not None
+    hadoop = jvm.org.apache.hadoop.fs
+    local = hadoop.FileSystem.getLocal(spark._jsc.hadoopConfiguration())
+    other = hadoop.FileSystem.newInstanceLocal(spark._jsc.hadoopConfiguration())  # as other sessions have it
+    place = hadoop.Path(str(tmp_path / "file"))
+    for system, names in ((other, {"file", ".file.crc"}), (local, {"file"})):
+        stream = system.create(place, True)
+        stream.write(bytes(names.__len__()))
+        stream.close()
+        assert {one.name for one in tmp_path.iterdir()} == names
+    assert other.open(place).read() == 0
 
 
 def test_workers_run_this_python_with_the_installed_spark(spark: SparkSession) -> None:

@@ -4,29 +4,34 @@ Lives here      sessions that survive a broker's restart, the batches a producer
 May import      model, codec, runtime
 Flows through   payloads become one batch, which is sent as it is; delivered batches become messages when they are read
 Never           broker, storage or gateway code; a task or a thread that outlives its context manager
+
+Importing this package is cheap, as for `pydanube` itself: a module is imported when one of its names is used first.
 """
 
 from __future__ import annotations
 
-from pydanube.client.admin.dead_letters import DeadLetter, DeadLetters, Redriven
-from pydanube.client.admin.schemas import Schemas
-from pydanube.client.blocking.client import (
-    BlockingClient,
-    BlockingDeadLetters,
-    BlockingProducer,
-    BlockingSchemas,
-    BlockingStager,
-    connect_blocking,
-)
-from pydanube.client.blocking.streams import BlockingConsumer, BlockingReader
-from pydanube.client.consuming.consumer import Consumer
-from pydanube.client.consuming.messages import Message, PeekedMessage, ReceivedBatch
-from pydanube.client.history.reader import Reader
-from pydanube.client.producing.producer import Producer
-from pydanube.client.producing.receipts import Receipt, Receipts
-from pydanube.client.producing.staged_writes import Stager
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
-from .client import Client, connect
+if TYPE_CHECKING:
+    from pydanube.client.admin.dead_letters import DeadLetter, DeadLetters, Redriven
+    from pydanube.client.admin.schemas import Schemas
+    from pydanube.client.blocking.client import (
+        BlockingClient,
+        BlockingDeadLetters,
+        BlockingProducer,
+        BlockingSchemas,
+        BlockingStager,
+        connect_blocking,
+    )
+    from pydanube.client.blocking.streams import BlockingConsumer, BlockingReader
+    from pydanube.client.client import Client, connect
+    from pydanube.client.consuming.consumer import Consumer
+    from pydanube.client.consuming.messages import Message, PeekedMessage, ReceivedBatch
+    from pydanube.client.history.reader import Reader
+    from pydanube.client.producing.producer import Producer
+    from pydanube.client.producing.receipts import Receipt, Receipts
+    from pydanube.client.producing.staged_writes import Stager
 
 __all__ = [
     "BlockingClient",
@@ -53,3 +58,43 @@ __all__ = [
     "connect",
     "connect_blocking",
 ]
+
+_MODULES: Final = {
+    "BlockingClient": ".blocking.client",
+    "BlockingConsumer": ".blocking.streams",
+    "BlockingDeadLetters": ".blocking.client",
+    "BlockingProducer": ".blocking.client",
+    "BlockingReader": ".blocking.streams",
+    "BlockingSchemas": ".blocking.client",
+    "BlockingStager": ".blocking.client",
+    "Client": ".client",
+    "Consumer": ".consuming.consumer",
+    "DeadLetter": ".admin.dead_letters",
+    "DeadLetters": ".admin.dead_letters",
+    "Message": ".consuming.messages",
+    "PeekedMessage": ".consuming.messages",
+    "Producer": ".producing.producer",
+    "Reader": ".history.reader",
+    "Receipt": ".producing.receipts",
+    "Receipts": ".producing.receipts",
+    "ReceivedBatch": ".consuming.messages",
+    "Redriven": ".admin.dead_letters",
+    "Schemas": ".admin.schemas",
+    "Stager": ".producing.staged_writes",
+    "connect": ".client",
+    "connect_blocking": ".blocking.client",
+}
+"""The module of each name that is exported here."""
+
+
+def __getattr__(name: str) -> object:
+    """Import the module of an exported name when the name is used first."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_MODULES[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -19,7 +19,6 @@ from contextlib import closing
 from dataclasses import replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from pydanube.client.history.range_fetch import RangeFetch
@@ -85,6 +84,8 @@ def read_range(wanted: OffsetRange, options: ReadOptions) -> Iterator[pa.RecordB
 
 def _filter_by_key(batch: pa.RecordBatch, globs: Sequence[str]) -> pa.RecordBatch:
     """Return the rows whose key matches one of the globs; a row without a key matches none."""
+    import pyarrow.compute as pc  # here, because it takes long and few queries need it
+
     keys = batch.column(batch.schema.get_field_index("key"))
     found = pc.match_like(keys, _like_pattern(globs[0]))
     for glob in globs[1:]:

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeGuard
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import (
     EqualNullSafe,
     EqualTo,
@@ -88,6 +87,8 @@ class Condition:
         return None
 
     def mask(self, rows: pa.RecordBatch) -> Any:
+        import pyarrow.compute as pc  # here, because it takes long and few queries need it
+
         values = rows.column(self.column)
         match self.name:
             case "is_in":

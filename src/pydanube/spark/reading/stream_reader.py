@@ -1,16 +1,15 @@
 """Stream reads: the class that Spark calls, a thin layer over `stream_driver` on the driver and `fetching` in tasks.
 
 One instance lives in the query's process for as long as the query runs; copies are pickled and sent to tasks. So no
-connection is opened before it is needed.
+connection is opened before it is needed. Each query starts a new process, so a process imports only its side.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -25,12 +24,12 @@ from pyspark.sql.types import StructType
 from pydanube.spark.options import ReadOptions
 from pydanube.spark.workers import message_first
 
-from .descriptors import DescribedPartition, describe
-from .fetching import read_task
 from .offsets import Offsets
-from .planning import DanubePartition
-from .pushdown import RowFilter
-from .stream_driver import StreamDriver
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from .stream_driver import StreamDriver
 
 
 class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -43,6 +42,8 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _driver(self) -> StreamDriver:
         if self._made is None:
+            from .stream_driver import StreamDriver
+
             self._made = StreamDriver(self._options)
         return self._made
 
@@ -89,6 +90,9 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._made = None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from .fetching import read_task
+        from .pushdown import RowFilter
+
         return read_task(partition, self._options, RowFilter())
 
 
@@ -105,6 +109,9 @@ class DescribingStreamReader(DanubeStreamReader):
 
     @message_first
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        from .descriptors import DescribedPartition
+        from .planning import DanubePartition
+
         planned = super().partitions(start, end)
         batch_end = json.dumps({name: value for name, value in end.items() if name != "since"})
         return [
@@ -114,5 +121,8 @@ class DescribingStreamReader(DanubeStreamReader):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from .descriptors import describe
+        from .planning import DanubePartition
+
         if isinstance(partition, DanubePartition):
             yield describe(partition, self._given, self._rows)
