@@ -91,7 +91,8 @@ class PipelineQuery:
         said = explain(error)
         self._failures += 1
         if NOT_MET in str(error):
-            self._fail(NOT_MET + str(error).partition(NOT_MET)[2].splitlines()[0])
+            told = str(error).partition(NOT_MET)[2].splitlines()[0].partition(" SQLSTATE:")[0]
+            self._fail(f"{NOT_MET}{told}")
         elif self._failures > RETRIES_MAX:
             self._fail(f"failed {self._failures} times: {said}")
         else:
