@@ -27,7 +27,8 @@ transforms:
   left: {{function: "gates:left", inputs: [words]}}
   right: {{function: "gates:right", inputs: [words]}}
 expectations:
-  words: [{{name: even, check: cast(cast(payload as string) as long) % 2 = 0, action: dead-letter, topic: /default/odd}}]
+  words:
+    - {{name: even, check: cast(cast(payload as string) as long) % 2 = 0, action: dead-letter, topic: /default/odd}}
 sinks:
   table: {{from: left, format: delta, path: table}}
   topic: {{from: right, format: danube, topic: /default/copy}}
