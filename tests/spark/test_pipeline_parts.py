@@ -367,6 +367,14 @@ def test_an_expectation_that_is_not_met_is_not_tried_again() -> None:
     assert (scene.status.state, scene.status.error) == ("failed", "an expectation is not met: keyed of words")
 
 
+def test_what_is_invalid_is_not_tried_again() -> None:
+    scene = Scene()
+    scene.poll(0)
+    scene.graph.started[0].fail("job aborted\npydanube.model.errors.Invalid: there is no column 'payload'\n at x")
+    scene.poll(1)
+    assert (scene.status.state, scene.status.error) == ("failed", "there is no column 'payload'")
+
+
 def test_a_query_that_is_stopped_completes_its_batch_first() -> None:
     scene = Scene()
     scene.poll(0)

@@ -99,7 +99,10 @@ def start_session(pipeline: Pipeline, master: str | None = None) -> SparkSession
     if pipeline.directory not in before.split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join([pipeline.directory, *([before] if before else [])])
     name, master = f"danube pipeline {pipeline.name}", parse_master(master or pipeline.master)
-    conf: dict[str, object] = {**SETTINGS, **pipeline.conf}
+    ours = {
+        key: value for key, value in SETTINGS.items() if key.startswith("spark.sql.") or not master.startswith("sc:")
+    }
+    conf: dict[str, object] = {**ours, **pipeline.conf}
     start_detached_java(name, master, **conf)
     spark = session(name, master, **conf)
     _ship_modules(spark, pipeline, master)
