@@ -33,7 +33,7 @@ sources:
     failOnDataLoss: no
     columns: [topic, partition, offset, append_time, key, payload]
     watermark: {column: append_time, delay: 1m}
-  customers: {topic: /default/customers}
+  customers: {topic: /default/customers, columns: [key, payload]}
 transforms:
   joined:
     sql: |

@@ -19,7 +19,7 @@ PIPELINE = f"""
 name: gates
 checkpoint: checkpoint
 spark:
-  master: local[2,4]
+  master: local[8,4]
   spark.driver.extraJavaOptions: "{JVM}"
 sources:
   words: {{topic: /default/words}}
@@ -62,7 +62,10 @@ def right(words):
 
 
 class Scene:
-    """A pipeline with a table, a topic and dead letters; a sink is held up while its gate is closed."""
+    """A pipeline with a table, a topic and dead letters; a sink is held up while its gate is closed.
+
+    The tasks of that sink wait in their slots, so there must be more slots than they take.
+    """
 
     def __init__(self, directory: Path, broker: Broker, client: pydanube.BlockingClient) -> None:
         self.directory, self.broker, self.client = directory, broker, client

@@ -226,7 +226,7 @@ def test_what_only_spark_can_refuse_has_its_place_too(
     assert bad("key, payload from", "key, no_such_function(payload) as payload from").startswith(
         "sink first: FILE:7:30: transform copied: [UNRESOLVED_ROUTINE]"
     )
-    assert "column 'value' is no part of a message" in bad("key, payload from", "payload, key as value from")
+    assert "column 'payload' is int, and must be binary" in bad("key, payload from", "key, 1 as payload from")
 
 
 def test_the_broker_is_asked_for_topics_and_columns(broker: Broker, tmp_path: Path) -> None:
