@@ -33,7 +33,7 @@ sources:
     failOnDataLoss: no
     columns: [topic, partition, offset, append_time, key, payload]
     watermark: {column: append_time, delay: 1m}
-  customers: {topic: /default/customers}
+  customers: {topic: /default/customers, columns: [key, payload]}
 transforms:
   joined:
     sql: |
@@ -365,6 +365,14 @@ def test_an_expectation_that_is_not_met_is_not_tried_again() -> None:
     scene.graph.started[0].fail("job aborted: an expectation is not met: keyed of words\n  at somewhere")
     scene.poll(1)
     assert (scene.status.state, scene.status.error) == ("failed", "an expectation is not met: keyed of words")
+
+
+def test_what_is_invalid_is_not_tried_again() -> None:
+    scene = Scene()
+    scene.poll(0)
+    scene.graph.started[0].fail("job aborted\npydanube.model.errors.Invalid: there is no column 'payload'\n at x")
+    scene.poll(1)
+    assert (scene.status.state, scene.status.error) == ("failed", "there is no column 'payload'")
 
 
 def test_a_query_that_is_stopped_completes_its_batch_first() -> None:

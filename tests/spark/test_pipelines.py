@@ -134,11 +134,7 @@ def test_late_and_broken_messages_end_where_the_pipeline_says(
         assert {one.state for one in status.queries.values()} == {"done"}
     assert second.queries["table"].rows == 200
 
-    nothing = run(file, options)
-    assert sum(one.rows for one in nothing.queries.values()) == 0
     client.dead_letters("/default/late").redrive([letter.place])
-    with client.reader("/default/orders", partition=0, start="latest") as reader:
-        assert reader is not None
     assert sum(one.end_offset for one in client.partitions("/default/orders")) == 301
 
 
@@ -208,7 +204,7 @@ def test_an_expectation_that_must_hold_fails_the_run_and_names_the_message(
     with pytest.raises(Refused) as raised:
         run(write(tmp_path, text), RunOptions(servers=broker.url, spark=spark, once=True))
     assert raised.value.message == (
-        "sink first an expectation is not met: keyed of words, which is key > '' by /default/words[0] offset 1"
+        "sink first: an expectation is not met: keyed of words, which is key > '' by /default/words[0] offset 1"
     )
     with pytest.raises(pydanube.NotFound):
         client.partitions("/default/copy")
@@ -228,9 +224,9 @@ def test_what_only_spark_can_refuse_has_its_place_too(
         spark, broker, write(tmp_path, COPIES.partition("  second:")[0].replace(old, new))
     )
     assert bad("key, payload from", "key, no_such_function(payload) as payload from").startswith(
-        "sink first FILE:7:33: transform copied: [UNRESOLVED_ROUTINE]"
+        "sink first: FILE:7:30: transform copied: [UNRESOLVED_ROUTINE]"
     )
-    assert "column 'value' is no part of a message" in bad("key, payload from", "payload, key as value from")
+    assert "column 'payload' is int, and must be binary" in bad("key, payload from", "key, 1 as payload from")
 
 
 def test_the_broker_is_asked_for_topics_and_columns(broker: Broker, tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from typing import Any, Final
 
 from pydanube.model.errors import Invalid
 from pydanube.spark.options import COLUMNS, ReadOptions
+from pydanube.spark.writing.columns import WRITTEN
 
-from .definition import Pipeline, Source, Transform
+from .definition import Pipeline, Sink, Source, Transform
 from .places import Problems, TextInFile, hint
 from .sql_checks import Columns, check_columns, check_condition, parse_condition, parse_query, place_in, tables_of
 
@@ -59,6 +60,29 @@ def check_all_columns(pipeline: Pipeline, known: Mapping[str, Columns], problems
             condition = parse_condition(one.check, Problems())
             if condition is not None:
                 check_condition(one.check, condition, found, problems)
+    for sink in pipeline.sinks.values():
+        found = columns.get(sink.input.lower())
+        if found is not None:
+            _check_written(sink, found, problems)
+
+
+def _check_written(sink: Sink, columns: tuple[str, ...], problems: Problems) -> None:
+    """Report columns that a topic cannot take, and columns to partition by that do not exist."""
+    if sink.format == "danube":
+        if "schema" in sink.options:
+            return
+        if "payload" not in columns:
+            told = "select to_json(struct(*)) as payload in a transform"
+            problems.add(sink.input_place, f"a message needs a column 'payload', which {sink.input} has not: {told}")
+        for name in columns:
+            if name not in WRITTEN:
+                told = f"a message is made of {', '.join(WRITTEN)}"
+                problems.add(sink.input_place, f"{sink.input} has a column {name!r}, and {told}: select without it")
+        return
+    for name in (one.strip() for one in sink.options.get("partitionBy", "").split(",") if one.strip()):
+        if name not in columns:
+            told = hint(name, columns, "there are")
+            problems.add(sink.places["partitionBy"], f"{sink.input} has no column {name!r} to partition by: {told}")
 
 
 def raw_columns(source: Source) -> Columns:

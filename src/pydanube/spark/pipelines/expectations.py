@@ -1,6 +1,7 @@
 """Expectations as columns of Spark: which rows are kept, which become dead letters, and how many failed.
 
-A row meets an expectation only if its check is true; null counts as not met. All checks are counted for every row.
+A row meets an expectation only if its check is true; null counts as not met. Every check is counted for every row that
+could be decoded.
 What happens to a row is decided by the first expectation that it does not meet, in the order of the file; a message
 that could not be decoded is decided by `on_decode_error` before all others.
 """
@@ -60,8 +61,14 @@ def _rule(one: Expectation) -> Rule:
 
 
 def observe(frame: DataFrame, name: str, rules: Sequence[Rule]) -> DataFrame:
-    """Count the rows of each micro-batch, and those that do not meet each rule, in the metrics of the query."""
-    counts = [f.count_if(~rule.met).alias(rule.name) for rule in rules]
+    """Count the rows of each micro-batch, and those that do not meet each rule, in the metrics of the query.
+
+    A message that cannot be decoded has no columns to check: it counts for that rule only.
+    """
+    readable = next((rule.met for rule in rules if rule.name == UNDECODABLE), f.lit(True))
+    counts = [
+        f.count_if(~rule.met if rule.name == UNDECODABLE else readable & ~rule.met).alias(rule.name) for rule in rules
+    ]
     return frame.observe(f"{OBSERVED}{name}", f.count(f.lit(1)).alias(CHECKED), *counts)
 
 

@@ -22,6 +22,9 @@ BACKOFF_SECONDS: Final = 1.0
 """Before the first retry; it grows by BACKOFF_FACTOR."""
 BACKOFF_FACTOR: Final = 4.0
 
+_INVALID: Final = "pydanube.model.errors.Invalid: "
+"""In the text of an error that would come again: something must be changed first."""
+
 _WORKING: Final = frozenset({"Processing new data", "No new data but cleaning up state"})
 """What Spark says about a query while it runs a batch."""
 
@@ -31,7 +34,8 @@ class PipelineQuery:
 
     A query that fails is started again, and repeats the batch that it had not completed; other queries do not notice.
     After RETRIES_MAX retries without a completed batch it has failed for good, and `status.error` says why. An
-    expectation that is not met, and what Spark refuses when the query is built, fail at once: they would fail again.
+    expectation that is not met, what Spark refuses when the query is built, and what is invalid fail at once: they
+    would fail again.
     """
 
     def __init__(self, status: QueryStatus, graph: Graph, trigger: Trigger, counted: Collection[str]) -> None:
@@ -91,7 +95,10 @@ class PipelineQuery:
         said = explain(error)
         self._failures += 1
         if NOT_MET in str(error):
-            self._fail(NOT_MET + str(error).partition(NOT_MET)[2].splitlines()[0])
+            told = str(error).partition(NOT_MET)[2].splitlines()[0].partition(" SQLSTATE:")[0]
+            self._fail(f"{NOT_MET}{told}")
+        elif _INVALID in str(error):
+            self._fail(said)
         elif self._failures > RETRIES_MAX:
             self._fail(f"failed {self._failures} times: {said}")
         else:

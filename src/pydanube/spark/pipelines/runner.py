@@ -6,6 +6,7 @@ has failed for good; then the others are stopped after their batch.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -29,6 +30,12 @@ from .queries import PipelineQuery
 
 POLL_SECONDS: Final = 0.1
 """Between two looks at the queries."""
+
+SETTINGS: Final = {
+    "spark.sql.streaming.numRecentProgressUpdates": 1000,
+    "spark.log.level": "FATAL",
+}
+"""Settings of Spark for pipelines: every batch is seen, and errors are reported here and not logged by Spark too."""
 
 OnBatch = Callable[[PipelineStatus, str, BatchReport], None]
 OnStatus = Callable[[PipelineStatus], None]
@@ -69,6 +76,7 @@ def run(
     in this thread. Raises Invalid for a file with problems, and Refused if a query failed for good.
     """
     options = options or RunOptions()
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # PySpark would log what is raised
     if not isinstance(pipeline, Pipeline):
         pipeline = load(pipeline, variables=options.variables, servers=options.servers, offline=False)
     once = options.once if once is None else once
@@ -90,10 +98,30 @@ def start_session(pipeline: Pipeline, master: str | None = None) -> SparkSession
     before = os.environ.get("PYTHONPATH", "")
     if pipeline.directory not in before.split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join([pipeline.directory, *([before] if before else [])])
-    conf: dict[str, object] = {"spark.sql.streaming.numRecentProgressUpdates": 1000, **pipeline.conf}
     name, master = f"danube pipeline {pipeline.name}", parse_master(master or pipeline.master)
+    ours = {
+        key: value for key, value in SETTINGS.items() if key.startswith("spark.sql.") or not master.startswith("sc:")
+    }
+    conf: dict[str, object] = {**ours, **pipeline.conf}
     start_detached_java(name, master, **conf)
-    return session(name, master, **conf)
+    spark = session(name, master, **conf)
+    _ship_modules(spark, pipeline, master)
+    return spark
+
+
+def _ship_modules(spark: SparkSession, pipeline: Pipeline, master: str) -> None:
+    """Send the modules of functions that lie beside the file to executors on other machines."""
+    if master.startswith("local"):
+        return
+    directory = Path(pipeline.directory)
+    named = [one.function.text.partition(":")[0] for one in pipeline.transforms.values() if one.function is not None]
+    for file in {directory / f"{name.replace('.', '/')}.py" for name in named}:
+        if not file.is_file():
+            continue
+        if master.startswith("sc://"):
+            spark.addArtifacts(str(file), pyfile=True)
+        else:
+            spark.sparkContext.addPyFile(str(file))
 
 
 class _Run:
@@ -121,7 +149,7 @@ class _Run:
             for query in self._queries:
                 query.stop_now()
         if (failed := self._failed()) is not None:
-            raise Refused(f"{_named(failed.status.name)} {failed.status.error}")
+            raise Refused(f"{_named(failed.status.name)}: {failed.status.error}")
         return self._status
 
     def _failed(self) -> PipelineQuery | None:

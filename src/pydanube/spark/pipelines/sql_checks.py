@@ -30,6 +30,7 @@ _WINDOW: Final = re.compile(r"\bwindow(?=\s*\()", re.IGNORECASE)
 _WINDOW_STAND_IN: Final = "windo_"
 _TOKEN: Final = re.compile(r"\s*(but got|Got)? ?<Token.*?>\.?")
 _INCOMPLETE: Final = re.compile(r"Required keyword: .* missing for <class '.*\.(\w+)'>.*", re.DOTALL)
+_CLAUSES: Final = frozenset({"WHERE", "HAVING", "JOIN", "FROM", "LIMIT", "CASE", "CAST"})
 _MADE_BY_SPARK: Final = frozenset({"window", "session_window", "current_date", "current_timestamp", "current_user"})
 """Names that Spark resolves although no table has such a column."""
 
@@ -88,7 +89,8 @@ def _shown(text: str) -> str:
 
 def _said(description: str) -> str:
     if (missing := _INCOMPLETE.fullmatch(description)) is not None:
-        return f"the {missing[1].upper()} is not complete"
+        clause = missing[1].upper()
+        return f"the {clause} is not complete" if clause in _CLAUSES else "something is missing after it"
     said = _TOKEN.sub("", description).strip()
     if said == "Invalid expression / Unexpected token":
         said = "this word is not expected here"
