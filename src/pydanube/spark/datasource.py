@@ -19,7 +19,6 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from .options import Mode, ReadOptions
-from .reading.descriptors import described_schema, descriptor_schema, is_descriptor
 from .schema import chosen_columns, spark_schema
 from .workers import freeze_imports, message_first, use_python_of_driver
 
@@ -41,7 +40,11 @@ class DanubeDataSource(DataSource):
     def schema(self) -> StructType:
         options = ReadOptions.parse(self.options)
         rows = spark_schema(options.columns)
-        return descriptor_schema(rows) if options.descriptors else rows
+        if not options.descriptors:
+            return rows
+        from pydanube.spark.reading.descriptors import descriptor_schema
+
+        return descriptor_schema(rows)
 
     @message_first
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -51,6 +54,7 @@ class DanubeDataSource(DataSource):
 
     @message_first
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
+        from pydanube.spark.reading.descriptors import described_schema, is_descriptor
         from pydanube.spark.reading.stream_reader import DanubeStreamReader, DescribingStreamReader
 
         if is_descriptor(schema):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from pydanube.model.errors import Invalid, Refused
 from pydanube.model.limits import MIB
