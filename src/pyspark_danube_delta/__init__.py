@@ -1,4 +1,4 @@
-"""The module in which Spark looks up ``format("danube-delta")``: it must have such a name and contain `DefaultSource`."""
+"""The module in which Spark looks up ``format("danube-delta")``: Spark needs such a name, and `DefaultSource`."""
 
 from __future__ import annotations
 
