@@ -39,12 +39,19 @@ class DanubeDataSource(DataSource):
     @message_first
     def schema(self) -> StructType:
         options = ReadOptions.parse(self.options)
-        rows = spark_schema(options.columns)
+        rows = self._row_schema(options)
         if not options.descriptors:
             return rows
         from pydanube.spark.reading.descriptors import descriptor_schema
 
         return descriptor_schema(rows)
+
+    def _row_schema(self, options: ReadOptions) -> StructType:
+        if options.decode:
+            from pydanube.spark.decoding.planning import typed_schema
+
+            return typed_schema(options)
+        return spark_schema(options.columns)
 
     @message_first
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -78,4 +85,8 @@ class DanubeDataSource(DataSource):
     def _read_options(self, mode: Mode, schema: StructType) -> ReadOptions:
         """Parse the options; a schema given by the user selects the columns, as the option `columns` does."""
         options = ReadOptions.parse(self.options, mode)
+        if options.decode:
+            from pydanube.spark.decoding.planning import plan_decoding
+
+            return plan_decoding(options, schema)
         return replace(options, columns=chosen_columns(schema))

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Literal, TypeVar, cast
 
 from pydanube.client.connection.address import parse_addresses
 from pydanube.codec.batch import Codec
@@ -18,9 +18,13 @@ from pydanube.model.errors import Invalid
 from pydanube.model.limits import KEY_BYTES_MAX, PARTITIONS_MAX, PRODUCER_NAME_BYTES_MAX
 from pydanube.model.names import TopicName, parse_subscription
 from pydanube.model.positions import OFFSET_END
+from pydanube.model.schemas import parse_subject
 from pydanube.model.staging import BATCH_ID_MAX, check_query
 from pydanube.runtime.objects.opening import check_url
 from pydanube.spark.reading.bounds import Bound, Bounds, parse_duration_us, parse_json
+
+if TYPE_CHECKING:
+    from pydanube.spark.decoding.typed_read import TypedRead
 
 COLUMNS: Final = (
     "topic",
@@ -36,6 +40,9 @@ COLUMNS: Final = (
     "schema_version",
 )
 """In the default order."""
+
+DECODED_COLUMNS: Final = ("topic", "partition", "offset", "append_time", "publish_time", "key")
+"""The default with `decode`: the columns of the schema are behind them."""
 
 DEFAULT_SERVERS: Final = "danube://127.0.0.1:6655"
 DEFAULT_TIMEOUT_S: Final = 120.0
@@ -66,8 +73,14 @@ READING: Final = (
     "subscription",
     "directRead",
     "store",
+    "decode",
+    "schemaVersion",
+    "subject",
+    "onDecodeError",
     "descriptors",
 )
+DECODING: Final = ("schemaVersion", "subject", "onDecodeError")
+"""Options that need `decode`."""
 ONLY_STREAMS: Final = (
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
@@ -107,6 +120,7 @@ ASSIGN_FORM: Final = 'use JSON such as {"/default/orders": [0, 2], "/default/ret
 KEY_FILTER_FORM: Final = 'use a glob such as user-*, or JSON such as ["user-*", "vip"]'
 
 DirectRead = Literal["auto", "always", "never"]
+OnDecodeError = Literal["fail", "null"]
 Mode = Literal["batch", "stream"]
 T = TypeVar("T")
 
@@ -148,6 +162,15 @@ class ReadOptions:
     """Internal, for landings: rows describe ranges, and the sink's task reads them (see `reading.descriptors`)."""
     timeout_s: float = DEFAULT_TIMEOUT_S
     """How long an operation that may succeed later is retried."""
+    decode: bool = False
+    """Whether payloads become the columns of the topics' schema."""
+    subject: str = ""
+    """The subject of that schema; empty: the one that the topics are bound to."""
+    schema_version: int = 0
+    """The version of that schema; 0: the newest when the query starts."""
+    on_decode_error: OnDecodeError = "fail"
+    typed: TypedRead | None = None
+    """What tasks need to decode. The data source sets it when it makes a reader."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], mode: Mode | None = None) -> ReadOptions:
@@ -179,6 +202,10 @@ class ReadOptions:
             store_settings=given.store_settings,
             descriptors=given.flag("descriptors", False),
             timeout_s=given.seconds("timeout", DEFAULT_TIMEOUT_S),
+            decode=_decode(given),
+            subject=given.parsed("subject", parse_subject, ""),
+            schema_version=given.number("schemaVersion", 1, 2**31 - 1) if given.text("schemaVersion") else 0,
+            on_decode_error=_on_decode_error(given.text("onDecodeError")),
         )
 
     @property
@@ -422,7 +449,10 @@ def _columns(given: _RawOptions) -> tuple[str, ...]:
     attributes = given.flag("includeAttributes", True)
     text = given.text("columns")
     if text is None:
-        return tuple(one for one in COLUMNS if attributes or one != "attributes")
+        default = DECODED_COLUMNS if _decode(given) else COLUMNS
+        return tuple(one for one in default if attributes or one != "attributes")
+    if not text.strip() and _decode(given):
+        return ()
     chosen = [one.strip().lower() for one in text.split(",")]
     for one in chosen:
         if one not in COLUMNS:
@@ -468,6 +498,25 @@ def _direct_read(text: str | None) -> DirectRead:
     if chosen not in ("auto", "always", "never"):
         raise Invalid(f"option directRead is {text!r}: use auto, always or never")
     return cast(DirectRead, chosen)
+
+
+def _decode(given: _RawOptions) -> bool:
+    text = given.text("decode")
+    if text is None or text.strip().lower() == "none":
+        for name in DECODING:
+            if given.text(name) is not None:
+                raise Invalid(f"option {name} needs the option decode: add decode=schema, or leave it out")
+        return False
+    if text.strip().lower() != "schema":
+        raise Invalid(f"option decode is {text!r}: use schema, or none")
+    return True
+
+
+def _on_decode_error(text: str | None) -> OnDecodeError:
+    chosen = "fail" if text is None else text.strip().lower()
+    if chosen not in ("fail", "null"):
+        raise Invalid(f"option onDecodeError is {text!r}: use fail or null")
+    return cast(OnDecodeError, chosen)
 
 
 # -- options of writing ------------------------------------------------------------------------------------------------

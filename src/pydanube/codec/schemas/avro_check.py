@@ -340,8 +340,8 @@ def _row_blocks(check_item: RowCheck, step: str) -> RowCheck:
 
 _PADDING: Final = bytes(16)
 _STOP_BITS: Final = np.uint64(0x8080808080808080)
-_NUMBER_BITS: Final = np.uint64(0x7F7F7F7F7F7F7F7F)
-_GROUPS: Final = tuple(
+NUMBER_BITS: Final = np.uint64(0x7F7F7F7F7F7F7F7F)
+GROUPS: Final = tuple(
     (np.uint64(low), np.uint64(high), np.uint64(shift))
     for low, high, shift in (
         (0x007F007F007F007F, 0x7F007F007F007F00, 1),
@@ -350,12 +350,12 @@ _GROUPS: Final = tuple(
     )
 )
 _ONE: Final = np.uint64(1)
-_SMALL_NUMBERS: Final = np.array([(one >> 1) ^ -(one & 1) for one in range(128)], np.int64)
+SMALL_NUMBERS: Final = np.array([(one >> 1) ^ -(one & 1) for one in range(128)], np.int64)
 """The zigzag numbers of one byte."""
 
-_UUID_PLACES: Final = np.arange(36)
-_UUID_PATTERN: Final = np.array([2 if place in {8, 13, 18, 23} else 1 for place in range(36)], np.uint8)
-_UUID_KINDS: Final = np.array(
+UUID_PLACES: Final = np.arange(36)
+UUID_PATTERN: Final = np.array([2 if place in {8, 13, 18, 23} else 1 for place in range(36)], np.uint8)
+UUID_KINDS: Final = np.array(
     [1 if chr(one) in "0123456789abcdefABCDEF" else 2 if chr(one) == "-" else 0 for one in range(256)], np.uint8
 )
 """What a byte may be in a UUID: a digit, a dash, or nothing."""
@@ -379,18 +379,18 @@ class _Rows:
         """Return the zigzag varints at the positions, and the positions behind them."""
         first = self.bytes.take(pos)
         if np.bitwise_or.reduce(first) < 128:
-            return _SMALL_NUMBERS.take(first), pos + 1
+            return SMALL_NUMBERS.take(first), pos + 1
         words = self.words[pos]
-        lengths, keep = _varint_lengths(words)
-        numbers = words & keep & _NUMBER_BITS
-        for low, high, shift in _GROUPS:
+        lengths, keep = varint_lengths(words)
+        numbers = words & keep & NUMBER_BITS
+        for low, high, shift in GROUPS:
             numbers = (numbers & low) | ((numbers & high) >> shift)
         if not lengths.all():
             self._read_last_bytes(pos, lengths, numbers)
-        return _unzigzag(numbers), pos + lengths
+        return unzigzag(numbers), pos + lengths
 
     def skip_longs(self, pos: Positions) -> Positions:
-        lengths, _ = _varint_lengths(self.words[pos])
+        lengths, _ = varint_lengths(self.words[pos])
         if not lengths.all():
             self._read_last_bytes(pos, lengths, np.zeros(len(pos), np.uint64))
         return pos + lengths
@@ -437,7 +437,7 @@ class _Rows:
         return True
 
 
-def _varint_lengths(words: npt.NDArray[np.uint64]) -> tuple[Positions, npt.NDArray[np.uint64]]:
+def varint_lengths(words: npt.NDArray[np.uint64]) -> tuple[Positions, npt.NDArray[np.uint64]]:
     """Return how many bytes the varints have, 0 for more than eight, and the bits of the words that belong to them."""
     stops = ~words & _STOP_BITS
     last = stops & (~stops + _ONE)
@@ -445,7 +445,7 @@ def _varint_lengths(words: npt.NDArray[np.uint64]) -> tuple[Positions, npt.NDArr
     return (exponents >> 3).astype(np.int64), last | (last - _ONE)
 
 
-def _unzigzag(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+def unzigzag(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     return (numbers >> _ONE).astype(np.int64) ^ -(numbers & _ONE).astype(np.int64)
 
 
@@ -500,8 +500,8 @@ def _columns_uuid(rows: _Rows, pos: Positions, depth: int) -> Positions:
     lengths, pos = rows.read_lengths(pos)
     if (lengths != 36).any():
         raise BadDatum("not a UUID")
-    kinds = _UUID_KINDS.take(rows.bytes.take(pos[:, None] + _UUID_PLACES))
-    if (kinds != _UUID_PATTERN).any():
+    kinds = UUID_KINDS.take(rows.bytes.take(pos[:, None] + UUID_PLACES))
+    if (kinds != UUID_PATTERN).any():
         raise BadDatum("not a UUID")
     return pos + 36
 

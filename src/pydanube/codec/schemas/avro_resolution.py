@@ -51,10 +51,12 @@ _EPOCH_DAY: Final = datetime.date(1970, 1, 1)
 def build_reader(reader: AvroType, writer: AvroType) -> Read:
     """Return what reads data of the writer as values of the reader. What cannot be resolved raises Invalid only when
     data is read that needs it: a branch of a union that does not occur does no harm."""
-    return _Resolution().build(reader, writer)
+    return Resolution().build(reader, writer)
 
 
-class _Resolution:
+class Resolution:
+    """Builds readers. Subclasses may change the form of the values."""
+
     def __init__(self) -> None:
         self._records: dict[tuple[str, str], Read] = {}
 
@@ -74,14 +76,23 @@ class _Resolution:
             case Array(), Array():
                 return _build_array(self.build(reader.items, writer.items))
             case Map(), Map():
-                return _build_map(self.build(reader.values, writer.values))
+                return self.build_map(self.build(reader.values, writer.values))
             case Fixed(), Fixed() if reader.size == writer.size and names_match(reader, writer):
-                return _build_primitive(reader, writer)
+                return self.build_primitive(reader, writer)
             case _ if reader.kind == writer.kind and type(reader) is AvroType:
-                return _build_primitive(reader, writer)
+                return self.build_primitive(reader, writer)
             case _ if reader.kind in PROMOTIONS.get(writer.kind, frozenset()):
-                return _build_primitive(reader, writer)
+                return self.build_primitive(reader, writer)
         return _fail(f"{writer.title} cannot be read as {reader.title}")
+
+    def build_primitive(self, reader: AvroType, writer: AvroType) -> Read:
+        return _build_primitive(reader, writer)
+
+    def build_map(self, read_value: Read) -> Read:
+        return _build_map(read_value)
+
+    def default_of(self, field: Field) -> Any:
+        return default_value(field)
 
     def _build_writer_union(self, reader: AvroType, writer: Union) -> Read:
         branches = [self.build(reader, one) for one in writer.branches]
@@ -130,7 +141,7 @@ class _Resolution:
                 plan.steps.append((target.name, self.build(target.type, source.type)))
         for one, found in sources:
             if found is None and one.has_default:
-                plan.defaults.append((one.name, default_value(one)))
+                plan.defaults.append((one.name, self.default_of(one)))
             elif found is None:
                 plan.steps.insert(0, (None, _fail(f"the field {one.name} of {reader.name} has no default")))
         return plan
@@ -303,7 +314,12 @@ def _datum_value(avro_type: AvroType, raw: Any) -> Any:
             return [_datum_value(*one) for one in raw]
         case dict():
             return {key: _datum_value(*one) for key, one in raw.items()}
-    convert = None if isinstance(avro_type, EnumType) else _conversion(avro_type, avro_type)
+    return raw if isinstance(avro_type, EnumType) else convert_raw(avro_type, raw)
+
+
+def convert_raw(avro_type: AvroType, raw: Any) -> Any:
+    """Return the value of a primitive or fixed type of its raw value, which is without logical types."""
+    convert = _conversion(avro_type, avro_type)
     return raw if convert is None else convert(raw)
 
 

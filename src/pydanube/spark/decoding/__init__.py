@@ -1,1 +1,8 @@
-"""Typed rows: payloads become columns by the schema that a topic is bound to."""
+"""Typed reading: payloads become the columns of the topics' schema (option `decode`).
+
+planning        driver: the version that a query reads with, its columns, and the definitions that tasks get
+typed_read      what the driver hands to tasks
+definitions     tasks: definitions that were registered after the query started, and decoders, kept per process
+framing         the prefix of Confluent's serializers
+typed_rows      tasks: record batches of messages become record batches of typed columns
+"""

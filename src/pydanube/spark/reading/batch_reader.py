@@ -89,8 +89,11 @@ class DanubePushingReader(DanubeReader):
 
     @message_first
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
-        self._pushed, left = pushdown.push_filters(filters, self._pushed)
-        return left
+        # A column of a schema may have the name of a message column that was not chosen.
+        own = [one for one in filters if pushdown.column_of(one) in self._options.columns]
+        others = [one for one in filters if pushdown.column_of(one) not in self._options.columns]
+        self._pushed, left = pushdown.push_filters(own, self._pushed)
+        return [*left, *others]
 
 
 def _resolve(queries: BrokerQueries, bounds: Bounds, view: View, now_us: int) -> Offsets:

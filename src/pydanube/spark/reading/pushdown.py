@@ -196,7 +196,7 @@ def push_filters(filters: Iterable[Filter], before: PushedFilters) -> tuple[Push
 
 def _push_filter(merged: PushedFilters, one: Filter) -> tuple[PushedFilters, bool]:
     """Add one filter; return the result and whether Spark need not evaluate the filter again."""
-    column = _column(one)
+    column = column_of(one)
     value = getattr(one, "value", None)
     match column:
         case "topic" | "partition" if _decidable(one, str if column == "topic" else int):
@@ -215,7 +215,8 @@ def _push_filter(merged: PushedFilters, one: Filter) -> tuple[PushedFilters, boo
     return merged, False
 
 
-def _column(one: Filter) -> str:
+def column_of(one: Filter) -> str:
+    """Return the column that a filter is about; empty for a part of a column."""
     attribute: tuple[str, ...] = getattr(one.child if isinstance(one, Not) else one, "attribute", ())
     return attribute[0] if len(attribute) == 1 else ""
 
@@ -246,4 +247,4 @@ def _matches(one: Filter, values: dict[str, Any]) -> bool:
             return False
         case IsNotNull():
             return True
-    return _COMPARISONS[type(one)](values[_column(one)], one.value)  # type: ignore[attr-defined]
+    return _COMPARISONS[type(one)](values[column_of(one)], one.value)  # type: ignore[attr-defined]
