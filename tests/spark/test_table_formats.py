@@ -174,7 +174,7 @@ def test_a_directory_with_other_files_is_not_made_a_table(kind, tmp_path):
     (tmp_path / "t" / "mine.csv").write_text("a,b")
     with pytest.raises(Refused, match=r"is not empty \(mine.csv\)"):
         table_at(kind, tmp_path / "t").prepare(rows(1).schema)
-    assert os.listdir(tmp_path / "t") == ["mine.csv"]
+    assert [one.name for one in (tmp_path / "t").iterdir()] == ["mine.csv"]
 
 
 def test_delta_tables_with_rules_are_refused(tmp_path):
