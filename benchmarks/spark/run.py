@@ -22,7 +22,7 @@ import reporting
 import scenarios
 from bench_broker import running_broker
 
-GROUPS = ("read", "stream", "write", "latency")
+GROUPS = ("read", "stream", "write", "latency", "land")
 
 
 def arguments() -> argparse.Namespace:
@@ -54,6 +54,7 @@ def main() -> int:
                 "stream": lambda: bench.streams(wanted.rounds),
                 "write": lambda: bench.writes(wanted.rounds),
                 "latency": lambda: bench.latency(wanted.latency_seconds),
+                "land": lambda: bench.landings(wanted.rounds),
             }
             for name in GROUPS:
                 if name in chosen:

@@ -117,7 +117,8 @@ def test_a_typed_landing_has_the_columns_of_the_schema(spark, broker, client, tm
     strict = landing("delta", tmp_path / "strict", broker, **options)
     with pytest.raises(PySparkException) as failed:
         run(spark, strict)
-    assert "offset 10" in reason(failed.value) or "broken" in reason(failed.value), reason(failed.value)
+    assert "of /default/orders[" in reason(failed.value)
+    assert "cannot be decoded: the payload is not JSON" in reason(failed.value)
 
 
 def test_data_frames_are_appended_once_and_never_overwrite(spark, tmp_path):
@@ -131,7 +132,7 @@ def test_data_frames_are_appended_once_and_never_overwrite(spark, tmp_path):
         write(queryId="nightly", batchId=1)
     write()
     table = open_table(TableOptions.parse("delta", {"path": path}))
-    assert Counter(stored(table).column("id").to_pylist()) == Counter({number: 2 for number in range(10)})
+    assert Counter(stored(table).column("id").to_pylist()) == Counter(dict.fromkeys(range(10), 2))
     with pytest.raises(PySparkException, match="a table is never overwritten"):
         write("overwrite")
     with pytest.raises(PySparkException, match=r"is not empty \(rest=0\)"):
