@@ -1,14 +1,12 @@
-"""Spark sessions of commands: the JVM's own lines go to a file, and signals end a stream after its batch."""
+"""Spark sessions of commands: the JVM's own lines are kept off the terminal, and signals end a stream in order."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -23,13 +21,13 @@ POLL_SECONDS: Final = 0.2
 
 
 @contextmanager
-def quiet_session(app_name: str, master: str, **conf: object) -> Iterator[SparkSession]:
-    """Start Spark, and stop it at the end. What the JVM and its workers print goes to a file that a failure names."""
+def quiet_session(app_name: str, master: str, log: str | None = None, **conf: object) -> Iterator[SparkSession]:
+    """Start Spark, and stop it at the end. What the JVM and its workers print is appended to `log`, or dropped."""
     try:
         from pydanube.spark import session
     except ModuleNotFoundError as error:
         raise Refused(str(error)) from None
-    handle, log = tempfile.mkstemp(prefix="danube-spark-", suffix=".log")
+    handle = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         with _stderr_to(handle):
             spark = session(app_name, master, **conf)
@@ -39,7 +37,6 @@ def quiet_session(app_name: str, master: str, **conf: object) -> Iterator[SparkS
         yield spark
     finally:
         spark.stop()
-    Path(log).unlink(missing_ok=True)
 
 
 @contextmanager

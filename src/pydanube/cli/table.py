@@ -104,6 +104,7 @@ danube table land /default/orders s3://lake/orders --option aws_region=eu-centra
 @click.option("--subscription", type=SUBSCRIPTION, help="Show the progress as this subscription; it holds retention.")
 @click.option("--batch-bytes", type=SIZE, help="Read at most this much per commit.  [default: 1 GiB]")
 @click.option("--master", default=DEFAULT_MASTER, show_default=True, help="Where Spark runs.")
+@click.option("--spark-log", type=click.Path(dir_okay=False), help="Append what Spark and its workers print to it.")
 @catalog_option
 @store_option
 @url_option

@@ -39,7 +39,7 @@ def run_landing(topic: str, place: str, url: str, master: str, as_json: bool, gi
     progress = _Progress(topic, place, as_json)
     if not as_json:
         note(f"landing {topic} in {place}: starting Spark")
-    with quiet_session(f"land {topic}", master) as spark:
+    with quiet_session(f"land {topic}", master, given["spark_log"]) as spark:
         from pydanube.spark.failures import reason
         from pydanube.spark.tables.landing import land
 
