@@ -24,7 +24,7 @@ import typed
 import typed_writing
 from bench_broker import running_broker
 
-GROUPS = ("read", "stream", "typed", "write", "typed-write", "sql", "latency")
+GROUPS = ("read", "stream", "typed", "write", "typed-write", "sql", "latency", "land")
 
 
 def arguments() -> argparse.Namespace:
@@ -59,6 +59,7 @@ def main() -> int:
                 "typed-write": lambda: typed_writing.typed_writes(bench, wanted.rows // 2, wanted.rounds),
                 "sql": lambda: typed_writing.sql_start(bench, bench.topic(100), wanted.rounds),
                 "latency": lambda: bench.latency(wanted.latency_seconds),
+                "land": lambda: bench.landings(wanted.rounds),
             }
             for name in GROUPS:
                 if name in chosen:

@@ -190,6 +190,16 @@ class Bench:
         self._checkpoints += 1
         return str(self._directory / f"checkpoint-{self._checkpoints}")
 
+    # -- landings ------------------------------------------------------------------------------------------------------
+
+    def landings(self, rounds: int) -> None:
+        """Land topics in tables: raw messages beside prepared buffers, and typed ones."""
+        from landings import Landings
+
+        bench = Landings(self._spark, self._client, self._servers, self._directory)
+        self.results += bench.raw(self._topic(100), self._rows[100], AT_ONCE[100], rounds)
+        self.results += bench.typed(self._rows[100] // 4, rounds)
+
     # -- latency -------------------------------------------------------------------------------------------------------
 
     def latency(self, seconds: float, rate: int = 1000) -> None:
