@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -22,6 +23,8 @@ class Result:
     ours: list[float] = field(default_factory=list)
     at_most: bool = False
     """The target is an upper limit of the measured value, not of the ratio."""
+    at_least: bool = False
+    """The target is a lower limit of the measured value."""
     details: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -30,11 +33,18 @@ class Result:
 
     @property
     def value(self) -> float:
-        return median(self.ours) if self.at_most else median(self.ratios)
+        return median(self.ours) if self.at_most or self.at_least else median(self.ratios)
 
     @property
     def reached(self) -> bool:
         return self.value <= self.target if self.at_most else self.value >= self.target
+
+    def note(self, baseline: float, ours: float) -> None:
+        """Add one round."""
+        self.baseline.append(baseline)
+        self.ours.append(ours)
+        line = f"{self.name}: {ours:.2f} of {baseline:.2f} {self.unit} = {ours / baseline:.2f}"
+        print(line, file=sys.stderr, flush=True)
 
 
 def table(results: list[Result]) -> str:
@@ -48,8 +58,8 @@ def table(results: list[Result]) -> str:
             continue
         spread = f"{min(one.ratios):.2f}-{max(one.ratios):.2f}"
         lines.append(
-            f"{one.name:44} {median(one.baseline):12,.2f} {median(one.ours):12,.2f} {one.unit:8} {one.value:6.2f}  "
-            f"{spread:>11}  {one.target:g}: {verdict}"
+            f"{one.name:44} {median(one.baseline):12,.2f} {median(one.ours):12,.2f} {one.unit:8} "
+            f"{median(one.ratios):6.2f}  {spread:>11}  {one.target:g}: {verdict}"
         )
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     lines.append(
@@ -72,7 +82,7 @@ def as_json(results: list[Result]) -> dict[str, Any]:
                 "unit": one.unit,
                 "value": one.value,
                 "target": one.target,
-                "target_is": "at most" if one.at_most else "ratio, at least",
+                "target_is": "at most" if one.at_most else "at least" if one.at_least else "ratio, at least",
                 "reached": one.reached,
                 "baseline": one.baseline,
                 "danube": one.ours,

@@ -20,9 +20,10 @@ from pathlib import Path
 
 import reporting
 import scenarios
+import typed
 from bench_broker import running_broker
 
-GROUPS = ("read", "stream", "write", "latency")
+GROUPS = ("read", "stream", "typed", "write", "latency")
 
 
 def arguments() -> argparse.Namespace:
@@ -52,6 +53,7 @@ def main() -> int:
             work: dict[str, Callable[[], None]] = {
                 "read": lambda: bench.reads(wanted.rounds),
                 "stream": lambda: bench.streams(wanted.rounds),
+                "typed": lambda: typed.typed_streams(bench, wanted.rows // 2, wanted.rounds),
                 "write": lambda: bench.writes(wanted.rounds),
                 "latency": lambda: bench.latency(wanted.latency_seconds),
             }

@@ -37,7 +37,7 @@ class Bench:
         self._directory = directory
         self._servers = url.removeprefix("danube://")
         self._rows = {100: rows, 1000: rows // 5}
-        self._client = connect_blocking(url)
+        self.client = self._client = connect_blocking(url)
         self._spark = session("danube-bench", "local[2,4]", **{"spark.driver.memory": "1g"})
         for source in (baselines.PreparedSource, baselines.CountingSink, DanubeDataSource):
             self._spark.dataSource.register(source)
@@ -130,6 +130,9 @@ class Bench:
         if not query.awaitTermination(SECONDS_MAX):
             raise SystemExit(f"the stream into {sink} did not come to its end within {SECONDS_MAX} s")
         return _busy_seconds(query)
+
+    stream = _stream
+    timed_stream = _timed_stream
 
     def _checkpoint(self) -> str:
         self._checkpoints += 1

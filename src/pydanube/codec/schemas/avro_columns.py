@@ -8,17 +8,16 @@ The rows that were given up on are then read one by one by `avro_rows`, which de
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pydanube.model.errors import Invalid
 
-from .avro_arrow import DECIMAL_DIGITS_MAX, avro_arrow_type, value_branches
-from .avro_check import UUID_KINDS, UUID_PATTERN, UUID_PLACES, DatumCheck, Positions
+from .avro_arrow import avro_arrow_type, value_branches
+from .avro_check import DatumCheck, Positions
+from .avro_primitives import ReadColumn, give_up_on, read_fixed, read_primitive
 from .avro_resolution import field_sources
 from .avro_rows import ArrowResolution, branch_name
 from .avro_types import (
@@ -31,15 +30,10 @@ from .avro_types import (
     Record,
     Union,
     choose_branch,
-    fits_precision,
     names_match,
-    value_range,
 )
-from .avro_walk import Longs, Walk
+from .avro_walk import Walk
 from .columns import Decoded
-
-ReadColumn = Callable[[Walk, Positions, Positions], tuple[pa.Array, Positions]]
-"""Reads the values at positions of rows; returns them, of the reader's Arrow type, and the positions behind them."""
 
 _FEW: Final = 24
 """So few rows with items left in an array are given up on: one by one they are faster."""
@@ -87,6 +81,16 @@ class AvroColumnDecoder:
 class _Plan:
     """Builds the functions that read columns. The reader's types do not contain themselves; the writer's may."""
 
+    def __init__(self) -> None:
+        self._types: dict[int, pa.DataType] = {}
+
+    def _type_of(self, reader: AvroType) -> pa.DataType:
+        """Return the Arrow type of a type, which is made once: a union with many branches is asked for as often."""
+        found = self._types.get(id(reader))
+        if found is None:
+            found = self._types[id(reader)] = avro_arrow_type(reader)
+        return found
+
     def build(self, reader: AvroType, writer: AvroType) -> ReadColumn:
         if isinstance(writer, Union):
             return self._writer_union(reader, writer)
@@ -98,22 +102,22 @@ class _Plan:
             case EnumType(), EnumType() if names_match(reader, writer):
                 return _enum(reader, writer)
             case Array(), Array():
-                return _array(self.build(reader.items, writer.items), avro_arrow_type(reader))
+                return _array(self.build(reader.items, writer.items), self._type_of(reader))
             case Map(), Map():
-                return _map(self.build(reader.values, writer.values), avro_arrow_type(reader))
+                return _map(self.build(reader.values, writer.values), self._type_of(reader))
             case Fixed(), Fixed() if reader.size == writer.size and names_match(reader, writer):
-                return _fixed(reader, writer)
+                return read_fixed(reader, writer)
             case _ if reader.kind == writer.kind and type(reader) is AvroType:
-                return _primitive(reader, writer)
+                return read_primitive(reader, writer)
             case _ if reader.kind in PROMOTIONS.get(writer.kind, frozenset()):
-                return _primitive(reader, writer)
-        return _give_up(reader)
+                return read_primitive(reader, writer)
+        return give_up_on(self._type_of(reader))
 
     def _record(self, reader: Record, writer: Record) -> ReadColumn:
-        kind = avro_arrow_type(reader)
+        kind = self._type_of(reader)
         sources = field_sources(reader, writer)
         if any(found is None and not one.has_default for one, found in sources):
-            return _give_up(reader)
+            return give_up_on(self._type_of(reader))
         targets = {found.name: (at, one) for at, (one, found) in enumerate(sources) if found is not None}
         steps: list[tuple[int | None, ReadColumn]] = []
         for source in writer.fields:
@@ -121,7 +125,7 @@ class _Plan:
             if target is not None:
                 steps.append((at, self.build(target.type, source.type)))
             elif _is_endless(source.type):
-                return _give_up(reader)
+                return give_up_on(self._type_of(reader))
             else:
                 steps.append((None, self.build(source.type, source.type)))
         resolution = ArrowResolution()
@@ -145,7 +149,7 @@ class _Plan:
 
     def _writer_union(self, reader: AvroType, writer: Union) -> ReadColumn:
         branches = [self.build(reader, one) for one in writer.branches]
-        kind = avro_arrow_type(reader)
+        kind = self._type_of(reader)
 
         def read(walk: Walk, pos: Positions, rows: Positions) -> tuple[pa.Array, Positions]:
             indexes, pos = walk.read_longs(pos, rows)
@@ -172,8 +176,8 @@ class _Plan:
     def _reader_union(self, reader: Union, writer: AvroType) -> ReadColumn:
         branch = choose_branch(reader, writer)
         if branch is None:
-            return _give_up(reader)
-        kind = avro_arrow_type(reader)
+            return give_up_on(self._type_of(reader))
+        kind = self._type_of(reader)
         if branch.kind == "null":
             return lambda walk, pos, rows: (pa.nulls(len(rows), kind), pos)
         read_branch = self.build(branch, writer)
@@ -202,16 +206,6 @@ def _struct(columns: list[pa.Array], kind: pa.DataType, count: int) -> pa.Array:
     if not columns:
         return pa.array([{}] * count, kind)
     return pa.StructArray.from_arrays(columns, fields=list(kind))
-
-
-def _give_up(reader: AvroType) -> ReadColumn:
-    kind = avro_arrow_type(reader)
-
-    def read(walk: Walk, pos: Positions, rows: Positions) -> tuple[pa.Array, Positions]:
-        walk.give_up(rows)
-        return pa.nulls(len(rows), kind), pos
-
-    return read
 
 
 def _enum(reader: EnumType, writer: EnumType) -> ReadColumn:
@@ -317,153 +311,3 @@ def _in_order(
         order = np.argsort(owner, kind="stable")
         items, owner = items.take(pa.array(order)), owner[order]
     return items, offsets, owner, pos
-
-
-# -- primitive types ---------------------------------------------------------------------------------------------------
-
-
-def _primitive(reader: AvroType, writer: AvroType) -> ReadColumn:
-    """Return what reads a primitive type, promoted to the reader's, with the reader's logical type."""
-    kind = avro_arrow_type(reader)
-    match writer.kind:
-        case "null":
-            return lambda walk, pos, rows: (pa.nulls(len(rows)), pos)
-        case "boolean":
-            return _read_booleans
-        case "int" | "long":
-            return _numbers(reader, writer, kind)
-        case "float" | "double":
-            return _fractions(writer.kind, kind)
-        case "string" if writer.logical is not None:
-            return _read_uuids if reader.kind == "string" and reader.logical is not None else _give_up(reader)
-    if reader.logical is not None:
-        same = reader.kind == writer.kind and reader.logical.same(writer.logical)
-        return _decimals(reader, kind) if same and reader.kind == "bytes" else _give_up(reader)
-    if writer.logical is not None:
-        return _give_up(reader)
-
-    def read(walk: Walk, pos: Positions, rows: Positions) -> tuple[pa.Array, Positions]:
-        starts, ends = walk.read_slices(pos, rows)
-        if writer.kind == "string" or reader.kind == "string":
-            texts = walk.take_text(starts, ends, rows)
-            return texts if reader.kind == "string" else texts.cast(pa.binary()), ends
-        return walk.take_bytes(starts, ends, pa.binary()), ends
-
-    return read
-
-
-def _read_booleans(walk: Walk, pos: Positions, rows: Positions) -> tuple[pa.Array, Positions]:
-    values = walk.bytes.take(walk.clip(pos))
-    if np.bitwise_or.reduce(values, initial=0) > 1:
-        walk.give_up(rows, values > 1)
-    return pa.array(values == 1), pos + 1
-
-
-def _numbers(reader: AvroType, writer: AvroType, kind: pa.DataType) -> ReadColumn:
-    low, high = value_range(writer)
-    if reader.kind in {"int", "long"}:
-        low, high = max(low, value_range(reader)[0]), min(high, value_range(reader)[1])
-    factor = 1000 if reader.logical is not None and reader.logical.name.endswith("timestamp-millis") else 1
-    narrow = np.int32 if pa.types.is_int32(kind) or pa.types.is_date32(kind) else np.int64
-
-    def read(walk: Walk, pos: Positions, rows: Positions) -> tuple[pa.Array, Positions]:
-        numbers, pos = walk.read_longs(pos, rows)
-        if len(numbers) and (numbers.min() < low or numbers.max() > high):
-            wrong = (numbers < low) | (numbers > high)
-            walk.give_up(rows, wrong)
-            numbers = np.where(wrong, 0, numbers)
-        if reader.kind in {"float", "double"}:
-            return pa.array(numbers.astype(np.float64)).cast(kind, safe=False), pos
-        return _from_numpy((numbers * factor).astype(narrow), kind), pos
-
-    return read
-
-
-def _from_numpy(values: Any, kind: pa.DataType) -> pa.Array:
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
-
-
-def _fractions(written: str, kind: pa.DataType) -> ReadColumn:
-    size = 4 if written == "float" else 8
-
-    def read(walk: Walk, pos: Positions, rows: Positions) -> tuple[pa.Array, Positions]:
-        words = walk.words[walk.clip(pos)]
-        if size == 8:
-            return _from_numpy(words, kind), pos + 8
-        single = words.astype(np.uint32).view(np.float32)
-        return _from_numpy(single, kind) if pa.types.is_float32(kind) else pa.array(single.astype(np.float64)), pos + 4
-
-    return read
-
-
-def _read_uuids(walk: Walk, pos: Positions, rows: Positions) -> tuple[pa.Array, Positions]:
-    starts, ends = walk.read_slices(pos, rows)
-    kinds = UUID_KINDS.take(walk.bytes.take(walk.clip(starts[:, None] + UUID_PLACES)))
-    wrong = (ends - starts != 36) | (kinds != UUID_PATTERN).any(axis=1)
-    walk.give_up(rows, wrong)
-    return pc.ascii_lower(walk.take_bytes(starts, np.where(wrong, starts, ends), pa.string())), ends
-
-
-def _fixed(reader: Fixed, writer: Fixed) -> ReadColumn:
-    kind = avro_arrow_type(reader)
-    logical = reader.logical.name if reader.logical is not None else ""
-    if logical == "decimal" and not (reader.logical is not None and reader.logical.same(writer.logical)):
-        return _give_up(reader)
-    if logical == "decimal":
-        return _decimals(reader, kind)
-    if writer.logical is not None and writer.logical.name == "decimal":
-        return _give_up(reader)
-
-    def read(walk: Walk, pos: Positions, rows: Positions) -> tuple[pa.Array, Positions]:
-        starts, ends = walk.bound_slices(pos, np.full(len(pos), reader.size), rows)
-        if logical == "uuid":
-            return _uuid_texts(walk.bytes.take(walk.clip(starts[:, None] + np.arange(16)))), ends
-        return walk.take_bytes(starts, ends, pa.binary()), ends
-
-    return read
-
-
-_HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
-_DASHES: Final = np.array([8, 13, 18, 23])
-_DIGITS: Final = np.setdiff1d(UUID_PLACES, _DASHES)
-
-
-def _uuid_texts(data: Any) -> pa.Array:
-    """Return rows of 16 bytes as the texts of UUIDs."""
-    texts = np.empty((len(data), 36), np.uint8)
-    texts[:, _DASHES] = ord("-")
-    texts[:, _DIGITS[0::2]] = _HEX.take(data >> 4)
-    texts[:, _DIGITS[1::2]] = _HEX.take(data & 15)
-    offsets = np.arange(0, 36 * len(data) + 1, 36, dtype=np.int32)
-    return pa.Array.from_buffers(pa.string(), len(data), [None, pa.py_buffer(offsets), pa.py_buffer(texts)])
-
-
-def _decimals(reader: AvroType, kind: pa.DataType) -> ReadColumn:
-    """Return what reads decimals, big-endian numbers of any length, as the 16 bytes of a decimal128."""
-    assert reader.logical is not None
-    if reader.logical.precision > DECIMAL_DIGITS_MAX:
-        return _give_up(reader)
-    always_fits = (reader.logical.precision * 3321928094 // 10**9 + 1) // 8  # log2(10), rounded down; a bit is the sign
-    size = reader.size if isinstance(reader, Fixed) else None
-    places = np.arange(16)
-
-    def read(walk: Walk, pos: Positions, rows: Positions) -> tuple[pa.Array, Positions]:
-        if size is None:
-            starts, ends = walk.read_slices(pos, rows)
-        else:
-            starts, ends = walk.bound_slices(pos, np.full(len(pos), size), rows)
-        lengths = ends - starts
-        if len(lengths) and lengths.max() > always_fits:
-            _check_digits(walk, starts, ends, rows, lengths > always_fits)
-        negative = (walk.bytes.take(walk.clip(starts)) > 127) & (lengths > 0)
-        sign = np.where(negative, 255, 0).astype(np.uint8)[:, None]
-        data = walk.bytes.take(np.clip(ends[:, None] - 1 - places, 0, walk.size))
-        numbers = np.where(places < lengths[:, None], data, sign)
-        return _from_numpy(np.ascontiguousarray(numbers), kind).slice(0, len(rows)), ends
-
-    def _check_digits(walk: Walk, starts: Longs, ends: Longs, rows: Positions, suspects: Any) -> None:
-        for at in np.flatnonzero(suspects).tolist():
-            if ends[at] - starts[at] > 16 or not fits_precision(reader, walk.bytes[starts[at] : ends[at]].tobytes()):
-                walk.give_up(rows[at : at + 1])
-
-    return read

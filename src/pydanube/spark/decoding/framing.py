@@ -5,10 +5,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 PREFIX_BYTES: Final = 5
 UNFRAMED: Final = "the payload does not begin with the prefix of Confluent, a zero byte and a schema id"
@@ -19,18 +16,19 @@ class Unframed(NamedTuple):
     """Payloads without their prefixes. Where there was none, the global id is -1."""
 
     payloads: pa.Array
-    global_ids: npt.NDArray[np.int64]
+    global_ids: list[int]
 
 
 def remove_prefixes(payloads: pa.Array) -> Unframed:
     """Split the prefixes off."""
-    heads = pc.binary_slice(payloads, 0, PREFIX_BYTES).to_pylist()
-    ids = [int.from_bytes(one[1:]) if len(one) == PREFIX_BYTES and one[0] == 0 else -1 for one in heads]
-    return Unframed(pc.binary_slice(payloads, PREFIX_BYTES), np.array(ids, np.int64))
+    whole = payloads.to_pylist()
+    ids = [int.from_bytes(one[1:PREFIX_BYTES]) if len(one) >= PREFIX_BYTES and one[0] == 0 else -1 for one in whole]
+    return Unframed(pa.array([one[PREFIX_BYTES:] for one in whole], pa.binary()), ids)
 
 
 def remove_message_indexes(payloads: pa.Array) -> tuple[pa.Array, dict[int, str]]:
     """Remove the position of the message from payloads of protobuf; return them, and the rows that are of another
     message than the first."""
-    firsts = pc.binary_slice(payloads, 0, 1).to_pylist()
-    return pc.binary_slice(payloads, 1), {row: NOT_FIRST for row, one in enumerate(firsts) if one != b"\0"}
+    whole = payloads.to_pylist()
+    others = {row: NOT_FIRST for row, one in enumerate(whole) if one[:1] != b"\0"}
+    return pa.array([one[1:] for one in whole], pa.binary()), others

@@ -74,8 +74,11 @@ def plan_decoding(options: ReadOptions, schema: StructType) -> ReadOptions:
 
 def _bindings(options: ReadOptions, queries: BrokerQueries) -> dict[str, Binding | None]:
     topics = dict.fromkeys((*options.topics, *queries.list_matching(options.patterns)))
-    if not topics:
-        raise NotFound(f"no topic matches {options.topic}, so that there is no schema to decode with")
+    if not topics and not options.subject:
+        raise NotFound(
+            f"no topic matches {options.topic}, so that there is no schema to decode with: name its subject by the "
+            f"option subject"
+        )
     return {topic: queries.blocking.schemas.binding(topic) for topic in topics}
 
 
@@ -115,7 +118,7 @@ def _find_version(
     if chosen is not None:
         return registry.get(subject, chosen, deleted=True)
     pinned = {one.pinned_version if one is not None and one.subject == subject else 0 for one in bindings.values()}
-    return registry.get(subject, (pinned.pop() if len(pinned) == 1 else 0) or "latest")
+    return registry.get(subject, (pinned.pop() if len(pinned) == 1 else 0) or "latest")  # no topics: latest
 
 
 def _definition(registry: BlockingSchemas, found: SchemaVersion) -> Definition:

@@ -103,7 +103,7 @@ class _Decoding:
         payloads = batch.column(PAYLOAD)
         if form.framed:
             payloads, global_ids = remove_prefixes(payloads)
-            keys: Sequence[Hashable] = global_ids.tolist()
+            keys: Sequence[Hashable] = global_ids
         else:
             only = _only_version(batch)
             if only is not None and not form.tombstones:
