@@ -44,7 +44,9 @@ def until(condition: Callable[[], bool], what: str, log: Callable[[], str] = str
 class Driver:
     """One run of the stream, in separate processes."""
 
-    def __init__(self, broker: BrokerProcess, directory: Path, master: str, kill_at: str) -> None:
+    def __init__(
+        self, broker: BrokerProcess, directory: Path, master: str, kill_at: str, program: tuple[str, ...] | None = None
+    ) -> None:
         self._directory = directory
         self._committed_before = self.committed
         self._log = directory / "driver.log"
@@ -57,7 +59,7 @@ class Driver:
         environment["KILL_MARK"] = self._mark = f"{os.getpid()}-{time.monotonic_ns()}"
         servers = broker.url.removeprefix("danube://")
         topics = servers, SOURCE, SINK, str(directory / "checkpoint")
-        command = [sys.executable, kill_driver.__file__, master, *topics]
+        command = [sys.executable, *(program or (kill_driver.__file__, master, *topics))]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True

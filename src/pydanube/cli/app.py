@@ -33,6 +33,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "namespaces": ("namespaces:namespaces", "Create, list, describe and delete namespaces."),
     "queries": ("queries:queries", "List, describe and forget queries that write by stages, such as Spark streams."),
     "pipeline": ("pipeline:pipeline", "Run, check and list Spark pipelines from YAML files."),
+    "table": ("table:table_", "Land topics in Delta and Iceberg tables, and look after the tables."),
     "brokers": ("brokers:brokers", "List and describe brokers."),
     "storage": ("storage:storage", "Serve and look after object stores."),
     "inspect": ("inspect:inspect", "Look into stored files without a broker."),

@@ -17,10 +17,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .datasource import DanubeDataSource
     from .sessions import register, session
+    from .tables.sources import DanubeDeltaDataSource, DanubeIcebergDataSource
 
-__all__ = ["DanubeDataSource", "register", "session"]
+__all__ = ["DanubeDataSource", "DanubeDeltaDataSource", "DanubeIcebergDataSource", "register", "session"]
 
-_HOMES = {"DanubeDataSource": ".datasource", "register": ".sessions", "session": ".sessions"}
+_HOMES = {
+    "DanubeDataSource": ".datasource",
+    "DanubeDeltaDataSource": ".tables.sources",
+    "DanubeIcebergDataSource": ".tables.sources",
+    "register": ".sessions",
+    "session": ".sessions",
+}
 
 
 def __getattr__(name: str) -> object:

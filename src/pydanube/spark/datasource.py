@@ -19,7 +19,6 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from .options import Mode, ReadOptions
-from .reading.descriptors import described_schema, descriptor_schema, is_descriptor
 from .schema import chosen_columns, spark_schema
 from .workers import freeze_imports, message_first, use_python_of_driver
 
@@ -40,12 +39,19 @@ class DanubeDataSource(DataSource):
     @message_first
     def schema(self) -> StructType:
         options = ReadOptions.parse(self.options)
+        rows = self._row_schema(options)
+        if not options.descriptors:
+            return rows
+        from pydanube.spark.reading.descriptors import descriptor_schema
+
+        return descriptor_schema(rows)
+
+    def _row_schema(self, options: ReadOptions) -> StructType:
         if options.decode:
             from pydanube.spark.decoding.planning import typed_schema
 
             return typed_schema(options)
-        rows = spark_schema(options.columns)
-        return descriptor_schema(rows) if options.descriptors else rows
+        return spark_schema(options.columns)
 
     @message_first
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -55,6 +61,7 @@ class DanubeDataSource(DataSource):
 
     @message_first
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
+        from pydanube.spark.reading.descriptors import described_schema, is_descriptor
         from pydanube.spark.reading.stream_reader import DanubeStreamReader, DescribingStreamReader
 
         if is_descriptor(schema):

@@ -73,11 +73,11 @@ READING: Final = (
     "subscription",
     "directRead",
     "store",
-    "descriptors",
     "decode",
     "schemaVersion",
     "subject",
     "onDecodeError",
+    "descriptors",
 )
 DECODING: Final = ("schemaVersion", "subject", "onDecodeError")
 """Options that need `decode`."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pyspark import SparkConf, SparkContext
-from pyspark.java_gateway import launch_gateway
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from pydanube.model.errors import Invalid
@@ -44,9 +44,6 @@ LOCAL_SETTINGS: Final = {
 """For masters on this machine: nothing listens to the network, and a micro-batch writes few small files."""
 
 
-_REGISTERED: Final = "_danube_formats_registered"
-"""The attribute of a session in which `register` was called: Spark warns of a second time."""
-
 LAUNCHER: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Options of the small JVM that only computes the command line of the real one."""
 
@@ -66,9 +63,7 @@ def session(app_name: str = "danube", master: str = "local[*,4]", **conf: object
             raise Invalid(f"the setting {name!r} is none of Spark's: their names begin with 'spark.'")
     if master.startswith("sc://"):
         settings = {name: value for name, value in SETTINGS.items() if name.startswith("spark.sql.")}
-        spark = _build_session(SparkSession.builder.remote(master), {**settings, **conf})
-        register(spark)
-        return spark
+        return _build_session(SparkSession.builder.remote(master), {**settings, **conf})
     local = master.startswith("local")
     if SparkSession.getActiveSession() is None:
         java.find().use()
@@ -78,23 +73,24 @@ def session(app_name: str = "danube", master: str = "local[*,4]", **conf: object
     spark = _build_session(SparkSession.builder.appName(app_name).master(master), {**settings, **conf})
     # Spark looks up the format of a batch write in the thread's active session; this call makes `spark` the active one.
     spark.createDataFrame([], "nothing int")
-    register(spark)
     return spark
 
 
 def register(spark: SparkSession) -> None:
-    """Register the formats `danube`, `danube-delta` and `danube-iceberg` in a session; `session` does so by itself.
+    """Register the formats `danube`, `danube-delta` and `danube-iceberg` in a session that does not find them.
 
-    Spark finds `danube` without this, because of its module's name; the other two have to be registered.
+    Spark finds them by the names of installed modules. This is for a session whose server has the modules in a place
+    where it does not look, and for programs that register every format by hand; calling it again changes nothing.
     """
     from .datasource import DanubeDataSource
     from .tables.sources import DanubeDeltaDataSource, DanubeIcebergDataSource
 
-    if getattr(spark, _REGISTERED, False):
-        return
     for source in (DanubeDataSource, DanubeDeltaDataSource, DanubeIcebergDataSource):
-        spark.dataSource.register(source)
-    setattr(spark, _REGISTERED, True)
+        try:
+            spark.dataSource.register(source)
+        except AnalysisException as error:
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise
 
 
 def start_detached_java(app_name: str, master: str, **conf: object) -> None:
@@ -103,6 +99,8 @@ def start_detached_java(app_name: str, master: str, **conf: object) -> None:
     Ctrl-C in a terminal then reaches this process only, which can let the Python workers of the JVM finish. The JVM
     ends with this process, which it notices by its stdin. Does nothing if there is a JVM, or none is needed.
     """
+    from pyspark.java_gateway import launch_gateway
+
     if SparkContext._gateway is not None or master.startswith("sc://"):
         return
     java.find().use()

@@ -15,9 +15,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, cast
 
 import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.types import StringType, StructField, StructType
 
 from pydanube.client.history.coverage import SegmentInfo
@@ -82,14 +84,19 @@ class DescribedRows:
                 yield from self._read(json.loads(text))
 
     def _read(self, document: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
-        from pydanube.spark.datasource import DanubeDataSource
-
         self.batch_end = document.get("end", self.batch_end)
         options = {name: value for name, value in document["options"].items() if name.lower() != OPTION}
         ranges = [_range_from_json(one) for one in document["ranges"]]
-        reader = DanubeDataSource(options).streamReader(StructType.fromJson(document["schema"]))
-        rows: Any = reader.read(DanubePartition(ranges))
-        return iter(rows)
+        reader = _reader(json.dumps(options, sort_keys=True), json.dumps(document["schema"]))
+        return cast(Iterator[pa.RecordBatch], reader.read(DanubePartition(ranges)))
+
+
+@lru_cache(maxsize=8)
+def _reader(options: str, schema: str) -> DataSourceStreamReader:
+    """Return the source's reader. It is kept, because a typed one asks the broker for definitions when it is made."""
+    from pydanube.spark.datasource import DanubeDataSource
+
+    return DanubeDataSource(json.loads(options)).streamReader(StructType.fromJson(json.loads(schema)))
 
 
 def _range_json(one: OffsetRange) -> dict[str, Any]:

@@ -151,14 +151,14 @@ class DeltaFormat:
         return list(found.values())
 
     def referenced(self) -> set[str]:
-        table = self._load(files=True)
+        table = self._load()
         with _delta_errors(self.home):
             removed = table.vacuum(retention_hours=0, dry_run=True, enforce_retention_duration=False)
         active = {str(path) for path in pa.table(table.get_add_actions()).column("path").to_pylist()}
         return active | {str(path).removeprefix(f"{self.home}/") for path in removed}
 
     def size(self) -> TableSize:
-        table = self._load(files=True)
+        table = self._load()
         files = pa.table(table.get_add_actions())
         rows = sum(one or 0 for one in files.column("num_records").to_pylist())
         size = sum(files.column("size_bytes").to_pylist())
@@ -167,7 +167,7 @@ class DeltaFormat:
     # -- maintenance ---------------------------------------------------------------------------------------------------
 
     def compact(self, target_bytes: int) -> Compacted:
-        table = self._load(files=True)
+        table = self._load()
         with _delta_errors(self.home):
             metrics = table.optimize.compact(target_size=target_bytes)
         added, removed = metrics["filesAdded"], metrics["filesRemoved"]
@@ -184,9 +184,9 @@ class DeltaFormat:
         with _delta_errors(self.home):
             return len(self._load().vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False))
 
-    def _load(self, *, files: bool = False) -> DeltaTable:
+    def _load(self) -> DeltaTable:
         with _delta_errors(self.home):
-            return DeltaTable(self.home, storage_options=self._settings, without_files=not files)
+            return DeltaTable(self.home, storage_options=self._settings)
 
 
 def _arrow_schema(table: DeltaTable) -> pa.Schema:

@@ -68,5 +68,5 @@ def parse_record(text: object) -> LandingRecord | None:
             offsets,
             str(document.get("checkpoint", "")),
         )
-    except (ValueError, TypeError, KeyError, AttributeError, DanubeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, DanubeError):
         return None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from pydanube.model.errors import Invalid, Refused
 from pydanube.model.limits import MIB
@@ -55,10 +55,8 @@ class Landing:
 
 def land(spark: SparkSession, landing: Landing) -> StreamingQuery:
     """Start the stream, after checks that need no Spark. Raises Refused or Invalid with what to do."""
-    table = open_table(landing.table)
-    checkpoint = landing.checkpoint or default_checkpoint(table, landing.topic)
-    check_start(table, landing, checkpoint)
-    clean_up(table, checkpoint)
+    checkpoint = check_landing(landing)
+    clean_up(open_table(landing.table), checkpoint)
     options = {
         "maxBytesPerTrigger": str(BATCH_BYTES),
         "minPartitions": str(max(1, spark.sparkContext.defaultParallelism)),
@@ -75,6 +73,14 @@ def land(spark: SparkSession, landing: Landing) -> StreamingQuery:
     if landing.once:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=f"{max(1, round(landing.every_s * 1000))} milliseconds").start()
+
+
+def check_landing(landing: Landing) -> str:
+    """Check what needs no Spark, and return the directory of the checkpoint. Raises Refused or Invalid."""
+    table = open_table(landing.table)
+    checkpoint = landing.checkpoint or default_checkpoint(table, landing.topic)
+    check_start(table, landing, checkpoint)
+    return checkpoint
 
 
 def default_checkpoint(table: TableFormat, topic: str) -> str:

@@ -1,0 +1,169 @@
+"""Runs the stream of `danube table land`, shows its progress, and ends it in order."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pydanube.model.errors import Refused
+from pydanube.model.positions import Position
+
+from .output import emit_json, note, number, plural
+from .session import with_client
+from .spark_sessions import StopAfterBatch, quiet_session
+from .streams import is_terminal
+from .table import table_options
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from pydanube.client import Client
+    from pydanube.spark.tables.landing import Landing
+
+
+def run_landing(topic: str, place: str, url: str, master: str, as_json: bool, given: dict[str, Any]) -> None:
+    """Check everything that needs no Spark, then run the stream until it ends or is stopped."""
+    from pydanube.spark.tables.landing import check_landing
+
+    landing = _landing(topic, place, url, given)
+
+    async def check(client: Client) -> int:
+        return len(await client.partitions(topic))
+
+    with_client(url, check)
+    check_landing(landing)
+    progress = _Progress(topic, place, as_json)
+    if not as_json:
+        note(f"landing {topic} in {place}: starting Spark")
+    with quiet_session(f"land {topic}", master) as spark:
+        from pydanube.spark.failures import reason
+        from pydanube.spark.tables.landing import land
+
+        try:
+            stop = StopAfterBatch()
+            query = land(spark, landing)
+            stop.wait(query, lambda: progress.show(query))
+        except (click.Abort, Refused):
+            raise
+        except Exception as error:  # Spark's errors have no common base
+            progress.end()
+            raise Refused(f"the landing failed: {reason(error)}") from None
+    progress.end()
+    progress.summarise()
+
+
+def _landing(topic: str, place: str, url: str, given: dict[str, Any]) -> Landing:
+    """Return the landing that the command line describes."""
+    from pydanube.spark.tables.landing import Landing
+    from pydanube.spark.tables.options import TableOptions
+
+    kind, write = table_options(place, given["format_"], given["catalog"], given["store"])
+    if given["partition_by"] is not None:
+        write["partitionBy"] = given["partition_by"]
+    if given["merge_schema"]:
+        write["mergeSchema"] = "true"
+    return Landing(
+        topic=topic,
+        table=TableOptions.parse(kind, write),
+        read=_read_options(url, given),
+        write=write,
+        checkpoint=given["checkpoint"],
+        once=given["once"],
+        every_s=given["every"],
+    )
+
+
+def _read_options(url: str, given: dict[str, Any]) -> dict[str, str]:
+    options = {"servers": url}
+    if given["decode"]:
+        options["decode"] = "schema"
+    elif given["schema_version"] or given["on_decode_error"]:
+        raise click.UsageError("--schema-version and --on-decode-error are for --decode: add it, or leave them out")
+    named = {
+        "schemaVersion": given["schema_version"],
+        "onDecodeError": given["on_decode_error"],
+        "columns": given["columns"],
+        "subscription": given["subscription"],
+        "maxBytesPerTrigger": given["batch_bytes"],
+    }
+    options |= {name: str(value) for name, value in named.items() if value is not None}
+    start: Position | None = given["start"]
+    if start is not None:
+        options["startingTimestamp" if start.kind == "time" else "startingOffsets"] = str(start)
+    return options
+
+
+class _Progress:
+    """What was landed so far, from the progress that Spark reports after each batch."""
+
+    def __init__(self, topic: str, place: str, as_json: bool) -> None:
+        self._topic = topic
+        self._place = place
+        self._as_json = as_json
+        self._seen = -1
+        self._landed = 0
+        self._behind = 0
+        self._seconds = 0.0
+        self._begin = time.perf_counter()
+        self._terminal = is_terminal(sys.stderr) and not as_json
+        self._width = 0
+
+    def show(self, query: StreamingQuery) -> None:
+        for one in query.recentProgress:
+            if one["batchId"] > self._seen and one["numInputRows"]:
+                self._seen = one["batchId"]
+                self._add(one)
+        if self._terminal:
+            self._draw(self._line())
+
+    def _add(self, one: Any) -> None:
+        source = one["sources"][0]
+        start, end, latest = (_document(source[name]) for name in ("startOffset", "endOffset", "latestOffset"))
+        messages = _distance(end.get("since") or start.get("topics", {}), end["topics"])
+        self._behind = _distance(end["topics"], latest.get("topics", {}))
+        self._landed += messages
+        seconds = one["batchDuration"] / 1000
+        self._seconds += seconds
+        if self._as_json:
+            report = {"batch": one["batchId"], "messages": messages, "seconds": seconds, "behind": self._behind}
+            emit_json({"topic": self._topic, "table": self._place, **report}, compact=True)
+
+    def _line(self) -> str:
+        rate = f", {number(self._landed / self._seconds)}/s" if self._seconds else ""
+        return f"landed {plural(self._landed, 'message')}{rate}, {self._behind:,} behind"
+
+    def _draw(self, line: str) -> None:
+        sys.stderr.write("\r" + line.ljust(self._width))
+        sys.stderr.flush()
+        self._width = len(line)
+
+    def end(self) -> None:
+        """Erase the line."""
+        if self._width:
+            self._draw("")
+            sys.stderr.write("\r")
+            self._width = 0
+
+    def summarise(self) -> None:
+        if not self._as_json:
+            click.echo(f"{self._line()}: {self._topic} in {self._place}")
+
+
+def _document(offsets: Any) -> dict[str, Any]:
+    """Return offsets of Spark's progress, which has them as text, as a document."""
+    found = json.loads(offsets) if isinstance(offsets, str) else offsets
+    return found if isinstance(found, dict) else {}
+
+
+def _distance(start: Any, end: Any) -> int:
+    """Return the offsets between two positions of a checkpoint."""
+    total = 0
+    for name, topic in end.items():
+        begin = start.get(name, {}).get("offsets", [])
+        for partition, offset in enumerate(topic["offsets"]):
+            total += max(0, offset - (begin[partition] if partition < len(begin) else 0))
+    return total

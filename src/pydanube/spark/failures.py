@@ -1,0 +1,22 @@
+"""Finds the reason in what Spark raises, so that commands can print one line."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_OURS: Final = re.compile(
+    r"pydanube\.model\.errors\.\w+: (.+?)(?:\n\s*\n|\nTraceback|\n\s+at |\nJVM stack|SQLSTATE|$)", re.DOTALL
+)
+_PYTHON: Final = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
+
+
+def reason(error: BaseException) -> str:
+    """Return the message of our error if one is the cause, else the first line of Spark's message."""
+    text = str(error)
+    if (ours := _OURS.search(text)) is not None:
+        return " ".join(ours[1].split())
+    if (python := list(_PYTHON.finditer(text))) and "Traceback" in text:
+        return f"{python[-1][1]}: {python[-1][2]}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
