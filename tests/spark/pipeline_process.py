@@ -16,6 +16,9 @@ from typing import Any
 STEP_SECONDS_MAX = 400
 """For Spark to start and get somewhere, on a busy machine."""
 
+HERE = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+"""Nothing listens to the network, and executors have the packages of this Python."""
+
 JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 
@@ -35,7 +38,7 @@ class PipelineProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=log,
-                env={**clean, **environment, "PIPELINE_MARK": self._mark},
+                env={**clean, **HERE, **environment, "PIPELINE_MARK": self._mark},
                 start_new_session=True,
             )
 

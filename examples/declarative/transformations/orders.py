@@ -3,7 +3,8 @@
     cd examples/declarative && DANUBE_URL=danube://127.0.0.1:6655 spark-pipelines run
 
 Spark starts this file with a session in the variable `spark`, finds the format `danube` by itself, and keeps the
-checkpoints of streaming tables in the `storage` of spark-pipeline.yml. Install pydanube where Spark runs.
+checkpoints of streaming tables in the `storage` of spark-pipeline.yml. Install pydanube where Spark runs. A second run
+needs a catalog that survives the first, such as Hive's: Spark's own forgets its tables and refuses their directories.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ORDER = "id long, item string, cents long"
 
 @dp.table
 def orders() -> DataFrame:
-    """Read every message once, also over restarts."""
+    """Read every message once."""
     spark = SparkSession.active()
     messages = (
         spark.readStream.format("danube").options(servers=SERVERS, topic=TOPIC, startingOffsets="earliest").load()
