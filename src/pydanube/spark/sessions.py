@@ -122,7 +122,6 @@ def start_detached_java(app_name: str, master: str, **conf: object) -> None:
     Ctrl-C in a terminal then reaches this process only, which can let the Python workers of the JVM finish. The JVM
     ends with this process, which it notices by its stdin. Does nothing if there is a JVM, or none is needed.
     """
-    from pyspark.java_gateway import launch_gateway
 
     if SparkContext._gateway is not None or master.startswith("sc://"):
         return
