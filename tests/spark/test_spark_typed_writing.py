@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import CharType, LongType, StringType, StructField, StructType, YearMonthIntervalType
 from spark_broker import Broker
 
 import pydanube
@@ -131,6 +131,8 @@ def test_a_schema_that_is_no_record_takes_the_column_value(client: pydanube.Bloc
         (frame(id=USER), {}, Invalid, r"column 'id' is string, and must be bigint"),
         (frame(id=ID, usr=USER), {}, Invalid, r"column 'usr' is no field of the record Order: did you mean 'user'\?"),
         (frame(id=ID, payload=USER), {}, Invalid, r"column 'payload' is no field of the record Order: it has id, user"),
+        (frame(id=CharType(3)), {}, Invalid, r"column 'id' is string, and must be bigint"),
+        (frame(id=YearMonthIntervalType()), {}, Invalid, r"column 'id' is interval .*which no schema has: cast it"),
         (frame(id=ID, key=ID), {}, Invalid, r"column 'key' is bigint, and must be string"),
         (frame(id=ID), {"schema": "nothing"}, NotFound, r"option schema: .*nothing.*`danube schemas list` shows"),
         (frame(id=ID), {"schemaVersion": "7"}, NotFound, r"option schema: .*version 7"),
