@@ -156,10 +156,18 @@ def _collect(spark: SparkSession, query: Query, tables: list[TopicTable], most: 
     except DanubeError:
         raise
     except Exception as error:
+        if _was_interrupted(error):
+            raise KeyboardInterrupt from None
         reason = explain(error)
         for option, ours in _OPTIONS_HERE.items():
             reason = reason.replace(option, ours)
         fail(reason)
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """Return whether an error is what Spark makes of Ctrl-C: that the query failed because its jobs were cancelled."""
+    context = error.__context__
+    return isinstance(error, KeyboardInterrupt) or (context is not None and _was_interrupted(context))
 
 
 def _write(rows: pyarrow.Table, form: str, output: Path | None, most: int) -> None:
