@@ -244,4 +244,5 @@ def test_ctrl_c_ends_the_command_while_it_reads(broker: Broker, topics: datetime
         while data := os.read(terminal, 4096):
             shown += data
     os.close(terminal)
-    assert shown.endswith(b"danube: interrupted\r\n") and b"Traceback" not in shown
+    assert shown.endswith(b"danube: interrupted\r\n")
+    assert b"Traceback" not in shown, shown.decode()
