@@ -402,7 +402,7 @@ LINE_LIST = pa.list_(pa.struct([("sku", pa.int32())]))
         (AVRO, pa.int64(), r"column 'value' is bigint, and must be a struct"),
         (PROTO, struct(id=pa.decimal128(3, 1)), r"column 'id' is decimal\(3,1\), and must be bigint"),
         (PROTO, struct(more=LINE_LIST), r"column 'more\[\].sku' is int, and must be string"),
-        (PROTO, struct(ID=pa.int64()), r"column 'ID' is no field of message Order"),
+        (PROTO, struct(ID=pa.int64()), r"column 'ID' is no field of message Order: did you mean 'id'\?"),
         (schema(SchemaFormat.STRING, ""), pa.int64(), r"column 'value' is bigint, and must be string"),
     ],
 )

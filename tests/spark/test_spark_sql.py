@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -207,7 +209,7 @@ def test_a_filtered_query_reads_nothing_else_and_topics_are_joined(
 
 
 @pytest.mark.spark_kill
-def test_the_command_prints_rows_and_nothing_else_and_ends_on_ctrl_c(
+def test_the_command_prints_rows_and_nothing_else(
     broker: Broker, client: pydanube.BlockingClient, topics: datetime
 ) -> None:
     command = [sys.executable, "-m", "pydanube.cli", "sql", "--url", broker.url]
@@ -223,10 +225,24 @@ def test_the_command_prints_rows_and_nothing_else_and_ends_on_ctrl_c(
     assert done.returncode == 1
     assert done.stderr.startswith("danube: line 1, column 8: ") and done.stderr.count("\n") == 1
 
+
+@pytest.mark.spark_kill
+def test_ctrl_c_ends_the_command_while_it_reads(broker: Broker, topics: datetime) -> None:
     endless = f"select count(*) from `{USERS}` a, range(1000000000) b, range(1000000) c where hash(b.id, c.id) = 1"
-    running = subprocess.Popen([*command, endless], stderr=subprocess.PIPE, text=True, start_new_session=True)
-    with pytest.raises(subprocess.TimeoutExpired):
-        running.wait(timeout=40)  # it is reading by then, and would be for days
+    terminal, stderr = os.openpty()
+    command = [sys.executable, "-m", "pydanube.cli", "sql", "--url", broker.url, endless]
+    running = subprocess.Popen(command, stderr=stderr, start_new_session=True)
+    os.close(stderr)
+    shown = b""
+    while b"reading 2 messages" not in shown:
+        shown += os.read(terminal, 4096)
+    for _ in range(3):
+        shown += os.read(terminal, 4096)  # the spinner goes on while Spark works
     running.send_signal(signal.SIGINT)
-    _, told = running.communicate(timeout=300)
-    assert (running.returncode, told) == (130, "danube: interrupted\n")
+    assert running.wait(timeout=300) == 130
+    with suppress(OSError):  # the other end is closed
+        while data := os.read(terminal, 4096):
+            shown += data
+    os.close(terminal)
+    assert shown.endswith(b"danube: interrupted\r\n")
+    assert b"Traceback" not in shown, shown.decode()

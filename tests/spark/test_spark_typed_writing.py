@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import CharType, LongType, StringType, StructField, StructType, YearMonthIntervalType
 from spark_broker import Broker
 
 import pydanube
@@ -131,6 +131,8 @@ def test_a_schema_that_is_no_record_takes_the_column_value(client: pydanube.Bloc
         (frame(id=USER), {}, Invalid, r"column 'id' is string, and must be bigint"),
         (frame(id=ID, usr=USER), {}, Invalid, r"column 'usr' is no field of the record Order: did you mean 'user'\?"),
         (frame(id=ID, payload=USER), {}, Invalid, r"column 'payload' is no field of the record Order: it has id, user"),
+        (frame(id=CharType(3)), {}, Invalid, r"column 'id' is string, and must be bigint"),
+        (frame(id=YearMonthIntervalType()), {}, Invalid, r"column 'id' is interval .*which no schema has: cast it"),
         (frame(id=ID, key=ID), {}, Invalid, r"column 'key' is bigint, and must be string"),
         (frame(id=ID), {"schema": "nothing"}, NotFound, r"option schema: .*nothing.*`danube schemas list` shows"),
         (frame(id=ID), {"schemaVersion": "7"}, NotFound, r"option schema: .*version 7"),
@@ -229,7 +231,8 @@ def test_the_broker_refuses_a_row_with_its_reason_and_nothing_is_published(
     rows.selectExpr("id", "null as user").write.format("danube").mode("append").options(**made).save()
     binding = client.schemas.binding("/default/made")
     assert binding is not None and binding.subject == avro
-    with client.reader(
-        "/default/made", schema=pydanube.SchemaDefinition(pydanube.SchemaFormat.AVRO, json.dumps(AVRO))
-    ) as reader:
-        assert next(iter(reader)).value() == {"id": 0, "user": None}
+    definition = pydanube.SchemaDefinition(pydanube.SchemaFormat.AVRO, json.dumps(AVRO))
+    with client.reader("/default/made", schema=definition, start="earliest", end="latest") as reader:
+        values = [message.value() for message in reader]
+    assert sorted(one["id"] for one in values) == list(range(100))
+    assert {one["user"] for one in values} == {None}

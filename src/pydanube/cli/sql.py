@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -146,20 +147,28 @@ def _find_tables(query: Query, url: str, raw: bool, options: dict[str, str]) -> 
 
 def _collect(spark: SparkSession, query: Query, tables: list[TopicTable], most: int) -> pyarrow.Table:
     """Return the rows: one more than `most` if there are more; 0: all of them."""
-    from pydanube.spark.sql.failures import explain, silence_sparks_own_logger
+    from pydanube.spark.sql.failures import explain
     from pydanube.spark.sql.topic_views import run_query
 
-    silence_sparks_own_logger()
+    logging.disable(logging.CRITICAL)  # PySpark and py4j log failures and Ctrl-C with stack traces; we report them
     try:
         frame = run_query(spark, query, tables)
         return (frame.limit(most + 1) if most else frame).toArrow()
     except DanubeError:
         raise
     except Exception as error:
+        if _was_interrupted(error):
+            raise KeyboardInterrupt from None
         reason = explain(error)
         for option, ours in _OPTIONS_HERE.items():
             reason = reason.replace(option, ours)
         fail(reason)
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """Return whether an error is what Spark makes of Ctrl-C: that the query failed because its jobs were cancelled."""
+    context = error.__context__
+    return isinstance(error, KeyboardInterrupt) or (context is not None and _was_interrupted(context))
 
 
 def _write(rows: pyarrow.Table, form: str, output: Path | None, most: int) -> None:

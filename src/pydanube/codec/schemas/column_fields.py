@@ -58,7 +58,8 @@ def match_fields(path: str, given: pa.DataType, known: Sequence[str], what: str)
         if one.name in fields:
             raise Invalid(f"column {name!r} is there more than once: select one of them")
         if one.name not in known:
-            near = get_close_matches(one.name, known, 1, 0.6)
+            near = [each for each in known if each.lower() == one.name.lower()]
+            near = near or get_close_matches(one.name, known, 1, 0.6)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'no field'}"
             raise Invalid(f"column {name!r} is no field of {what}: {hint}")
         fields[one.name] = one

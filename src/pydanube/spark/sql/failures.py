@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from typing import Final
 
@@ -10,17 +9,6 @@ _OURS: Final = re.compile(r"pydanube\.model\.errors\.\w+: (.*)")
 _PLACE: Final = re.compile(r"line (\d+),? pos(?:ition)? (\d+)")
 _STATE: Final = re.compile(r"\s*SQLSTATE: \w+")
 _CONDITION: Final = re.compile(r"^\[[A-Z0-9_.]+\]\s*")
-
-
-_SPARKS_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-
-
-def silence_sparks_own_logger() -> None:
-    """Keep PySpark from logging every failed query with its stack trace on stderr: the caller reports it."""
-    from pyspark.logger import PySparkLogger
-
-    for name in _SPARKS_LOGGERS:
-        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def explain(error: BaseException) -> str:

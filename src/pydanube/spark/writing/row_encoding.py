@@ -19,8 +19,9 @@ from functools import lru_cache
 from typing import Final
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import StructType
+from pyspark.sql.types import CharType, StructField, StructType, VarcharType
 
 from pydanube.client.blocking.client import BlockingClient
 from pydanube.codec.schemas import ParsedSchema, parse_schema
@@ -182,12 +183,18 @@ def _takes_whole(parsed: ParsedSchema, frame: StructType) -> bool:
 
 def _given_type(frame: StructType, whole: bool) -> pa.DataType:
     """Return the type of the columns that are fields, or of the column `value`."""
-    fields = [
-        (one.name, to_arrow_type(one.dataType, timezone="UTC"))
-        for one in frame.fields
-        if one.name not in MESSAGE_COLUMNS
-    ]
+    fields = [(one.name, _arrow_type(one)) for one in frame.fields if one.name not in MESSAGE_COLUMNS]
     return fields[0][1] if whole else pa.struct(fields)
+
+
+def _arrow_type(column: StructField) -> pa.DataType:
+    if isinstance(column.dataType, CharType | VarcharType):
+        return pa.string()
+    try:
+        return to_arrow_type(column.dataType, timezone="UTC")
+    except PySparkException:
+        kind = column.dataType.simpleString()
+        raise Invalid(f"column {column.name!r} is {kind}, which no schema has: cast it to another type") from None
 
 
 def _prefix(version: SchemaVersion, binding: Binding | None) -> bytes:
