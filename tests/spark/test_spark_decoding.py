@@ -318,7 +318,7 @@ def test_a_schema_without_columns_is_refused(broker: Broker, client: BlockingCli
 def test_batches_and_streams_through_spark(
     spark: SparkSession, broker: Broker, client: BlockingClient, tmp_path: Path
 ) -> None:
-    """A version registered after the query was defined, and messages of it that arrive while the stream runs."""
+    """One version is registered between `load` and the start of the query, another one while the stream runs."""
     spark.dataSource.register(DanubeDataSource)
     nested = {"name": "lines", "type": {"type": "array", "items": {"type": "map", "values": "int"}}, "default": []}
     when = {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}, "default": 0}
@@ -338,9 +338,11 @@ def test_batches_and_streams_through_spark(
     query = writer.start()
     query.processAllAvailable()
     publish(client, second, {"id": 3, "total": 1.5})
+    third = second | {"fields": [{"name": "first", "type": "int", "default": 1}, *second["fields"]]}
+    publish(client, third, {"first": 7, "id": 4})  # not known to the reader, which tasks have a copy of
     query.processAllAvailable()
     query.stop()
-    assert sorted(row.id for row in spark.table("typed").collect()) == [1, 2, 3]
+    assert sorted(row.id for row in spark.table("typed").collect()) == [1, 2, 3, 4]
 
 
 def test_payloads_that_cannot_be_decoded_through_spark(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -29,7 +30,13 @@ class Definition(NamedTuple):
     references: tuple[tuple[str, SchemaDefinition], ...] = ()
 
     def parse(self) -> ParsedSchema:
-        return parse_schema(self.own, dict(self.references))
+        """Parse the definition. The result is kept in this process: every task of a micro-batch needs it again."""
+        return _parse(self)
+
+
+@lru_cache(maxsize=200)
+def _parse(definition: Definition) -> ParsedSchema:
+    return parse_schema(definition.own, dict(definition.references))
 
 
 class TopicForm(NamedTuple):
