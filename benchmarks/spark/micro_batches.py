@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,5 +27,7 @@ def timed_micro_batches(start: Callable[[], StreamingQuery], checkpoint: str, ba
     assert set(took) == committed, f"of the batches {sorted(committed)} only {sorted(took)} were reported"
     assert len(took) == batches, f"there were {len(took)} micro-batches, not {batches}"
     assert sum(took.values()) <= wall, "batches are reported longer than the whole query took"
-    print(f"DEBUG wall {wall:.1f} s, batches {took}")
-    return sum(took.values())
+    seconds = sum(took.values())
+    told = f"  {batches} micro-batches in {seconds:.2f} s; the query took {wall:.2f} s from start to end"
+    print(told, file=sys.stderr, flush=True)
+    return seconds
