@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from bench_broker import PARTITIONS
+from micro_batches import timed_micro_batches
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from reporting import Result
 from table_baselines import PreparedDelta, PreparedRanges
 
@@ -16,7 +19,6 @@ from pydanube.spark.tables.formats import open_table
 from pydanube.spark.tables.landing import Landing, land
 from pydanube.spark.tables.options import TableOptions
 
-SECONDS_MAX = 600
 TRIGGERS = 2
 RAW_TARGET = 500_000
 TYPED_TARGET = 80_000
@@ -91,31 +93,28 @@ class Landings:
         write = {"path": path}
         read = {"servers": self._servers, **options}
         table = TableOptions.parse("delta", write)
-        query = land(
-            self._spark, Landing(topic=topic, table=table, read=read, write=write, checkpoint=checkpoint, once=True)
-        )
-        return self._finish(query, path, rows)
+        landing = Landing(topic=topic, table=table, read=read, write=write, checkpoint=checkpoint, once=True)
+        return _timed(lambda: land(self._spark, landing), path, checkpoint, rows)
 
     def _prepared(self, rows: int, at_once: int) -> float:
         path, checkpoint = self._places()
         options = {"size": 100, "at_once": at_once, "rows": rows, "rows_per_trigger": rows // TRIGGERS}
         reader = self._spark.readStream.format("prepared-ranges").options(**options)
         writer = reader.load().writeStream.format("prepared-delta").option("path", path)
-        return self._finish(
-            writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start(), path, rows
-        )
-
-    def _finish(self, query, path: str, rows: int) -> float:
-        """Wait for the query, check the rows of the table, and return the seconds of the micro-batches."""
-        if not query.awaitTermination(SECONDS_MAX) or query.exception() is not None:
-            raise SystemExit(f"the landing failed: {query.exception()}")
-        found = open_table(TableOptions.parse("delta", {"path": path})).size().rows
-        assert found == rows, f"{found} of {rows} rows are in the table"
-        return sum(one["batchDuration"] for one in query.recentProgress) / 1000
+        writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
+        return _timed(writer.start, path, checkpoint, rows)
 
     def _places(self) -> tuple[str, str]:
         self._tables += 1
         return str(self._directory / f"table-{self._tables}"), str(self._directory / f"landing-{self._tables}")
+
+
+def _timed(start: Callable[[], StreamingQuery], path: str, checkpoint: str, rows: int) -> float:
+    """Return the seconds of the micro-batches, after a check of the table's rows."""
+    took = timed_micro_batches(start, checkpoint, TRIGGERS)
+    found = open_table(TableOptions.parse("delta", {"path": path})).size().rows
+    assert found == rows, f"{found} of {rows} rows are in the table"
+    return took
 
 
 def _order(number: int) -> bytes:

@@ -12,8 +12,8 @@ from typing import Self
 import baselines
 from bench_broker import fill
 from latency import Feed, Listener
+from micro_batches import SECONDS_MAX, timed_micro_batches
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming import StreamingQuery
 from reporting import Result
 
 from pydanube.client import connect_blocking
@@ -26,7 +26,6 @@ AT_ONCE = {100: 10_000, 1000: 2_000}
 """Rows of a record batch for Spark, in the prepared source as in ours."""
 
 TRIGGERS = 4
-SECONDS_MAX = 600
 
 
 class Bench:
@@ -177,11 +176,9 @@ class Bench:
 
     def _timed_stream(self, frame: DataFrame, sink: str, **options: str) -> float:
         """Return the seconds of the micro-batches: offsets, planning, reading, writing, committing."""
-        writer = frame.writeStream.format(sink).options(**options).option("checkpointLocation", self._checkpoint())
-        query = writer.trigger(availableNow=True).start()
-        if not query.awaitTermination(SECONDS_MAX):
-            raise SystemExit(f"the stream into {sink} did not come to its end within {SECONDS_MAX} s")
-        return _busy_seconds(query)
+        checkpoint = self._checkpoint()
+        writer = frame.writeStream.format(sink).options(**options).option("checkpointLocation", checkpoint)
+        return timed_micro_batches(writer.trigger(availableNow=True).start, checkpoint, TRIGGERS)
 
     stream = _stream
     timed_stream = _timed_stream
@@ -254,10 +251,6 @@ def _timed(work: Callable[[], None]) -> float:
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin
-
-
-def _busy_seconds(query: StreamingQuery) -> float:
-    return sum(one["batchDuration"] for one in query.recentProgress) / 1000
 
 
 def _note(result: Result, baseline: float, ours: float) -> None:

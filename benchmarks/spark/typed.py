@@ -117,8 +117,8 @@ def _fill(bench: Bench, topic: str, name: str, rows: int) -> float:
     payloads = [schema.encode(value(name, number)) for number in range(BATCH_ROWS)]
     client = bench.client
     client.create_topic(topic, partitions=PARTITIONS)
-    with client.producer(topic, schema=definition(name)) as producer:
-        producer.send(value(name, 0))
+    client.schemas.register(f"typed-{name}", definition(name))
+    client.schemas.bind(topic, f"typed-{name}", policy="none")
     for partition in range(PARTITIONS):
         with client.producer(topic, partition_by=partition, batch_messages=BATCH_ROWS) as producer:
             for _ in range(rows // PARTITIONS // BATCH_ROWS):

@@ -89,7 +89,16 @@ class PipelineProcess:
 
 def committed(checkpoint: Path, query: str) -> int:
     """Return how many batches a query has completed."""
-    commits = checkpoint / query / "commits"
-    if not commits.is_dir():
+    return _logged(checkpoint / query / "commits")
+
+
+def planned(checkpoint: Path, query: str) -> int:
+    """Return how many batches a query has begun; it may not have completed the last one."""
+    return _logged(checkpoint / query / "offsets")
+
+
+def _logged(directory: Path) -> int:
+    """Return how many batches one of Spark's logs has, also if it deleted the files of old ones."""
+    if not directory.is_dir():
         return 0
-    return 1 + max((int(path.name) for path in commits.iterdir() if path.name.isdecimal()), default=-1)
+    return 1 + max((int(path.name) for path in directory.iterdir() if path.name.isdecimal()), default=-1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pipeline_process import JVM, PipelineProcess, committed
+from pipeline_process import JVM, PipelineProcess, committed, planned
 from spark_broker import Broker
 from spark_cluster import standalone
 
@@ -95,6 +95,9 @@ class Scene:
     def batches(self, query: str) -> int:
         return committed(self.directory / "checkpoint", query)
 
+    def begun(self, query: str) -> int:
+        return planned(self.directory / "checkpoint", query)
+
     def end(self) -> None:
         for run in self.runs:
             run.kill()
@@ -127,16 +130,18 @@ def scene(tmp_path: Path, broker: Broker, client: pydanube.BlockingClient) -> It
 
 
 def test_kill_9_between_two_sinks_repeats_one_and_not_the_other(scene: Scene) -> None:
-    done = {"left": "table", "right": "topic"}
-    for round_number, gate in enumerate(("right", "left", "right")):
+    sinks = {"left": "table", "right": "topic"}
+    for gate, free in (("right", "left"), ("left", "right"), ("right", "left")):
+        held, other = sinks[gate], sinks[free]
         scene.publish()
         scene.close(gate)
+        before = {sink: scene.batches(sink) for sink in sinks.values()}
         run = scene.start()
-        other = done["left" if gate == "right" else "right"]
-        before = scene.batches(other)
-        run.until(lambda other=other, before=before: scene.batches(other) > before, f"{other} has its batch")
+        run.until(lambda held=held: scene.begun(held) > scene.batches(held), f"{held} waits in its batch")
+        run.until(lambda other=other, before=before: scene.batches(other) > before[other], f"{other} has its batch")
         run.kill()
-        assert scene.batches(done[gate]) < scene.batches(other) + round_number + 1
+        assert scene.batches(held) == before[held], "it was killed in its batch"
+        assert scene.begun(held) == before[held] + 1
         scene.open(gate)
     scene.publish()
     assert scene.start("--once").wait() == 0
