@@ -13,8 +13,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from conformance import StoreConformance, keys, put, take
 
+from conformance import StoreConformance, keys, put, take
 from pydanube.metadata import Compacted, Compare, EmbeddedStore, Event, KeyValue, Put
 from pydanube.metadata import embedded as embedded_module
 from pydanube.metadata.database import SCHEMA_VERSION, Database

@@ -11,12 +11,12 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from conformance import keys, put
 from crc32c import crc32c
 from faulty_disk import FaultyDisk, Killed
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance import keys, put
 from pydanube.codec.metadata import (
     Changes,
     Contents,
