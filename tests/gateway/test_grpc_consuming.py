@@ -471,3 +471,13 @@ async def test_idle_streams_have_no_timers(broker: GrpcBroker, peer: DanubePeer)
     for one in streams:
         one.cancel()
     await broker.until(lambda: broker.live(TOPIC).consumers == 0)
+
+
+async def test_a_refused_subscribe_creates_no_subscription(broker: GrpcBroker, peer: DanubePeer) -> None:
+    await peer.producer(TOPIC)
+    for filters in (("a" * 201,), ("",), ("a",) * 101):
+        with pytest.raises(Refused) as refused:
+            await peer.subscribe(TOPIC, kind=KEY_SHARED, filters=filters)
+        assert refused.value.code == "INVALID_ARGUMENT"
+    async with pydanube.connect(broker.url) as client:
+        assert await client.list_subscriptions(TOPIC) == []

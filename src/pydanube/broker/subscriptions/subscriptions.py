@@ -18,6 +18,7 @@ from pydanube.broker.partitions.state_ledger import complete
 from pydanube.broker.registry.records import SubscriptionRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import Action, Authorizer, Principal
+from pydanube.core.dispatch.key_filters import KeyFilter
 from pydanube.model.errors import AlreadyExists, Full, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.limits import UNACKED_MAX
@@ -51,13 +52,14 @@ class Attachment:
     clients count theirs themselves, from when the application receives a message."""
 
     def check(self, subscription_type: SubscriptionType) -> None:
-        """Raise Invalid if the options do not fit this type of subscription."""
+        """Raise Invalid if the options are invalid, or do not fit this type of subscription."""
         if not 0 <= self.priority < 2**31:
             raise Invalid(f"priority={self.priority} is out of range: use 0 to {2**31 - 1}")
         if self.priority and subscription_type is not SubscriptionType.FAILOVER:
             raise Invalid(f"priorities are for failover subscriptions, and this one is {subscription_type}")
         if self.key_filters and subscription_type is not SubscriptionType.KEY_SHARED:
             raise Invalid(f"key filters are for key-shared subscriptions, and this one is {subscription_type}")
+        KeyFilter.check(self.key_filters)
 
 
 class Subscriptions:
@@ -86,7 +88,6 @@ class Subscriptions:
         """Do everything that comes before attaching a consumer: create the subscription if it does not exist, check
         what the consumer asks for, and detach a consumer of its name. Return the id of the subscription."""
         live, _ = await self._prepare(principal, topic, partition, attachment)
-        live.dispatcher.check_filters(attachment.key_filters)
         live.close_consumer(attachment.consumer)
         return live.subscription_id
 
