@@ -103,7 +103,7 @@ soak-delivery: setup ## every topic kind and subscription type under a hundred k
 soak-spark: setup ## a hundred kills of Spark's drivers and workers, and every row exactly once
 	$(PYTEST) -m "spark_kill and soak" -s --timeout 7200 tests/spark
 
-demo: setup ## a live feed through Spark, a kill -9 in the middle, every row compared, a picture
+demo: setup ## a live feed, a pipeline on Spark, a kill -9 in the middle, every row compared, a picture
 	$(BIN)/python examples/demo
 
 bench: setup ## measure against the machine itself and print ratios

@@ -1,11 +1,11 @@
-"""The demo, in about a minute: a broker, a live feed, a Spark stream that is killed and recovers, and an audit.
+"""The demo, in about a minute: a broker, a live feed, a pipeline on Spark that is killed and recovers, and an audit.
 
     python examples/demo            (or: make demo)
 
-A broker is started on a temporary directory. Orders and readings flow to two topics, several thousand a second, while
-a Spark job in a process of its own parses them, keeps them in Parquet, and adds up windows which it writes to a third
-topic. In the middle the job is killed without warning and started again; the feed goes on. At the end every row is
-compared with what was sent.
+A broker is started on a temporary directory. Orders with a schema flow to a topic, several thousand a second, while
+the pipeline of orders.yaml in a process of its own decodes them, checks them, and writes a Delta table, a topic with
+the totals of every two seconds, and dead letters. In the middle it is killed without warning and started again; the
+feed goes on. At the end every row is compared with what was sent.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from audit import audit
+from audit import check, collect
 from feed import Feed
 from plot import draw
-from processes import Broker, Job, Trouble
+from processes import PIPELINE, Broker, Job, Trouble
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -38,17 +38,18 @@ console = Console()
 
 
 async def disaster(job: Job, story: Story, after_seconds: float) -> None:
-    """Kill the job with SIGKILL, and start it again on the same checkpoints."""
+    """Kill the pipeline with SIGKILL, and start it again on the same checkpoints."""
     await asyncio.sleep(after_seconds)
     begin = time.time()
     await job.kill()
-    say("[bold red]kill -9[/]", "the Spark job is gone, JVM, workers and all; the feed goes on")
-    await job.start()
+    say("[bold red]kill -9[/]", "the pipeline is gone, JVM, workers and all; the feed goes on")
     done = story.watch.done
+    story.watch.begin()
+    await job.start()
     await story.watch.wait_until_working()
     story.killed = (begin, time.time())
     story.behind = len(story.feed.books.sent) - done
-    say("[bold green]recovered[/]", f"from its checkpoints, after {story.away:.1f} s")
+    say("[bold green]recovered[/]", f"by its checkpoints, after {story.away:.1f} s")
 
 
 async def follow(watch: Watch, progress: Progress, total: int) -> None:
@@ -60,15 +61,15 @@ async def follow(watch: Watch, progress: Progress, total: int) -> None:
     progress.update(bar, completed=watch.done)
 
 
-async def play(client: pydanube.Client, servers: str, directory: Path, options: argparse.Namespace) -> Story:
-    """Run the feed and the job, with the kill in between, until Spark has read everything."""
+async def play(client: pydanube.Client, url: str, directory: Path, options: argparse.Namespace) -> Story:
+    """Run the feed and the pipeline, with the kill in between, until everything is processed."""
     story = Story(Feed(client, options.rate, options.seconds))
     feed, watch = story.feed, story.watch
     await feed.open()
-    async with Job(servers, directory, watch.receive) as job, asyncio.TaskGroup() as group:
+    async with Job(url, directory, watch.receive) as job, asyncio.TaskGroup() as group:
         listening = group.create_task(job.listen())
         await watch.wait_until_working()
-        say("[bold green]ready[/]", f"a Spark stream; now {options.rate:,} messages a second for {options.seconds} s")
+        say("[bold green]ready[/]", f"the pipeline; now {options.rate:,} orders a second for {options.seconds} s")
         begin = time.perf_counter()
         columns = TextColumn("  {task.description:<14}"), BarColumn(), MofNCompleteColumn()
         with Progress(*columns, console=console) as progress:
@@ -85,8 +86,9 @@ async def play(client: pydanube.Client, servers: str, directory: Path, options: 
             await feed.close()
             progress.update(published, completed=feed.total)
             await following
+        await watch.wait_until_done(feed.total)
         story.seconds = time.perf_counter() - begin
-        await job.finish()
+        job.finish()
         await listening
     return story
 
@@ -95,17 +97,18 @@ async def main(options: argparse.Namespace) -> int:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    console.rule("danube: a live feed through Spark, kill -9, every row compared")
+    console.rule("danube: a live feed, a pipeline, kill -9, every row compared")
     found = java.find()
     with tempfile.TemporaryDirectory(prefix="danube-demo-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         async with asyncio.timeout(SECONDS_MAX), Broker(directory) as broker, pydanube.connect(broker.url) as client:
-            say("[bold green]ready[/]", f"a broker at {broker.servers}, data in {directory}")
-            say("starting", f"Spark on Java {found.version} from {found.origin} ...")
-            story = await play(client, broker.servers, directory, options)
-            say("comparing", f"{len(story.feed.books.sent):,} messages with what Spark made of them ...")
-            story.checks, windows = await audit(client, story.feed.books, directory)
-    draw(story, windows, options.plot)
+            say("[bold green]ready[/]", f"a broker at {broker.url}, data in {directory}")
+            say("starting", f"examples/demo/{PIPELINE.name} with Spark on Java {found.version} from {found.origin} ...")
+            story = await play(client, broker.url, directory, options)
+            say("comparing", f"{len(story.feed.books.sent):,} orders with what became of them ...")
+            story.results = await collect(client, directory)
+            story.checks = check(story.feed.books, story.results)
+    draw(story, options.plot)
     show(console, story, options.plot)
     return 0 if story.good else 1
 

@@ -1,111 +1,157 @@
-"""The audit: compares every row that Spark wrote with what was sent."""
+"""The audit: compares every row that the pipeline wrote with what was sent.
+
+Each check compares two multisets, so that a row which is missing, repeated or changed is found, and named.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
-import pyarrow.feather
-from feed import ORDERS, READINGS, Books, Sent
-from job import TOTALS, WINDOW_SECONDS
+from deltalake import DeltaTable
+from feed import TOPIC, Books
 
 import pydanube
 
-Check = tuple[str, bool]
-Place = tuple[int, str, str]
-"""A window's start in seconds, a topic, and an item or a site."""
+TOTALS = "/default/totals"
+LETTERS = "/default/orders-dlq"
+WINDOW_SECONDS = 2
+Place = tuple[int, int]
+"""Partition and offset in the topic of orders."""
+
+
+class Row(NamedTuple):
+    """A row of the Delta table, without its place."""
+
+    id: int
+    customer: str
+    item: str
+    quantity: int
+    cents: int
+    at: datetime
+
+
+class Total(NamedTuple):
+    """The sums of one item in one window, which begins at `start` in seconds."""
+
+    start: int
+    item: str
+    orders: int
+    quantity: int
+    cents: int
+
+
+class Letter(NamedTuple):
+    """A dead letter, with the name of the expectation that it does not meet."""
+
+    wrong: str
+    key: str
+    payload: bytes
 
 
 @dataclass(frozen=True)
-class Total:
-    """The sums of one window."""
+class Check:
+    """One comparison; `problem` says what differs, and is empty if nothing does."""
 
-    messages: int
-    cents: int
-    millidegrees: int
-    highest: int
+    text: str
+    problem: str = ""
 
 
-def expected_totals(books: Books) -> dict[Place, Total]:
-    """Compute the expected windows from what was sent."""
-    windows: dict[Place, list[dict[str, object]]] = {}
+@dataclass
+class Results:
+    """What the pipeline wrote, and where in the topic each row and letter comes from."""
+
+    table: list[tuple[Place, Row]]
+    totals: list[Total]
+    letters: list[tuple[Place, Letter]]
+    published: list[tuple[Place, bytes]]
+    """The payloads of the topic of orders."""
+    letter_times: list[datetime] = field(default_factory=list)
+    """When the messages of the letters were published."""
+    commits: int = 0
+
+
+def compare(text: str, expected: Iterable[Hashable], found: Iterable[Hashable]) -> Check:
+    wanted, there = Counter(expected), Counter(found)
+    problems = [
+        f"{sum(some.values()):,} {word}, such as {next(iter(some))}"
+        for some, word in ((wanted - there, "missing"), (there - wanted, "too many"))
+        if some
+    ]
+    return Check(text, "; ".join(problems))
+
+
+def check(books: Books, results: Results) -> list[Check]:
+    """Compare everything that was written with what was sent."""
+    totals = expected_totals(books)
+    dropped = {one.payload for one in books.dropped}
+    kept = [place for place, payload in results.published if payload not in dropped]
+    return [
+        compare(
+            f"Delta table: {len(books.good):,} orders, each field as it was sent",
+            (Row(one.id, one.key, one.item, one.quantity, one.cents, one.at) for one in books.good),
+            (row for _, row in results.table),
+        ),
+        compare(f"topic of totals: {len(totals):,} sums, each published once", totals, results.totals),
+        compare(
+            f"dead letters: {len(books.letters):,} messages, byte for byte, with the reason",
+            (Letter(one.wrong, one.key, one.payload) for one in books.letters),
+            (letter for _, letter in results.letters),
+        ),
+        compare(
+            f"each of {len(kept):,} offsets is in the table or a dead letter, never in both",
+            kept,
+            [place for place, _ in [*results.table, *results.letters]],
+        ),
+    ]
+
+
+def expected_totals(books: Books) -> list[Total]:
+    """Compute the sums of all windows from what was sent."""
+    sums: dict[tuple[int, str], tuple[int, int, int]] = {}
     for one in books.counted:
-        assert one.fields is not None
-        start = int(one.at.timestamp()) // WINDOW_SECONDS * WINDOW_SECONDS
-        what = str(one.fields.get("item") or one.fields["site"])
-        windows.setdefault((start, one.topic, what), []).append(one.fields)
-    return {place: _added(some) for place, some in windows.items()}
+        window = int(one.at.timestamp()) // WINDOW_SECONDS * WINDOW_SECONDS, one.item
+        orders, quantity, cents = sums.get(window, (0, 0, 0))
+        sums[window] = orders + 1, quantity + one.quantity, cents + one.cents
+    return [Total(*window, *numbers) for window, numbers in sums.items()]
 
 
-def _added(some: list[dict[str, object]]) -> Total:
-    cents = sum(int(str(fields.get("cents", 0))) for fields in some)
-    degrees = [int(str(fields["millidegrees"])) for fields in some if "millidegrees" in fields]
-    return Total(len(some), cents, sum(degrees), max(degrees, default=0))
+# -- reading what the pipeline wrote -----------------------------------------------------------------------------------
 
 
-async def published_totals(client: pydanube.Client) -> list[tuple[Place, Total]]:
-    """Read every message of the topic that Spark writes to."""
+async def collect(client: pydanube.Client, directory: Path) -> Results:
+    """Read table, topics and dead letters, with libraries that know nothing of Spark."""
+    table = DeltaTable(str(directory / "sales"))
+    columns = table.to_pyarrow_table(columns=["partition", "offset", *Row._fields]).to_pydict()
+    rows = [((partition, offset), Row(*fields)) for partition, offset, *fields in zip(*columns.values(), strict=True)]
+    totals = [Total(**json.loads(payload)) for _, payload in await messages(client, TOTALS)]
+    letters, times = [], []
+    async for one in client.dead_letters(LETTERS):
+        place = one.original_partition or 0, one.original_offset or 0
+        letters.append((place, Letter(unmet(one.reason), str(one.message.key), one.message.payload)))
+        times.append(one.message.publish_time)
+    return Results(rows, totals, letters, await messages(client, TOPIC), times, table.version() + 1)
+
+
+async def messages(client: pydanube.Client, topic: str) -> list[tuple[Place, bytes]]:
     found = []
-    for partition in (await client.describe_topic(TOTALS)).partitions:
-        async with client.reader(TOTALS, partition=partition.index, start="earliest") as reader:
-            left = partition.end_offset
-            while left > 0:
-                batch = await reader.receive_batch()
-                left -= len(batch)
-                found.extend(read_total(payload) for payload in batch.payloads)
+    for partition in (await client.describe_topic(topic)).partitions:
+        async with client.reader(topic, partition=partition.index, start="earliest") as reader:
+            offset = 0
+            while offset < partition.end_offset:
+                for payload in (await reader.receive_batch()).payloads:
+                    found.append(((partition.index, offset), bytes(payload)))
+                    offset += 1
     return found
 
 
-def read_total(payload: bytes) -> tuple[Place, Total]:
-    """Parse a message of that topic."""
-    row = json.loads(payload)
-    numbers = (row.get(name, 0) for name in ("messages", "cents", "millidegrees", "highest"))
-    return (row["start"], row["topic"], row["what"]), Total(*numbers)
-
-
-def check_totals(books: Books, published: list[tuple[Place, Total]]) -> list[Check]:
-    times = Counter(place for place, _ in published)
-    expected = expected_totals(books)
-    return [
-        (f"{len(expected):,} windows were published, each exactly once", times == Counter(dict.fromkeys(expected, 1))),
-        ("every sum is the sum of what was sent", dict(published) == expected),
-    ]
-
-
-def check_archive(books: Books, file: Path, ends: dict[tuple[str, int], int]) -> list[Check]:
-    """Check the Parquet rows; `ends` has the number of messages of each partition of both topics."""
-    rows = pyarrow.feather.read_table(file).to_pylist()
-    offsets = Counter((row["topic"], row["partition"], row["offset"]) for row in rows)
-    every = {(*partition, offset): 1 for partition, end in ends.items() for offset in range(end)}
-    whole = {row["id"]: row for row in rows if not row["broken"]}
-    broken = Counter((row["topic"], row["key"], bytes(row["payload"])) for row in rows if row["broken"])
-    same = len(whole) == len(books.events) and all(_same(one, whole) for one in books.events)
-    torn = Counter((one.topic, one.key, one.payload) for one in books.broken)
-    return [
-        (f"{len(rows):,} rows in Parquet: every offset of every partition exactly once", offsets == Counter(every)),
-        (f"{len(whole):,} events have each field as it was sent", same),
-        (f"{sum(broken.values()):,} broken messages were set aside, byte for byte", broken == torn),
-    ]
-
-
-def _same(one: Sent, rows: dict[int, dict[str, object]]) -> bool:
-    assert one.fields is not None
-    row = rows.get(int(str(one.fields["id"])))
-    if row is None or (row["topic"], row["key"]) != (one.topic, one.key):
-        return False
-    at = datetime.fromisoformat(str(one.fields["at"]))
-    return row["at"] == at and all(row[name] == value for name, value in one.fields.items() if name != "at")
-
-
-async def audit(client: pydanube.Client, books: Books, directory: Path) -> tuple[list[Check], dict[Place, Total]]:
-    """Run all checks; return their results, and the windows as Spark published them."""
-    ends = {}
-    for topic in (ORDERS, READINGS):
-        for partition in (await client.describe_topic(topic)).partitions:
-            ends[topic, partition.index] = partition.end_offset
-    published = await published_totals(client)
-    checks = [*check_archive(books, directory / "archive.arrow", ends), *check_totals(books, published)]
-    return checks, dict(published)
+def unmet(reason: str) -> str:
+    """Return the expectation that the reason of a dead letter names."""
+    named = re.match(r"expectation (\w+) is not met", reason)
+    return named[1] if named else "decodable" if reason.startswith("cannot be decoded: ") else reason

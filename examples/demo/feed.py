@@ -1,7 +1,8 @@
-"""The live feed: a coffee chain's orders and its roasters' temperatures, as JSON with keys.
+"""The live feed: the orders of a coffee chain, as JSON with a schema and with keys.
 
-Most messages arrive when they happen. Some are a few seconds late, a few an hour late, and some are broken: cut off, of
-the wrong type, or no JSON at all. Everything that was sent is kept, because the demo compares every row at the end.
+Most orders arrive when they happen, some a few seconds late. And a few are not as they should be: damaged, without a
+price, an hour late, or sent by a till that is being tested. Everything that was sent is kept, because the demo compares
+every row at the end.
 """
 
 from __future__ import annotations
@@ -13,40 +14,40 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pydanube
 
-ORDERS = "/default/orders"
-READINGS = "/default/readings"
+TOPIC = "/default/orders"
+SUBJECT = "orders"
+SCHEMA = Path(__file__).with_name("order.schema.json")
 PARTITIONS = 3
 TICKS_PER_SECOND = 20
 ITEMS = {"espresso": 240, "flat white": 390, "croissant": 310, "cinnamon roll": 350}
 CUSTOMERS = [f"customer-{number}" for number in range(200)]
-ROASTERS = {"lisbon": 196_000, "vienna": 204_000, "oslo": 212_000}
-"""In thousandths of a degree: the sum of integers does not depend on their order."""
 
-READINGS_SHARE = 0.25
+WRONG_SHARES = {"decodable": 0.005, "paid": 0.002, "in_time": 0.001, "real": 0.002}
+"""How many orders do not meet an expectation of orders.yaml, by its name."""
 LATE_SHARE = 0.02
 LATE_SECONDS_MAX = 3.0
-TOO_LATE_SHARE = 0.001
 TOO_LATE = timedelta(hours=1)
-BROKEN_SHARE = 0.005
 SEED = 2026
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One message, and what Spark should read from it."""
+    """One message, and what the pipeline should make of it."""
 
-    topic: str
+    id: int
     key: str
-    payload: bytes
+    item: str
+    quantity: int
+    cents: int
     at: datetime
-    fields: dict[str, object] | None
-    """None: it is broken."""
+    payload: bytes
+    wrong: str = ""
+    """The expectation that it does not meet; empty: it is good."""
     late: bool = False
-    too_late: bool = False
-    """The window of the message is closed already, so that Spark drops it."""
 
 
 @dataclass
@@ -57,49 +58,46 @@ class Books:
     last: Sent | None = None
 
     @property
-    def events(self) -> list[Sent]:
-        return [one for one in self.sent if one.fields is not None]
-
-    @property
-    def broken(self) -> list[Sent]:
-        return [one for one in self.sent if one.fields is None]
+    def good(self) -> list[Sent]:
+        """The orders of the table."""
+        return [one for one in self.sent if not one.wrong]
 
     @property
     def counted(self) -> list[Sent]:
-        """The messages in windows that Spark closes."""
-        return [one for one in self.events if not one.too_late and one is not self.last]
+        """The orders in windows that Spark closes."""
+        return [one for one in self.good if one is not self.last]
+
+    @property
+    def dropped(self) -> list[Sent]:
+        return [one for one in self.sent if one.wrong == "real"]
+
+    @property
+    def letters(self) -> list[Sent]:
+        return [one for one in self.sent if one.wrong not in ("", "real")]
 
 
-def order(rng: random.Random, number: int) -> tuple[str, str, dict[str, object]]:
+def order(rng: random.Random, number: int, at: datetime, wrong: str = "", late: bool = False) -> Sent:
     """Return an order of a random customer; the quantities rise and fall over time."""
     hunger = round(1.5 - 1.5 * math.cos(number / 12_000))
-    customer, item, quantity = rng.choice(CUSTOMERS), rng.choice(list(ITEMS)), rng.randint(1, 2 + hunger)
-    return ORDERS, customer, {"id": number, "item": item, "quantity": quantity, "cents": quantity * ITEMS[item]}
-
-
-def reading(rng: random.Random, number: int) -> tuple[str, str, dict[str, object]]:
-    """Return the temperature of a random roaster."""
-    site = rng.choice(list(ROASTERS))
-    wave = round(4_000 * ((number // 2_000) % 7 - 3) + rng.gauss(0, 1_500))
-    return READINGS, site, {"id": number, "site": site, "millidegrees": ROASTERS[site] + wave}
+    key, item, quantity = rng.choice(CUSTOMERS), rng.choice(list(ITEMS)), rng.randint(1, 2 + hunger)
+    cents = 0 if wrong == "paid" else quantity * ITEMS[item]
+    item = "test" if wrong == "real" else item
+    fields = {"id": number, "item": item, "quantity": quantity, "cents": cents, "at": at.isoformat()}
+    text = json.dumps(fields)
+    payload = _broken(rng, text) if wrong == "decodable" else text.encode()
+    return Sent(number, key, item, quantity, cents, at, payload, wrong, late)
 
 
 def message(rng: random.Random, number: int, now: datetime) -> Sent:
     """Return message `number`, sent at time `now`."""
-    kind = reading if rng.random() < READINGS_SHARE else order
-    topic, key, fields = kind(rng, number)
-    at, chance = now, rng.random()
-    too_late = chance < TOO_LATE_SHARE
-    if too_late:
-        at = now - TOO_LATE
-    late = not too_late and chance < LATE_SHARE
-    if late:
-        at = now - timedelta(milliseconds=rng.randint(500, round(LATE_SECONDS_MAX * 1000)))
-    fields = {**fields, "at": at.isoformat(timespec="milliseconds")}
-    text = json.dumps(fields)
-    if rng.random() < BROKEN_SHARE:
-        return Sent(topic, key, _broken(rng, text), at, None, late)
-    return Sent(topic, key, text.encode(), at, fields, late, too_late)
+    names, shares = [*WRONG_SHARES, ""], [*WRONG_SHARES.values(), 1 - sum(WRONG_SHARES.values())]
+    wrong = rng.choices(names, shares)[0]
+    if wrong == "in_time":
+        return order(rng, number, now - TOO_LATE, wrong)
+    if wrong or rng.random() >= LATE_SHARE:
+        return order(rng, number, now, wrong)
+    delay = timedelta(milliseconds=rng.randint(500, round(LATE_SECONDS_MAX * 1000)))
+    return order(rng, number, now - delay, late=True)
 
 
 def _broken(rng: random.Random, text: str) -> bytes:
@@ -113,13 +111,6 @@ def _broken(rng: random.Random, text: str) -> bytes:
         ]
     )
     return accident().encode()
-
-
-def alone(number: int, at: datetime) -> Sent:
-    """Return a single order: the first and the last message are such."""
-    topic, key, fields = order(random.Random(SEED + number), number)
-    fields = {**fields, "at": at.isoformat(timespec="milliseconds")}
-    return Sent(topic, key, json.dumps(fields).encode(), at, fields)
 
 
 def schedule(per_second: int, seconds: int, begin: datetime) -> Iterator[list[Sent]]:
@@ -137,38 +128,36 @@ class Feed:
 
     def __init__(self, client: pydanube.Client, per_second: int, seconds: int) -> None:
         self._client = client
-        self._per_second = per_second
+        self._per_tick = per_second // TICKS_PER_SECOND
         self._seconds = seconds
         self.books = Books()
-        self.total = per_second * seconds + 2
+        self.total = self._per_tick * TICKS_PER_SECOND * seconds + 2
 
     async def open(self) -> None:
-        """Create the topics and send the first order, which sets Spark's watermark."""
-        for topic in (ORDERS, READINGS):
-            await self._client.create_topic(topic, partitions=PARTITIONS)
-        await self._send_alone(alone(0, datetime.now(UTC)))
+        """Create the topic with its schema, and send the first order, which sets Spark's watermark."""
+        await self._client.create_topic(TOPIC, partitions=PARTITIONS)
+        await self._client.schemas.register(SUBJECT, SCHEMA.read_text(), format="json")
+        await self._client.schemas.bind(TOPIC, SUBJECT, policy="warn")  # "enforce" would refuse what is broken
+        await self._send_alone(order(random.Random(SEED), 0, datetime.now(UTC)))
 
     async def run(self, told: Callable[[int], None]) -> None:
         """Send all messages on schedule. `told` is called with the number sent so far."""
         loop = asyncio.get_running_loop()
         begin, started = datetime.now(UTC), loop.time()
-        async with self._client.producer(ORDERS) as orders, self._client.producer(READINGS) as readings:
-            for tick, some in enumerate(schedule(self._per_second, self._seconds, begin)):
-                for topic, producer in ((ORDERS, orders), (READINGS, readings)):
-                    mine = [one for one in some if one.topic == topic]
-                    await producer.queue_many([one.payload for one in mine], keys=[one.key for one in mine])
+        async with self._client.producer(TOPIC) as producer:
+            for tick, some in enumerate(schedule(self._per_tick * TICKS_PER_SECOND, self._seconds, begin)):
+                await producer.queue_many([one.payload for one in some], keys=[one.key for one in some])
                 self.books.sent.extend(some)
                 told(len(self.books.sent))
                 await asyncio.sleep(started + (tick + 1) / TICKS_PER_SECOND - loop.time())
-            await orders.flush()
-            await readings.flush()
+            await producer.flush()
 
     async def close(self) -> None:
         """Send the last order, dated in the future, so that Spark closes all other windows."""
-        self.books.last = alone(self.total - 1, datetime.now(UTC) + timedelta(hours=1))
+        self.books.last = order(random.Random(SEED), self.total - 1, datetime.now(UTC) + timedelta(hours=1))
         await self._send_alone(self.books.last)
 
     async def _send_alone(self, one: Sent) -> None:
-        async with self._client.producer(one.topic) as producer:
+        async with self._client.producer(TOPIC) as producer:
             await producer.send(one.payload, key=one.key)
         self.books.sent.append(one)

@@ -1,7 +1,9 @@
-"""Plots the sums that Spark computed, and the effect of the kill on its progress."""
+"""Plots the totals that the pipeline computed, what it set aside, and the effect of the kill on its progress."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,31 +14,32 @@ matplotlib.use("Agg")
 
 import matplotlib.dates
 import matplotlib.pyplot as plt
-from audit import Place, Total
-from feed import ITEMS, ORDERS, ROASTERS
-from job import WINDOW_SECONDS
+from audit import WINDOW_SECONDS
+from feed import ITEMS
 from matplotlib.axes import Axes
 from story import Steps, Story
+from summary import REASONS
 
 COLOURS = ["#3b2314", "#b5651d", "#e0a458", "#7a9e9f"]
 ALARM = "#c0392b"
 
 
-def draw(story: Story, windows: dict[Place, Total], file: Path) -> None:
-    figure, (revenue, heat, done) = plt.subplots(3, 1, figsize=(10, 9), sharex=True, height_ratios=[3, 2, 2])
-    _revenue(revenue, windows)
-    _heat(heat, windows)
+def draw(story: Story, file: Path) -> None:
+    figure, (revenue, letters, done) = plt.subplots(3, 1, figsize=(10, 9), sharex=True, height_ratios=[3, 2, 2])
+    _revenue(revenue, story)
+    _letters(letters, story)
     _done(done, story.published, story.watch.steps)
     killed, back = map(_time, story.killed)
-    for axes in (revenue, heat, done):
+    for axes in (revenue, letters, done):
         axes.axvspan(killed, back, color=ALARM, alpha=0.15, lw=0, zorder=0)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.25)
         axes.yaxis.set_major_formatter("{x:,.0f}")
-    done.text(killed, done.get_ylim()[1], " kill -9: Spark is away", color=ALARM, va="top")
+    done.text(killed, done.get_ylim()[1], " kill -9: the pipeline is away", color=ALARM, va="top")
     done.xaxis.set_major_formatter(matplotlib.dates.DateFormatter("%H:%M:%S"))
-    done.set_xlim(_time(story.published[0][0] - WINDOW_SECONDS), _time(story.watch.steps[-1][0] + WINDOW_SECONDS))
-    figure.suptitle("Orders and roasters in windows of event time: exactly once, kill -9 included", weight="bold")
+    last = max(steps[-1][0] for steps in story.watch.steps.values())
+    done.set_xlim(_time(story.published[0][0] - WINDOW_SECONDS), _time(last + WINDOW_SECONDS))
+    figure.suptitle("Orders in windows of event time: exactly once, kill -9 included", weight="bold")
     figure.tight_layout()
     figure.savefig(file, dpi=120)
     plt.close(figure)
@@ -46,34 +49,38 @@ def _time(seconds: float) -> Any:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def _revenue(axes: Axes, windows: dict[Place, Total]) -> None:
-    starts = sorted({start for start, topic, _ in windows if topic == ORDERS})
-    times = [_time(start) for start in starts]
-    width = WINDOW_SECONDS * 0.85 / 86_400
-    bottom = [0.0] * len(starts)
-    for item, colour in zip(ITEMS, COLOURS, strict=True):
-        places = [(start, ORDERS, item) for start in starts]
-        heights = [windows[place].cents / 100 if place in windows else 0.0 for place in places]
-        axes.bar(times, heights, width, bottom, align="edge", color=colour, label=item, zorder=2)
-        bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
+def _revenue(axes: Axes, story: Story) -> None:
+    assert story.results is not None
+    heights = {(total.start, total.item): total.cents / 100 for total in story.results.totals}
+    _stacked_bars(axes, heights, {item: item for item in ITEMS})
     axes.set_ylabel(f"revenue in {WINDOW_SECONDS} s")
-    axes.legend(ncols=len(ITEMS), frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.14))
 
 
-def _heat(axes: Axes, windows: dict[Place, Total]) -> None:
-    for site, colour in zip(ROASTERS, COLOURS, strict=False):
-        of_site = sorted((start, total) for (start, _, what), total in windows.items() if what == site)
-        times = [_time(start + WINDOW_SECONDS / 2) for start, _ in of_site]
-        means = [total.millidegrees / total.messages / 1000 for _, total in of_site]
-        axes.plot(times, means, marker=".", color=colour, label=site)
-    axes.set_ylabel("roasters, mean °C")
-    axes.legend(ncols=len(ROASTERS), frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.2))
+def _letters(axes: Axes, story: Story) -> None:
+    assert story.results is not None
+    counts: Counter[tuple[int, str]] = Counter()
+    for when, (_, letter) in zip(story.results.letter_times, story.results.letters, strict=True):
+        counts[int(when.timestamp()) // WINDOW_SECONDS * WINDOW_SECONDS, letter.wrong] += 1
+    _stacked_bars(axes, counts, REASONS)
+    axes.set_ylabel(f"dead letters in {WINDOW_SECONDS} s")
 
 
-def _done(axes: Axes, published: Steps, done: Steps) -> None:
-    axes.plot([_time(when) for when, _ in published], [count for _, count in published], color=COLOURS[2], label="sent")
-    axes.step(
-        [_time(when) for when, _ in done], [count for _, count in done], where="post", color=COLOURS[0], label="done"
-    )
-    axes.set_ylabel("messages")
+def _stacked_bars(axes: Axes, heights: Mapping[tuple[int, str], float], labels: dict[str, str]) -> None:
+    """Draw a bar for each window; its parts are those of `labels`, by name."""
+    starts = sorted({start for start, _ in heights})
+    bottom = [0.0] * len(starts)
+    for (name, label), colour in zip(labels.items(), COLOURS, strict=False):
+        parts = [heights.get((start, name), 0) for start in starts]
+        times, width = [_time(start) for start in starts], WINDOW_SECONDS * 0.85 / 86_400
+        axes.bar(times, parts, width, bottom, align="edge", color=colour, label=label, zorder=2)
+        bottom = [low + part for low, part in zip(bottom, parts, strict=True)]
+    axes.legend(ncols=len(labels), frameon=False, loc="lower center", bbox_to_anchor=(0.5, 0.98))
+
+
+def _done(axes: Axes, published: Steps, steps: dict[str, Steps]) -> None:
+    axes.plot([_time(when) for when, _ in published], [count for _, count in published], color="grey", label="sent")
+    for (query, some), colour in zip(steps.items(), COLOURS, strict=False):
+        times, counts = [_time(when) for when, _ in some], [count for _, count in some]
+        axes.step(times, counts, where="post", color=colour, label=query)
+    axes.set_ylabel("orders processed")
     axes.legend(frameon=False, loc="lower right")

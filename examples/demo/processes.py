@@ -1,4 +1,4 @@
-"""The two processes of the demo: a broker, and the Spark job, which is killed and started again."""
+"""The two processes of the demo: a broker, and the pipeline, which is killed and started again."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-JOB = Path(__file__).with_name("job.py")
+PIPELINE = Path(__file__).with_name("orders.yaml")
+DANUBE = [sys.executable, "-m", "pydanube.cli"]
 
 
 class Trouble(Exception):
@@ -23,10 +27,10 @@ class Broker:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._log = directory / "broker.log"
-        self.servers = self.url = ""
+        self.url = ""
 
     async def __aenter__(self) -> Broker:
-        command = [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(self._directory / "data")]
+        command = [*DANUBE, "serve", "--data-dir", str(self._directory / "data")]
         ports = ["--port=0", "--grpc-port=0", "--admin-port=0", "--http-port=0"]
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -36,8 +40,7 @@ class Broker:
         ready = (await self._process.stdout.readline()).decode()
         if not ready.startswith("danube ready"):
             raise Trouble(f"the broker did not start:\n{self._log.read_text()[-2000:]}")
-        self.servers = ready.split("native=")[1].split()[0]
-        self.url = f"danube://{self.servers}"
+        self.url = f"danube://{ready.split('native=')[1].split()[0]}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -47,11 +50,20 @@ class Broker:
 
 
 class Job:
-    """The Spark job with the JVM and the Python workers it starts, which are killed together."""
+    """`danube pipeline run`, with the JVM and the Python workers it starts, which are killed together."""
 
-    def __init__(self, servers: str, directory: Path, told: Callable[[dict[str, object]], None]) -> None:
-        self._servers = servers
-        self._directory = directory
+    def __init__(self, url: str, directory: Path, told: Callable[[dict[str, Any]], None]) -> None:
+        self._command = [
+            *DANUBE,
+            "pipeline",
+            "run",
+            str(PIPELINE),
+            "--json",
+            "--url",
+            url,
+            "--set",
+            f"DATA={directory}",
+        ]
         self._log = directory / "spark.log"
         self._told = told
         self._starts: asyncio.Queue[asyncio.subprocess.Process] = asyncio.Queue()
@@ -59,19 +71,12 @@ class Job:
     async def start(self) -> None:
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                str(JOB),
-                self._servers,
-                str(self._directory),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
+                *self._command, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
             )
         self._starts.put_nowait(self._process)
 
     async def listen(self) -> None:
-        """Pass on the job's messages until it ends by itself; after a kill, continue with the next process."""
+        """Pass on the pipeline's lines until it ends by itself; after a kill, continue with the next process."""
         while True:
             process = await self._starts.get()
             assert process.stdout is not None
@@ -81,18 +86,18 @@ class Job:
             if code == 0:
                 return
             if code != -signal.SIGKILL:
-                raise Trouble(f"the Spark job failed:\n{self._log.read_text()[-3000:]}")
+                raise Trouble(f"the pipeline failed:\n{self._log.read_text()[-3000:]}")
 
     async def kill(self) -> None:
-        """Kill the whole process group with SIGKILL."""
-        os.killpg(self._process.pid, signal.SIGKILL)
+        """Kill the pipeline and everything that it started with SIGKILL."""
+        for pid in [self._process.pid, *descendants(self._process.pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         await self._process.wait()
 
-    async def finish(self) -> None:
-        """Let the job read all available messages, and end."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"finish\n")
-        await self._process.stdin.drain()
+    def finish(self) -> None:
+        """Let the pipeline end after its batches."""
+        self._process.terminate()
 
     async def __aenter__(self) -> Job:
         await self.start()
@@ -101,3 +106,16 @@ class Job:
     async def __aexit__(self, *_: object) -> None:
         if self._process.returncode is None:
             await self.kill()
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the children of a process, their children, and so on: the JVM is in a process group of its own."""
+    try:
+        listed = subprocess.run(["ps", "-A", "-o", "ppid=,pid="], capture_output=True, text=True).stdout
+    except FileNotFoundError:  # no ps: the JVM ends by itself when it notices that the pipeline is gone
+        return []
+    pairs = [tuple(map(int, line.split())) for line in listed.splitlines()]
+    found = [pid]
+    for one in found:  # grows meanwhile
+        found += [child for parent, child in pairs if parent == one]
+    return found[1:]

@@ -1,46 +1,68 @@
-"""The state of the demo: what the Spark job reports while it runs, and what the summary needs."""
+"""The state of the demo: what the pipeline reports while it runs, and what the summary needs."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-from audit import Check
+from audit import Check, Results
 from feed import Feed
 
+QUERIES = ("table", "totals", "dead-letters.orders")
 Steps = list[tuple[float, int]]
 """Times and the number of messages at that time."""
 
 
 @dataclass
 class Watch:
-    """What the Spark job has reported so far."""
+    """What `danube pipeline run --json` has reported so far."""
 
-    done: int = 0
-    """Messages in the archive: the sum of the offsets that Spark has reached."""
-    batches: dict[int, int] = field(default_factory=dict)
-    """Rows by micro-batch of the archive; a repeated batch counts once."""
-    steps: Steps = field(default_factory=list)
-    _ready: asyncio.Event = field(default_factory=asyncio.Event)
-    _computed: asyncio.Event = field(default_factory=asyncio.Event)
+    positions: dict[str, int] = field(default_factory=dict.fromkeys(QUERIES, 0).copy)
+    """How many messages each query has processed."""
+    batches: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Rows by query and micro-batch; a repeated batch counts once."""
+    steps: dict[str, Steps] = field(default_factory=lambda: {query: [] for query in QUERIES})
+    closed_at: int = 0
+    """The position of the totals when they last had nothing new to read: the windows up to there are closed."""
+    _started: set[str] = field(default_factory=set)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def receive(self, line: dict[str, object]) -> None:
-        if "ready" in line:
-            self._ready.set()
-        elif line["query"] == "archive":
-            self.batches[int(str(line["batch"]))] = int(str(line["rows"]))
-            self.done = int(str(line["done"]))
-            self.steps.append((time.time(), self.done))
-        elif line["rows"]:
-            self._computed.set()
+    @property
+    def done(self) -> int:
+        """How many messages have been processed by all queries."""
+        return min(self.positions.values())
+
+    def receive(self, line: dict[str, Any]) -> None:
+        if line["event"] != "batch":
+            return
+        query, position = line["query"], line["position"]
+        self.batches[query, line["batch"]] = line["rows"]
+        self.positions[query] = position
+        self.steps[query].append((time.time(), position))
+        if query == "totals" and not line["rows"]:
+            self.closed_at = position
+        self._started.add(query)
+        self._news.set()
+
+    def begin(self) -> None:
+        """Forget what the job that is gone has reported: another one is started."""
+        self._started.clear()
 
     async def wait_until_working(self) -> None:
-        """Wait until a job that was just started has computed sums."""
-        self._ready.clear()
-        self._computed.clear()
-        await self._ready.wait()
-        await self._computed.wait()
+        """Wait until every query of a job that was just started has completed a batch."""
+        await self._until(lambda: len(self._started) == len(QUERIES))
+
+    async def wait_until_done(self, total: int) -> None:
+        """Wait until every query has processed all messages, and the windows are closed."""
+        await self._until(lambda: self.done == self.closed_at == total)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._news.clear()
+            await self._news.wait()
 
 
 @dataclass
@@ -55,6 +77,7 @@ class Story:
     """When the job was killed, and when it worked again."""
     behind: int = 0
     """Messages that were published while the job was away."""
+    results: Results | None = None
     checks: list[Check] = field(default_factory=list)
 
     @property
@@ -63,4 +86,4 @@ class Story:
 
     @property
     def good(self) -> bool:
-        return bool(self.checks) and all(passed for _, passed in self.checks)
+        return bool(self.checks) and not any(check.problem for check in self.checks)

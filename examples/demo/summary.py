@@ -4,43 +4,71 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
-from story import Story
+from story import QUERIES, Story
+
+REASONS = {"decodable": "damaged", "paid": "without a price", "in_time": "an hour late"}
+"""What dead letters are, by the expectation that they do not meet."""
 
 
 def show(console: Console, story: Story, picture: Path) -> None:
-    books, batches = story.feed.books, story.watch.batches
-    count = len(books.sent)
-    revenue = sum(int(str(one.fields.get("cents", 0))) for one in books.counted if one.fields is not None)
-    late, too_late = sum(one.late for one in books.sent), sum(one.too_late for one in books.sent)
     facts = Table.grid(padding=(0, 2))
-    facts.add_row(
-        "messages", f"{count:,} in {story.seconds:.0f} s: {count / story.seconds:,.0f} a second, kill included"
-    )
-    facts.add_row("untidy ones", f"{len(books.broken):,} broken, {late:,} some seconds late, {too_late:,} an hour late")
-    facts.add_row("revenue", f"{revenue / 100:,.2f}")
-    facts.add_row("Spark", f"{len(batches)} micro-batches, the largest of {max(batches.values()):,} messages")
-    facts.add_row("Spark away", f"{story.away:.1f} s, while {story.behind:,} messages waited for it")
-    for text, passed in story.checks:
-        facts.add_row("[green]verified[/]" if passed else "[bold red]FAILED[/]", text)
+    facts.add_column(style="bold", no_wrap=True)
+    for name, text in happened(story):
+        facts.add_row(name, text)
+    facts.add_row()
+    for check in story.checks:
+        facts.add_row("[bold red]FAILED[/]" if check.problem else "[green]verified[/]", check.text)
+        if check.problem:
+            facts.add_row("", f"[red]{escape(check.problem)}[/]")
     verdict = "exactly once" if story.good else "NOT exactly once: please report this"
-    console.print(Panel(facts, title=f"what happened: {verdict}", border_style="green" if story.good else "red"))
+    style = "green" if story.good else "red"
+    console.print(Panel(facts, title=f"what happened: {verdict}", border_style=style), highlight=False)
     console.print(f"The windows, drawn: [bold]{picture}[/]", highlight=False)
     danube = command()
     console.print(
         "Try next:\n"
         f"  {danube} serve\n"
         f"  {danube} produce /default/orders -m hello     (in another terminal)\n"
-        f"  {Path(sys.executable).name} examples/spark_first_query.py           a topic as a data frame\n"
-        "  examples/demo/job.py                            the job that you saw\n"
-        "  docs/spark/README.md                            every option",
+        f"  {danube} sql 'select * from `/default/orders`'\n"
+        "  examples/demo/orders.yaml                       the pipeline that you saw\n"
+        "  docs/spark/pipelines.md                         what else such a file can say",
         highlight=False,
         markup=False,
     )
+
+
+def happened(story: Story) -> list[tuple[str, str]]:
+    """Return what happened, as pairs of a word and a sentence."""
+    assert story.results is not None
+    books, results, count = story.feed.books, story.results, len(story.feed.books.sent)
+    late = sum(one.late for one in books.sent)
+    reasons = Counter(letter.wrong for _, letter in results.letters)
+    sold: Counter[str] = Counter()
+    for total in results.totals:
+        sold[total.item] += total.quantity
+    best, pieces = sold.most_common(1)[0] if sold else ("nothing", 0)
+    revenue = sum(total.cents for total in results.totals) / 100
+    windows = len({total.start for total in results.totals})
+    return [
+        ("sent", f"{count:,} orders in {story.seconds:.0f} s: {count / story.seconds:,.0f} a second, kill included"),
+        ("table", f"{len(results.table):,} orders in Delta, in {results.commits:,} commits"),
+        ("totals", f"{windows:,} windows: revenue {revenue:,.2f}, and most of all {best} ({pieces:,})"),
+        ("late", f"{late:,} orders came up to three seconds late, and are in their windows"),
+        (
+            "dead letters",
+            f"{len(results.letters):,}: " + ", ".join(f"{reasons[name]:,} {text}" for name, text in REASONS.items()),
+        ),
+        ("dropped", f"{len(books.dropped):,} test orders"),
+        ("kill -9", f"away for {story.away:.1f} s, while {story.behind:,} orders waited"),
+        ("Spark", f"{len(QUERIES)} queries, {len(story.watch.batches):,} micro-batches"),
+    ]
 
 
 def command() -> str:

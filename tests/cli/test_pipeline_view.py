@@ -18,6 +18,7 @@ REPORT = BatchReport(
     rows_per_s=50_000.0,
     seconds=0.25,
     lag=7,
+    position=8_500,
     late=2,
     failed={"orders": {"paid": 3}},
     checked={"orders": 12_500},
@@ -68,6 +69,7 @@ def test_every_batch_and_every_restart_is_a_line_of_json(capsys: pytest.CaptureF
         "rows_per_s": 50_000.0,
         "batch_ms": 250,
         "lag": 7,
+        "position": 8_500,
         "late": 2,
         "failed": {"orders": {"paid": 3}},
     }

@@ -1,22 +1,20 @@
-"""The demo's proof is one: whatever is lost, repeated or changed is found, in the archive and in the windows."""
+"""The demo's check fails for every row that is lost, repeated or changed: in the table, the totals and the letters."""
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.feather
 import pytest
+from rich.console import Console
 from served import ROOT
 
 BEGIN = datetime(2026, 1, 31, 12, 0, 1, tzinfo=UTC)
-Rows = list[dict[str, Any]]
+PLACES = ["table", "totals", "letters"]
 
 
 @pytest.fixture(scope="module")
@@ -34,75 +32,115 @@ def books(audit: ModuleType) -> Any:
 
     books = feed.Books([one for tick in feed.schedule(1_000, 4, BEGIN) for one in tick])
     assert len(books.sent) == 4_000
-    assert books.broken and any(one.late for one in books.sent) and any(one.too_late for one in books.sent)
+    assert {one.wrong for one in books.sent} == {"", *feed.WRONG_SHARES} and any(one.late for one in books.sent)
     return books
 
 
-def archived(books: Any) -> tuple[Rows, dict[tuple[str, int], int]]:
-    """What Spark would have kept, in one partition of each topic, and where these end."""
-    names = ("id", "item", "quantity", "cents", "site", "millidegrees")
-    ends: dict[tuple[str, int], int] = {}
-    rows: Rows = []
-    for one in books.sent:
-        offset = ends.get((one.topic, 0), 0)
-        ends[one.topic, 0] = offset + 1
-        fields = one.fields or {}
-        row = {"topic": one.topic, "partition": 0, "offset": offset, "key": one.key, "broken": one.fields is None}
-        at = datetime.fromisoformat(fields["at"]) if fields else None
-        payload = None if fields else one.payload
-        rows.append({**row, **{name: fields.get(name) for name in names}, "at": at, "payload": payload})
-    return rows, ends
+@pytest.fixture
+def results(audit: ModuleType, books: Any) -> Any:
+    """Return what the pipeline would have made of the books, with all messages in one partition."""
+    places = {one: (0, offset) for offset, one in enumerate(books.sent)}
+    table = [(places[one], audit.Row(one.id, one.key, one.item, one.quantity, one.cents, one.at)) for one in books.good]
+    letters = [(places[one], audit.Letter(one.wrong, one.key, one.payload)) for one in books.letters]
+    published = [(place, one.payload) for one, place in places.items()]
+    return audit.Results(table, audit.expected_totals(books), letters, published)
 
 
-def passed(audit: ModuleType, books: Any, rows: Rows, ends: dict[tuple[str, int], int], place: Path) -> list[bool]:
-    file = place / "archive.arrow"
-    pyarrow.feather.write_feather(pa.Table.from_pylist(rows), file)
-    return [good for _, good in audit.check_archive(books, file, ends)]
+def problems(audit: ModuleType, books: Any, results: Any) -> list[str]:
+    return [check.problem for check in audit.check(books, results) if check.problem]
 
 
-def test_an_archive_of_what_was_sent_passes(audit: ModuleType, books: Any, tmp_path: Path) -> None:
-    assert all(passed(audit, books, *archived(books), tmp_path))
+def test_what_was_sent_passes(audit: ModuleType, books: Any, results: Any) -> None:
+    assert problems(audit, books, results) == []
+    assert len({total.start for total in results.totals}) >= 3
+    assert sum(total.orders for total in results.totals) == len(books.counted)
+    assert len(results.table) + len(results.letters) + len(books.dropped) == len(books.sent)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_row_that_is_removed_is_missed_and_named(place: str, audit: ModuleType, books: Any, results: Any) -> None:
+    removed = getattr(results, place).pop(7)
+    found = problems(audit, books, results)
+    row = removed if place == "totals" else removed[1]
+    assert f"1 missing, such as {row}" in found
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_row_that_is_repeated_is_found(place: str, audit: ModuleType, books: Any, results: Any) -> None:
+    rows = getattr(results, place)
+    rows.append(rows[7])
+    assert any("1 too many" in problem for problem in problems(audit, books, results))
 
 
 @pytest.mark.parametrize(
-    "harm",
+    ("place", "change"),
     [
-        lambda rows: rows.pop(),
-        lambda rows: rows.append(rows[7]),
-        lambda rows: rows[7].update(key="somebody else"),
-        lambda rows: next(row for row in rows if row["cents"]).update(cents=1),
-        lambda rows: next(row for row in rows if row["broken"]).update(payload=b"mended"),
-        lambda rows: rows[7].update(at=BEGIN.replace(year=2025)),
+        ("table", {"customer": "somebody else"}),
+        ("table", {"cents": 1}),
+        ("table", {"at": BEGIN.replace(year=2025)}),
+        ("totals", {"cents": 1}),
+        ("totals", {"start": 0}),
+        ("letters", {"payload": b"mended"}),
+        ("letters", {"wrong": "real"}),
     ],
-    ids=["lost", "repeated", "key", "field", "broken", "time"],
+    ids=str,
 )
-def test_an_archive_that_differs_fails(
-    harm: Callable[[Rows], object], audit: ModuleType, books: Any, tmp_path: Path
+def test_a_row_that_is_changed_is_found(
+    place: str, change: dict[str, Any], audit: ModuleType, books: Any, results: Any
 ) -> None:
-    rows, ends = archived(books)
-    harm(rows)
-    assert not all(passed(audit, books, rows, ends, tmp_path))
+    rows = getattr(results, place)
+    rows[7] = rows[7]._replace(**change) if place == "totals" else (rows[7][0], rows[7][1]._replace(**change))
+    assert problems(audit, books, results)
 
 
-def test_windows_that_add_up_pass(audit: ModuleType, books: Any) -> None:
-    windows = audit.expected_totals(books)
-    assert len({start for start, _, _ in windows}) >= 3
-    assert sum(total.messages for total in windows.values()) == len(books.counted)
-    assert all(good for _, good in audit.check_totals(books, list(windows.items())))
+def test_a_dropped_order_in_the_table_is_found(audit: ModuleType, books: Any, results: Any) -> None:
+    one = books.dropped[0]
+    row = audit.Row(one.id, one.key, one.item, one.quantity, one.cents, one.at)
+    results.table.append(((0, books.sent.index(one)), row))
+    assert any("1 too many" in problem for problem in problems(audit, books, results))
 
 
-@pytest.mark.parametrize("wrong", ["lost", "repeated", "changed"])
-def test_windows_that_do_not_add_up_fail(wrong: str, audit: ModuleType, books: Any) -> None:
-    published = list(audit.expected_totals(books).items())
-    place, total = published.pop()
-    match wrong:
-        case "repeated":
-            published += [(place, total)] * 2
-        case "changed":
-            published.append((place, replace(total, cents=total.cents + 1)))
-    assert not all(good for _, good in audit.check_totals(books, published))
+@pytest.mark.parametrize(
+    ("harm", "verdict"),
+    [(lambda rows: None, "exactly once"), (lambda rows: rows.pop(), "NOT exactly once")],
+    ids=["whole", "lost"],
+)
+@pytest.mark.parametrize("place", PLACES)
+def test_the_summary_says_what_was_found(
+    place: str, harm: Callable[[list[Any]], object], verdict: str, audit: ModuleType, books: Any, results: Any
+) -> None:
+    import story
+    import summary
+    from feed import Feed
+
+    told = story.Story(Feed(None, 1_000, 4), seconds=4.0)  # type: ignore[arg-type]  nothing is published here
+    told.feed.books = books
+    harm(getattr(results, place))
+    told.results, told.checks = results, audit.check(books, results)
+    text = io.StringIO()
+    summary.show(Console(file=text, width=100), told, ROOT / "demo.png")
+    assert f"what happened: {verdict}" in text.getvalue()
+    assert ("FAILED" in text.getvalue()) is (verdict != "exactly once")
 
 
-def test_a_window_is_read_as_spark_writes_it(audit: ModuleType) -> None:
-    payload = b'{"start":1769860800,"topic":"/default/orders","what":"espresso","messages":2,"cents":480}'
-    assert audit.read_total(payload) == ((1769860800, "/default/orders", "espresso"), audit.Total(2, 480, 0, 0))
+@pytest.mark.parametrize(
+    ("reason", "expectation"),
+    [
+        ("cannot be decoded: the payload is empty", "decodable"),
+        ("expectation paid is not met: cents > 0", "paid"),
+        ("something else", "something else"),
+    ],
+)
+def test_a_reason_names_the_expectation(reason: str, expectation: str, audit: ModuleType) -> None:
+    assert audit.unmet(reason) == expectation
+
+
+def test_the_totals_are_done_when_their_windows_are_closed(audit: ModuleType) -> None:
+    from story import QUERIES, Watch
+
+    watch = Watch()
+    for query in QUERIES:
+        watch.receive({"event": "batch", "query": query, "batch": 0, "rows": 10, "position": 10})
+    assert (watch.done, watch.closed_at) == (10, 0)
+    watch.receive({"event": "batch", "query": "totals", "batch": 1, "rows": 0, "position": 10})
+    assert (watch.done, watch.closed_at) == (10, 10)

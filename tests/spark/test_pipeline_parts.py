@@ -173,7 +173,7 @@ def test_a_batch_is_reported_with_rate_lag_late_rows_and_expectations() -> None:
     found = BatchReport.of(PROGRESS)
     assert found is not None
     assert (found.batch, found.rows, found.rows_per_s, found.seconds) == (7, 500, 2000.0, 0.25)
-    assert (found.lag, found.late) == (5, 3)
+    assert (found.lag, found.position, found.late) == (5, 30, 3)
     assert (found.failed, found.checked) == ({"orders": {"keyed": 2, "small": 0}}, {"orders": 500})
 
 

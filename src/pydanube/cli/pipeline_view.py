@@ -62,6 +62,7 @@ class JsonLines:
                 "rows_per_s": round(report.rows_per_s, 1),
                 "batch_ms": round(report.seconds * 1000),
                 "lag": report.lag,
+                "position": report.position,
                 "late": report.late,
                 "failed": {name: dict(counts) for name, counts in report.failed.items()},
             }

@@ -27,6 +27,8 @@ class BatchReport:
     seconds: float
     lag: int
     """Messages in the topics behind the end of this batch, when it was planned."""
+    position: int
+    """Messages of the topics before the end of this batch: the sum of the offsets that it reached."""
     late: int
     """Rows that were dropped because they were behind the watermark."""
     failed: Mapping[str, Mapping[str, int]]
@@ -54,6 +56,7 @@ class BatchReport:
             rows_per_s=rows / seconds,
             seconds=seconds,
             lag=sum(_lag(source) for source in progress.get("sources") or []),
+            position=sum(sum(_offsets(source.get("endOffset")).values()) for source in progress.get("sources") or []),
             late=sum(int(one.get("numRowsDroppedByWatermark") or 0) for one in operators),
             failed={
                 name: {rule: count for rule, count in counts.items() if rule != CHECKED}
