@@ -13,6 +13,7 @@ from pydanube.model.errors import Invalid
 from pydanube.spark.pipelines import check_file, load
 from pydanube.spark.pipelines.checkpoints import read_states
 from pydanube.spark.pipelines.definition import Trigger
+from pydanube.spark.pipelines.graph import explain
 from pydanube.spark.pipelines.metrics import MetricsServer, render, write_file
 from pydanube.spark.pipelines.progress import BatchReport, PipelineStatus, QueryStatus
 from pydanube.spark.pipelines.queries import RETRIES_MAX, PipelineQuery
@@ -403,3 +404,19 @@ def test_a_query_that_waits_for_its_next_start_is_not_started_when_it_is_stopped
     assert scene.stop()
     scene.poll(100)
     assert (len(scene.graph.started), scene.status.state) == (1, "stopped")
+
+
+WITHOUT_MODULE = """[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source: Traceback (most recent call last):
+  File "/spark/worker.py", line 1, in main
+    from .options import Mode
+  File "/packages/options.py", line 3, in <module>
+    import lz4
+ModuleNotFoundError: No module named 'lz4'
+ SQLSTATE: 38000"""
+
+
+def test_a_python_that_lacks_modules_is_explained_with_what_to_do() -> None:
+    assert explain(RuntimeError(WITHOUT_MODULE)) == (
+        "ModuleNotFoundError: No module named 'lz4', in the Python that Spark runs: "
+        "set PYSPARK_PYTHON to one that has it, on every machine"
+    )

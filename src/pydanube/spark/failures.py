@@ -16,7 +16,18 @@ def reason(error: BaseException) -> str:
     text = str(error)
     if (ours := _OURS.search(text)) is not None:
         return " ".join(ours[1].split())
-    if (python := list(_PYTHON.finditer(text))) and "Traceback" in text:
-        return f"{python[-1][1]}: {python[-1][2]}"
+    if (raised := python_error(text)) is not None:
+        return raised
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+def python_error(text: str) -> str | None:
+    """Return the last line of a Python traceback in Spark's message, with what to do if a module was not found."""
+    found = list(_PYTHON.finditer(text)) if "Traceback" in text else []
+    if not found:
+        return None
+    name, message = found[-1].groups()
+    if name == "ModuleNotFoundError":
+        message += ", in the Python that Spark runs: set PYSPARK_PYTHON to one that has it, on every machine"
+    return f"{name}: {message}"

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pydanube.model.errors import Invalid
+from pydanube.spark.failures import python_error
 
 from .checks import letter_columns, load_function
 from .definition import LETTERS, Pipeline, Sink, Source, Transform
@@ -164,11 +165,14 @@ class _problems_at:  # noqa: N801  reads as a statement
 
 
 def explain(error: BaseException) -> str:
-    """Return the message of an error of Spark in one line: that of our own error if there is one in it."""
+    """Return the message of an error of Spark in one line: that of our own error or of another of Python's, if there is
+    one in it."""
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for line in lines:
         if "pydanube.model.errors." in line:
             return line.split("pydanube.model.errors.", 1)[1].partition(": ")[2] or line
+    if (raised := python_error(text)) is not None:
+        return raised[:600]
     kept = [line for line in lines if not line.startswith(("'", "+-", ":", "at ", "==", "JVM stacktrace", "File "))]
     return " ".join(kept[:3])[:600] or type(error).__name__
