@@ -26,7 +26,6 @@ from pydanube.client.history.reader import split_batches
 from pydanube.codec.batch import Batch
 from pydanube.model.errors import DanubeError, Invalid, NotFound
 from pydanube.spark import connections
-from pydanube.spark.decoding.typed_rows import decode_rows
 from pydanube.spark.options import ReadOptions
 from pydanube.spark.schema import arrow_schema
 from pydanube.spark.workers import hide_traceback
@@ -46,6 +45,8 @@ def read_task(partition: InputPartition, options: ReadOptions, wanted: RowFilter
         if options.typed is None:
             yield from _read_rows(partition, options, wanted)
         else:
+            from pydanube.spark.decoding.typed_rows import decode_rows  # here, because it imports Arrow's functions
+
             raw_options = replace(options, columns=options.typed.raw_columns)
             yield from decode_rows(_read_rows(partition, raw_options, wanted), options)
     except DanubeError:
