@@ -8,7 +8,7 @@ CLIENT_STAMP := $(CLIENT)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup danube-client lock check protos check-protos format test test-pythons test-spark test-stores soak soak-damage soak-delivery soak-spark demo bench bench-spark serve clean
+.PHONY: help setup danube-client lock check protos check-protos format test test-pythons test-spark test-stores soak soak-damage soak-delivery soak-grpc soak-spark demo bench bench-spark serve clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +99,9 @@ soak-damage: setup ## hundreds of damages to every kind of stored file: served w
 
 soak-delivery: setup ## every topic kind and subscription type under a hundred kills of consumers and broker
 	$(PYTEST) -m soak -s --timeout 3600 tests/process/test_delivery_churn.py
+
+soak-grpc: setup danube-client ## the official Danube client under eighty kills of its broker
+	$(PYTEST) -m soak -s --timeout 3600 tests/conformance
 
 soak-spark: setup ## a hundred kills of Spark's drivers and workers, and every row exactly once
 	$(PYTEST) -m "spark_kill and soak" -s --timeout 7200 tests/spark

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,10 @@ class Scenario:
         """Kill the process of the client with SIGKILL."""
         self._process.kill()
         self._process.wait(TIMEOUT_S)
+
+    def freeze(self) -> None:
+        """Stop the process of the client with SIGSTOP, until the end of the `with` block."""
+        self._process.send_signal(signal.SIGSTOP)
 
 
 class OfficialClient:
