@@ -8,7 +8,7 @@ CLIENT_STAMP := $(CLIENT)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup danube-client lock check protos check-protos format test test-pythons test-spark test-stores soak soak-damage soak-delivery soak-grpc soak-spark demo bench bench-spark serve clean
+.PHONY: help setup danube-client lock check protos check-protos format test test-pythons test-spark test-stores test-danube-clients soak soak-damage soak-delivery soak-grpc soak-spark demo bench bench-spark serve clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,18 @@ test-stores: setup ## object stores that need servers of their own: Redis, Azuri
 	  missing = [m for m in (s.missing_weed(), s.missing_redis(), s.missing_azurite()) if m]; \
 	  sys.exit("\n".join(missing) or 0)'
 	$(PYTEST) -m stores tests/runtime
+
+# The crate compiles .proto files, for which grpcio-tools is a protoc.
+RUST_PROGRAM := $(VENV)/danube-rust/debug/danube-scenarios
+
+test-danube-clients: setup ## the conformance tests with the official Rust client, which cargo builds first (minutes)
+	@command -v cargo >/dev/null || { \
+	  echo "The Rust client needs cargo: https://rustup.rs" >&2; exit 1; }
+	@printf '#!/bin/sh\nexec "%s" -m grpc_tools.protoc "$$@"\n' "$(abspath $(BIN))/python" > $(VENV)/protoc
+	@chmod +x $(VENV)/protoc
+	PROTOC=$(abspath $(VENV))/protoc CARGO_TARGET_DIR=$(abspath $(VENV))/danube-rust \
+	  cargo build --locked --manifest-path tests/clients/rust/Cargo.toml
+	DANUBE_CLIENT_PROGRAM=$(abspath $(RUST_PROGRAM)) $(PYTEST) -m "not soak" tests/conformance
 
 soak: setup ## the long durability tests: 50 kill -9 and thousands of power cuts
 	$(PYTEST) -m "soak and not spark_kill" -s --timeout 3600

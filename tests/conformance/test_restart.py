@@ -12,9 +12,9 @@ from danube_client import OfficialClient
 pytestmark = pytest.mark.process
 
 
-def run_with_kills(python: Path, directory: Path, kills: int, messages: int, partitions: int) -> dict[str, Any]:
+def run_with_kills(command: list[str], directory: Path, kills: int, messages: int, partitions: int) -> dict[str, Any]:
     with BrokerProcess(directory / "data", grpc_port=free_port()) as broker:
-        official = OfficialClient(python, f"http://127.0.0.1:{broker.grpc_port}")
+        official = OfficialClient(command, f"http://127.0.0.1:{broker.grpc_port}")
         with official.start(
             "restart.run", topic="/default/orders", kills=kills, messages=messages, partitions=partitions
         ) as scenario:
@@ -44,14 +44,14 @@ def check(result: dict[str, Any], partitions: int) -> None:
 
 
 @pytest.mark.parametrize("partitions", [0, 3])
-def test_over_kill_9_nothing_acked_is_missing(client_python: Path, tmp_path: Path, partitions: int) -> None:
-    result = run_with_kills(client_python, tmp_path, 2, 150, partitions)
+def test_over_kill_9_nothing_acked_is_missing(client_command: list[str], tmp_path: Path, partitions: int) -> None:
+    result = run_with_kills(client_command, tmp_path, 2, 150, partitions)
     check(result, partitions)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("partitions", [0, 3])
-def test_over_a_churn_of_kills_nothing_acked_is_missing(client_python: Path, tmp_path: Path, partitions: int) -> None:
-    result = run_with_kills(client_python, tmp_path, 40, 400, partitions)
+def test_over_many_kills_nothing_acked_is_missing(client_command: list[str], tmp_path: Path, partitions: int) -> None:
+    result = run_with_kills(client_command, tmp_path, 40, 400, partitions)
     check(result, partitions)
     print(f"{len(result['sent'])} sent, repeated by subscription: {result['repeated']}")
