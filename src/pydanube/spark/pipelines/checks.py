@@ -260,7 +260,7 @@ def load_function(named: TextInFile, directory: str, inputs: int) -> Callable[..
                 told = f"put {module_name.replace('.', '/')}.py beside the pipeline file, or install it"
                 raise Invalid(f"there is no module {module_name!r}: {told}") from None
             raise Invalid(f"the module {module_name!r} cannot be imported: {error}") from None
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a script that calls sys.exit() is no module, and ends nothing here
             raise Invalid(f"the module {module_name!r} cannot be imported: {type(error).__name__}: {error}") from None
     function = getattr(module, name, None)
     if function is None:
