@@ -92,6 +92,6 @@ class TypedRead:
 
 def unbound_error(topics: Iterable[str]) -> Refused:
     return Refused(
-        f"no schema is bound to {', '.join(topics)}: bind it (danube schema bind), or name a subject by the option "
+        f"no schema is bound to {', '.join(topics)}: bind it (danube schemas bind), or name a subject by the option "
         f"subject"
     )
