@@ -132,6 +132,28 @@ def test_rows_are_json_lines_csv_a_table_or_parquet(tmp_path: Path, capsys: pyte
     assert sorted(one.name for one in tmp_path.iterdir()) == ["rows.csv", "rows.parquet"]
 
 
+def test_maps_are_objects_whatever_is_in_them(capsys: pytest.CaptureFixture[str]) -> None:
+    attributes = pa.array([[], [("k", 1.5)], None], pa.map_(pa.string(), pa.float64()))
+    numbers = pa.array([[(1, [(b"\xff", 2)])], [], None], pa.map_(pa.int32(), pa.map_(pa.binary(), pa.int32())))
+    record = pa.array([[({"a": 1}, 2)], [], None], pa.map_(pa.struct({"a": pa.int32()}), pa.int32()))
+    write_rows(pa.table({"attributes": attributes, "numbers": numbers, "record": record}), "json", None)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
+        {"attributes": {}, "numbers": {"1": {"/w==": 2}}, "record": {'{"a": 1}': 2}},
+        {"attributes": {"k": 1.5}, "numbers": {}, "record": []},
+        {"attributes": None, "numbers": None, "record": None},
+    ]
+
+
+@pytest.mark.parametrize("form", ["json", "parquet"])
+def test_two_columns_of_one_name_are_refused_where_one_would_be_lost(form: str, tmp_path: Path) -> None:
+    twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["key", "key"])
+    with pytest.raises(Invalid, match=r"two columns are called 'key': .* with AS"):
+        write_rows(twice, form, tmp_path / "rows")
+    assert not list(tmp_path.iterdir())
+    write_rows(twice, "csv", tmp_path / "rows.csv")
+    assert (tmp_path / "rows.csv").read_text() == "key,key\n1,2\n"
+
+
 def test_a_result_without_rows_has_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
     write_rows(ROWS.slice(0, 0), "csv", None)
     assert capsys.readouterr().out == "id,payload,at,tags,map,sum\n"
