@@ -140,7 +140,7 @@ def test_the_totals_are_done_when_their_windows_are_closed(audit: ModuleType) ->
 
     watch = Watch()
     for query in QUERIES:
-        watch.receive({"event": "batch", "query": query, "batch": 0, "rows": 10, "position": 10})
+        watch.receive(1, {"event": "batch", "query": query, "batch": 0, "rows": 10, "position": 10})
     assert (watch.done, watch.closed_at) == (10, 0)
-    watch.receive({"event": "batch", "query": "totals", "batch": 1, "rows": 0, "position": 10})
+    watch.receive(1, {"event": "batch", "query": "totals", "batch": 1, "rows": 0, "position": 10})
     assert (watch.done, watch.closed_at) == (10, 10)
