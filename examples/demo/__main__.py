@@ -1,4 +1,4 @@
-"""The demo, in about a minute: a broker, a live feed, a pipeline on Spark that is killed and recovers, and an audit.
+"""The demo, one to two minutes: a broker, a live feed, a pipeline on Spark that is killed and recovers, and an audit.
 
     python examples/demo            (or: make demo)
 
@@ -38,8 +38,9 @@ console = Console()
 
 
 async def disaster(job: Job, story: Story, after_seconds: float) -> None:
-    """Kill the pipeline with SIGKILL, and start it again on the same checkpoints."""
+    """Kill the pipeline with SIGKILL in the middle of its work, and start it again on the same checkpoints."""
     await asyncio.sleep(after_seconds)
+    await story.watch.wait_until_feeding()
     begin = time.time()
     await job.kill()
     say("[bold red]kill -9[/]", "the pipeline is gone, JVM, workers and all; the feed goes on")

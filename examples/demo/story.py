@@ -52,6 +52,10 @@ class Watch:
         """Wait until every query of the process `pid` has completed a batch."""
         await self._until(lambda: all((pid, query) in self._working for query in QUERIES))
 
+    async def wait_until_feeding(self) -> None:
+        """Wait until every query has processed more than the first message."""
+        await self._until(lambda: self.done > 1)
+
     async def wait_until_done(self, total: int) -> None:
         """Wait until every query has processed all messages, and the windows are closed."""
         await self._until(lambda: self.done == self.closed_at == total)
