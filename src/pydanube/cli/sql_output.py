@@ -111,9 +111,10 @@ def _each(rows: pyarrow.Table) -> Iterator[tuple[Any, ...]]:
 def _values(column: pyarrow.Array) -> list[Any]:
     """Return the values of a column; maps are dicts, or lists of pairs if their keys cannot be those of a dict."""
     try:
-        return column.to_pylist(maps_as_pydicts="lossy")
+        values: list[Any] = column.to_pylist(maps_as_pydicts="lossy")
     except TypeError:
-        return column.to_pylist()
+        values = column.to_pylist()
+    return values
 
 
 def _cell(value: Any, null: str) -> str:
