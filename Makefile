@@ -8,7 +8,7 @@ CLIENT_STAMP := $(CLIENT)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup danube-client lock check protos check-protos format test test-pythons test-spark test-stores soak soak-damage soak-delivery soak-spark demo bench bench-spark serve clean
+.PHONY: help setup danube-client lock check protos check-protos format test test-pythons test-spark test-stores test-danube-clients soak soak-damage soak-delivery soak-grpc soak-spark demo bench bench-spark serve clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +91,18 @@ test-stores: setup ## object stores that need servers of their own: Redis, Azuri
 	  sys.exit("\n".join(missing) or 0)'
 	$(PYTEST) -m stores tests/runtime
 
+# The crate compiles .proto files, for which grpcio-tools is a protoc.
+RUST_PROGRAM := $(VENV)/danube-rust/debug/danube-scenarios
+
+test-danube-clients: setup ## the conformance tests with the official Rust client, which cargo builds first (minutes)
+	@command -v cargo >/dev/null || { \
+	  echo "The Rust client needs cargo: https://rustup.rs" >&2; exit 1; }
+	@printf '#!/bin/sh\nexec "%s" -m grpc_tools.protoc "$$@"\n' "$(abspath $(BIN))/python" > $(VENV)/protoc
+	@chmod +x $(VENV)/protoc
+	PROTOC=$(abspath $(VENV))/protoc CARGO_TARGET_DIR=$(abspath $(VENV))/danube-rust \
+	  cargo build --locked --manifest-path tests/clients/rust/Cargo.toml
+	DANUBE_CLIENT_PROGRAM=$(abspath $(RUST_PROGRAM)) $(PYTEST) -m "not soak" tests/conformance
+
 soak: setup ## the long durability tests: 50 kill -9 and thousands of power cuts
 	$(PYTEST) -m "soak and not spark_kill" -s --timeout 3600
 
@@ -99,6 +111,9 @@ soak-damage: setup ## hundreds of damages to every kind of stored file: served w
 
 soak-delivery: setup ## every topic kind and subscription type under a hundred kills of consumers and broker
 	$(PYTEST) -m soak -s --timeout 3600 tests/process/test_delivery_churn.py
+
+soak-grpc: setup danube-client ## the official Danube client under eighty kills of its broker
+	$(PYTEST) -m soak -s --timeout 3600 tests/conformance
 
 soak-spark: setup ## a hundred kills of Spark's drivers and workers, and every row exactly once
 	$(PYTEST) -m "spark_kill and soak" -s --timeout 7200 tests/spark

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 from pydanube.runtime import telemetry
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Up sooner, and slower after minutes of the same work, which no test does."""
+
+
+hypothesis.settings.register_profile("danube", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("danube")
 
 
 @pytest.fixture(autouse=True)

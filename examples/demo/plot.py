@@ -83,4 +83,4 @@ def _done(axes: Axes, published: Steps, steps: dict[str, Steps]) -> None:
         times, counts = [_time(when) for when, _ in some], [count for _, count in some]
         axes.step(times, counts, where="post", color=colour, label=query)
     axes.set_ylabel("orders processed")
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(ncols=len(steps) + 1, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 0.98))

@@ -52,7 +52,7 @@ class Broker:
 class Job:
     """`danube pipeline run`, with the JVM and the Python workers it starts, which are killed together."""
 
-    def __init__(self, url: str, directory: Path, told: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, url: str, directory: Path, told: Callable[[int, dict[str, Any]], None]) -> None:
         self._command = [
             *DANUBE,
             "pipeline",
@@ -66,14 +66,17 @@ class Job:
         ]
         self._log = directory / "spark.log"
         self._told = told
+        self._process: asyncio.subprocess.Process | None = None
         self._starts: asyncio.Queue[asyncio.subprocess.Process] = asyncio.Queue()
 
-    async def start(self) -> None:
+    async def start(self) -> int:
+        """Start the pipeline, and return the id of its process."""
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
             )
         self._starts.put_nowait(self._process)
+        return self._process.pid
 
     async def listen(self) -> None:
         """Pass on the pipeline's lines until it ends by itself; after a kill, continue with the next process."""
@@ -81,7 +84,7 @@ class Job:
             process = await self._starts.get()
             assert process.stdout is not None
             async for line in process.stdout:
-                self._told(json.loads(line))
+                self._told(process.pid, json.loads(line))
             code = await process.wait()
             if code == 0:
                 return
@@ -90,6 +93,7 @@ class Job:
 
     async def kill(self) -> None:
         """Kill the pipeline and everything that it started with SIGKILL."""
+        assert self._process is not None
         for pid in [self._process.pid, *descendants(self._process.pid)]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -97,14 +101,14 @@ class Job:
 
     def finish(self) -> None:
         """Let the pipeline end after its batches."""
+        assert self._process is not None
         self._process.terminate()
 
     async def __aenter__(self) -> Job:
-        await self.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._process.returncode is None:
+        if self._process is not None and self._process.returncode is None:
             await self.kill()
 
 

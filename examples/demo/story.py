@@ -27,7 +27,7 @@ class Watch:
     steps: dict[str, Steps] = field(default_factory=lambda: {query: [] for query in QUERIES})
     closed_at: int = 0
     """The position of the totals when they last had nothing new to read: the windows up to there are closed."""
-    _started: set[str] = field(default_factory=set)
+    _working: set[tuple[int, str]] = field(default_factory=set)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -35,7 +35,8 @@ class Watch:
         """How many messages have been processed by all queries."""
         return min(self.positions.values())
 
-    def receive(self, line: dict[str, Any]) -> None:
+    def receive(self, pid: int, line: dict[str, Any]) -> None:
+        """Take note of a line of the process `pid`."""
         if line["event"] != "batch":
             return
         query, position = line["query"], line["position"]
@@ -44,16 +45,16 @@ class Watch:
         self.steps[query].append((time.time(), position))
         if query == "totals" and not line["rows"]:
             self.closed_at = position
-        self._started.add(query)
+        self._working.add((pid, query))
         self._news.set()
 
-    def begin(self) -> None:
-        """Forget what the job that is gone has reported: another one is started."""
-        self._started.clear()
+    async def wait_until_working(self, pid: int) -> None:
+        """Wait until every query of the process `pid` has completed a batch."""
+        await self._until(lambda: all((pid, query) in self._working for query in QUERIES))
 
-    async def wait_until_working(self) -> None:
-        """Wait until every query of a job that was just started has completed a batch."""
-        await self._until(lambda: len(self._started) == len(QUERIES))
+    async def wait_until_feeding(self) -> None:
+        """Wait until every query has processed more than the first message."""
+        await self._until(lambda: self.done > 1)
 
     async def wait_until_done(self, total: int) -> None:
         """Wait until every query has processed all messages, and the windows are closed."""

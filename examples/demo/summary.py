@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
@@ -19,17 +19,20 @@ REASONS = {"decodable": "damaged", "paid": "without a price", "in_time": "an hou
 
 def show(console: Console, story: Story, picture: Path) -> None:
     facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="bold", no_wrap=True)
-    for name, text in happened(story):
-        facts.add_row(name, text)
-    facts.add_row()
+    facts.add_column(no_wrap=True)
+    facts.add_column(style="bold", justify="right", no_wrap=True)
+    for row in happened(story):
+        facts.add_row(*row)
+    checks = Table.grid(padding=(0, 2))
     for check in story.checks:
-        facts.add_row("[bold red]FAILED[/]" if check.problem else "[green]verified[/]", check.text)
+        checks.add_row("[bold red]FAILED[/]" if check.problem else "[green]verified[/]", check.text)
         if check.problem:
-            facts.add_row("", f"[red]{escape(check.problem)}[/]")
+            checks.add_row("", f"[red]{escape(check.problem)}[/]")
     verdict = "exactly once" if story.good else "NOT exactly once: please report this"
     style = "green" if story.good else "red"
-    console.print(Panel(facts, title=f"what happened: {verdict}", border_style=style), highlight=False)
+    console.print(
+        Panel(Group(facts, "", checks), title=f"what happened: {verdict}", border_style=style), highlight=False
+    )
     console.print(f"The windows, drawn: [bold]{picture}[/]", highlight=False)
     danube = command()
     console.print(
@@ -44,30 +47,32 @@ def show(console: Console, story: Story, picture: Path) -> None:
     )
 
 
-def happened(story: Story) -> list[tuple[str, str]]:
-    """Return what happened, as pairs of a word and a sentence."""
+def happened(story: Story) -> list[tuple[str, str, str]]:
+    """Return what happened, as rows of a word, a number and the rest of the sentence."""
     assert story.results is not None
-    books, results, count = story.feed.books, story.results, len(story.feed.books.sent)
-    late = sum(one.late for one in books.sent)
+    books, results, sent = story.feed.books, story.results, len(story.feed.books.sent)
     reasons = Counter(letter.wrong for _, letter in results.letters)
     sold: Counter[str] = Counter()
     for total in results.totals:
         sold[total.item] += total.quantity
-    best, pieces = sold.most_common(1)[0] if sold else ("nothing", 0)
+    best, pieces = max(sold.items(), key=lambda one: one[1], default=("nothing", 0))
     revenue = sum(total.cents for total in results.totals) / 100
     windows = len({total.start for total in results.totals})
+    late = sum(one.late for one in books.sent)
     return [
-        ("sent", f"{count:,} orders in {story.seconds:.0f} s: {count / story.seconds:,.0f} a second, kill included"),
-        ("table", f"{len(results.table):,} orders in Delta, in {results.commits:,} commits"),
-        ("totals", f"{windows:,} windows: revenue {revenue:,.2f}, and most of all {best} ({pieces:,})"),
-        ("late", f"{late:,} orders came up to three seconds late, and are in their windows"),
+        ("sent", f"{sent:,}", f"orders in {story.seconds:.0f} s, {sent / story.seconds:,.0f} a second, kill included"),
+        ("= table", f"{len(results.table):,}", f"orders in Delta, in {results.commits:,} commits"),
         (
-            "dead letters",
-            f"{len(results.letters):,}: " + ", ".join(f"{reasons[name]:,} {text}" for name, text in REASONS.items()),
+            "+ dead letters",
+            f"{len(results.letters):,}",
+            ", ".join(f"{reasons[name]:,} {text}" for name, text in REASONS.items()),
         ),
-        ("dropped", f"{len(books.dropped):,} test orders"),
-        ("kill -9", f"away for {story.away:.1f} s, while {story.behind:,} orders waited"),
-        ("Spark", f"{len(QUERIES)} queries, {len(story.watch.batches):,} micro-batches"),
+        ("+ dropped", f"{len(books.dropped):,}", "orders of tills that are being tested"),
+        ("", "", ""),
+        ("kill -9", f"{story.away:.1f}", f"seconds without a pipeline, while {story.behind:,} orders waited for it"),
+        ("late", f"{late:,}", "orders, by up to three seconds, and in the right window all the same"),
+        ("windows", f"{windows:,}", f"with a revenue of {revenue:,.2f}; best seller: {best}, {pieces:,} of them"),
+        ("Spark", f"{len(story.watch.batches):,}", f"micro-batches of {len(QUERIES)} queries"),
     ]
 
 

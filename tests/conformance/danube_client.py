@@ -3,37 +3,46 @@
 A scenario is an async function in a module of `scenarios/`. It gets a client, a `Steps` and keyword arguments, and what
 it returns, as JSON, is the result. `run.py` there calls it. The environment is made by `make danube-client`, which
 `make test` does too; DANUBE_CLIENT_PYTHON names the Python of another one.
+
+DANUBE_CLIENT_PROGRAM names a program that runs the scenarios with another client instead, as that of tests/clients/rust
+does: `make test-danube-clients`. Tests of scenarios that it does not have are skipped.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
+
 RUN = Path(__file__).parent / "scenarios" / "run.py"
 TIMEOUT_S = 300.0
 
 
-def find_python() -> Path | None:
-    """Return the Python of the official client's environment; None if there is none."""
+def find_command() -> list[str] | None:
+    """Return the command that runs scenarios; None if the official client is not installed."""
+    program = os.environ.get("DANUBE_CLIENT_PROGRAM")
+    if program:
+        return [program]
     named = os.environ.get("DANUBE_CLIENT_PYTHON")
     python = Path(named) if named else Path(sys.prefix) / "danube-client" / "bin" / "python"
-    return python if python.exists() else None
+    return [str(python), str(RUN)] if python.exists() else None
 
 
 class Scenario:
     """One running scenario. It says how far it is, and waits for what the test tells it."""
 
-    def __init__(self, python: Path, name: str, url: str, arguments: dict[str, Any]) -> None:
+    def __init__(self, command: list[str], name: str, url: str, arguments: dict[str, Any]) -> None:
         """`name` is `module.function`."""
         environment = {one: value for one, value in os.environ.items() if not one.startswith(("PYTHON", "DANUBE"))}
         self._name = name
         self._process = subprocess.Popen(
-            [str(python), str(RUN), name, url, json.dumps(arguments)],
+            [*command, name, url, json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -52,7 +61,10 @@ class Scenario:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"scenario {self._name} has ended with code {self._process.wait(TIMEOUT_S)}: see its stderr"
-        return json.loads(line)
+        said = json.loads(line)
+        if "missing" in said:
+            pytest.skip(f"this client has no scenario {self._name}")
+        return said
 
     def wait_for(self, step: str) -> Any:
         """Wait until the scenario has reached this step, the next one, and return what it says with it."""
@@ -77,18 +89,22 @@ class Scenario:
         self._process.kill()
         self._process.wait(TIMEOUT_S)
 
+    def freeze(self) -> None:
+        """Stop the process of the client with SIGSTOP, until the end of the `with` block."""
+        self._process.send_signal(signal.SIGSTOP)
+
 
 class OfficialClient:
     """Runs scenarios against one broker."""
 
-    def __init__(self, python: Path, url: str) -> None:
-        """`url` is that of the broker's gRPC listener."""
-        self._python = python
+    def __init__(self, command: list[str], url: str) -> None:
+        """`command` runs scenarios; `url` is that of the broker's gRPC listener."""
+        self._command = command
         self.url = url
 
     def start(self, name: str, **arguments: Any) -> Scenario:
         """Start the scenario `module.function`; use it in a `with` block."""
-        return Scenario(self._python, name, self.url, arguments)
+        return Scenario(self._command, name, self.url, arguments)
 
     def run(self, name: str, **arguments: Any) -> Any:
         """Run the scenario to its end and return its result."""

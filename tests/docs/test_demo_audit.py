@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from rich.console import Console
-from served import ROOT
+from served import ROOT, Place
+
+import pydanube
 
 BEGIN = datetime(2026, 1, 31, 12, 0, 1, tzinfo=UTC)
 PLACES = ["table", "totals", "letters"]
@@ -140,7 +146,45 @@ def test_the_totals_are_done_when_their_windows_are_closed(audit: ModuleType) ->
 
     watch = Watch()
     for query in QUERIES:
-        watch.receive({"event": "batch", "query": query, "batch": 0, "rows": 10, "position": 10})
+        watch.receive(1, {"event": "batch", "query": query, "batch": 0, "rows": 10, "position": 10})
     assert (watch.done, watch.closed_at) == (10, 0)
-    watch.receive({"event": "batch", "query": "totals", "batch": 1, "rows": 0, "position": 10})
+    watch.receive(1, {"event": "batch", "query": "totals", "batch": 1, "rows": 0, "position": 10})
     assert (watch.done, watch.closed_at) == (10, 10)
+
+
+@pytest.mark.process
+async def test_a_row_that_is_deleted_from_the_table_by_hand_fails_the_check(audit: ModuleType, place: Place) -> None:
+    from feed import TOPIC, Books, schedule
+
+    books = Books([one for tick in schedule(200, 2, BEGIN) for one in tick])
+    async with pydanube.connect(f"danube://{place.address}") as client:
+        async with client.producer(TOPIC) as producer:
+            for one in books.sent:
+                await producer.send(one.payload, key=one.key)
+        await write_as_the_pipeline(audit, client, books, place.directory)
+        assert problems(audit, books, await audit.collect(client, place.directory)) == []
+        deleted = books.good[7]
+        DeltaTable(str(place.directory / "sales")).delete(f"id = {deleted.id}")
+        missed, offset = problems(audit, books, await audit.collect(client, place.directory))
+    assert missed.startswith(f"1 missing, such as Row(id={deleted.id}, ")
+    assert offset == f"1 missing, such as {(0, books.sent.index(deleted))}"
+
+
+async def write_as_the_pipeline(audit: ModuleType, client: pydanube.Client, books: Any, directory: Path) -> None:
+    """Write table, totals and dead letters, in the formats of the pipeline."""
+    offsets = {one: offset for offset, one in enumerate(books.sent)}
+    rows = [
+        {"partition": 0, "offset": offsets[one], "customer": one.key}
+        | {name: getattr(one, name) for name in ("id", "item", "quantity", "cents", "at")}
+        for one in books.good
+    ]
+    write_deltalake(str(directory / "sales"), pa.Table.from_pylist(rows))
+    async with client.producer(audit.TOTALS) as producer:
+        for total in audit.expected_totals(books):
+            await producer.send(json.dumps(total._asdict()).encode(), key=total.item)
+    async with client.producer(audit.LETTERS) as producer:
+        for one in books.letters:
+            reason = "cannot be decoded: so" if one.wrong == "decodable" else f"expectation {one.wrong} is not met: so"
+            origin = {"x-original-topic": "/default/orders", "x-original-partition": "0"}
+            letter = {**origin, "x-original-topic-offset": str(offsets[one]), "x-failure-reason": reason}
+            await producer.send(one.payload, key=one.key, attributes=letter)

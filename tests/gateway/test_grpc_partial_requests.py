@@ -59,6 +59,17 @@ async def test_many_such_clients_are_received_a_few_at_a_time_and_the_oldest_are
         await there.until(lambda: not intake._arriving and not intake._slow and not intake._turns)
 
 
+async def test_a_new_call_does_not_wait_for_all_such_clients_before_it(monkeypatch):
+    monkeypatch.setattr(request_intake, "REQUEST_S_MAX", 2.0)
+    received_max = AT_ONCE_MAX + SLOW_MAX
+    async with open_listener() as there, connect(there.data) as working:
+        intake = there.server._limits.intake
+        async with stalled(there, 3 * received_max) as peers:
+            await there.until(lambda: len(intake._slow) == SLOW_MAX and len(intake._waiting) >= received_max)
+            assert (await working.call(HEALTH_CHECK)).status == SERVING
+            assert sum(bool(peer.answer) for peer in peers) <= received_max, "it waited for all that came before it"
+
+
 @pytest.mark.parametrize("announced", [2**32 - 1, 100 * MIB])
 async def test_a_request_that_is_announced_too_large_is_refused_at_once(announced):
     async with open_listener() as there:

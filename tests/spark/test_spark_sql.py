@@ -60,7 +60,14 @@ def test_topics_are_found_where_tables_are(text: str, topics: list[str]) -> None
         ("select *\n  from `/default/x`\n where and 3", r"^line 3, column 12 at '3': "),
         ("select * from /default/orders", r"^line 1, column 15 at '/': .*in backticks, as `/default/orders`"),
         ("select * from `/default/x` limit", r"^line 1, column 28 at 'limit': "),
-        ("select 'never ends", r"^the query cannot be read: "),
+        ("select 'never ends", r"^line 1, column 8: what begins here with ' is not closed"),
+        ("select 1\n from `/default/x", r"^line 2, column 7: what begins here with ` is not closed"),
+        ("select 1 /* never ends", r"^the query cannot be read: a text or a comment is not closed"),
+        ("(" * 3000 + "1" + ")" * 3000, r"^the query cannot be read: it is nested too deeply"),
+        ("-- all\n/* of */ show tables", r"^SHOW is not possible here"),
+        ("explain select 1", r"^EXPLAIN is not possible here"),
+        ("table `/default/orders`", r"^TABLE is not possible here"),
+        ("select * from `/default/x` join `/default/X`", r"differ only in upper and lower case: .* two queries"),
         ("select 1; select 2", r"there are 2 statements"),
         ("drop table `/default/x`", r"^DROP is not possible here: a query only reads"),
         ("insert into `/default/x` select 1", r"^INSERT is not possible here"),
@@ -125,6 +132,28 @@ def test_rows_are_json_lines_csv_a_table_or_parquet(tmp_path: Path, capsys: pyte
     write_rows(ROWS, "parquet", tmp_path / "rows.parquet")
     assert pyarrow.parquet.read_table(tmp_path / "rows.parquet").equals(ROWS)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["rows.csv", "rows.parquet"]
+
+
+def test_maps_are_objects_whatever_is_in_them(capsys: pytest.CaptureFixture[str]) -> None:
+    attributes = pa.array([[], [("k", 1.5)], None], pa.map_(pa.string(), pa.float64()))
+    numbers = pa.array([[(1, [(b"\xff", 2)])], [], None], pa.map_(pa.int32(), pa.map_(pa.binary(), pa.int32())))
+    record = pa.array([[({"a": 1}, 2)], [], None], pa.map_(pa.struct({"a": pa.int32()}), pa.int32()))
+    write_rows(pa.table({"attributes": attributes, "numbers": numbers, "record": record}), "json", None)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
+        {"attributes": {}, "numbers": {"1": {"/w==": 2}}, "record": {'{"a": 1}': 2}},
+        {"attributes": {"k": 1.5}, "numbers": {}, "record": []},
+        {"attributes": None, "numbers": None, "record": None},
+    ]
+
+
+@pytest.mark.parametrize("form", ["json", "parquet"])
+def test_two_columns_of_one_name_are_refused_where_one_would_be_lost(form: str, tmp_path: Path) -> None:
+    twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["key", "key"])
+    with pytest.raises(Invalid, match=r"two columns are called 'key': .* with AS"):
+        write_rows(twice, form, tmp_path / "rows")
+    assert not list(tmp_path.iterdir())
+    write_rows(twice, "csv", tmp_path / "rows.csv")
+    assert (tmp_path / "rows.csv").read_text() == "key,key\n1,2\n"
 
 
 def test_a_result_without_rows_has_its_columns(capsys: pytest.CaptureFixture[str]) -> None:

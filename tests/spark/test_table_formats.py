@@ -20,6 +20,7 @@ from pydanube.spark.tables.data_files import DataFile, FileOrigin, parse_name, w
 from pydanube.spark.tables.formats import TableFormat, open_table
 from pydanube.spark.tables.lag import detect_format, find_tables
 from pydanube.spark.tables.landed import LandingRecord, parse_record
+from pydanube.spark.tables.landing import Landing, check_landing
 from pydanube.spark.tables.options import Format, TableOptions
 from pydanube.spark.tables.orphans import find_orphans, remove_orphans
 
@@ -175,6 +176,47 @@ def test_a_directory_with_other_files_is_not_made_a_table(kind, tmp_path):
     with pytest.raises(Refused, match=r"is not empty \(mine.csv\)"):
         table_at(kind, tmp_path / "t").prepare(rows(1).schema)
     assert [one.name for one in (tmp_path / "t").iterdir()] == ["mine.csv"]
+
+
+def landing_at(kind: Format, path: Path, checkpoint: str = "") -> Landing:
+    write = {"path": str(path)}
+    return Landing(topic="/default/orders", table=TableOptions.parse(kind, write), write=write, checkpoint=checkpoint)
+
+
+def test_a_landing_in_a_directory_of_other_files_is_refused_before_spark_starts(kind, tmp_path):
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "letter.txt").write_text("mine")
+    with pytest.raises(Refused, match=r"is no table of this format and is not empty \(letter.txt\)"):
+        check_landing(landing_at(kind, tmp_path / "files"))
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(Refused, match="the table is a file, and must be a directory"):
+        check_landing(landing_at(kind, tmp_path / "file"))
+    with pytest.raises(Refused, match="the table lies below a file"):
+        check_landing(landing_at(kind, tmp_path / "file" / "table"))
+    with pytest.raises(Refused, match="the checkpoint lies below a file"):
+        check_landing(landing_at(kind, tmp_path / "table", str(tmp_path / "file" / "checkpoint")))
+
+
+@pytest.mark.parametrize("checkpoint", ["table", "", "table/progress", "table/../table"])
+def test_a_checkpoint_among_the_files_of_its_table_is_refused(kind, tmp_path, checkpoint):
+    with pytest.raises(Refused, match="would lie among each other's files"):
+        check_landing(landing_at(kind, tmp_path / "table", str(tmp_path / checkpoint)))
+    assert not (tmp_path / "table").exists()
+
+
+@pytest.mark.parametrize("checkpoint", ["", "table/_progress", "progress", "table2"])
+def test_a_checkpoint_that_readers_of_the_table_do_not_see_is_accepted(kind, tmp_path, checkpoint):
+    given = str(tmp_path / checkpoint) if checkpoint else ""
+    assert check_landing(landing_at(kind, tmp_path / "table", given)).startswith(str(tmp_path))
+
+
+def test_the_name_of_a_table_in_a_catalog_is_no_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop.orders").write_text("mine")
+    write = {"table": "shop.orders", "catalog.type": "sql", "catalog.uri": f"sqlite:///{tmp_path}/c.db"}
+    table = TableOptions.parse("iceberg", {**write, "catalog.warehouse": f"file://{tmp_path}/w"})
+    checkpoint = str(tmp_path / "progress")
+    assert check_landing(Landing(topic="/default/orders", table=table, checkpoint=checkpoint)) == checkpoint
 
 
 def test_delta_tables_with_rules_are_refused(tmp_path):

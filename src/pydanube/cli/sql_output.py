@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
 
+from pydanube.model.errors import Invalid
+
 from .output import table, to_json
 
 if TYPE_CHECKING:
@@ -28,7 +30,9 @@ FORMATS: Final = ("table", "json", "csv", "parquet")
 
 
 def write_rows(rows: pyarrow.Table, form: str, output: Path | None) -> None:
-    """Write the rows to a file, or to stdout."""
+    """Write the rows to a file, or to stdout. Raises Invalid for columns that JSON or Parquet would have only once."""
+    if form in ("json", "parquet"):
+        _check_names(rows.column_names)
     if form == "parquet":
         import pyarrow.parquet
 
@@ -41,6 +45,12 @@ def write_rows(rows: pyarrow.Table, form: str, output: Path | None) -> None:
         return
     with _replacing(output) as path, path.open("w", newline="") as file:
         _write_text(rows, form, file)
+
+
+def _check_names(names: list[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise Invalid(f"two columns are called {name!r}: give one of them another name, with AS")
 
 
 @contextmanager
@@ -95,7 +105,16 @@ def _write_table(rows: pyarrow.Table, file: TextIO | None) -> None:
 def _each(rows: pyarrow.Table) -> Iterator[tuple[Any, ...]]:
     """Yield the rows; two columns may have one name."""
     for batch in rows.to_batches(max_chunksize=10_000):
-        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        yield from zip(*map(_values, batch.columns), strict=True)
+
+
+def _values(column: pyarrow.Array) -> list[Any]:
+    """Return the values of a column; maps are dicts, or lists of pairs if their keys cannot be those of a dict."""
+    try:
+        values: list[Any] = column.to_pylist(maps_as_pydicts="lossy")
+    except TypeError:
+        values = column.to_pylist()
+    return values
 
 
 def _cell(value: Any, null: str) -> str:
@@ -131,9 +150,9 @@ def _plain(value: Any) -> Any:
         case float() if not math.isfinite(value):
             return str(value)
         case dict():
-            return {key: _plain(one) for key, one in value.items()}
-        case list() if value and all(isinstance(one, tuple) for one in value):  # a map
-            return {str(_plain(key)): _plain(one) for key, one in value}
+            return {key if isinstance(key, str) else _cell(key, ""): _plain(one) for key, one in value.items()}
+        case list() if value and all(isinstance(one, tuple) for one in value):  # a map with keys that are records
+            return {_cell(key, ""): _plain(one) for key, one in value}
         case list():
             return [_plain(one) for one in value]
     return value

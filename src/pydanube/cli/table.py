@@ -156,7 +156,7 @@ def list_(places: tuple[str, ...], as_json: bool) -> None:
                     f"{one['files']:,}",
                     size(one["bytes"]),
                     ", ".join(offsets),
-                    "; ".join(",".join(map(str, ends)) for ends in offsets.values()),
+                    "; ".join(", ".join(map(str, ends)) for ends in offsets.values()),
                     landing.get("landed_at", ""),
                 )
             )

@@ -31,8 +31,10 @@ def run_landing(topic: str, place: str, url: str, master: str, as_json: bool, gi
 
     landing = _landing(topic, place, url, given)
 
-    async def check(client: Client) -> int:
-        return len(await client.partitions(topic))
+    async def check(client: Client) -> None:
+        await client.partitions(topic)
+        if given["decode"]:
+            await _check_schema(client, topic, given["schema_version"])
 
     with_client(url, check)
     check_landing(landing)
@@ -54,6 +56,16 @@ def run_landing(topic: str, place: str, url: str, master: str, as_json: bool, gi
             raise Refused(f"the landing failed: {reason(error)}") from None
     progress.end()
     progress.summarise()
+
+
+async def _check_schema(client: Client, topic: str, version: int | None) -> None:
+    """Raise Refused if the topic is bound to no subject, and NotFound if the subject has no such version."""
+    binding = await client.schemas.binding(topic)
+    if binding is None:
+        told = f"bind it with `danube schemas bind {topic} SUBJECT`, or land it without --decode"
+        raise Refused(f"no schema is bound to {topic}: {told}")
+    if version is not None:
+        await client.schemas.get(binding.subject, version)
 
 
 def _landing(topic: str, place: str, url: str, given: dict[str, Any]) -> Landing:

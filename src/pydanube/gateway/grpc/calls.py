@@ -265,9 +265,14 @@ def _address(peer: str) -> str:
 
 
 async def _fail(context: Any, path: str, error: Exception) -> NoReturn:
-    """End the call with the status of an error. An exception that is no error of ours is logged."""
+    """End the call with the status of an error. An exception that is no error of ours is logged.
+
+    Raises CancelledError if the client is gone: gRPC has failed to send to it, and has not cancelled this task yet.
+    """
     if isinstance(error, grpc.aio.AbortError):  # the service has chosen a status with context.abort
         raise error
+    if isinstance(error, grpc.aio.InternalError):
+        raise asyncio.CancelledError from error
     if isinstance(error, DanubeError):
         code, details = status_of(error), error.message
     elif isinstance(error, Status):
@@ -276,5 +281,8 @@ async def _fail(context: Any, path: str, error: Exception) -> NoReturn:
         log.error("grpc.call_crashed", method=path, exc_info=error)
         code = StatusCode.INTERNAL
         details = f"internal error in {path}: {type(error).__name__}; the broker's log has the details"
-    await context.abort(code, details_of(details))
+    try:
+        await context.abort(code, details_of(details))
+    except grpc.aio.InternalError as gone:
+        raise asyncio.CancelledError from gone
     raise AssertionError("abort raises")

@@ -3,7 +3,8 @@
 gRPC takes at most a window (64 KiB) of a request that nobody has asked for yet, and all of one that is being received.
 So only a few requests are received at the same time; the other calls wait for their turn. A request that is all there,
 as nearly every one is, is received at once. One that is slow gives its turn to the next call after a moment, as long as
-there are few slow ones; while calls wait, requests that take too long are refused.
+there are few slow ones; while calls wait, requests that take too long are refused. When there are many slow ones, the
+newest call is next: the oldest may be as slow, and each of them would keep the others waiting for REQUEST_S_MAX.
 
 Memory is bounded by (AT_ONCE_MAX + SLOW_MAX) requests of the largest size.
 """
@@ -89,9 +90,10 @@ class RequestIntake:
             raise
 
     def _give_turn(self) -> None:
-        """Give a turn that has ended to the call that waits for the longest time."""
+        """Give a turn that has ended to the call that waits for the longest time, or to the newest if many are slow."""
+        are_many_slow = len(self._slow) >= SLOW_MAX
         while self._waiting:
-            turn = self._waiting.popleft()
+            turn = self._waiting.pop() if are_many_slow else self._waiting.popleft()
             if not turn.done():
                 turn.set_result(None)
                 return

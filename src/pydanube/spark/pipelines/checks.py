@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from pydanube.model.errors import Invalid
+from pydanube.spark.local_directories import not_a_directory
 from pydanube.spark.options import COLUMNS, ReadOptions
 from pydanube.spark.writing.columns import WRITTEN
 
@@ -187,34 +186,20 @@ def _check_cycles(pipeline: Pipeline, problems: Problems) -> None:
 
 def _check_paths(pipeline: Pipeline, problems: Problems) -> None:
     places = pipeline.places
-    if pipeline.checkpoint and "checkpoint" in places and (trouble := _not_a_directory(pipeline.checkpoint)):
+    if pipeline.checkpoint and "checkpoint" in places and (trouble := not_a_directory(pipeline.checkpoint)):
         problems.add(places["checkpoint"], f"the checkpoint {trouble}")
     seen: dict[str, str] = {}
     for sink in pipeline.sinks.values():
         path = sink.options.get("path", "")
         if not path:
             continue
-        if trouble := _not_a_directory(path):
+        if trouble := not_a_directory(path):
             problems.add(sink.places["path"], f"the path of sink {sink.name} {trouble}")
         if (other := seen.setdefault(path.rstrip("/"), sink.name)) != sink.name:
             problems.add(sink.places["path"], f"sinks {other} and {sink.name} have the same path: give each its own")
         if _inside(pipeline.checkpoint, path) or _inside(path, pipeline.checkpoint):
             told = "one is in the other: keep them apart, so that no reader takes one for the other"
             problems.add(sink.places["path"], f"the path of sink {sink.name} and the checkpoint overlap; {told}")
-
-
-def _not_a_directory(path: str) -> str:
-    """Return why a local path cannot be a directory that is written to; empty: it can."""
-    if "://" in path or path.startswith("file:"):
-        return ""
-    found = Path(path)
-    if found.exists() and not found.is_dir():
-        return f"is a file, and must be a directory: {path}"
-    while not found.exists() and found != found.parent:
-        found = found.parent
-    if not found.is_dir():
-        return f"lies below a file: {found}"
-    return "" if os.access(found, os.W_OK) else f"cannot be written: there is no permission for {found}"
 
 
 def _inside(inner: str, outer: str) -> bool:
@@ -260,7 +245,7 @@ def load_function(named: TextInFile, directory: str, inputs: int) -> Callable[..
                 told = f"put {module_name.replace('.', '/')}.py beside the pipeline file, or install it"
                 raise Invalid(f"there is no module {module_name!r}: {told}") from None
             raise Invalid(f"the module {module_name!r} cannot be imported: {error}") from None
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a script that calls sys.exit() is no module, and ends nothing here
             raise Invalid(f"the module {module_name!r} cannot be imported: {type(error).__name__}: {error}") from None
     function = getattr(module, name, None)
     if function is None:

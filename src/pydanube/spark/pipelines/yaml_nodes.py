@@ -79,6 +79,11 @@ def read_yaml(text: str, file: str, problems: Problems) -> Node | None:
     if len(text) > FILE_BYTES_MAX:
         problems.add(start, f"the file is larger than {FILE_BYTES_MAX >> 20} MiB, which no pipeline needs")
         return None
+    if (found := yaml.reader.Reader.NON_PRINTABLE.search(text)) is not None:
+        before = text[: found.start()]
+        place = Place(file, before.count("\n") + 1, found.start() - before.rfind("\n"))
+        problems.add(place, f"this is not YAML: the character U+{ord(found[0]):04X} cannot be printed: leave it out")
+        return None
     loader = yaml.SafeLoader(text)
     try:
         root = loader.get_single_node()

@@ -8,6 +8,10 @@ accepts and Spark does not is refused later, by Spark.
 
 from __future__ import annotations
 
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +24,9 @@ from pydanube.model.names import TopicName
 
 TOPICS_MAX: Final = 100
 _HINT: Final = "write a topic with its namespace in backticks, as `/default/orders`"
+_OPENED: Final = re.compile(r"Missing (\S+) from \d+:(\d+)")
+"""What sqlglot says of a quote that is not closed, with the characters of the query before it."""
+_COMMENT: Final = re.compile(r"\s+|--[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +47,44 @@ def parse_query(text: str) -> Query:
         raise Invalid(f"there are {len(statements)} statements, and one is run at a time: leave out what is behind ';'")
     (root,) = statements
     if not isinstance(root, exp.Query | exp.Describe):
-        raise Invalid(f"{root.key.upper()} is not possible here: a query only reads; begin it with SELECT or WITH")
+        raise Invalid(f"{_first_word(text)} is not possible here: a query only reads; begin it with SELECT or WITH")
     return Query(text.strip().rstrip(";"), _topics(root))
 
 
 def _parse(text: str) -> list[Any]:
     try:
-        return [one for one in sqlglot.parse(text, dialect="spark") if one is not None]
+        with _without_warnings():
+            return [one for one in sqlglot.parse(text, dialect="spark") if one is not None]
     except ParseError as error:
         raise Invalid(_explain(error)) from None
-    except (SqlglotError, RecursionError) as error:  # a text or a comment without its end, too many parentheses
-        raise Invalid(f"the query cannot be read: {_one_line(str(error)) or 'it is nested too deeply'}") from None
+    except RecursionError:
+        raise Invalid("the query cannot be read: it is nested too deeply") from None
+    except SqlglotError as error:
+        if (opened := _OPENED.search(str(error.__cause__))) is not None:
+            begin = int(opened[2])
+            line, column = text.count("\n", 0, begin) + 1, begin - text.rfind("\n", 0, begin)
+            raise Invalid(f"line {line}, column {column}: what begins here with {opened[1]} is not closed") from None
+        raise Invalid("the query cannot be read: a text or a comment is not closed") from None
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Keep sqlglot from warning on stderr of statements that it does not know, which are refused here anyway."""
+    logger = logging.getLogger("sqlglot")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def _first_word(text: str) -> str:
+    """Return the word that a statement begins with, behind comments, in capitals."""
+    begin = 0
+    while (found := _COMMENT.match(text, begin)) is not None:
+        begin = found.end()
+    word = re.match(r"\w+", text[begin:])
+    return word[0].upper() if word else "this"
 
 
 def _explain(error: ParseError) -> str:
@@ -93,9 +127,19 @@ def _topics(root: Any) -> tuple[str, ...]:
             found[str(TopicName.parse(name))] = None
         except Invalid as error:
             raise Invalid(f"`{name}`: {error.message}") from None
+    _check_spelling(found)
     if len(found) > TOPICS_MAX:
         raise Invalid(f"the query names {len(found)} topics, and may name {TOPICS_MAX}")
     return tuple(found)
+
+
+def _check_spelling(topics: Iterable[str]) -> None:
+    """Raise Invalid for topics that Spark, to which upper and lower case are the same, would take for one table."""
+    seen: dict[str, str] = {}
+    for topic in topics:
+        if (other := seen.setdefault(topic.lower(), topic)) != topic:
+            told = "Spark cannot tell them apart in one query: write two queries"
+            raise Invalid(f"`{other}` and `{topic}` differ only in upper and lower case: {told}")
 
 
 def _written(table: Any) -> str:

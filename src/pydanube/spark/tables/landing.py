@@ -20,12 +20,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pydanube.model.errors import Invalid, Refused
 from pydanube.model.limits import MIB
 from pydanube.runtime.telemetry import get_logger
+from pydanube.spark.local_directories import not_a_directory
 
 from .formats import TableFormat, open_table
 from .landed import LandingRecord
 from .options import TableOptions
 from .orphans import remove_orphans
-from .stores import local_path
+from .stores import local_path, refuse_foreign_files
 
 log = get_logger(__name__)
 
@@ -79,8 +80,29 @@ def check_landing(landing: Landing) -> str:
     """Check what needs no Spark, and return the directory of the checkpoint. Raises Refused or Invalid."""
     table = open_table(landing.table)
     checkpoint = landing.checkpoint or default_checkpoint(table, landing.topic)
+    check_directories(table.home, checkpoint)
+    if table.home.startswith("/") and not table.exists():
+        refuse_foreign_files(table.home)
     check_start(table, landing, checkpoint)
     return checkpoint
+
+
+def check_directories(home: str, checkpoint: str) -> None:
+    """Raise Refused if the table or its checkpoint cannot be written, or one would lie among the files of the other."""
+    local = home.startswith("/")  # else it is a URL, or the name of a table in a catalog
+    if local and (trouble := not_a_directory(home)):
+        raise Refused(f"the table {trouble}")
+    if trouble := not_a_directory(checkpoint):
+        raise Refused(f"the checkpoint {trouble}")
+    if not local or (progress := local_path(checkpoint)) is None:
+        return
+    table, progress = Path(home).resolve(), progress.resolve()
+    inside = progress.relative_to(table).parts if progress.is_relative_to(table) else ("_",)
+    if table.is_relative_to(progress) or not inside[0].startswith(("_", ".")):
+        raise Refused(
+            f"the checkpoint {checkpoint} and the table {home} would lie among each other's files: name a directory "
+            f"outside of the table, or leave --checkpoint out"
+        )
 
 
 def default_checkpoint(table: TableFormat, topic: str) -> str:
