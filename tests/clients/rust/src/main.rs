@@ -464,15 +464,20 @@ async fn restart(client: &DanubeClient, topic: &str, kills: usize, messages: usi
     let producer = Arc::new(create(wanted).await?);
     let received = Arc::new(Mutex::new([Vec::<String>::new(), Vec::new()]));
     for (place, (name, kind)) in [("exclusive", SubType::Exclusive), ("shared", SubType::Shared)].into_iter().enumerate() {
-        let mut one = receiver(client, topic, name, "consumer", kind, &[]).await?;
-        let received = received.clone();
+        let mut one = receiver(client, topic, name, "consumer", kind.clone(), &[]).await?;
+        let (received, client, topic) = (received.clone(), client.clone(), topic.to_string());
         tokio::spawn(async move {
-            while let Some(message) = one.channel.recv().await {
-                let _ = one.consumer.ack(&message).await; // of a killed broker: the message comes again
-                received.lock().unwrap()[place].push(text(&message));
+            loop {
+                while let Some(message) = one.channel.recv().await {
+                    let _ = one.consumer.ack(&message).await; // of a killed broker: the message comes again
+                    received.lock().unwrap()[place].push(text(&message));
+                }
+                // So is a broken connection of a consumer, whose channel then ends: subscribe again.
+                if let Ok(again) = receiver(&client, &topic, name, "consumer", kind.clone(), &[]).await {
+                    one = again;
+                }
+                tokio::time::sleep(TICK * 25).await;
             }
-            eprintln!("the client has ended the channel of {name}");
-            std::process::exit(1);
         });
     }
     let sent = Arc::new(Mutex::new(Vec::<String>::new()));
@@ -484,9 +489,9 @@ async fn restart(client: &DanubeClient, topic: &str, kills: usize, messages: usi
             let mut number = 0;
             while !stopping.load(Ordering::Relaxed) {
                 let payload = format!("{sender}-{number}");
-                if let Err(error) = producer.send(payload.clone().into_bytes(), None).await {
-                    eprintln!("sender {sender} failed: {error}");
-                    std::process::exit(1);
+                // A connection that breaks is an error that this client leaves to the application: send again.
+                while producer.send(payload.clone().into_bytes(), None).await.is_err() {
+                    tokio::time::sleep(TICK * 25).await;
                 }
                 sent.lock().unwrap().push(payload);
                 number += 1;
