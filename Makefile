@@ -96,11 +96,11 @@ RUST_PROGRAM := $(VENV)/danube-rust/debug/danube-scenarios
 
 test-danube-clients: setup ## the conformance tests with the official Rust client, which cargo builds first (minutes)
 	@command -v cargo >/dev/null || { \
-	  echo "The Rust client needs cargo: https://rustup.rs" >&2; exit 1; }
+	  echo "The Rust client needs cargo, which is part of Rust" >&2; exit 1; }
 	@printf '#!/bin/sh\nexec "%s" -m grpc_tools.protoc "$$@"\n' "$(abspath $(BIN))/python" > $(VENV)/protoc
 	@chmod +x $(VENV)/protoc
 	PROTOC=$(abspath $(VENV))/protoc CARGO_TARGET_DIR=$(abspath $(VENV))/danube-rust \
-	  cargo build --locked --manifest-path tests/clients/rust/Cargo.toml
+	  cargo build --manifest-path tests/clients/rust/Cargo.toml
 	DANUBE_CLIENT_PROGRAM=$(abspath $(RUST_PROGRAM)) $(PYTEST) -m "not soak" tests/conformance
 
 soak: setup ## the long durability tests: 50 kill -9 and thousands of power cuts

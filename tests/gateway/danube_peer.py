@@ -137,6 +137,11 @@ class PeerStream:
         )
         self._call = stub(method.request(consumer_id=consumer_id), wait_for_ready=True)
 
+    async def opened(self) -> None:
+        """Wait until the broker has answered that the stream is open, which it does before the first message."""
+        async with asyncio.timeout(TIMEOUT_S):
+            await self._call.initial_metadata()
+
     async def receive(self) -> Any:
         """Return the next message. Raises Refused when the stream ends."""
         try:

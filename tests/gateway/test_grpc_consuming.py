@@ -69,6 +69,15 @@ async def test_a_message_arrives_as_it_was_sent(broker: GrpcBroker, peer: Danube
     await broker.until(lambda: position(broker) == 3)
 
 
+async def test_a_stream_says_that_it_is_open_before_there_is_a_message(broker: GrpcBroker, peer: DanubePeer) -> None:
+    """The client for Rust holds its consumer until then, and could neither ack nor close."""
+    await peer.producer(TOPIC)
+    stream = await peer.consumer(TOPIC)
+    await stream.opened()
+    with pytest.raises(Refused, match="UNAVAILABLE"):  # and a refused one never says so
+        await peer.stream(12345).receive()
+
+
 async def test_what_is_published_natively_arrives_with_its_producer_and_times(
     broker: GrpcBroker, peer: DanubePeer
 ) -> None:

@@ -74,6 +74,11 @@ class Call:
         peer: str = self.context.peer()
         return peer
 
+    async def open_stream(self) -> None:
+        """Tell the client that its stream is open. Otherwise the first message does, and clients that wait for it, as
+        that for Rust does, can do nothing else on a quiet topic."""
+        await self.context.send_initial_metadata(())
+
     async def write(self, message: Any) -> None:
         """Send one message of a stream, serialized or not. Returns when gRPC has taken it: a client that does not read
         makes this wait."""

@@ -74,6 +74,7 @@ class ConsumerService:
         try:
             if self._draining:
                 raise Unavailable("this broker is shutting down: open the stream again")
+            await call.open_stream()
             await stream.run(attached)
         finally:
             is_last = self._streams.get(consumer_id) is stream
