@@ -111,9 +111,9 @@ def _each(rows: pyarrow.Table) -> Iterator[tuple[Any, ...]]:
 def _values(column: pyarrow.Array) -> list[Any]:
     """Return the values of a column; maps are dicts, or lists of pairs if their keys cannot be those of a dict."""
     try:
-        return column.to_pylist(maps_as_pydicts="lossy")
+        return list(column.to_pylist(maps_as_pydicts="lossy"))
     except TypeError:
-        return column.to_pylist()
+        return list(column.to_pylist())
 
 
 def _cell(value: Any, null: str) -> str:
