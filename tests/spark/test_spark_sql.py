@@ -174,6 +174,7 @@ def call(*arguments: str) -> Result:
         ([], "give a query, or --file"),
         (["select 1", "--format", "parquet"], "--format parquet needs --output"),
         (["select 1", "--json", "--format", "csv"], "--json and --format csv contradict"),
+        (["select 1", "--output", "/no/such/directory/x"], "there is no directory /no/such/directory that"),
     ],
 )
 def test_options_that_contradict_each_other_are_wrong_usage(arguments: list[str], reason: str) -> None:

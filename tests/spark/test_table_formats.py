@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pydanube.model.errors import Invalid, Refused
+from pydanube.spark.failures import reason
 from pydanube.spark.reading.offsets import Offsets, TopicIdentity, TopicOffsets
 from pydanube.spark.tables.data_files import DataFile, FileOrigin, parse_name, write_rows
 from pydanube.spark.tables.formats import TableFormat, open_table
@@ -217,6 +218,27 @@ def test_the_name_of_a_table_in_a_catalog_is_no_directory(tmp_path, monkeypatch)
     table = TableOptions.parse("iceberg", {**write, "catalog.warehouse": f"file://{tmp_path}/w"})
     checkpoint = str(tmp_path / "progress")
     assert check_landing(Landing(topic="/default/orders", table=table, checkpoint=checkpoint)) == checkpoint
+
+
+@pytest.mark.parametrize(
+    ("column", "named"),
+    [
+        (("ID", pa.string()), "'id' and 'ID'"),
+        (("n", pa.struct({"Id": pa.int64(), "id": pa.int64()})), "'n.Id' and 'n.id'"),
+        (("n", pa.list_(pa.struct({"a": pa.int64(), "A": pa.int64()}))), "'n.a' and 'n.A'"),
+        (("n", pa.map_(pa.string(), pa.struct({"b": pa.int64(), "B": pa.int64()}))), "'n.value.b' and 'n.value.B'"),
+    ],
+)
+def test_delta_refuses_columns_that_differ_only_in_case_by_name(tmp_path, column, named):
+    with pytest.raises(Refused, match=f"cannot have the columns {named}"):
+        table_at("delta", tmp_path / "t").prepare(pa.schema([("id", pa.int64()), column]))
+    assert not (tmp_path / "t").exists()
+
+
+def test_the_reason_of_a_failure_is_the_last_exception_of_python_whatever_its_class():
+    text = "[STREAM_FAILED] Query failed\nTraceback (most recent call last):\n  File x\nException: the disk is full\n"
+    assert reason(RuntimeError(text)) == "Exception: the disk is full"
+    assert reason(RuntimeError(text.replace("Exception:", "deltalake.DeltaError:"))) == "DeltaError: the disk is full"
 
 
 def test_delta_tables_with_rules_are_refused(tmp_path):

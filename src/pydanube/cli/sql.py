@@ -123,6 +123,8 @@ def _form(form: str | None, as_json: bool, output: Path | None) -> str:
     chosen = "json" if as_json else form or "table"
     if chosen == "parquet" and output is None:
         raise click.UsageError("--format parquet needs --output FILE")
+    if output is not None and not (output.parent.is_dir() and os.access(output.parent, os.W_OK | os.X_OK)):
+        raise click.UsageError(f"--output {output}: there is no directory {output.parent} that can be written")
     return chosen
 
 

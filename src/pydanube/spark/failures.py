@@ -8,7 +8,7 @@ from typing import Final
 _OURS: Final = re.compile(
     r"pydanube\.model\.errors\.\w+: (.+?)(?:\n\s*\n|\nTraceback|\n\s+at |\nJVM stack|SQLSTATE|$)", re.DOTALL
 )
-_PYTHON: Final = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
+_PYTHON: Final = re.compile(r"^(?:[a-z_]\w*\.)*((?:[A-Z]\w*)?(?:Error|Exception)): (.+)$", re.MULTILINE)
 
 
 def reason(error: BaseException) -> str:

@@ -60,6 +60,31 @@ def _case_problems(table: pa.Schema, rows: pa.Schema) -> list[str]:
     ]
 
 
+def check_spelling(rows: pa.Schema, name: str) -> None:
+    """Raise Refused for names that differ only in case, at any depth: a Delta table takes them for the same."""
+    _check_fields([rows.field(index) for index in range(len(rows.names))], "", name)
+
+
+def _check_fields(fields: Sequence[pa.Field], parent: str, table: str) -> None:
+    seen: dict[str, str] = {}
+    for one in fields:
+        if one.name.lower() in seen:
+            told = "they differ only in upper and lower case, or not at all: rename one, or leave it out"
+            first, second = parent + seen[one.name.lower()], parent + one.name
+            raise Refused(f"a Delta table cannot have the columns {first!r} and {second!r} ({table}): {told}")
+        seen[one.name.lower()] = one.name
+        _check_fields(_fields_inside(one.type), f"{parent}{one.name}.", table)
+
+
+def _fields_inside(kind: pa.DataType) -> list[pa.Field]:
+    """Return the fields of a record, also of one in a list or a map."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _fields_inside(kind.value_type)
+    if pa.types.is_map(kind):
+        return [pa.field("key", kind.key_type), pa.field("value", kind.item_type)]
+    return [kind.field(index) for index in range(kind.num_fields)] if pa.types.is_struct(kind) else []
+
+
 def check_partition_by(wanted: Sequence[str] | None, existing: Sequence[str], name: str) -> None:
     """Raise Refused if the option `partitionBy` names other columns than the existing table is partitioned by."""
     if wanted is not None and list(wanted) != list(existing):

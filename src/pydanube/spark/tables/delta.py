@@ -21,7 +21,7 @@ from pydanube.model.errors import Refused, Unavailable
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.telemetry import get_logger
 
-from .columns import check_partition_by, check_partition_columns, compare_columns, plain_schema
+from .columns import check_partition_by, check_partition_columns, check_spelling, compare_columns, plain_schema
 from .data_files import DataFile, FileTarget
 from .formats import Compacted, TableSize
 from .landed import DELTA_KEY, LandingRecord, parse_record
@@ -67,6 +67,7 @@ class DeltaFormat:
 
     def prepare(self, rows: pa.Schema) -> FileTarget:
         rows = plain_schema(rows)
+        check_spelling(rows, self.home)
         table = self._load() if self.exists() else self._create(rows)
         partition_by = tuple(table.metadata().partition_columns)
         _refuse_special_tables(table, self.home)
