@@ -150,8 +150,8 @@ def run(
         measure(status, True)
     if interrupt.is_set():
         raise click.Abort
-    totals = ", ".join(f"{one.name} {plural(one.rows, 'row')}" for one in status.queries.values())
-    note(f"pipeline {loaded.name} ended: {totals}")
+    totals = ", ".join(f"{one.name} {one.rows:,}" for one in status.queries.values())
+    note(f"pipeline {loaded.name} ended; messages read: {totals}")
 
 
 @pipeline.command(
