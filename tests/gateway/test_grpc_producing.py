@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from danube_peer import CLOSE, OK, PRODUCER, DanubePeer, GrpcBroker, Refused, grpc_broker
@@ -211,3 +212,26 @@ async def test_without_auto_creation_a_producer_finds_no_topic() -> None:
     async with grpc_broker(topics_auto_create=False) as broker, broker.peer() as peer:
         with pytest.raises(Refused, match="NOT_FOUND"):
             await peer.producer(TOPIC)
+
+
+async def test_a_broker_that_stops_answers_or_refuses_sends_and_cancels_none(tmp_path: Path) -> None:
+    async with grpc_broker(tmp_path) as broker, broker.peer() as peer:
+        producer = await peer.producer(TOPIC)
+        codes: list[str] = []
+
+        async def send_until_refused() -> None:
+            try:
+                while True:
+                    await producer.send(b"m")
+                    codes.append("OK")
+            except Refused as refused:
+                codes.append(refused.code)
+
+        sends = [asyncio.ensure_future(send_until_refused()) for _ in range(50)]
+        await broker.until(lambda: len(codes) > 100)
+        grpc = broker.server._grpc
+        await grpc.close(60)
+        await asyncio.wait(sends, timeout=1)  # those that are repeated by gRPC find no server any more
+        for one in sends:
+            one.cancel()
+        assert set(codes) <= {"OK", "UNAVAILABLE"}

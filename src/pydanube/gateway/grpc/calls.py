@@ -95,15 +95,21 @@ class CallLimits:
         self._memory = memory
         self.draining = False
         self.refused = 0
+        self.refused_draining = 0
 
     def enter(self, address: str) -> None:
         """Count a call; raises Unavailable or Full, and counts nothing, if there may be no more."""
         if self.draining:
+            self.refused_draining += 1
             raise Unavailable("this broker is shutting down: try again, or another broker")
         if self._addresses[address] >= self._per_address_max:
             self.refused += 1
             raise Full(f"address {address} has {self._per_address_max} calls, as many as it may have: end some first")
         self._addresses[address] += 1
+
+    @property
+    def are_calls_running(self) -> bool:
+        return bool(self._addresses)
 
     def leave(self, address: str) -> None:
         self._addresses[address] -= 1

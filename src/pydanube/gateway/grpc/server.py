@@ -34,6 +34,12 @@ log = get_logger(__name__)
 _ROUND_S: Final = 1.0
 """How often the broker's health is checked for watching clients, and refused calls are logged."""
 
+_DRAIN_CHECK_S: Final = 0.05
+"""How often a listener that closes checks whether all calls are answered."""
+
+_REFUSE_S_MAX: Final = 1.0
+"""How long a listener that closes waits for clients that repeat their calls all the time."""
+
 _PING_INTERVAL_MS_MIN: Final = 1_000
 """Clients may send keep-alive pings this often; gRPC disconnects those that send many more."""
 
@@ -100,10 +106,21 @@ class GrpcServer:
 
         Cancelled: some connections are still open; call it again.
         """
+        deadline = self._clock.monotonic() + drain_s
         self.drain()
         if self._rounds is not None:
             self._rounds.cancel()
-        await asyncio.gather(*(server.stop(drain_s) for server in self._servers))
+        # A server that stops ends calls that it has not taken yet with CANCELLED, which clients do not repeat. So it
+        # goes on to refuse calls with UNAVAILABLE until those that run are answered, and no more come for a moment.
+        refuse_until = min(deadline, self._clock.monotonic() + _REFUSE_S_MAX)
+        while self._clock.monotonic() < deadline:
+            refused = self._limits.refused_draining
+            await self._clock.sleep(_DRAIN_CHECK_S)
+            is_quiet = self._limits.refused_draining == refused or self._clock.monotonic() >= refuse_until
+            if is_quiet and not self._limits.are_calls_running:
+                break
+        left_s = max(0.0, deadline - self._clock.monotonic())
+        await asyncio.gather(*(server.stop(left_s) for server in self._servers))
 
     async def _open(
         self, host: str, port: int, services: dict[str, Any], connections_max: int, advice: str
