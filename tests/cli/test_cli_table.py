@@ -62,7 +62,7 @@ def test_tables_are_listed_with_topics_and_offsets(served, lake):
     ]
     assert [one["landings"][0]["topics"] for one in found] == [{TOPIC: [30, 30]}] * 2
     lines = run(served, "list", lake / "delta").splitlines()
-    assert len(lines) == 2 and "30,30" in lines[1] and TOPIC in lines[1]
+    assert len(lines) == 2 and "30, 30" in lines[1] and TOPIC in lines[1]
     assert "there is no table in" in run(served, "list", lake / "nothing", code=1)
 
 
