@@ -1,4 +1,4 @@
-"""Producers of the Danube gRPC API: one identity for each name, which nobody's open fences."""
+"""Producers of the Danube gRPC API: each name has one identity, and opening a producer fences no other."""
 
 from __future__ import annotations
 

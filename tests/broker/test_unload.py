@@ -27,7 +27,7 @@ async def test_what_was_published_and_acked_is_there_afterwards(tmp_path, ack_le
         producer = await client.producer("till")
         await client.publish(producer, [b"0", b"1", b"2"], sequence=0)
         await first.wait_for(3)
-        first.consumer.ack([(1, 2)], False)  # nobody waits for this one
+        first.consumer.ack([(1, 2)], False)  # the unload has to write it, as no caller waits for it
         epoch = producer.owner_epoch
         await broker.unload_topic(ANONYMOUS, TOPIC)
         assert list(broker._partitions) == []

@@ -205,7 +205,7 @@ async def test_statistics_count_what_happens(client: Client) -> None:
 
 async def test_a_topic_can_be_non_reliable(client: Client) -> None:
     await client.create_topic(TOPIC, reliable=False)
-    await publish(client, 3)  # nobody listens
+    await publish(client, 3)  # there is no consumer yet
     async with client.consumer(TOPIC, subscription="billing") as consumer:
         await publish(client, 1, start=7)
         message = await consumer.receive(timeout=60)

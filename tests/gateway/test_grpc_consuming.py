@@ -423,7 +423,7 @@ async def test_a_non_reliable_topic_delivers_to_who_is_there(broker: GrpcBroker,
 
 @pytest.mark.parametrize("kind", [SHARED, FAILOVER, KEY_SHARED])
 async def test_both_protocols_share_a_subscription(broker: GrpcBroker, peer: DanubePeer, kind: int) -> None:
-    """Consumers of both kinds get each message once, acked by whoever got it."""
+    """Consumers of both kinds get each message once, and the consumer that got it acks it."""
     names = {SHARED: "shared", FAILOVER: "failover", KEY_SHARED: "key-shared"}
     producer = await peer.producer(TOPIC)
     consumer = await peer.consumer(TOPIC, name="a", kind=kind)

@@ -284,7 +284,7 @@ def _crash_at(crash_step: int | None, seed: int, place: Path) -> int:
             _lose(journal, *pending, chance)
         _check(killed, place / "cut", history)
         # SQLite lost its write-ahead log as well: what was answered is in the journal. If the end of that is torn too,
-        # the start is refused, because nobody can tell whether the torn record was answered.
+        # the start is refused, because it is unknown whether the torn record was answered.
         killed.with_name("metadata.db-wal").unlink(missing_ok=True)
         try:
             _check(killed, place / "wal-lost", history)

@@ -36,7 +36,7 @@ async def publish_and_receive(client: Any, _steps: Any, topic: str, payloads: li
     )
     await consumer.subscribe()
     queue = await consumer.receive()
-    if not reliable:  # what nobody receives is gone, and the stream of the consumer opens some time from now
+    if not reliable:  # messages are lost until the stream of the consumer is open, which takes a moment
         await until_connected(producer, queue)
     received = []
     for payload in payloads:

@@ -99,7 +99,7 @@ async def one_name(client: Any, _steps: Any, topic: str) -> Any:
 
 
 async def health(client: Any, _steps: Any, topic: str) -> Any:
-    """Return how health checks are answered: of a producer, of a consumer, and of ids that nobody has."""
+    """Return how health checks are answered: of a producer, of a consumer, and of unknown ids."""
     producer = await new_producer(client, topic)
     receiver = await new_receiver(client, topic)
     connection = await client.connection_manager.get_connection(client.uri, client.uri)

@@ -159,7 +159,7 @@ class GrpcServer:
             ("grpc.max_concurrent_streams", settings.calls_per_connection_max),
             ("grpc.max_receive_message_length", settings.request_bytes_max),
             ("grpc.max_send_message_length", -1),
-            ("grpc.http2.bdp_probe", 0),  # it lets clients send megabytes that nobody has asked for
+            ("grpc.http2.bdp_probe", 0),  # with it, clients send megabytes before a handler reads
             ("grpc.max_metadata_size", _METADATA_BYTES_MAX),
             ("grpc.absolute_max_metadata_size", _METADATA_BYTES_MAX),
             ("grpc.server_handshake_timeout_ms", settings.handshake_timeout_ms),
