@@ -115,7 +115,8 @@ def dump(value: Any) -> Any:
         return {str(key): dump(one) for key, one in value.items()}
     if isinstance(value, Gaps):
         return value.ranges
-    names = _names(type(value))
+    kind: Any = type(value)
+    names = _names(kind)
     if names is None:
         return [dump(one) for one in value]
     found = ((shown, getattr(value, name)) for name, shown in names)
@@ -132,7 +133,7 @@ def _has_fields(kind: Any) -> bool:
 
 
 @cache
-def _names(kind: type) -> list[tuple[str, str]] | None:
+def _names(kind: Any) -> list[tuple[str, str]] | None:
     """Return the fields of a type, each with its name in JSON; None for a type without fields."""
     if not _has_fields(kind):
         return None

@@ -225,7 +225,7 @@ def _schemas(operations: tuple[Operation, ...]) -> dict[str, Schema]:
 def _schema_of_object(kind: Any) -> Schema:
     form = json_forms.form_of(kind).type
     _, found = msgspec.json.schema_components([form], ref_template=_REFERENCE)
-    schema = found[kind.__name__]
+    schema: Schema = found[kind.__name__]
     _complete(schema, kind)
     return schema
 
