@@ -6,6 +6,8 @@ router          finds the operation of a request, reads it, sends the answer
 json_forms      how types of the model look in JSON
 openapi         the document
 brokers         operations on brokers
+publishing      operations that publish, and webhooks
+consuming       operations that consume: polls, events, WebSocket
 """
 
 from .operations import BASE

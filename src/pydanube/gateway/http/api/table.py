@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from . import brokers
+from . import brokers, consuming, publishing
 from .operations import Operation
 
-OPERATIONS: Final[tuple[Operation, ...]] = (*brokers.OPERATIONS,)
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    *brokers.OPERATIONS,
+    *publishing.OPERATIONS,
+    *consuming.OPERATIONS,
+)
