@@ -113,7 +113,7 @@ class Peer:
             first, *lines = head.strip().split("\r\n")
             pairs = (line.partition(": ") for line in lines)
             headers = {name.lower(): value for name, _, value in pairs}
-            body = await self._reader.readexactly(int(headers["content-length"]))
+            body = await self._reader.readexactly(int(headers.get("content-length", "0")))
         return Answer(int(first.split()[1]), headers, body)
 
     async def request(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
