@@ -494,6 +494,7 @@ def _http_settings(settings: Settings, places: ConnectionLimits) -> HttpSettings
         header_timeout_ms=limits.handshake_timeout_ms,
         body_bytes_max=limits.http_body_bytes_max,
         bodies_bytes_max=max(limits.http_body_bytes_max, limits.pending_publish_bytes_max // 2),
+        allowed_hosts=settings.http.allowed_hosts,
     )
 
 

@@ -25,6 +25,7 @@ from .runtime.telemetry import LEVELS
 from .settings_kinds import (
     ADDRESS,
     HOST,
+    HOSTS,
     NODE_NAME,
     PORT,
     AckLevelKind,
@@ -148,6 +149,9 @@ class HttpSection(Section):
     section: ClassVar[str] = "http"
     advertised: str = setting(
         "", ADDRESS, "What its clients are told to connect to, host:port; empty: the host of the native one, http_port."
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        (), HOSTS, "Further names in the header Host; the addresses of the broker are always allowed, * allows any."
     )
 
 
