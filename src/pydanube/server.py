@@ -496,6 +496,7 @@ def _http_settings(settings: Settings, places: ConnectionLimits) -> HttpSettings
         header_timeout_ms=limits.handshake_timeout_ms,
         body_bytes_max=limits.http_body_bytes_max,
         bodies_bytes_max=max(limits.http_body_bytes_max, limits.pending_publish_bytes_max // 2),
+        allowed_hosts=settings.http.allowed_hosts,
         consumers_max=settings.http.consumers_max,
         session_timeout_ms_max=settings.http.session_timeout_ms_max,
         poll_wait_ms_max=settings.http.poll_wait_ms_max,

@@ -26,7 +26,9 @@ from .runtime.telemetry import LEVELS
 from .settings_kinds import (
     ADDRESS,
     HOST,
+    HOSTS,
     NODE_NAME,
+    ORIGINS,
     PORT,
     AckLevelKind,
     Choice,
@@ -150,6 +152,9 @@ class HttpSection(Section):
     section: ClassVar[str] = "http"
     advertised: str = setting(
         "", ADDRESS, "What its clients are told to connect to, host:port; empty: the host of the native one, http_port."
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        (), HOSTS, "Further names in the header Host; the addresses of the broker are always allowed, * allows any."
     )
     consumers_max: int = setting(1_000, Number(1, 1_000_000), "Consumers over HTTP: sessions, SSE and WebSocket.")
     session_timeout_ms_max: int = setting(

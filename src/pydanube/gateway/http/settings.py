@@ -37,6 +37,8 @@ class HttpSettings:
     keep_alive_ms: int = 60_000
     """How long a connection may wait for its next request."""
 
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which clients reach this broker, besides its addresses; "*": any."""
     consumers_max: int = 1_000
     """Consumers over HTTP: sessions, SSE and WebSocket."""
     session_timeout_ms_max: int = 300_000
