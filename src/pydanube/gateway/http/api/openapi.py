@@ -32,11 +32,12 @@ ERRORS: Final[dict[int, str]] = {
     415: "The body is of a media type that is not read here.",
     421: "Another broker owns this (`NotOwner`, with its address), or the header Host names another server.",
     429: "A limit is reached (`Full`): wait, or raise it.",
+    431: "The request line and the headers are too long.",
     500: "The broker made a mistake, or stored data is damaged (`Corrupt`).",
     503: "The broker cannot do this now (`Unavailable`): send the same request again, later.",
 }
 
-COMMON_ERRORS: Final = (400, 401, 403, 421, 429, 500, 503)
+COMMON_ERRORS: Final = (400, 401, 403, 421, 429, 431, 500, 503)
 BODY_ERRORS: Final = (408, 413, 415)
 
 TAGS: Final[dict[str, str]] = {
@@ -229,6 +230,7 @@ def _schemas(operations: tuple[Operation, ...]) -> dict[str, Schema]:
     _, found = msgspec.json.schema_components([*forms, Problem], ref_template=_REFERENCE)
     for name, schema in found.items():
         _complete(schema, json_forms.components.get(name, Problem))
+        _simplify_pairs(schema)
     return dict(sorted(found.items()))
 
 
@@ -256,6 +258,20 @@ def _complete(schema: Schema, kind: Any) -> None:
                 field["default"] = default
 
 
+def _simplify_pairs(schema: Any) -> None:
+    """Describe tuples of equal items as arrays of a length: many tools do not know `prefixItems`."""
+    if isinstance(schema, list):
+        for one in schema:
+            _simplify_pairs(one)
+    elif isinstance(schema, dict):
+        items = schema.get("prefixItems")
+        if items is not None and all(one == items[0] for one in items):
+            del schema["prefixItems"]
+            schema.update({"items": items[0], "minItems": len(items), "maxItems": len(items)})
+        for one in schema.values():
+            _simplify_pairs(one)
+
+
 def _add_limits(field: Schema, limits: Schema) -> None:
     """Add the limits of the model to the schema of a field, which may be null as well."""
     target = next((one for one in field.get("anyOf", ()) if one != {"type": "null"}), field)
@@ -270,7 +286,7 @@ def _docstrings(kind: type) -> tuple[str, dict[str, str]]:
     except (OSError, TypeError, SyntaxError):
         return "", {}
     assert isinstance(tree, ast.ClassDef)
-    by_field: dict[str, str] = {}
+    by_field = dict(_docstrings(kind.__base__)[1]) if kind.__base__ not in (None, object, msgspec.Struct) else {}
     last = ""
     for statement in tree.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):

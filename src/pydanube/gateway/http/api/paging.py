@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import msgspec
 
 LIMIT_MAX: Final = 1_000
-AFTER_CHARACTERS_MAX: Final = 4_000
+AFTER_CHARACTERS_MAX: Final = 2_000
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX)]
 After = Annotated[str, msgspec.Meta(max_length=AFTER_CHARACTERS_MAX)]

@@ -91,6 +91,7 @@ class UnackedMax(msgspec.Struct):
 
 class BacklogQuery(msgspec.Struct):
     partition: PartitionIndex = 0
+    """The partition."""
     limit: Annotated[int, msgspec.Meta(ge=1, le=250)] = 100
     """The most messages of one page."""
     after: Offset = 0
@@ -99,6 +100,7 @@ class BacklogQuery(msgspec.Struct):
 
 class RangesQuery(msgspec.Struct):
     partition: PartitionIndex = 0
+    """The partition."""
     limit: Limit = 100
     """The most messages."""
     after: Offset = 0
