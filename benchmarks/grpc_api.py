@@ -2,8 +2,9 @@
 
     make danube-client && .venv/bin/python benchmarks/grpc_api.py [--rounds 5]
 
-The client, which `make danube-client` installs in an environment of its own, runs in a process of its own against two servers in turn: one of grpc.aio that does nothing, and a broker whose sends are synced before they are
-answered. Each round measures both; the ratio of the medians is what counts, absolute numbers depend on the machine.
+The client, which `make danube-client` installs in an environment of its own, runs in a process of its own against two
+servers in turn: one of grpc.aio that does nothing, and a broker whose sends are synced before they are answered. Each
+round measures both; the ratio of the medians is what counts, absolute numbers depend on the machine.
 """
 
 from __future__ import annotations
