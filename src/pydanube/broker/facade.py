@@ -49,6 +49,7 @@ from pydanube.version import __version__
 
 from .consumer_sessions import ConsumerSessions
 from .decompression import DecompressionBudget
+from .listing import Listing
 from .policies import PolicyAdministration
 from .producers import Access, Producer, Producers
 from .publish_checks import PayloadCheck, check_publishable
@@ -153,6 +154,7 @@ class Broker:
         self.shared_producers = SharedProducers(self.producers, self.addresses, authorizer, clock, parts.tasks)
         self.consumer_sessions = ConsumerSessions(registry, self.addresses, self.subscriptions, clock, parts.tasks)
         self.statistics = Statistics(registry, self._partitions, authorizer, clock)
+        self.listing = Listing(registry, self.statistics, authorizer, clock)
         self.storage = StorageAdministration(
             registry, self._partitions, authorizer, parts.store, writer, clock, parts.tasks, self.tiers
         )

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from pydanube.broker.publish_checks import PublishIntake
 from pydanube.broker.subscriptions.subscription import LiveSubscription
 from pydanube.codec.batch import Batch
+from pydanube.core.append_times import AppendTimes
 from pydanube.core.log import PartitionLog
 from pydanube.core.meters import Traffic
 from pydanube.core.producers import ProducerTable
@@ -66,6 +67,7 @@ class Partition(ABC):
     """Whether what is published goes to the log."""
     stream: PartitionStream
     sizes: Sizes
+    append_times: AppendTimes
     state: StateLedger | NoState
 
     def __init__(self, parts: PartitionParts) -> None:

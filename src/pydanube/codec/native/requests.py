@@ -25,7 +25,7 @@ from pydanube.model.schemas import (
     SubjectDescription,
 )
 from pydanube.model.staging import StagedQuery
-from pydanube.model.statistics import TopicStatistics
+from pydanube.model.statistics import TopicStatistics, TopicSummary
 from pydanube.model.storage import (
     PartitionUsage,
     SegmentDescription,
@@ -209,6 +209,19 @@ class ListTopics(Request, tag="topic.list"):
     namespace: str = ""
 
 
+class ListTopicPage(Request, tag="topic.page"):
+    """List topics in pages, with what the broker has counted of each -> TopicsListed. Opens no partition.
+
+    `model.paging.PageQuery` explains the fields. An empty namespace means all of them.
+    """
+
+    namespace: str = ""
+    filter: str = ""
+    sort: str = "name"
+    limit: int = 100
+    after: str = ""
+
+
 class DescribeTopic(Request, tag="topic.describe"):
     """-> Topic"""
 
@@ -228,7 +241,12 @@ class DeleteNamespace(Request, tag="namespace.delete"):
 
 
 class ListNamespaces(Request, tag="namespace.list"):
-    """-> Names"""
+    """-> Names. With a `limit`, one page of them: see `model.paging.PageQuery`."""
+
+    filter: str = ""
+    sort: str = "name"
+    limit: int = 0
+    after: str = ""
 
 
 class OpenProducer(Request, tag="producer.open"):
@@ -308,9 +326,13 @@ class DeleteSubscription(Request, tag="subscription.delete"):
 
 
 class ListSubscriptions(Request, tag="subscription.list"):
-    """-> Names"""
+    """-> Names. With a `limit`, one page of them: see `model.paging.PageQuery`."""
 
     topic: str
+    filter: str = ""
+    sort: str = "name"
+    limit: int = 0
+    after: str = ""
 
 
 class DescribeSubscription(Request, tag="subscription.describe"):
@@ -639,6 +661,7 @@ AnyRequest = (
     | DeleteTopic
     | UnloadTopic
     | ListTopics
+    | ListTopicPage
     | DescribeTopic
     | CreateNamespace
     | DeleteNamespace
@@ -698,8 +721,11 @@ class Done(msgspec.Struct):
     """The request was carried out; there is nothing to report."""
 
 
-class Names(msgspec.Struct):
+class Names(msgspec.Struct, omit_defaults=True):
+    """`next`: the `after` of the next page, where a page was asked for; empty: there is none."""
+
     names: list[str]
+    next: str = ""
 
 
 class PartitionRoute(msgspec.Struct, omit_defaults=True):
@@ -848,6 +874,16 @@ class PolicyReport(msgspec.Struct):
 
 class StatisticsReport(msgspec.Struct):
     topic: TopicStatistics
+
+
+class TopicsListed(msgspec.Struct):
+    """One page of topics, with as many as fit the answer. The next page begins after `next`; empty: there is none.
+
+    A topic with so many subscriptions that it does not fit alone has an empty list of them.
+    """
+
+    topics: list[TopicSummary]
+    next: str = ""
 
 
 class StorageUsed(msgspec.Struct, omit_defaults=True):
