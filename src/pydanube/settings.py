@@ -25,6 +25,7 @@ from .runtime.telemetry import LEVELS
 from .settings_kinds import (
     ADDRESS,
     HOST,
+    HOSTS,
     NODE_NAME,
     PORT,
     AckLevelKind,
@@ -144,6 +145,17 @@ class GrpcSection(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class HttpSection(Section):
+    section: ClassVar[str] = "http"
+    advertised: str = setting(
+        "", ADDRESS, "What its clients are told to connect to, host:port; empty: the host of the native one, http_port."
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        (), HOSTS, "Further names in the header Host; the addresses of the broker are always allowed, * allows any."
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class TopicSettings(Section):
     section: ClassVar[str] = "topics"
     auto_create: bool = setting(True, Flag(), "Publishing to a topic that does not exist creates it.")
@@ -233,6 +245,7 @@ class Settings:
     cache: CacheSettings = field(default_factory=CacheSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     grpc: GrpcSection = field(default_factory=GrpcSection)
+    http: HttpSection = field(default_factory=HttpSection)
     topics: TopicSettings = field(default_factory=TopicSettings)
     producers: ProducersSection = field(default_factory=ProducersSection)
     storage: StorageSettings = field(default_factory=StorageSettings)
@@ -376,6 +389,7 @@ _SECTIONS: Final[tuple[type[Section], ...]] = (
     CacheSettings,
     LimitSettings,
     GrpcSection,
+    HttpSection,
     TopicSettings,
     ProducersSection,
     StorageSettings,

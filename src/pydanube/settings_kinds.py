@@ -230,8 +230,33 @@ class Text:
         return value
 
 
+@dataclass(frozen=True, slots=True)
+class TextList:
+    """Texts that match a pattern: an array of the file, or text with commas between them."""
+
+    allowed: str
+    pattern: re.Pattern[str]
+
+    def read(self, value: object) -> tuple[str, ...]:
+        given = value.split(",") if isinstance(value, str) else value
+        if not isinstance(given, list | tuple):
+            raise ValueError
+        texts = tuple(one.strip() if isinstance(one, str) else "" for one in given)
+        if texts == ("",):
+            return ()
+        if not all(self.pattern.fullmatch(one) for one in texts):
+            raise ValueError
+        return texts
+
+    def show(self, value: tuple[str, ...]) -> str:
+        return ",".join(value)
+
+
 PORT: Final = Number(0, 65_535)
 HOST: Final = Text("a host name or an IP address", re.compile(r"[A-Za-z0-9._:%-]{1,255}"))
+HOSTS: Final = TextList(
+    "host names and IP addresses with commas between them, *, or empty", re.compile(r"[A-Za-z0-9._:%-]{1,255}|\*")
+)
 NODE_NAME: Final = Text(
     "up to 200 letters, digits, '.', '_' and '-', or empty",
     re.compile(r"[A-Za-z0-9._-]{0,200}"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from native_admin_samples import ADMIN_HEADS
 from native_listing_samples import LISTING_HEADS
 from native_pending_samples import PENDING_HEADS
 from native_samples import GOLDEN as SAMPLES
@@ -140,7 +141,7 @@ def test_requests_keep_their_names() -> None:
 
 @pytest.mark.parametrize(
     ("value", "golden"),
-    [*HEADS, *LISTING_HEADS, *PENDING_HEADS, *STORAGE_HEADS, *STAGING_HEADS, *SCHEMA_HEADS],
+    [*HEADS, *ADMIN_HEADS, *LISTING_HEADS, *PENDING_HEADS, *STORAGE_HEADS, *STAGING_HEADS, *SCHEMA_HEADS],
     ids=lambda one: type(one).__name__,
 )
 def test_a_head_with_values_of_the_model_has_the_bytes_it_had_when_it_was_released(

@@ -3,6 +3,7 @@
 Invariants
     no request takes more than `body_bytes_max` of memory for its body, all together no more than `bodies_bytes_max`,
     and a body that is announced too large takes none
+    a request whose header Host names another server gets no answer but a refusal, whatever its path
     every error is answered as `errors` says; an exception that is no error of the tree is a 500 and is logged once
     after `drain`, requests are refused as Unavailable, except those for health, and every answer closes its connection
 """
@@ -24,7 +25,8 @@ from pydanube.broker import Broker
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.budget import Budget
 
-from . import errors, health, schema_registry
+from . import api, errors, health, schema_registry
+from .host_check import HostCheck
 from .settings import HttpSettings
 
 _CLOSE: Final = (b"connection", b"close")
@@ -40,6 +42,7 @@ class Application:
         self._settings = settings
         self._bodies = Budget(settings.bodies_bytes_max)
         self._draining = False
+        self.hosts = HostCheck(settings.allowed_hosts, lambda: broker.advertised)
         handlers = {
             HTTPException: _http_error,
             DanubeError: _danube_error,
@@ -48,6 +51,7 @@ class Application:
         }
         routes = [
             *health.routes(self._not_ready),
+            *api.routes(broker),
             Mount(schema_registry.BASE, app=schema_registry.SchemaRegistry(broker)),
         ]
         self._routes = Starlette(routes=routes, exception_handlers=handlers)
@@ -78,6 +82,8 @@ class Application:
     def _refusal(self, scope: Scope, body: _Body) -> DanubeError | HTTPException | None:
         """Return why the request is refused before its body is read, or None."""
         headers = Headers(scope=scope)
+        if (wrong := self.hosts.refusal(scope)) is not None:
+            return wrong
         if self._draining and scope["path"] not in _ALWAYS_SERVED:
             return Unavailable("the broker is shutting down: send the request again, later or to another broker")
         if scope["method"] not in _SAFE_METHODS and _is_foreign(headers):

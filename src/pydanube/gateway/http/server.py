@@ -73,6 +73,7 @@ class HttpServer:
         """Listen on `host` and `port` and return the address in use. Raises OSError where that is impossible."""
         assert self._server is None, "a listener starts once"
         self._set_date()
+        self._application.hosts.bound_host = host
         self._server = await open_server(host, port, self._make_connection, self.settings.accepted_at_once)
         self._rounds = self._tasks.spawn(self._check_connections(), "http connections")
         return address_of(self._server)

@@ -36,9 +36,12 @@ class HttpSettings:
     keep_alive_ms: int = 60_000
     """How long a connection may wait for its next request."""
 
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which clients reach this broker, besides its addresses; "*": any."""
+
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if getattr(self, name) < 1:
+            if isinstance(getattr(self, name), int) and getattr(self, name) < 1:
                 raise Invalid(f"http {name}={getattr(self, name)} must be at least 1")
         if self.bodies_bytes_max < self.body_bytes_max:
             raise Invalid("http bodies_bytes_max must not be smaller than body_bytes_max")
