@@ -23,7 +23,7 @@ from pydanube.broker.subscriptions.subscriptions import Attachment
 
 from .consumer_sessions import ConsumerSessions
 from .facade import Broker, BrokerParts, BrokerSettings
-from .producers import Producer
+from .producers import Producer, shared_id
 from .shared_producers import SharedProducer
 
 __all__ = [
@@ -44,4 +44,5 @@ __all__ = [
     "Sink",
     "StageRequest",
     "close_calls",
+    "shared_id",
 ]
