@@ -2,6 +2,7 @@
 
 Lives here      the facade (facade.py) and what every call passes: producers, publish checks, policies, statistics
                 for clients without a connection of their own: topic addresses, shared producers, consumer sessions
+                dead_letters lists and redrives dead letters; message_reading reads single messages
                 registry/       the namespaces, topics, subscriptions and producers that exist, and their records
                 partitions/     open partitions: publish, fetch, recovery, ownership, limits
                 subscriptions/  delivery to attached consumers, acks, redelivery, dead letters
