@@ -104,6 +104,7 @@ def test_requests_keep_their_names() -> None:
         "subscription.unsettled",
         "subscription.pending",
         "subscription.settle",
+        "dead_letter.redrive",
         "subscription.failure_policy",
         "subscription.unacked_max",
         "policies.set",

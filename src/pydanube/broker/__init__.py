@@ -3,6 +3,7 @@
 Lives here      the facade (facade.py) and what every call passes: producers, publish checks, policies, statistics,
                 listing in pages
                 for clients without a connection of their own: topic addresses, shared producers, consumer sessions
+                dead_letters lists and redrives dead letters; message_reading reads single messages
                 registry/       the namespaces, topics, subscriptions and producers that exist, and their records
                 partitions/     open partitions: publish, fetch, recovery, ownership, limits
                 subscriptions/  delivery to attached consumers, acks, redelivery, dead letters
@@ -24,7 +25,7 @@ from pydanube.broker.subscriptions.subscriptions import Attachment
 
 from .consumer_sessions import ConsumerSessions
 from .facade import Broker, BrokerParts, BrokerSettings
-from .producers import Producer
+from .producers import Producer, shared_id
 from .shared_producers import SharedProducer
 
 __all__ = [
@@ -45,4 +46,5 @@ __all__ = [
     "Sink",
     "StageRequest",
     "close_calls",
+    "shared_id",
 ]

@@ -412,6 +412,27 @@ class Settle(Request, tag="subscription.settle"):
         check_ranges("subscription.settle", self.ranges)
 
 
+class RedriveLetters(Request, tag="dead_letter.redrive"):
+    """Send dead letters of one partition back to the topics they came from, or to the topic `to`; with `drop`, ack them
+    only -> LettersRedriven. This is one step of at most `letters_max` letters.
+
+    `offsets`: these letters; empty: those that remain in [start, end), `end` -1: up to the end of the partition. Only
+    letters that came from `original_topic` and failed for `original_subscription` are taken, where these are given.
+    `model.dead_letters` has the rules.
+    """
+
+    topic: str
+    partition: int
+    offsets: list[int] = []
+    start: int = 0
+    end: int = -1
+    original_topic: str = ""
+    original_subscription: str = ""
+    letters_max: int = 500
+    to: str = ""
+    drop: bool = False
+
+
 class SetFailurePolicy(Request, tag="subscription.failure_policy"):
     """-> Done. Applies at once, also to attached consumers."""
 
@@ -681,6 +702,7 @@ AnyRequest = (
     | ListUnsettled
     | ListPending
     | Settle
+    | RedriveLetters
     | SetFailurePolicy
     | SetUnackedMax
     | SetPolicies
@@ -855,6 +877,17 @@ class Settled(msgspec.Struct, omit_defaults=True):
     """How many messages this request has settled; messages settled before do not count."""
 
     messages: int = 0
+
+
+class LettersRedriven(msgspec.Struct, omit_defaults=True):
+    """The result of one step of a redrive; `stayed` has the offset and the reason of letters that could not be sent
+    back. With a `next_offset` other than -1, the next step begins there."""
+
+    done: int = 0
+    stayed: list[tuple[int, str]] = []
+    next_offset: int = -1
+    remaining: int = 0
+    """How many messages of the partition are neither redriven nor dropped."""
 
 
 class Positions(msgspec.Struct):

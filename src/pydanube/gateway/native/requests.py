@@ -18,6 +18,7 @@ from pydanube.codec.native import frames
 from pydanube.codec.native import requests as wire
 from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import Principal
+from pydanube.model.dead_letters import LetterSelection
 from pydanube.model.errors import DanubeError, Full, Invalid, NotFound
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
@@ -38,6 +39,9 @@ _CONSUMER_CHARACTERS_MAX: Final = 200
 _UNSETTLED_MESSAGES_MAX: Final = 10_000
 _PENDING_MESSAGES_MAX: Final = 250
 """So many fit one frame, each with a reason and a consumer's name."""
+
+_STAYED_CHARACTERS_MAX: Final = 400
+"""The longest reason why a letter stays: those of one step fit one frame."""
 
 _SUBJECTS_MAX: Final = 2_000
 _ANSWER_BYTES_KEPT: Final = 1_000
@@ -410,6 +414,26 @@ async def _list_pending(caller: Caller, request: wire.ListPending) -> wire.Pendi
     return wire.PendingMessages(messages, str(kind), now_us)
 
 
+async def _redrive_letters(caller: Caller, request: wire.RedriveLetters) -> wire.LettersRedriven:
+    letters, topic = caller.broker.dead_letters, TopicName.parse(request.topic)
+    selection = LetterSelection(
+        request.offsets,
+        request.start,
+        None if request.end < 0 else request.end,
+        str(TopicName.parse(request.original_topic)) if request.original_topic else "",
+        parse_subscription(request.original_subscription) if request.original_subscription else "",
+        request.letters_max,
+    )
+    if request.drop:
+        step = await letters.drop(caller.principal, topic, request.partition, selection)
+    else:
+        to = TopicName.parse(request.to) if request.to else None
+        step = await letters.redrive(caller.principal, topic, request.partition, selection, to)
+    stayed = [(offset, reason[:_STAYED_CHARACTERS_MAX]) for offset, reason in step.stayed]
+    next_offset = -1 if step.next_offset is None else step.next_offset
+    return wire.LettersRedriven(step.done, stayed, next_offset, step.remaining)
+
+
 async def _set_failure_policy(caller: Caller, request: wire.SetFailurePolicy) -> wire.Done:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
     await caller.broker.subscriptions.set_failure_policy(caller.principal, topic, subscription, request.failure_policy)
@@ -636,6 +660,7 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.Advance: _advance,
     wire.AdvanceMany: _advance_many,
     wire.Settle: _settle,
+    wire.RedriveLetters: _redrive_letters,
     wire.ListUnsettled: _list_unsettled,
     wire.ListPending: _list_pending,
     wire.SetFailurePolicy: _set_failure_policy,
