@@ -30,6 +30,7 @@ ERRORS: Final[dict[int, str]] = {
     412: "The state is another one than If-Match expects (`Conflict`): read it again.",
     413: "The body is too large.",
     415: "The body is of a media type that is not read here.",
+    426: "This is for WebSockets.",
     421: "Another broker owns this (`NotOwner`, with its address), or the header Host names another server.",
     429: "A limit is reached (`Full`): wait, or raise it.",
     500: "The broker made a mistake, or stored data is damaged (`Corrupt`).",
