@@ -223,6 +223,7 @@ class Server:
         self._parts.push_async_callback(broker.close)
         await broker.start()
         assert broker.tiers is not None
+        tasks.spawn(broker.metrics.measure_loop_delay(), "event loop delay")
         tasks.spawn(broker.tiers.run(), "object storage")
         tasks.spawn(self._keep_saving_revision(store, directory, writer), "metadata revision remembering")
         await self._check_metadata_disk()

@@ -142,6 +142,10 @@ class Registry:
     def topics(self, namespace: str | None = None) -> list[TopicName]:
         return sorted(name for name in self._topics if namespace is None or name.namespace == namespace)
 
+    @property
+    def topic_count(self) -> int:
+        return len(self._topics)
+
     def find_topic(self, name: TopicName) -> TopicRecord | None:
         return self._topics.get(name)
 
