@@ -71,6 +71,7 @@ def test_every_setting_can_be_given_in_every_way(file: Path) -> None:
         "grpc.data": "false",
         "grpc.admin": "false",
         "grpc.advertised": "broker.example.net:6650",
+        "http.advertised": "broker.example.net:8650",
         "log.directory": "/wal",
         "metadata.path": "/metadata/one.db",
         "topics.auto_create": "false",

@@ -30,6 +30,7 @@ from .gateway.native import NativeServer, NativeSettings
 from .metadata.counters import last_id
 from .metadata.embedded import EmbeddedStore
 from .metadata.store import Compare, MetadataStore, Put
+from .model.addresses import BrokerAddresses
 from .model.errors import DanubeError, Refused
 from .runtime.clock import Clock, SystemClock
 from .runtime.disk import Disk, OsDisk
@@ -214,7 +215,7 @@ class Server:
             self._components.authorizer,
             clock,
             tasks,
-            self._advertised_address,
+            self._advertised_addresses,
             objects,
             _tiering_settings(settings),
             lambda: self._metadata_trouble,
@@ -292,10 +293,18 @@ class Server:
                 f"{listener.name} listener; choose another with {listener.option} (0 takes a free one)"
             ) from None
 
-    def _advertised_address(self) -> str:
-        """Return the host:port that clients are sent to: the one that is configured, or that of the native listener."""
-        host, port = self.native_address
-        return self._settings.server.advertised or f"{_bracketed(_reachable(host))}:{port}"
+    def _advertised_addresses(self) -> BrokerAddresses:
+        """Return the addresses that clients are told: those that are configured, or those of the open listeners.
+
+        A listener without an address of its own in the settings has the host of the native one.
+        """
+        native, grpc = self._settings.server.advertised, self._settings.grpc.advertised
+        return BrokerAddresses(
+            native=_advertised(self.native_address, native, native),
+            grpc=_advertised(self.grpc_address, grpc, native),
+            admin=_advertised(self.admin_address, "", grpc or native),
+            http=_advertised(self.http_address, self._settings.http.advertised, native),
+        )
 
     async def _open_metadata(self, directory: DataDirectory) -> MetadataStore:
         store = await EmbeddedStore.open(self._settings.metadata_path, self._components.clock)
@@ -467,16 +476,7 @@ def _grpc_settings(settings: Settings, places: int) -> GrpcSettings:
         receive_bytes_max=grpc.receive_bytes_max,
         handshake_timeout_ms=limits.handshake_timeout_ms,
         keep_alive_ms=limits.keep_alive_ms,
-        advertised=_grpc_advertised(settings),
     )
-
-
-def _grpc_advertised(settings: Settings) -> str:
-    """Return the URL that lookups of the gRPC API answer, without the port if that is the port of the listener."""
-    if settings.grpc.advertised:
-        return f"http://{settings.grpc.advertised}"
-    host = settings.server.advertised.rpartition(":")[0]
-    return f"http://{host}" if host else ""
 
 
 def _http_places(settings: Settings) -> ConnectionLimits:
@@ -546,6 +546,17 @@ def _tiering_settings(settings: Settings) -> TieringSettings:
         stage_keep_s=storage.stage_keep_s,
         staged_query_keep_s=storage.staged_query_keep_s,
     )
+
+
+def _advertised(listener: tuple[str, int], configured: str, another: str) -> str:
+    """Return the host:port of a listener that clients are told; empty if there is no such listener.
+
+    `another` is an address whose host is used if no address of this listener is configured.
+    """
+    host, port = listener
+    if not port or configured:
+        return configured if port else ""
+    return f"{another.rpartition(':')[0] or _bracketed(_reachable(host))}:{port}"
 
 
 def _bracketed(host: str) -> str:

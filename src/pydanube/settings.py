@@ -144,6 +144,14 @@ class GrpcSection(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class HttpSection(Section):
+    section: ClassVar[str] = "http"
+    advertised: str = setting(
+        "", ADDRESS, "What its clients are told to connect to, host:port; empty: the host of the native one, http_port."
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class TopicSettings(Section):
     section: ClassVar[str] = "topics"
     auto_create: bool = setting(True, Flag(), "Publishing to a topic that does not exist creates it.")
@@ -233,6 +241,7 @@ class Settings:
     cache: CacheSettings = field(default_factory=CacheSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     grpc: GrpcSection = field(default_factory=GrpcSection)
+    http: HttpSection = field(default_factory=HttpSection)
     topics: TopicSettings = field(default_factory=TopicSettings)
     producers: ProducersSection = field(default_factory=ProducersSection)
     storage: StorageSettings = field(default_factory=StorageSettings)
@@ -376,6 +385,7 @@ _SECTIONS: Final[tuple[type[Section], ...]] = (
     CacheSettings,
     LimitSettings,
     GrpcSection,
+    HttpSection,
     TopicSettings,
     ProducersSection,
     StorageSettings,

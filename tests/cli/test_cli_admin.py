@@ -92,3 +92,9 @@ def test_brokers(danube):
     assert only["state"] == "ok"
     assert answer(danube("brokers", "describe", "--json"))["node"] == only["node"]
     assert only["node"] in danube("brokers", "describe").stdout
+
+
+def test_the_description_of_a_broker_names_its_listeners(danube, served):
+    told = answer(danube("brokers", "describe", "--json"))["addresses"]
+    assert told["native"] == served.url.removeprefix("danube://")
+    assert f"native address  {told['native']}" in danube("brokers", "describe").stdout

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from native_admin_samples import ADMIN_HEADS
 from native_pending_samples import PENDING_HEADS
 from native_samples import GOLDEN as SAMPLES
 from native_samples import HEADS, PARTITION, STATISTICS_BEFORE_GAPS
@@ -138,7 +139,7 @@ def test_requests_keep_their_names() -> None:
 
 @pytest.mark.parametrize(
     ("value", "golden"),
-    [*HEADS, *PENDING_HEADS, *STORAGE_HEADS, *STAGING_HEADS, *SCHEMA_HEADS],
+    [*HEADS, *ADMIN_HEADS, *PENDING_HEADS, *STORAGE_HEADS, *STAGING_HEADS, *SCHEMA_HEADS],
     ids=lambda one: type(one).__name__,
 )
 def test_a_head_with_values_of_the_model_has_the_bytes_it_had_when_it_was_released(

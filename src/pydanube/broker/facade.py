@@ -29,6 +29,7 @@ from pydanube.broker.tiering.object_storage import ObjectStorage, TieringSetting
 from pydanube.codec.batch import Batch, Codec
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.metadata.store import MetadataStore
+from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import AlreadyExists, DanubeError, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.metrics import MetricFamily
 from pydanube.model.names import TopicName
@@ -90,8 +91,8 @@ class BrokerParts:
     authorizer: Authorizer
     clock: Clock
     tasks: Tasks
-    address: Callable[[], str]
-    """Returns the host:port that clients are sent to; called only once the native listener is open."""
+    addresses: Callable[[], BrokerAddresses]
+    """Returns the addresses that clients are told; complete once all listeners are open."""
     objects: ObjectStore | None = None
     """Without an object store, or without `tiering`, the log keeps everything."""
     tiering: TieringSettings | None = None
@@ -109,7 +110,7 @@ class Broker:
         self._writer = writer
         self._authorizer = authorizer
         self._settings = settings
-        self._address = parts.address
+        self._addresses = parts.addresses
         self._metadata_trouble = parts.metadata_trouble
         self._started_at = clock.now_us()
         self.metrics = BrokerMetrics()
@@ -145,7 +146,7 @@ class Broker:
             settings.node,
             PartitionSettings(settings.offset_block, settings.remembered_max),
             policies,
-            parts.address,
+            lambda: self.address,
             open_partitions,
             self.metrics,
             self.tiers,
@@ -183,8 +184,13 @@ class Broker:
 
     @property
     def address(self) -> str:
-        """The host:port that clients are sent to."""
-        return self._address()
+        """The host:port that native clients are sent to."""
+        return self._addresses().native
+
+    @property
+    def advertised(self) -> BrokerAddresses:
+        """The addresses of all listeners that clients are told."""
+        return self._addresses()
 
     def describe(self, principal: Principal) -> BrokerDescription:
         self._authorizer.check(principal, Action.DESCRIBE, BROKER)
@@ -195,6 +201,7 @@ class Broker:
             state=self._state(),
             topics=len(self._registry.topics()),
             started_at=self._started_at,
+            addresses=self.advertised,
         )
 
     def metric_families(self, principal: Principal) -> list[MetricFamily]:
@@ -317,7 +324,9 @@ class Broker:
             except DanubeError as error:
                 partitions.append(PartitionDescription(index, self.address, 0, 0, 0, 0, 0, health=error.message))
         subscriptions = sorted(self._registry.subscriptions(topic))
-        return TopicDescription(str(topic), record.topic_id, record.config(), partitions, subscriptions)
+        return TopicDescription(
+            str(topic), record.topic_id, record.config(), partitions, subscriptions, [self.advertised]
+        )
 
     async def lookup(self, principal: Principal, topic: TopicName, create: bool) -> TopicDescription:
         """Return who owns the partitions, without opening them.
@@ -332,7 +341,7 @@ class Broker:
         partitions = [
             PartitionDescription(index, self.address, 0, 0, 0, 0, 0) for index in range(record.config().partition_count)
         ]
-        return TopicDescription(str(topic), record.topic_id, record.config(), partitions)
+        return TopicDescription(str(topic), record.topic_id, record.config(), partitions, brokers=[self.advertised])
 
     async def _auto_create(self, principal: Principal, topic: TopicName) -> TopicRecord | None:
         with suppress(AlreadyExists):  # two producers looked the topic up at the same time

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
+from .addresses import NO_ADDRESSES, BrokerAddresses
 from .errors import Invalid
 from .failure import NATIVE, FailurePolicy
 from .gaps import NO_GAPS, Gaps
@@ -112,6 +113,8 @@ class TopicDescription:
     config: TopicConfig
     partitions: list[PartitionDescription] = field(default_factory=list)
     subscriptions: list[str] = field(default_factory=list)
+    brokers: list[BrokerAddresses] = field(default_factory=list)
+    """The addresses of the owners of the partitions, each once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,8 @@ class BrokerDescription:
     """"ok", or why the broker is read-only or cannot do some of its work."""
     topics: int
     started_at: int
+    addresses: BrokerAddresses = NO_ADDRESSES
+    """Brokers of earlier releases tell none."""
 
 
 @dataclass(frozen=True, slots=True)

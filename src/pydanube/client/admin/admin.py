@@ -385,6 +385,7 @@ def _topic_description(topic: requests.Topic) -> TopicDescription:
             for one in topic.partition_infos
         ],
         subscriptions=list(topic.subscriptions),
+        brokers=topic.brokers,
     )
 
 
@@ -418,4 +419,5 @@ def _broker_description(broker: requests.BrokerInfo) -> BrokerDescription:
         state=broker.state,
         topics=broker.topics,
         started_at=broker.started_at,
+        addresses=broker.addresses,
     )

@@ -12,6 +12,7 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
+from pydanube.model.addresses import NO_ADDRESSES, BrokerAddresses
 from pydanube.model.errors import DanubeError, Held, Invalid, NotOwner, Refused, from_code
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.pending import PendingMessage
@@ -716,6 +717,8 @@ class Route(msgspec.Struct, omit_defaults=True):
     reliable: bool
     ack_level: str
     partitions: list[PartitionRoute]
+    brokers: list[BrokerAddresses] = []
+    """The addresses of the owners, each once; brokers of earlier releases send none."""
 
 
 class PartitionInfo(msgspec.Struct, omit_defaults=True):
@@ -745,6 +748,8 @@ class Topic(msgspec.Struct, omit_defaults=True):
     ack_level: str
     partition_infos: list[PartitionInfo] = []
     subscriptions: list[str] = []
+    brokers: list[BrokerAddresses] = []
+    """The addresses of the owners, each once; brokers of earlier releases send none."""
 
 
 class ProducerOpened(msgspec.Struct, omit_defaults=True):
@@ -810,6 +815,8 @@ class BrokerInfo(msgspec.Struct, omit_defaults=True):
     topics: int = 0
     started_at: int = 0
     """microseconds since 1970"""
+    addresses: BrokerAddresses = NO_ADDRESSES
+    """Brokers of earlier releases send none."""
 
 
 class OffsetRanges(msgspec.Struct):

@@ -24,7 +24,7 @@ from pydanube.broker import Broker
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.budget import Budget
 
-from . import errors, health, schema_registry
+from . import api, errors, health, schema_registry
 from .settings import HttpSettings
 
 _CLOSE: Final = (b"connection", b"close")
@@ -48,6 +48,7 @@ class Application:
         }
         routes = [
             *health.routes(self._not_ready),
+            *api.routes(broker),
             Mount(schema_registry.BASE, app=schema_registry.SchemaRegistry(broker)),
         ]
         self._routes = Starlette(routes=routes, exception_handlers=handlers)

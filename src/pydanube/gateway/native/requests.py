@@ -101,7 +101,13 @@ async def _lookup(caller: Caller, request: wire.Lookup) -> wire.Route:
     partitions = [wire.PartitionRoute(one.index, one.owner, one.epoch) for one in topic.partitions]
     config = topic.config
     return wire.Route(
-        topic.name, topic.topic_id, config.partitions > 0, config.reliable, str(config.ack_level), partitions
+        topic.name,
+        topic.topic_id,
+        config.partitions > 0,
+        config.reliable,
+        str(config.ack_level),
+        partitions,
+        topic.brokers,
     )
 
 
@@ -148,6 +154,7 @@ async def _describe_topic(caller: Caller, request: wire.DescribeTopic) -> wire.T
         str(config.ack_level),
         infos,
         topic.subscriptions,
+        topic.brokers,
     )
 
 
@@ -389,7 +396,9 @@ async def _topic_statistics(caller: Caller, request: wire.GetStatistics) -> wire
 
 async def _describe_broker(caller: Caller, _request: wire.DescribeBroker) -> wire.BrokerInfo:
     about = caller.broker.describe(caller.principal)
-    return wire.BrokerInfo(about.version, about.node, about.cluster, about.state, about.topics, about.started_at)
+    return wire.BrokerInfo(
+        about.version, about.node, about.cluster, about.state, about.topics, about.started_at, about.addresses
+    )
 
 
 # -- object storage ----------------------------------------------------------------------------------------------------

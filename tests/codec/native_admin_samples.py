@@ -1,0 +1,45 @@
+"""Heads of administrative requests and answers that nest values of the model: see `native_samples`."""
+
+from __future__ import annotations
+
+import msgspec
+from native_samples import unhex
+
+from pydanube.codec.native import requests
+from pydanube.model.addresses import BrokerAddresses
+
+ADDRESSES = BrokerAddresses("10.0.0.2:6655", "10.0.0.2:6650", "10.0.0.2:50051", "10.0.0.2:8650")
+
+ADMIN_HEADS: list[tuple[msgspec.Struct, bytes]] = [
+    (
+        requests.Route(
+            "/default/orders",
+            3,
+            False,
+            True,
+            "durable",
+            [requests.PartitionRoute(0, "10.0.0.2:6655")],
+            [ADDRESSES],
+        ),
+        unhex("""
+        87a5746f 706963af 2f646566 61756c74 2f6f7264 657273a8 746f7069 635f6964
+        03ab7061 72746974 696f6e65 64c2a872 656c6961 626c65c3 a961636b 5f6c6576
+        656ca764 75726162 6c65aa70 61727469 74696f6e 739182a5 696e6465 7800a56f
+        776e6572 ad31302e 302e302e 323a3636 3535a762 726f6b65 72739184 a66e6174
+        697665ad 31302e30 2e302e32 3a363635 35a46772 7063ad31 302e302e 302e323a
+        36363530 a561646d 696eae31 302e302e 302e323a 35303035 31a46874 7470ad31
+        302e302e 302e323a 38363530
+        """),
+    ),
+    (
+        requests.BrokerInfo("0.1", "node-a", "dev", "ok", 3, 1_700_000_000_000_000, ADDRESSES),
+        unhex("""
+        87a77665 7273696f 6ea3302e 31a46e6f 6465a66e 6f64652d 61a7636c 75737465
+        72a36465 76a57374 617465a2 6f6ba674 6f706963 7303aa73 74617274 65645f61
+        74cf0006 0a24181e 4000a961 64647265 73736573 84a66e61 74697665 ad31302e
+        302e302e 323a3636 3535a467 727063ad 31302e30 2e302e32 3a363635 30a56164
+        6d696eae 31302e30 2e302e32 3a353030 3531a468 747470ad 31302e30 2e302e32
+        3a383635 30
+        """),
+    ),
+]
