@@ -13,6 +13,7 @@ Invariants
 from __future__ import annotations
 
 from pydanube.codec.batch import Batch
+from pydanube.core.append_times import AppendTimes
 from pydanube.core.appends import Stored
 from pydanube.core.sizes import Sizes
 from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
@@ -35,6 +36,7 @@ class NonReliablePartition(Partition):
         super().__init__(parts)
         self.stream = NoStream()
         self.sizes = Sizes(0)
+        self.append_times = AppendTimes()
         self.state = NoState()
         self.set_policies(parts.policies)
 

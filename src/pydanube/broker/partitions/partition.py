@@ -16,6 +16,7 @@ from pydanube.broker.metrics import BrokerMetrics
 from pydanube.broker.publish_checks import PublishIntake
 from pydanube.broker.subscriptions.subscription import LiveSubscription
 from pydanube.codec.batch import Batch
+from pydanube.core.append_times import AppendTimes
 from pydanube.core.log import PartitionLog
 from pydanube.core.meters import Traffic
 from pydanube.core.producers import ProducerTable
@@ -68,6 +69,7 @@ class Partition(ABC):
     """Whether what is published goes to the log."""
     stream: PartitionStream
     sizes: Sizes
+    append_times: AppendTimes
     state: StateLedger | NoState
 
     def __init__(self, parts: PartitionParts) -> None:

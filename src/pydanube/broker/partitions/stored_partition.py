@@ -34,6 +34,7 @@ from pydanube.model.topics import AckLevel, PartitionDescription
 from pydanube.storage.stream import LoggedStream, MemoryStream
 from pydanube.storage.wal import DurabilityLevel, LogWriter
 
+from .backlog_age import stored_times
 from .backlog_quota import BacklogQuota, stored_sizes
 from .partition import FetchResult, Partition, PartitionParts
 from .publish_queue import PublishDone, Published
@@ -84,6 +85,7 @@ class StoredPartition(Partition):
         self.stream = stream
         self.is_logged = isinstance(stream, LoggedStream)
         self.sizes = stored_sizes(stream, writer)
+        self.append_times = stored_times(stream, writer)
         self.quota = BacklogQuota(parts.name, stream, self.sizes, self.subscriptions)
         if ack_level is AckLevel.MEMORY:
             self.state = NoState()
@@ -186,6 +188,7 @@ class StoredPartition(Partition):
         self._log.confirm(append)
         self.stream.add(base, end, view)
         self.sizes.add(base, end, len(view))
+        self.append_times.add(base, append.append_time)
         now_us, messages, size_bytes = self._clock.now_us(), end - base, len(view)
         self.traffic.mark(now_us, messages, size_bytes)
         self._metrics.published(messages, size_bytes)
@@ -327,6 +330,7 @@ class StoredPartition(Partition):
             self._trimming_to = 0
         self.stream.trim(offset)
         self.sizes.trim(offset)
+        self.append_times.trim(offset)
         if self.tier is not None:
             await self.tier.forget_below(offset)
 

@@ -654,9 +654,11 @@ class LiveSubscription:
             consumer=", ".join(sorted(active)),
         )
 
-    def statistics(self) -> SubscriptionStatistics:
+    def statistics(self, *, with_consumers: bool = True) -> SubscriptionStatistics:
         """Return the statistics without the bytes and the age of the backlog."""
         now_us = self._clock.now_us()
+        if not with_consumers:
+            return subscription_statistics(self.name, self.dispatcher, self.counts, self.backlog, [], now_us)
         consumers = [
             consumer_statistics(self.dispatcher, member, attached.counts, now_us)
             for member, attached in self._attached.items()
