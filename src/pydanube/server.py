@@ -485,7 +485,7 @@ def _http_places(settings: Settings) -> ConnectionLimits:
 
 
 def _http_settings(settings: Settings, places: ConnectionLimits) -> HttpSettings:
-    from .gateway.http import HttpSettings
+    from .gateway.http import HttpSettings, MetricsSettings
 
     limits = settings.limits
     return HttpSettings(
@@ -495,6 +495,7 @@ def _http_settings(settings: Settings, places: ConnectionLimits) -> HttpSettings
         header_timeout_ms=limits.handshake_timeout_ms,
         body_bytes_max=limits.http_body_bytes_max,
         bodies_bytes_max=max(limits.http_body_bytes_max, limits.pending_publish_bytes_max // 2),
+        metrics=MetricsSettings(settings.metrics.topics, settings.metrics.series_max),
     )
 
 

@@ -42,7 +42,7 @@ class HttpListener:
 
 @asynccontextmanager
 async def open_listener(
-    clock: Clock | None = None, wrap: Callable[[Any], Any] | None = None, drain_s: float = 0.0, **settings: int
+    clock: Clock | None = None, wrap: Callable[[Any], Any] | None = None, drain_s: float = 0.0, **settings: Any
 ) -> AsyncIterator[HttpListener]:
     """A listener with these settings on a real broker of its own. `wrap` may put something between the two."""
     async with testing._server(None, {"topics_ack_level": "written"}) as broker_server:

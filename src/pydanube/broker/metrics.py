@@ -61,6 +61,8 @@ class BrokerMetrics:
         self.acked = 0
         self.ended: Counter[str] = Counter()
         """Messages that a subscription ended without an ack: expired, evicted, dropped, dead_lettered."""
+        self.http_answers: Counter[str] = Counter()
+        """Answers of the HTTP listener, by status."""
         self.listeners: dict[str, ListenerMetrics] = {}
 
     def published(self, messages: int, size_bytes: int) -> None:

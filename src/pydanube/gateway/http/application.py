@@ -23,8 +23,9 @@ from starlette.types import Message, Receive, Scope, Send
 from pydanube.broker import Broker
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.budget import Budget
+from pydanube.runtime.clock import Clock
 
-from . import api, errors, health, schema_registry
+from . import api, errors, health, metrics, schema_registry
 from .settings import HttpSettings
 
 _CLOSE: Final = (b"connection", b"close")
@@ -35,7 +36,7 @@ _ALWAYS_SERVED: Final = frozenset({"/healthz", "/readyz"})
 class Application:
     """Answers every request of the HTTP listener."""
 
-    def __init__(self, broker: Broker, settings: HttpSettings) -> None:
+    def __init__(self, broker: Broker, settings: HttpSettings, clock: Clock) -> None:
         self._broker = broker
         self._settings = settings
         self._bodies = Budget(settings.bodies_bytes_max)
@@ -48,6 +49,7 @@ class Application:
         }
         routes = [
             *health.routes(self._not_ready),
+            *metrics.routes(broker, settings.metrics, clock),
             *api.routes(broker),
             Mount(schema_registry.BASE, app=schema_registry.SchemaRegistry(broker)),
         ]
@@ -63,8 +65,10 @@ class Application:
 
         async def send_after_body(message: Message) -> None:
             """Send the message. The answer waits for the rest of the body, so that the client comes to read it."""
-            if message["type"] == "http.response.start" and (not await body.discard() or self._draining):
-                message = {**message, "headers": [*message.get("headers", ()), _CLOSE]}
+            if message["type"] == "http.response.start":
+                self._broker.metrics.http_answers[str(message["status"])] += 1
+                if not await body.discard() or self._draining:
+                    message = {**message, "headers": [*message.get("headers", ()), _CLOSE]}
             await send(message)
 
         try:

@@ -44,7 +44,7 @@ class HttpServer:
         self.settings = settings
         self._clock = clock
         self._tasks = tasks
-        self._application = Application(broker, settings)
+        self._application = Application(broker, settings, clock)
         self._config = Config(
             self._application,
             ws="none",

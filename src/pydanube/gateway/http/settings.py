@@ -9,6 +9,16 @@ from pydanube.model.limits import KIB, MIB
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """What /metrics answers."""
+
+    topics: bool = True
+    """Whether topics and subscriptions have series of their own."""
+    series_max: int = 250_000
+    """How many of these there may be."""
+
+
+@dataclass(frozen=True, slots=True)
 class HttpSettings:
     """Sizes in bytes, times in milliseconds."""
 
@@ -36,9 +46,11 @@ class HttpSettings:
     keep_alive_ms: int = 60_000
     """How long a connection may wait for its next request."""
 
+    metrics: MetricsSettings = MetricsSettings()
+
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if getattr(self, name) < 1:
+            if isinstance(getattr(self, name), int) and getattr(self, name) < 1:
                 raise Invalid(f"http {name}={getattr(self, name)} must be at least 1")
         if self.bodies_bytes_max < self.body_bytes_max:
             raise Invalid("http bodies_bytes_max must not be smaller than body_bytes_max")
