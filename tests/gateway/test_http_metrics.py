@@ -1,6 +1,8 @@
 """/metrics: what was published and consumed, as the parsers of Prometheus read it."""
 
 import asyncio
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,9 @@ from pydanube.gateway.http.prometheus_text import TextFormat, choose_format, for
 from pydanube.gateway.http.topic_metrics import SUBSCRIPTION, TOPIC, TopicSeries
 from pydanube.model.statistics import SubscriptionSummary, TopicSummary
 
+ROOT = Path(__file__).parents[2]
+ONLY_SOMETIMES = {"danube_subscription_ended_messages_total"}
+"""Metrics that appear once something has happened."""
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
@@ -118,6 +123,18 @@ async def test_every_family_has_a_type_and_a_help_and_is_named_as_usual(accept: 
             assert all(sample.name.endswith("_total") for sample in family.samples), name
         if family.type == "histogram":
             assert name.endswith("_seconds"), name
+
+
+async def test_rules_dashboard_and_documentation_name_metrics_that_exist() -> None:
+    async with open_listener() as there:
+        await publish_and_consume(there)
+        exported = (await scrape(there)).names() | ONLY_SOMETIMES
+    written = re.compile(r"\b(?:danube|process)_[a-z_]+(?:total|seconds|bytes|bucket|sum|count|[a-z])\b")
+    for path in ("deploy/prometheus/danube-rules.yml", "deploy/grafana/danube.json", "docs/metrics.md"):
+        named = set(written.findall((ROOT / path).read_text()))
+        base = {re.sub(r"_(bucket|sum|count)$", "", one) for one in exported}
+        assert named - exported - base == set(), path
+    assert base - named == set(), "docs/metrics.md lists every metric"
 
 
 async def test_a_topic_that_is_not_open_has_no_series() -> None:

@@ -160,7 +160,7 @@ class MetricSources:
         ):
             samples = _by_label("listener", {one: getattr(counts, attribute) for one, counts in listeners.items()})
             yield MetricFamily(f"{name}{suffix}", kind, f"{about}, by listener.", samples)
-        answers = _by_label("status", dict(sorted(self._metrics.http_answers.items())))
+        answers = _by_label("status", {"200": 0, **self._metrics.http_answers})
         yield _counter("danube_http_answers_total", "Answers of the HTTP listener, by status.", answers)
 
 
