@@ -133,7 +133,9 @@ def processor_s(pid: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--client-python", default=Path(sys.prefix) / "danube-client/bin/python", help="a Python that has danube-client")
+    parser.add_argument(
+        "--client-python", default=Path(sys.prefix) / "danube-client/bin/python", help="a Python that has danube-client"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sends", type=int, default=3_000)
     parser.add_argument("--receives", type=int, default=1_000)

@@ -82,6 +82,7 @@ def test_every_setting_can_be_given_in_every_way(file: Path) -> None:
         "storage.upload_bytes_per_s": "1MiB",
         "storage.log_bytes_max": "1GiB",
         "storage.log_keep_bytes": "2GiB",
+        "metrics.topics": "false",
         "logging.level": "debug",
         "logging.json": "true",
     }

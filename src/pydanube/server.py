@@ -226,6 +226,7 @@ class Server:
         self._parts.push_async_callback(broker.close)
         await broker.start()
         assert broker.tiers is not None
+        tasks.spawn(broker.metrics.measure_loop_delay(), "event loop delay")
         tasks.spawn(broker.tiers.run(), "object storage")
         tasks.spawn(self._keep_saving_revision(store, directory, writer), "metadata revision remembering")
         await self._check_metadata_disk()
@@ -486,7 +487,7 @@ def _http_places(settings: Settings) -> ConnectionLimits:
 
 
 def _http_settings(settings: Settings, places: ConnectionLimits) -> HttpSettings:
-    from .gateway.http import HttpSettings
+    from .gateway.http import HttpSettings, MetricsSettings
 
     limits = settings.limits
     return HttpSettings(
@@ -503,6 +504,7 @@ def _http_settings(settings: Settings, places: ConnectionLimits) -> HttpSettings
         heartbeat_ms=settings.http.heartbeat_ms,
         cors_origins=settings.http.cors_origins,
         webhooks=tuple(_with_secret(one) for one in settings.http.webhooks),
+        metrics=MetricsSettings(settings.metrics.topics, settings.metrics.series_max),
     )
 
 

@@ -28,6 +28,7 @@ from .settings_kinds import (
     HOST,
     HOSTS,
     NODE_NAME,
+    ORIGINS,
     PORT,
     AckLevelKind,
     Choice,
@@ -75,7 +76,7 @@ class ServerSettings(Section):
     port: int = setting(6655, PORT, "The native protocol. 0 chooses a free port, here and below.")
     grpc_port: int = setting(6650, PORT, "The Danube gRPC API.")
     admin_port: int = setting(50051, PORT, "The Danube gRPC admin API.")
-    http_port: int = setting(8650, PORT, "HTTP: health and the schema registry.")
+    http_port: int = setting(8650, PORT, "HTTP: REST, metrics, health and the schema registry.")
     http: bool = setting(True, Flag(), "Whether there is an HTTP listener.")
     advertised: str = setting("", ADDRESS, "What clients are told to connect to, host:port; empty: host and port.")
     name: str = setting("", NODE_NAME, "What this node is called in the cluster; empty: made up once, then kept.")
@@ -230,6 +231,13 @@ class StorageSettings(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsSection(Section):
+    section: ClassVar[str] = "metrics"
+    topics: bool = setting(True, Flag(), "Whether /metrics has series of topics and subscriptions.")
+    series_max: int = setting(250_000, Number(0, 10_000_000), "How many of these there may be; the rest is left out.")
+
+
+@dataclass(frozen=True, slots=True)
 class LoggingSettings(Section):
     section: ClassVar[str] = "logging"
     level: str = setting("info", Choice(LEVELS), "What is logged: this and everything worse.")
@@ -265,6 +273,7 @@ class Settings:
     topics: TopicSettings = field(default_factory=TopicSettings)
     producers: ProducersSection = field(default_factory=ProducersSection)
     storage: StorageSettings = field(default_factory=StorageSettings)
+    metrics: MetricsSection = field(default_factory=MetricsSection)
     logging: LoggingSettings = field(default_factory=LoggingSettings)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """The source of each value that is not a default, by key."""
@@ -409,6 +418,7 @@ _SECTIONS: Final[tuple[type[Section], ...]] = (
     TopicSettings,
     ProducersSection,
     StorageSettings,
+    MetricsSection,
     LoggingSettings,
 )
 

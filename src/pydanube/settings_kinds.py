@@ -295,6 +295,10 @@ HOST: Final = Text("a host name or an IP address", re.compile(r"[A-Za-z0-9._:%-]
 HOSTS: Final = TextList(
     "host names and IP addresses with commas between them, *, or empty", re.compile(r"[A-Za-z0-9._:%-]{1,255}|\*")
 )
+ORIGINS: Final = TextList(
+    "origins such as https://console.example.org, with commas between them, or empty",
+    re.compile(r"https?://[A-Za-z0-9.\[\]:_-]{1,255}"),
+)
 NODE_NAME: Final = Text(
     "up to 200 letters, digits, '.', '_' and '-', or empty",
     re.compile(r"[A-Za-z0-9._-]{0,200}"),

@@ -54,16 +54,18 @@ class NonReliablePartition(Partition):
         try:
             seen = log.find_duplicate(header)
         except DanubeError as error:
-            done(error)
+            self._metrics.refuse(done, error)
             return
         if seen is not None:
             assert isinstance(seen, Stored), "nothing is ever in flight"
+            self._metrics.duplicates += 1
             done(Published(seen.base_offset, self.epoch, True))
             return
         append = log.append(header, self._clock.now_us())
         batch.stamp(append.base_offset, append.append_time, self.epoch)
         log.confirm(append)
         self.traffic.mark(append.append_time, header.count, header.batch_bytes)
+        self._metrics.published(header.count, header.batch_bytes)
         if self._publishes.rate is not None:
             self._publishes.rate.take(header.count, header.batch_bytes, self._clock.monotonic())
         self._broadcast(batch)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pydanube.broker.metrics import BrokerMetrics
 from pydanube.broker.publish_checks import PublishIntake
 from pydanube.broker.subscriptions.subscription import LiveSubscription
 from pydanube.codec.batch import Batch
@@ -56,6 +57,7 @@ class PartitionParts:
     """The effective policies of the topic."""
     tasks: Tasks
     clock: Clock
+    metrics: BrokerMetrics
 
 
 class Partition(ABC):
@@ -86,7 +88,8 @@ class Partition(ABC):
         self._log = parts.log
         self._tasks = parts.tasks
         self._clock = parts.clock
-        self._publishes = PublishQueue(parts.name, self, self.traffic, parts.tasks, parts.clock)
+        self._metrics = parts.metrics
+        self._publishes = PublishQueue(parts.name, self, self.traffic, parts.tasks, parts.clock, parts.metrics)
 
     @property
     def epoch(self) -> int:
@@ -106,7 +109,7 @@ class Partition(ABC):
     def publish(self, batch: Batch, done: PublishDone) -> None:
         """Take one batch; `done` is called with the outcome once the ack level is reached. Never blocks."""
         if self.closed is not None:
-            done(self.closed)
+            self._metrics.refuse(done, self.closed)
         else:
             self._publishes.submit(batch, done)
 

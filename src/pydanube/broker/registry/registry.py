@@ -164,6 +164,10 @@ class Registry:
         del self._topic_names[bisect_left(self._topic_names, name)]
         return self._subscriptions.pop(self._topics.pop(name).topic_id)
 
+    @property
+    def topic_count(self) -> int:
+        return len(self._topics)
+
     def find_topic(self, name: TopicName) -> TopicRecord | None:
         return self._topics.get(name)
 
