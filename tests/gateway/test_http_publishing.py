@@ -60,7 +60,10 @@ async def test_one_message_is_stored_and_its_offset_answered() -> None:
 
 
 async def test_payloads_are_text_json_values_as_written_or_base64() -> None:
-    body = b'{"messages": [{"payload": "\\u00fc"}, {"payload": {"a":  1.50}}, {"payload": null}, {"payload_base64": "AP8="}]}'
+    body = (
+        b'{"messages": [{"payload": "\\u00fc"}, {"payload": {"a":  1.50}}, {"payload": null}, '
+        b'{"payload_base64": "AP8="}]}'
+    )
     async with open_listener() as there, pydanube.connect(there.broker_url) as client:
         answer = await publish(there, body)
         assert [one["offset"] for one in answer.json()["offsets"]] == [0, 1, 2, 3]

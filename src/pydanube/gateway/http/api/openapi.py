@@ -251,7 +251,7 @@ def _complete(schema: Schema, kind: Any) -> None:
         _add_limits(field, FIELD_LIMITS.get((kind, one.name), {}))
         if one.name in by_field:
             field["description"] = by_field[one.name]
-        if one.default is not json_forms.NO_DEFAULT:
+        if one.default not in (json_forms.NO_DEFAULT, msgspec.UNSET):
             default = json_forms.dump(one.default)
             if default is not None:
                 field["default"] = default
