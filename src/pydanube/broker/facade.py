@@ -31,6 +31,7 @@ from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import AlreadyExists, DanubeError, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.metrics import MetricFamily
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 from pydanube.model.topics import (
@@ -49,7 +50,11 @@ from pydanube.storage.wal import LogWriter
 from pydanube.version import __version__
 
 from .consumer_sessions import ConsumerSessions
+from .dead_letters import DeadLetters
 from .decompression import DecompressionBudget
+from .listing import Listing
+from .metric_families import MetricSources
+from .metrics import BrokerMetrics
 from .policies import PolicyAdministration
 from .producers import Access, Producer, Producers
 from .publish_checks import PayloadCheck, check_publishable
@@ -110,6 +115,8 @@ class Broker:
         self._addresses = parts.addresses
         self._metadata_trouble = parts.metadata_trouble
         self._started_at = clock.now_us()
+        self.metrics = BrokerMetrics()
+        self._cache = TailCache(settings.tail_bytes)
         open_partitions = PartitionTable()
         self.tiers: ObjectStorage | None = None
         if parts.objects is not None and parts.tiering is not None:
@@ -131,7 +138,7 @@ class Broker:
             writer,
             PartitionRecovery(
                 writer,
-                TailCache(settings.tail_bytes),
+                self._cache,
                 settings.memory_topic_bytes,
                 settings.remembered_max,
                 self.tiers.history if self.tiers is not None else None,
@@ -143,22 +150,25 @@ class Broker:
             policies,
             lambda: self.address,
             open_partitions,
+            self.metrics,
             self.tiers,
         )
-        self.schemas = Schemas(parts.store, registry, self._partitions, authorizer, clock, parts.tasks)
+        self.schemas = Schemas(parts.store, registry, self._partitions, authorizer, clock, parts.tasks, self.metrics)
         self.addresses = TopicAddresses(registry, authorizer, settings.auto_create, settings.ack_level)
         self.producers = Producers(registry, self._partitions)
         self.policies = PolicyAdministration(registry, self._partitions, policies, authorizer)
-        self.subscriptions = Subscriptions(registry, self._partitions, authorizer)
+        self.decompression = DecompressionBudget()
+        """Must be asked before a compressed batch is passed to `publish`."""
+        self.subscriptions = Subscriptions(registry, self._partitions, authorizer, self.decompression)
+        self.dead_letters = DeadLetters(registry, self._partitions, self.subscriptions, authorizer, self)
         self.single_acks = SingleAcks(registry, self._partitions, authorizer)
         self.shared_producers = SharedProducers(self.producers, self.addresses, authorizer, clock, parts.tasks)
         self.consumer_sessions = ConsumerSessions(registry, self.addresses, self.subscriptions, clock, parts.tasks)
         self.statistics = Statistics(registry, self._partitions, authorizer, clock)
+        self.listing = Listing(registry, self.statistics, authorizer, clock)
         self.storage = StorageAdministration(
             registry, self._partitions, authorizer, parts.store, writer, clock, parts.tasks, self.tiers
         )
-        self.decompression = DecompressionBudget()
-        """Must be asked before a compressed batch is passed to `publish`."""
         self._staging: Staging | None = None
         if self.tiers is not None:
             self._staging = Staging(
@@ -172,6 +182,7 @@ class Broker:
                 self.decompression,
                 self.schemas,
             )
+        self._metric_sources = MetricSources(self.metrics, registry, open_partitions, writer, self._cache, self.tiers)
         self._deletion = TopicDeletion(registry, self._partitions, writer, self.tiers, self._staging)
         self.lifetimes = Expiration(registry, self._partitions, self.subscriptions, self._deletion, clock)
 
@@ -196,6 +207,12 @@ class Broker:
             started_at=self._started_at,
             addresses=self.advertised,
         )
+
+    def metric_families(self, principal: Principal) -> list[MetricFamily]:
+        """Return the metrics of the broker as a whole; those of topics are in `statistics`."""
+        self._authorizer.check(principal, Action.DESCRIBE, BROKER)
+        info = {"version": __version__, "node": self._settings.node, "cluster": self._settings.cluster}
+        return self._metric_sources.families(info, self._started_at, not self.write_problems())
 
     def write_problems(self) -> list[str]:
         """Return why this broker cannot store what it is sent, the worst first; nothing when it can.
@@ -368,13 +385,14 @@ class Broker:
             self._authorizer.check(principal, Action.PRODUCE, producer.topic)
             opened, check = self._check_batch(producer, batch)
         except DanubeError as error:
-            done(error)
+            self.metrics.refuse(done, error)
             return
         partition = producer.partition
         if partition.intake is None:
             partition.publish(opened, done)
         else:
-            partition.intake.submit(producer, opened, check, partial(partition.publish, opened, done), done)
+            refuse = partial(self.metrics.refuse, done)
+            partition.intake.submit(producer, opened, check, partial(partition.publish, opened, done), refuse)
 
     def _check_batch(self, producer: Producer, view: memoryview) -> tuple[Batch, PayloadCheck | None]:
         """Return the batch, and the check of its payloads that remains to be done, if any."""

@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakValueDictionary
 
@@ -61,6 +62,8 @@ class Registry:
         self._producer_ids = IdBlocks(store, "producer", 1000)
         self._namespaces: dict[str, NamespaceRecord] = {}
         self._topics: dict[TopicName, TopicRecord] = {}
+        self._topic_names: list[TopicName] = []
+        """The keys of `_topics`, sorted: thousands of names are not sorted for each listing."""
         self._subscriptions: dict[int, dict[str, SubscriptionRecord]] = {}
         self.consumers = Consumers(store, clock)
         """The consumers of the Danube gRPC API."""
@@ -75,6 +78,7 @@ class Registry:
             self._namespaces[namespace] = records.unpack(one.value, NamespaceRecord)
         async for one in list_all(self._store, records.TOPICS):
             self._topics[records.topic_of_key(one.key)] = records.unpack(one.value, TopicRecord)
+        self._topic_names = sorted(self._topics)
         for topic in self._topics.values():
             prefix = records.subscriptions_of(topic.topic_id)
             self._subscriptions[topic.topic_id] = {
@@ -139,8 +143,30 @@ class Registry:
 
     # -- topics --------------------------------------------------------------------------------------------------------
 
-    def topics(self, namespace: str | None = None) -> list[TopicName]:
-        return sorted(name for name in self._topics if namespace is None or name.namespace == namespace)
+    def topics(self, namespace: str | None = None, after: TopicName | None = None) -> list[TopicName]:
+        """Return the names of all topics, or of those of one namespace, in order; with `after`, only those behind it,
+        whether or not that topic exists."""
+        names = self._topic_names
+        if namespace is not None:
+            start = bisect_left(names, namespace, key=lambda name: name.namespace)
+            end = bisect_right(names, namespace, key=lambda name: name.namespace)
+        else:
+            start, end = 0, len(names)
+        return names[start if after is None else max(start, bisect_right(names, after)) : end]
+
+    def _add_topic(self, name: TopicName, record: TopicRecord, subscriptions: dict[str, SubscriptionRecord]) -> None:
+        self._topics[name] = record
+        self._subscriptions[record.topic_id] = subscriptions
+        insort(self._topic_names, name)
+
+    def _remove_topic(self, name: TopicName) -> dict[str, SubscriptionRecord]:
+        """Remove a topic from memory, and return its subscriptions."""
+        del self._topic_names[bisect_left(self._topic_names, name)]
+        return self._subscriptions.pop(self._topics.pop(name).topic_id)
+
+    @property
+    def topic_count(self) -> int:
+        return len(self._topics)
 
     def find_topic(self, name: TopicName) -> TopicRecord | None:
         return self._topics.get(name)
@@ -181,8 +207,7 @@ class Registry:
                 self._clock.now_us(),
             )
             await self._write([Compare.missing(key)], [Put(key, records.pack(record))])
-            self._topics[name] = record
-            self._subscriptions[record.topic_id] = {}
+            self._add_topic(name, record, {})
             return record
 
     async def set_topic_policies(self, name: TopicName, changes: Mapping[str, int | None]) -> None:
@@ -258,13 +283,12 @@ class Registry:
             record = self.topic(name)
             if prepare is not None:
                 prepare(record)
-            subscriptions = self._subscriptions.pop(record.topic_id)
-            del self._topics[name]
+            subscriptions = self._remove_topic(name)
             self._topics_in_deletion.add(record.topic_id)
             try:
                 await self._write([], [Delete(records.topic_key(name)), Put(records.deleted_key(record.topic_id), b"")])
             except BaseException:
-                self._topics[name], self._subscriptions[record.topic_id] = record, subscriptions
+                self._add_topic(name, record, subscriptions)
                 raise
             finally:
                 self._topics_in_deletion.discard(record.topic_id)

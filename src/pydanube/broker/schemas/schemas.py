@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
+from pydanube.broker.metrics import BrokerMetrics
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.registry.registry import Registry
@@ -103,8 +104,10 @@ class Schemas:
         authorizer: Authorizer,
         clock: Clock,
         tasks: Tasks,
+        metrics: BrokerMetrics,
     ) -> None:
         self._registry = registry
+        self._violations = metrics.schema_violations
         self._partitions = partitions
         self._authorizer = authorizer
         self._clock = clock
@@ -422,7 +425,7 @@ class Schemas:
         if former is not None and former.is_for(binding, subject):
             return former
         warned = former.warned if former is not None else None
-        bound = BoundTopic(str(topic), binding, subject, self._definitions, self._clock, warned)
+        bound = BoundTopic(str(topic), binding, subject, self._definitions, self._clock, self._violations, warned)
         self._bound[record.topic_id] = bound
         return bound
 

@@ -11,6 +11,8 @@ paging          lists in pages
 brokers, namespaces, topics, subscriptions, schemas, storage, staged_queries
                 the operations of each area
 policies        what operations on policies share
+publishing      operations that publish, and webhooks
+consuming       operations that consume: polls, events, WebSocket
 """
 
 from .operations import BASE

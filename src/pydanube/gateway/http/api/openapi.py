@@ -30,6 +30,7 @@ ERRORS: Final[dict[int, str]] = {
     412: "The state is another one than If-Match expects (`Conflict`): read it again.",
     413: "The body is too large.",
     415: "The body is of a media type that is not read here.",
+    426: "This is for WebSockets.",
     421: "Another broker owns this (`NotOwner`, with its address), or the header Host names another server.",
     429: "A limit is reached (`Full`): wait, or raise it.",
     431: "The request line and the headers are too long.",
@@ -252,7 +253,7 @@ def _complete(schema: Schema, kind: Any) -> None:
         _add_limits(field, FIELD_LIMITS.get((kind, one.name), {}))
         if one.name in by_field:
             field["description"] = by_field[one.name]
-        if one.default is not json_forms.NO_DEFAULT:
+        if one.default not in (json_forms.NO_DEFAULT, msgspec.UNSET):
             default = json_forms.dump(one.default)
             if default is not None:
                 field["default"] = default

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from pydanube.codec.native import requests as wire
 
-from . import brokers, namespaces, schemas, staged_queries, storage, subscriptions, topics
+from . import brokers, consuming, namespaces, publishing, schemas, staged_queries, storage, subscriptions, topics
 from .operations import Operation
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
@@ -17,6 +17,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *schemas.OPERATIONS,
     *storage.OPERATIONS,
     *staged_queries.OPERATIONS,
+    *publishing.OPERATIONS,
+    *consuming.OPERATIONS,
 )
 
 NOT_OFFERED: Final[dict[type[Any], str]] = {
