@@ -1,4 +1,4 @@
-"""Gathers messages that arrive one by one, each in a request of its own, into batches. Used by the gRPC and HTTP listeners.
+"""Gathers messages that arrive one by one, each in a request of its own, into batches; for gRPC and HTTP.
 
 Messages of one producer and one schema version that arrive in the same turn of the event loop, or while a batch of them
 is on its way to the disk, become one batch. A listener hands over about one request per turn, so that the second

@@ -150,12 +150,12 @@ def _read_json(body: bytes) -> tuple[Sequence[PublishedMessage], bool]:
     return read.messages, True
 
 
-def _columns(found: Sequence[PublishedMessage], is_batch: bool, now_us: int) -> MessageColumns:
+def _columns(found: Sequence[Any], is_batch: bool, now_us: int) -> MessageColumns:
     times: int | list[int] = now_us
-    if any([one.publish_time is not None for one in found]):
+    if any(one.publish_time is not None for one in found):
         times = [_micros(one.publish_time, "publish_time", row, now_us) for row, one in enumerate(found)]
     delays: list[int] | None = None
-    if any([one.deliver_at is not None for one in found]):
+    if any(one.deliver_at is not None for one in found):
         delays = [_micros(one.deliver_at, "deliver_at", row, 0) for row, one in enumerate(found)]
     attributes = [one.attributes for one in found]
     return MessageColumns(
