@@ -258,3 +258,18 @@ def test_statistics_without_a_topic_are_a_table_of_all(danube, shelf):
     assert found[2]["published"] >= 20
     assert found[2]["subscriptions"][0]["backlog"] >= 20
     assert danube("topics", "stats", "/shelf/t2", "--limit", "3").returncode == 2
+
+
+def test_a_topic_is_truncated_after_a_confirmation(danube, topic):
+    danube("produce", topic, stdin="".join(f"{number}\n" for number in range(10)))
+    refused = danube("topics", "truncate", topic, "--before", "4")
+    assert (refused.returncode, "add --yes" in refused.stderr) == (2, True)
+    assert answer(danube("topics", "truncate", topic, "--before", "4", "--yes", "--json")) == {
+        "topic": topic,
+        "starts": {"0": 4},
+    }
+    assert danube("consume", topic, "--from", "earliest", "--count", "1").stdout.startswith("4")
+    past = danube("topics", "truncate", topic, "--before", "11", "--yes")
+    assert (past.returncode, "ends at 10" in past.stderr) == (1, True)
+    done = danube("topics", "truncate", topic, "--before", "latest", "--partition", "0", "--yes")
+    assert done.stdout == f"truncated {topic} (partition 0: offset 10)\n"

@@ -39,7 +39,11 @@ def limits_of(kind: type, name: str) -> dict[str, Any]:
 _LIMITS: Final[dict[tuple[type, str], dict[str, Any]]] = {
     (PageQuery, "filter"): {"maxLength": FILTER_CHARACTERS_MAX},
     (PageQuery, "sort"): _orders("name"),
-    (PageQuery, "limit"): {"minimum": 1, "maximum": PAGE_MAX},
+    (PageQuery, "limit"): {
+        "minimum": 1,
+        "maximum": PAGE_MAX,
+        "description": "The most entries of one page.",
+    },
     (PageQuery, "after"): {"maxLength": AFTER_CHARACTERS_MAX},
     (TopicQuery, "sort"): _orders("name", *TOPIC_NUMBERS),
     (TopicConfig, "partitions"): {"minimum": 0, "maximum": PARTITIONS_MAX},

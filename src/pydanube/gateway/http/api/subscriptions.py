@@ -20,23 +20,10 @@ from pydanube.model.topics import SubscriptionDescription, SubscriptionPartition
 from .operations import BASE, Answer, ApiCall, Operation
 from .paging import Limit, Offset, PartitionIndex
 from .stored_messages import EXAMPLE, ShownMessage, show
-from .topics import TOPIC_PATH
+from .topics import TOPIC_PATH, PartitionOffset, PartitionOffsets
 
 SUBSCRIPTION_PATH: Final = f"{TOPIC_PATH}/subscriptions/{{subscription}}"
 _RANGES_MAX: Final = 10_000
-
-
-class PartitionOffset(msgspec.Struct):
-    """An offset of one partition."""
-
-    partition: PartitionIndex
-    offset: Offset
-
-
-class PartitionOffsets(msgspec.Struct):
-    """The position of a subscription in each partition."""
-
-    positions: list[PartitionOffset]
 
 
 class NewSubscription(msgspec.Struct):

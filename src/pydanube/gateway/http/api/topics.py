@@ -19,6 +19,7 @@ from pydanube.model.statistics import PartitionStatistics, TopicStatistics, Topi
 from pydanube.model.topics import PartitionDescription, TopicConfig, TopicDescription
 
 from .operations import BASE, Answer, ApiCall, Operation
+from .paging import Offset, PartitionIndex
 from .policies import PATCH_TEXT, changes_of
 
 TOPIC_PATH: Final = f"{BASE}/topics/{{namespace}}/{{topic}}"
@@ -39,6 +40,19 @@ class PartitionCount(msgspec.Struct):
     """How many partitions a topic is to have."""
 
     partitions: Annotated[int, msgspec.Meta(ge=1, le=PARTITIONS_MAX)]
+
+
+class PartitionOffset(msgspec.Struct):
+    """An offset of one partition."""
+
+    partition: PartitionIndex
+    offset: Offset
+
+
+class PartitionOffsets(msgspec.Struct):
+    """Offsets, by partition."""
+
+    positions: Annotated[list[PartitionOffset], msgspec.Meta(max_length=PARTITIONS_MAX)]
 
 
 class OffsetQuery(msgspec.Struct):
@@ -71,6 +85,12 @@ async def _delete(call: ApiCall) -> None:
 async def _grow(call: ApiCall) -> wire.Route:
     await call.broker.grow_topic(call.principal, call.topic, call.body.partitions)
     return await _brief(call)
+
+
+async def _truncate(call: ApiCall) -> PartitionOffsets:
+    offsets = {one.partition: one.offset for one in call.body.positions}
+    begins = await call.broker.truncate_topic(call.principal, call.topic, offsets)
+    return PartitionOffsets([PartitionOffset(*one) for one in sorted(begins.items())])
 
 
 async def _unload(call: ApiCall) -> None:
@@ -195,6 +215,21 @@ OPERATIONS: Final = (
         reply=wire.Route,
         reply_example=_ROUTE,
         native=(wire.GrowTopic,),
+    ),
+    Operation(
+        method="POST",
+        path=f"{TOPIC_PATH}/truncate",
+        name="truncateTopic",
+        summary="Delete everything before an offset, in some partitions",
+        description="The answer has the offsets where these partitions begin now. Offsets are never used again; "
+        "subscriptions that stood before the offset go on there.",
+        tag="topics",
+        handler=_truncate,
+        body=PartitionOffsets,
+        body_example=PartitionOffsets([PartitionOffset(0, 1_000)]),
+        reply=PartitionOffsets,
+        reply_example=PartitionOffsets([PartitionOffset(0, 1_000)]),
+        native=(wire.TruncateTopic,),
     ),
     Operation(
         method="POST",
