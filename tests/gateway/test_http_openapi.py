@@ -41,7 +41,7 @@ def loaded_document() -> Any:
 
 SCHEMA = loaded_document()
 TIMEOUT_S = 60
-EXAMPLES = 8
+EXAMPLES = 6
 """Requests of each operation, right and wrong ones each."""
 
 CHECKS = [schemathesis.checks.not_a_server_error, status_code_conformance, content_type_conformance]
@@ -52,7 +52,10 @@ bounded = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-by_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
+CALLED = [one for one in OPERATIONS if "text/event-stream" not in one.reply_media]
+"""Streams do not end."""
+
+by_operation = pytest.mark.parametrize("operation", CALLED, ids=lambda one: one.name)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +105,7 @@ def test_right_requests_are_answered_as_the_document_says(operation: Any, url: s
     run(operation, url, schemathesis.GenerationMode.POSITIVE, [*CHECKS, response_schema_conformance])
 
 
-@pytest.mark.parametrize("operation", [one for one in OPERATIONS if can_be_wrong(one)], ids=lambda one: one.name)
+@pytest.mark.parametrize("operation", [one for one in CALLED if can_be_wrong(one)], ids=lambda one: one.name)
 def test_wrong_requests_are_answered_as_the_document_says(operation: Any, url: str) -> None:
     run(operation, url, schemathesis.GenerationMode.NEGATIVE, CHECKS)
 
@@ -130,12 +133,12 @@ def test_the_document_is_complete() -> None:
                 is_empty = status == "204" or "content" not in resolve(response)
                 assert is_empty or all(examples_of(resolve(response))), (where, status)
             for content in described.get("requestBody", {}).get("content", {}).values():
-                assert "example" in content or "json" not in str(content), where
+                assert "example" in content or "$ref" not in content["schema"], where
 
 
 def check_bounded(schema: dict[str, Any], where: Any) -> None:
     if schema.get("type") == "string":
-        assert "maxLength" in schema or "enum" in schema, where
+        assert schema.keys() & {"maxLength", "enum", "pattern"}, where
     if schema.get("type") == "integer":
         assert "minimum" in schema, where
         assert "maximum" in schema or "exclusiveMaximum" in schema, where
