@@ -112,6 +112,9 @@ class TopicDescription:
     config: TopicConfig
     partitions: list[PartitionDescription] = field(default_factory=list)
     subscriptions: list[str] = field(default_factory=list)
+    version: str = ""
+    """Changes with everything about the topic that is set: policies, partitions, schema binding. See
+    `Conflict`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +155,5 @@ class SubscriptionDescription:
     failure_policy: FailurePolicy = NATIVE
     unacked_max: int = 0
     """How many messages of each partition may be delivered and not acknowledged; 0: no limit."""
+    version: str = ""
+    """Changes with everything that is set about the subscription, not with its position."""

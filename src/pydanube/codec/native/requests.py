@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from pydanube.model.errors import DanubeError, Held, Invalid, NotOwner, Refused, from_code
+from pydanube.model.errors import Conflict, DanubeError, Held, Invalid, NotOwner, Refused, from_code
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.pending import PendingMessage
 from pydanube.model.policies import Policies
@@ -80,7 +80,7 @@ class Failure(msgspec.Struct, omit_defaults=True):
 
     @classmethod
     def of(cls, error: DanubeError, handle: int = 0) -> Failure:
-        code, subcode = (Refused.code, Held.code) if isinstance(error, Held) else (error.code, 0)
+        code, subcode = (Refused.code, error.code) if isinstance(error, Held | Conflict) else (error.code, 0)
         return cls(code, error.message, error.owner if isinstance(error, NotOwner) else "", handle, subcode)
 
     def error(self) -> DanubeError:
@@ -194,6 +194,8 @@ class DeleteTopic(Request, tag="topic.delete"):
     """-> Done"""
 
     topic: str
+    expected: str = ""
+    """Here and in other requests: the version that the object must have, or the answer is Conflict; empty: any."""
 
 
 class UnloadTopic(Request, tag="topic.unload"):
@@ -238,6 +240,7 @@ class DeleteNamespace(Request, tag="namespace.delete"):
     """-> Done; Refused while topics are in it."""
 
     namespace: str
+    expected: str = ""
 
 
 class ListNamespaces(Request, tag="namespace.list"):
@@ -323,6 +326,7 @@ class DeleteSubscription(Request, tag="subscription.delete"):
 
     topic: str
     subscription: str
+    expected: str = ""
 
 
 class ListSubscriptions(Request, tag="subscription.list"):
@@ -417,6 +421,7 @@ class SetFailurePolicy(Request, tag="subscription.failure_policy"):
     topic: str
     subscription: str
     failure_policy: FailurePolicy
+    expected: str = ""
 
 
 class SetUnackedMax(Request, tag="subscription.unacked_max"):
@@ -426,6 +431,7 @@ class SetUnackedMax(Request, tag="subscription.unacked_max"):
     topic: str
     subscription: str
     unacked_max: int
+    expected: str = ""
 
 
 class SetPolicies(Request, tag="policies.set"):
@@ -436,6 +442,7 @@ class SetPolicies(Request, tag="policies.set"):
 
     target: str
     changes: dict[str, int | None]
+    expected: str = ""
 
 
 class GetPolicies(Request, tag="policies.get"):
@@ -449,6 +456,7 @@ class GrowTopic(Request, tag="topic.grow"):
 
     topic: str
     partitions: int
+    expected: str = ""
 
 
 class GetStatistics(Request, tag="topic.statistics"):
@@ -615,6 +623,7 @@ class SetCompatibility(Request, tag="schema.set_compatibility"):
 
     subject: str = ""
     level: str = ""
+    expected: str = ""
 
 
 class SetSchemaTags(Request, tag="schema.tags"):
@@ -637,12 +646,14 @@ class BindTopic(Request, tag="schema.bind"):
 
     topic: str
     binding: Binding
+    expected: str = ""
 
 
 class UnbindTopic(Request, tag="schema.unbind"):
     """-> Done"""
 
     topic: str
+    expected: str = ""
 
 
 class GetBinding(Request, tag="schema.binding"):
@@ -771,6 +782,7 @@ class Topic(msgspec.Struct, omit_defaults=True):
     ack_level: str
     partition_infos: list[PartitionInfo] = []
     subscriptions: list[str] = []
+    version: str = ""
 
 
 class ProducerOpened(msgspec.Struct, omit_defaults=True):
@@ -821,6 +833,7 @@ class Subscription(msgspec.Struct, omit_defaults=True):
     partitions: list[SubscriptionPlace] = []
     failure_policy: FailurePolicy = FailurePolicy()
     unacked_max: int = 0
+    version: str = ""
 
 
 class Offset(msgspec.Struct):
@@ -865,11 +878,13 @@ class PendingMessages(msgspec.Struct):
     now_us: int
 
 
-class PolicyReport(msgspec.Struct):
+class PolicyReport(msgspec.Struct, omit_defaults=True):
     """The policies set on the target itself, and the effective ones, with inherited values."""
 
     own: Policies
     effective: Policies
+    version: str = ""
+    """The version of the topic or namespace, for `expected`; brokers of earlier releases send none."""
 
 
 class StatisticsReport(msgspec.Struct):
@@ -976,6 +991,7 @@ class CompatibilityLevel(msgspec.Struct, omit_defaults=True):
 
     effective: str
     own: str = ""
+    version: str = ""
 
 
 class GlobalIds(msgspec.Struct):
