@@ -283,3 +283,18 @@ def test_a_change_that_expects_an_earlier_version_is_refused(danube, topic):
     described = answer(danube("subscriptions", "describe", topic, "billing", "--json"))
     assert described["version"] == found["version"]
     assert danube("subscriptions", "delete", topic, "billing", "--yes", "--expected", found["version"]).returncode == 0
+
+
+def test_a_topic_is_truncated_after_a_confirmation(danube, topic):
+    danube("produce", topic, stdin="".join(f"{number}\n" for number in range(10)))
+    refused = danube("topics", "truncate", topic, "--before", "4")
+    assert (refused.returncode, "add --yes" in refused.stderr) == (2, True)
+    assert answer(danube("topics", "truncate", topic, "--before", "4", "--yes", "--json")) == {
+        "topic": topic,
+        "starts": {"0": 4},
+    }
+    assert danube("consume", topic, "--from", "earliest", "--count", "1").stdout.startswith("4")
+    past = danube("topics", "truncate", topic, "--before", "11", "--yes")
+    assert (past.returncode, "ends at 10" in past.stderr) == (1, True)
+    done = danube("topics", "truncate", topic, "--before", "latest", "--partition", "0", "--yes")
+    assert done.stdout == f"truncated {topic} (partition 0: offset 10)\n"

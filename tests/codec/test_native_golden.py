@@ -112,6 +112,7 @@ def test_requests_keep_their_names() -> None:
         "policies.get",
         "topic.grow",
         "topic.unload",
+        "topic.truncate",
         "topic.statistics",
         "offset.find",
         "storage.usage",

@@ -5,13 +5,14 @@ Each call names a principal, and the authorizer is asked before anything else ha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from pydanube.broker.lifecycle.expiration import Expiration
 from pydanube.broker.lifecycle.topic_deletion import TopicDeletion
+from pydanube.broker.lifecycle.truncation import truncate
 from pydanube.broker.partitions.open_partitions import Partitions, PartitionSettings
 from pydanube.broker.partitions.partition import FetchResult
 from pydanube.broker.partitions.partition_table import PartitionTable
@@ -305,6 +306,13 @@ class Broker:
             raise self._writer.read_only
         partitions = await self._partitions.unload(topic)
         log.info("topic.unloaded", topic=str(topic), partitions=partitions)
+
+    async def truncate_topic(
+        self, principal: Principal, topic: TopicName, offsets: Mapping[int, int]
+    ) -> dict[int, int]:
+        """Delete everything before the offsets, by partition; durable on return. Return where each begins now."""
+        self._authorizer.check(principal, Action.DELETE, str(topic))
+        return await truncate(self._registry, self._partitions, topic, offsets)
 
     async def delete_topic(self, principal: Principal, topic: TopicName, expected: str = "") -> None:
         """Delete a topic and everything in it; its producers and consumers get an error."""

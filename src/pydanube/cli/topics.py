@@ -1,4 +1,4 @@
-"""`danube topics`: create, grow, list, describe, unload, delete. Statistics: stats.py, policies: policies.py."""
+"""`danube topics`: create, grow, list, describe, unload, delete. Others: stats.py, policies.py, truncate.py."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from .policies import topic_policies
 from .schema_bindings import binding_dict, binding_text, find_binding
 from .session import with_client
 from .stats import stats
+from .truncate import truncate
 
 if TYPE_CHECKING:
     from pydanube.client import Client
@@ -47,11 +48,12 @@ danube topics delete /default/orders --yes
     )
 )
 def topics() -> None:
-    """Create, grow, list, describe, measure, unload and delete topics."""
+    """Create, grow, list, describe, measure, unload, truncate and delete topics."""
 
 
 topics.add_command(stats)
 topics.add_command(topic_policies)
+topics.add_command(truncate)
 
 
 @topics.command(

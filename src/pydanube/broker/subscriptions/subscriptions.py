@@ -282,12 +282,14 @@ class Subscriptions:
             if position.kind == "offset" and position.value > one.stream.end_offset:
                 hint = ": choose one partition (--partition), or a time" if len(found) > 1 else ""
                 raise Invalid(_past_end(position.value, topic, one) + hint)
-        targets = [(live, await one.subscription_start(position)) for one, live in found]
+        resolved = [await one.subscription_start(position) for one, _ in found]
+        # The start of a partition may have moved since its position was resolved.
+        targets = [max(offset, one.first_position) for offset, (one, _) in zip(resolved, found, strict=True)]
         waits = [_Wait() for _ in targets]
-        for (live, offset), wait in zip(targets, waits, strict=True):
+        for (_, live), offset, wait in zip(found, targets, waits, strict=True):
             live.seek(offset, wait.done)
         await asyncio.gather(*(wait.future for wait in waits))
-        return [(one.index, offset) for (one, _), (_, offset) in zip(found, targets, strict=True)]
+        return [(one.index, offset) for (one, _), offset in zip(found, targets, strict=True)]
 
     async def advance(
         self, principal: Principal, topic: TopicName, subscription: str, partition: int, offset: int, expected: int

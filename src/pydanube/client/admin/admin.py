@@ -114,6 +114,23 @@ class Admin(ListingAdmin):
         """
         await self._request(requests.UnloadTopic(topic=str(TopicName.parse(topic))), requests.Done)
 
+    async def truncate_topic(self, topic: str, before: AnyPosition, *, partition: int | None = None) -> dict[int, int]:
+        """Delete everything before a position, in one partition or in all; durable on return. This cannot be undone.
+
+        Returns partition -> offset, where the partitions begin now. Offsets are not used again. Subscriptions that
+        stand before the position move up to it: what they have not acked counts as acked. Raises Invalid for an offset
+        past the end of a partition.
+        """
+        name, found = str(TopicName.parse(topic)), await self.describe_topic(topic)
+        indexes = range(len(found.partitions)) if partition is None else (partition,)
+        start = wire_start(before)
+        if start.kind == "offset":
+            offsets = dict.fromkeys(indexes, start.value)
+        else:  # resolved once, so that a repeated request does not delete more
+            offsets = {index: await self.find_offset(name, index, before) for index in indexes}
+        request = requests.TruncateTopic(topic=name, offsets=list(offsets.items()))
+        return dict((await self._request(request, requests.Positions)).positions)
+
     async def topic_statistics(self, topic: str) -> TopicStatistics:
         """Return rates, backlogs and counts of a topic, its subscriptions and their consumers, for each partition."""
         request = requests.GetStatistics(topic=str(TopicName.parse(topic)))

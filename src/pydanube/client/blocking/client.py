@@ -360,6 +360,7 @@ class BlockingClient(Blocking[Client]):
     count_partitions = blocking(Client.count_partitions)
     grow_topic = blocking(Client.grow_topic)
     unload_topic = blocking(Client.unload_topic)
+    truncate_topic = blocking(Client.truncate_topic)
     topic_statistics = blocking(Client.topic_statistics)
     policies = blocking(Client.policies)
     set_policies = blocking(Client.set_policies)

@@ -206,6 +206,16 @@ class UnloadTopic(Request, tag="topic.unload"):
     topic: str
 
 
+class TruncateTopic(Request, tag="topic.truncate"):
+    """Delete everything before an offset, in some partitions -> Positions: where each of these partitions begins now.
+
+    `offsets` are pairs of a partition and an offset. Cursors below it move up to it.
+    """
+
+    topic: str
+    offsets: list[tuple[int, int]]
+
+
 class ListTopics(Request, tag="topic.list"):
     """-> Names. An empty namespace means all of them."""
 
@@ -693,6 +703,7 @@ AnyRequest = (
     | CreateTopic
     | DeleteTopic
     | UnloadTopic
+    | TruncateTopic
     | ListTopics
     | ListTopicPage
     | DescribeTopic
@@ -904,7 +915,7 @@ class LettersRedriven(msgspec.Struct, omit_defaults=True):
 
 
 class Positions(msgspec.Struct):
-    """The position of a subscription in each partition, as pairs of partition and offset."""
+    """The position of a subscription in each partition, or where partitions begin, as pairs of partition and offset."""
 
     positions: list[tuple[int, int]] = []
 

@@ -197,6 +197,12 @@ async def _unload_topic(caller: Caller, request: wire.UnloadTopic) -> wire.Done:
     return wire.Done()
 
 
+async def _truncate_topic(caller: Caller, request: wire.TruncateTopic) -> wire.Positions:
+    topic = TopicName.parse(request.topic)
+    starts = await caller.broker.truncate_topic(caller.principal, topic, dict(request.offsets))
+    return wire.Positions(list(starts.items()))
+
+
 async def _grow_topic(caller: Caller, request: wire.GrowTopic) -> wire.Done:
     topic = TopicName.parse(request.topic)
     await caller.broker.grow_topic(caller.principal, topic, request.partitions, request.expected)
@@ -654,6 +660,7 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.DescribeTopic: _describe_topic,
     wire.GrowTopic: _grow_topic,
     wire.UnloadTopic: _unload_topic,
+    wire.TruncateTopic: _truncate_topic,
     wire.SetPolicies: _set_policies,
     wire.GetPolicies: _get_policies,
     wire.CreateNamespace: _create_namespace,
