@@ -24,6 +24,7 @@ from .model.topics import AckLevel
 from .runtime.telemetry import LEVELS
 from .settings_kinds import (
     ADDRESS,
+    ENDPOINT,
     HOST,
     NODE_NAME,
     PORT,
@@ -217,6 +218,15 @@ class MetricsSection(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class TracingSection(Section):
+    section: ClassVar[str] = "tracing"
+    endpoint: str = setting(
+        "", ENDPOINT, "Where traces go, OTLP over HTTP; empty: nothing is traced. Needs the extra `otel`."
+    )
+    service: str = setting("danube", NODE_NAME, "The name of this broker in traces.")
+
+
+@dataclass(frozen=True, slots=True)
 class LoggingSettings(Section):
     section: ClassVar[str] = "logging"
     level: str = setting("info", Choice(LEVELS), "What is logged: this and everything worse.")
@@ -253,6 +263,7 @@ class Settings:
     producers: ProducersSection = field(default_factory=ProducersSection)
     storage: StorageSettings = field(default_factory=StorageSettings)
     metrics: MetricsSection = field(default_factory=MetricsSection)
+    tracing: TracingSection = field(default_factory=TracingSection)
     logging: LoggingSettings = field(default_factory=LoggingSettings)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """The source of each value that is not a default, by key."""
@@ -398,6 +409,7 @@ _SECTIONS: Final[tuple[type[Section], ...]] = (
     ProducersSection,
     StorageSettings,
     MetricsSection,
+    TracingSection,
     LoggingSettings,
 )
 

@@ -1,7 +1,7 @@
 """OWNERSHIP. Each partition and subscription has one owner, and all listeners call one facade.
 
 Lives here      the facade (facade.py) and what every call passes: producers, publish checks, policies, statistics,
-                metrics
+                metrics and traces
                 for clients without a connection of their own: topic addresses, shared producers, consumer sessions
                 registry/       the namespaces, topics, subscriptions and producers that exist, and their records
                 partitions/     open partitions: publish, fetch, recovery, ownership, limits
