@@ -13,9 +13,10 @@ import importlib.util
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import ip_address
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 import msgspec
@@ -33,6 +34,7 @@ from .metadata.embedded import EmbeddedStore
 from .metadata.store import Compare, MetadataStore, Put
 from .model.addresses import BrokerAddresses
 from .model.errors import DanubeError, Refused
+from .model.webhooks import Webhook
 from .runtime.clock import Clock, SystemClock
 from .runtime.disk import Disk, OsDisk
 from .runtime.file_descriptors import (
@@ -270,19 +272,19 @@ class Server:
         """Open the listeners, the native one last: who can connect there finds everything open. Return its host."""
         settings, clock = self._settings, self._components.clock
         grpc_places = _grpc_places(settings) if GRPC in listeners or ADMIN in listeners else 0
-        reserved = grpc_places
+        places = _http_places(settings) if HTTP in listeners else ConnectionLimits(0, 0)
+        reserved = grpc_places + places.connections + 3 * places.at_once
+        self._native = NativeServer(broker, _native_settings(settings, reserved), clock, tasks)
+        memory = self._native.publish_memory
         if HTTP in listeners:
             from .gateway.http import HttpServer  # imports a web framework: only where it is used
 
-            places = _http_places(settings)
-            reserved += places.connections + 3 * places.at_once
-            self._http = HttpServer(broker, _http_settings(settings, places), clock, tasks)
+            self._http = HttpServer(broker, _http_settings(settings, places), clock, tasks, memory)
             self.http_address = await self._on_port(HTTP, self._http.start)
-        self._native = NativeServer(broker, _native_settings(settings, reserved), clock, tasks)
         if grpc_places:
             from .gateway.grpc import GrpcServer  # imports grpcio, which is an extra
 
-            grpc_settings, memory = _grpc_settings(settings, grpc_places), self._native.publish_memory
+            grpc_settings = _grpc_settings(settings, grpc_places)
             self._grpc = GrpcServer(broker, grpc_settings, clock, tasks, memory)
             if GRPC in listeners:
                 self.grpc_address = await self._on_port(GRPC, self._grpc.open_data)
@@ -509,8 +511,28 @@ def _http_settings(settings: Settings, places: ConnectionLimits) -> HttpSettings
         header_timeout_ms=limits.handshake_timeout_ms,
         body_bytes_max=limits.http_body_bytes_max,
         bodies_bytes_max=max(limits.http_body_bytes_max, limits.pending_publish_bytes_max // 2),
+        allowed_hosts=settings.http.allowed_hosts,
+        consumers_max=settings.http.consumers_max,
+        session_timeout_ms_max=settings.http.session_timeout_ms_max,
+        poll_wait_ms_max=settings.http.poll_wait_ms_max,
+        heartbeat_ms=settings.http.heartbeat_ms,
+        cors_origins=settings.http.cors_origins,
+        webhooks=tuple(_with_secret(one) for one in settings.http.webhooks),
         metrics=MetricsSettings(settings.metrics.topics, settings.metrics.series_max),
     )
+
+
+def _with_secret(webhook: Webhook) -> Webhook:
+    """Return the webhook with its secret, which may be in a file. Raises Refused if that cannot be read."""
+    if not webhook.secret_file:
+        return webhook
+    try:
+        secret = Path(webhook.secret_file).read_text(encoding="utf-8").strip()
+        return replace(webhook, secret=secret, secret_file="")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(
+            f"the secret of webhook {webhook.name!r} cannot be read: {webhook.secret_file}: {error}"
+        ) from None
 
 
 def _native_settings(settings: Settings, descriptors_reserved: int) -> NativeSettings:

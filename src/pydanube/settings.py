@@ -21,12 +21,15 @@ from .model.errors import Invalid
 from .model.limits import KIB, MESSAGE_BYTES_MAX, MIB
 from .model.policies import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN
 from .model.topics import AckLevel
+from .model.webhooks import Webhook
 from .runtime.telemetry import LEVELS
 from .settings_kinds import (
     ADDRESS,
     ENDPOINT,
     HOST,
+    HOSTS,
     NODE_NAME,
+    ORIGINS,
     PORT,
     AckLevelKind,
     Choice,
@@ -38,6 +41,7 @@ from .settings_kinds import (
     Size,
     StoreUrl,
     ValueKind,
+    WebhooksKind,
 )
 
 GIB: Final = 1024 * MIB
@@ -150,6 +154,23 @@ class HttpSection(Section):
     advertised: str = setting(
         "", ADDRESS, "What its clients are told to connect to, host:port; empty: the host of the native one, http_port."
     )
+    allowed_hosts: tuple[str, ...] = setting(
+        (), HOSTS, "Further names in the header Host; the addresses of the broker are always allowed, * allows any."
+    )
+    consumers_max: int = setting(1_000, Number(1, 1_000_000), "Consumers over HTTP: sessions, SSE and WebSocket.")
+    session_timeout_ms_max: int = setting(
+        300_000, Number(1_000, 3_600_000), "The longest silence of a consumer that a client may ask for."
+    )
+    poll_wait_ms_max: int = setting(
+        60_000, Number(1, 3_600_000), "The longest wait of a long poll that a client may ask for."
+    )
+    heartbeat_ms: int = setting(
+        15_000, Number(100, 600_000), "How often a stream of events that has nothing to send sends a comment."
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (), ORIGINS, "Origins whose pages may use this listener from a browser; empty: none but its own."
+    )
+    webhooks: tuple[Webhook, ...] = setting((), WebhooksKind(), "URLs /webhooks/{name} that are bound to topics.")
 
 
 @dataclass(frozen=True, slots=True)

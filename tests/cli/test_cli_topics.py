@@ -201,3 +201,60 @@ def test_top_takes_over_a_terminal_and_gives_it_back(danube, served, topic):
     assert process.wait(timeout=120) == 0
     assert b"\x1b[?1049h" in seen
     assert b"\x1b[?1049l" in seen
+
+
+@pytest.fixture
+def shelf(danube) -> str:
+    """Create a namespace with five topics, the third of which has 20 messages."""
+    danube("namespaces", "create", "shelf")
+    for number in range(5):
+        danube("topics", "create", f"/shelf/t{number}", "--if-not-exists")
+    return "shelf"
+
+
+def test_topics_are_listed_in_pages(danube, shelf):
+    danube("produce", "/shelf/t2", stdin="x\n" * 20)
+    everything = [f"/shelf/t{number}" for number in range(5)]
+    assert danube("topics", "list", "-n", shelf).stdout.split() == everything
+    assert answer(danube("topics", "list", "--filter", "/shelf/*", "--json")) == everything
+    assert answer(danube("topics", "list", "-n", shelf, "--reverse", "--json")) == everything[::-1]
+    first = danube("topics", "list", "-n", shelf, "--sort", "published", "--limit", "1")
+    assert first.stdout == "/shelf/t2\n", first.stderr
+    token = first.stderr.split("--after ")[1].strip()
+    rest = danube("topics", "list", "-n", shelf, "--sort", "published", "--after", token)
+    assert sorted(rest.stdout.split()) == [name for name in everything if name != "/shelf/t2"]
+    page = answer(danube("topics", "list", "-n", shelf, "--limit", "5", "--json"))
+    assert page == {"topics": everything, "next": ""}
+    assert danube("topics", "list", "--sort", "size").returncode == 2
+    wrong = danube("topics", "list", "--after", "nonsense")
+    assert wrong.returncode == 1
+    assert "page token" in wrong.stderr
+    page = answer(danube("namespaces", "list", "--filter", "she", "--limit", "1", "--json"))
+    assert page == {"namespaces": ["shelf"], "next": ""}
+    assert danube("namespaces", "list", "--filter", "shelf").stdout == "shelf\n"
+
+
+def test_statistics_without_a_topic_are_a_table_of_all(danube, shelf):
+    danube("subscriptions", "create", "/shelf/t2", "billing", "--from", "earliest")
+    danube("produce", "/shelf/t2", stdin="x\n" * 20)
+    shown = danube("topics", "stats", "--filter", "/shelf/*", "--sort", "backlog", "--limit", "1")
+    head, line = shown.stdout.splitlines()
+    assert head.split() == [
+        "topic",
+        "open",
+        "producers",
+        "msg/s",
+        "bytes/s",
+        "published",
+        "stored",
+        "subscriptions",
+        "backlog",
+        "oldest",
+    ]
+    assert line.split()[:3] == ["/shelf/t2", "1/1", "0"], shown.stderr
+    assert "there are more: add --after " in shown.stderr
+    found = answer(danube("topics", "stats", "--filter", "/shelf/*", "--json"))
+    assert [one["topic"] for one in found] == [f"/shelf/t{number}" for number in range(5)]
+    assert found[2]["published"] >= 20
+    assert found[2]["subscriptions"][0]["backlog"] >= 20
+    assert danube("topics", "stats", "/shelf/t2", "--limit", "3").returncode == 2

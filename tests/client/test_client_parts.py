@@ -18,13 +18,14 @@ from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.consuming.messages import ReceivedBatch, rows_of
 from pydanube.client.positions import wire_start
 from pydanube.client.producing.message_intake import ANY_PARTITION, split_bulk
-from pydanube.client.producing.partitioning import Partitioner, fnv1a_64, fnv1a_64_each
+from pydanube.client.producing.partitioning import Partitioner, fnv1a_64_each
 from pydanube.client.producing.pending_batches import MessageRows
 from pydanube.client.producing.producer_buffer import ProducerBuffer
 from pydanube.client.producing.receipts import Placed, Receipt, Receipts
 from pydanube.client.settings import ConsumerSettings, ProducerSettings
 from pydanube.codec.batch import Batch, Codec, encode
 from pydanube.model.errors import Invalid
+from pydanube.model.key_hash import fnv1a_64
 from pydanube.model.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from pydanube.model.positions import Position, micros_from_datetime
 

@@ -50,7 +50,9 @@ from pydanube.storage.wal import LogWriter
 from pydanube.version import __version__
 
 from .consumer_sessions import ConsumerSessions
+from .dead_letters import DeadLetters
 from .decompression import DecompressionBudget
+from .listing import Listing
 from .metric_families import MetricSources
 from .metrics import BrokerMetrics
 from .policies import PolicyAdministration
@@ -155,16 +157,18 @@ class Broker:
         self.addresses = TopicAddresses(registry, authorizer, settings.auto_create, settings.ack_level)
         self.producers = Producers(registry, self._partitions)
         self.policies = PolicyAdministration(registry, self._partitions, policies, authorizer)
-        self.subscriptions = Subscriptions(registry, self._partitions, authorizer)
+        self.decompression = DecompressionBudget()
+        """Must be asked before a compressed batch is passed to `publish`."""
+        self.subscriptions = Subscriptions(registry, self._partitions, authorizer, self.decompression)
+        self.dead_letters = DeadLetters(registry, self._partitions, self.subscriptions, authorizer, self)
         self.single_acks = SingleAcks(registry, self._partitions, authorizer)
         self.shared_producers = SharedProducers(self.producers, self.addresses, authorizer, clock, parts.tasks)
         self.consumer_sessions = ConsumerSessions(registry, self.addresses, self.subscriptions, clock, parts.tasks)
         self.statistics = Statistics(registry, self._partitions, authorizer, clock)
+        self.listing = Listing(registry, self.statistics, authorizer, clock)
         self.storage = StorageAdministration(
             registry, self._partitions, authorizer, parts.store, writer, clock, parts.tasks, self.tiers
         )
-        self.decompression = DecompressionBudget()
-        """Must be asked before a compressed batch is passed to `publish`."""
         self._staging: Staging | None = None
         if self.tiers is not None:
             self._staging = Staging(

@@ -173,4 +173,19 @@ class TopicSummary:
     throttled_s: float = 0.0
     schema_warnings: int = 0
     subscriptions: list[SubscriptionSummary] = field(default_factory=list)
-    """Sorted by name. Empty if no partition is open."""
+    """Sorted by name. Empty if no partition is open, or if an answer would be too large with them."""
+
+    @property
+    def backlog(self) -> int:
+        """The backlog of the subscription with the largest one."""
+        return max((one.backlog for one in self.subscriptions), default=0)
+
+    @property
+    def backlog_bytes(self) -> int:
+        """The backlog in bytes of the subscription with the largest one."""
+        return max((one.backlog_bytes for one in self.subscriptions), default=0)
+
+    @property
+    def backlog_s(self) -> float:
+        """The age of the oldest message that some subscription has not acked."""
+        return max((one.backlog_s for one in self.subscriptions), default=0.0)

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
+from typing import Final
 
+from pydanube.broker.decompression import DecompressionBudget
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.partitions.state_ledger import complete
@@ -21,18 +23,25 @@ from pydanube.core.access import Action, Authorizer, Principal
 from pydanube.core.dispatch.key_filters import KeyFilter
 from pydanube.model.errors import AlreadyExists, Full, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.failure import NATIVE, FailurePolicy
-from pydanube.model.limits import UNACKED_MAX
+from pydanube.model.limits import MIB, UNACKED_MAX
 from pydanube.model.names import TopicName
-from pydanube.model.pending import Pending
+from pydanube.model.pending import BacklogMessage, Pending
 from pydanube.model.positions import Position
 from pydanube.model.topics import SubscriptionDescription, SubscriptionType
 from pydanube.runtime.telemetry import get_logger
 
 from .consumer import Consumer, Sink
 from .dead_letters import check_dead_letters
+from .peeking import add_delays, read_backlog
 from .subscription import LiveSubscription
 
 log = get_logger(__name__)
+
+PENDING_AT_ONCE: Final = 250
+"""Messages of a backlog that are looked at in one turn of the loop."""
+
+PEEKED_BYTES_MAX: Final = 16 * MIB
+"""The most payload bytes that one look at a backlog returns, and one message more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +74,13 @@ class Attachment:
 class Subscriptions:
     """The operations on subscriptions. Each names a principal and asks the authorizer before anything else."""
 
-    def __init__(self, registry: Registry, partitions: Partitions, authorizer: Authorizer) -> None:
+    def __init__(
+        self, registry: Registry, partitions: Partitions, authorizer: Authorizer, decompression: DecompressionBudget
+    ) -> None:
         self._registry = registry
         self._partitions = partitions
         self._authorizer = authorizer
+        self._decompression = decompression
 
     async def subscribe(
         self, principal: Principal, topic: TopicName, partition: int, attachment: Attachment, sink: Sink
@@ -334,8 +346,31 @@ class Subscriptions:
     ) -> Pending:
         """Describe each message that `unsettled` would return."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
-        ((_, live),) = await self._on_stored_partitions(topic, subscription, partition)
-        return live.pending(after, messages_max)
+        ((one, live),) = await self._on_stored_partitions(topic, subscription, partition)
+        return await add_delays(one, live.pending(after, messages_max))
+
+    async def peek(
+        self, principal: Principal, topic: TopicName, subscription: str, count: int, partition: int = -1
+    ) -> list[BacklogMessage]:
+        """Return the first `count` messages that are not acknowledged, of one partition or, if that is -1, of all.
+
+        There are fewer if they have more than PEEKED_BYTES_MAX bytes together.
+        """
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        found: list[BacklogMessage] = []
+        left = PEEKED_BYTES_MAX
+        for one, live in await self._on_stored_partitions(topic, subscription, partition):
+            after = 0
+            while len(found) < count and left > 0:
+                pending = live.pending(after, min(PENDING_AT_ONCE, count - len(found)))
+                if not pending.messages:
+                    break
+                pending = await add_delays(one, pending)
+                some = await read_backlog(one, pending.messages, left, self._decompression)
+                left -= sum(len(each.message.payload) for each in some)
+                found += some
+                after = pending.messages[-1].offset + 1
+        return found
 
     async def set_failure_policy(
         self, principal: Principal, topic: TopicName, subscription: str, policy: FailurePolicy

@@ -36,14 +36,14 @@ from pydanube.model.topics import (
     TopicDescription,
 )
 
+from .listing import ListingAdmin
 from .peeking import peek
-from .storage import StorageAdmin
 
 RANGES_PER_REQUEST: Final = 10_000
 """A request with this many ranges is within the limit of its frame."""
 
 
-class Admin(StorageAdmin):
+class Admin(ListingAdmin):
     """The administrative calls of a client."""
 
     # -- topics ------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def with_context_many(
         return attributes
     if attributes is None:
         return [context] * len(payloads)
-    return attributes if isinstance(attributes, str) else [_merged(context, one) for one in attributes]
+    return [_merged(context, one) for one in attributes]
 
 
 def _merged(context: dict[str, str], attributes: Attributes | None) -> Attributes | None:

@@ -26,7 +26,7 @@ from pydanube.model.schemas import (
     SubjectDescription,
 )
 from pydanube.model.staging import StagedQuery
-from pydanube.model.statistics import TopicStatistics
+from pydanube.model.statistics import TopicStatistics, TopicSummary
 from pydanube.model.storage import (
     PartitionUsage,
     SegmentDescription,
@@ -210,6 +210,19 @@ class ListTopics(Request, tag="topic.list"):
     namespace: str = ""
 
 
+class ListTopicPage(Request, tag="topic.page"):
+    """List topics in pages, with what the broker has counted of each -> TopicsListed. Opens no partition.
+
+    `model.paging.PageQuery` explains the fields. An empty namespace means all of them.
+    """
+
+    namespace: str = ""
+    filter: str = ""
+    sort: str = "name"
+    limit: int = 100
+    after: str = ""
+
+
 class DescribeTopic(Request, tag="topic.describe"):
     """-> Topic"""
 
@@ -229,7 +242,12 @@ class DeleteNamespace(Request, tag="namespace.delete"):
 
 
 class ListNamespaces(Request, tag="namespace.list"):
-    """-> Names"""
+    """-> Names. With a `limit`, one page of them: see `model.paging.PageQuery`."""
+
+    filter: str = ""
+    sort: str = "name"
+    limit: int = 0
+    after: str = ""
 
 
 class OpenProducer(Request, tag="producer.open"):
@@ -309,9 +327,13 @@ class DeleteSubscription(Request, tag="subscription.delete"):
 
 
 class ListSubscriptions(Request, tag="subscription.list"):
-    """-> Names"""
+    """-> Names. With a `limit`, one page of them: see `model.paging.PageQuery`."""
 
     topic: str
+    filter: str = ""
+    sort: str = "name"
+    limit: int = 0
+    after: str = ""
 
 
 class DescribeSubscription(Request, tag="subscription.describe"):
@@ -388,6 +410,27 @@ class Settle(Request, tag="subscription.settle"):
 
     def __post_init__(self) -> None:
         check_ranges("subscription.settle", self.ranges)
+
+
+class RedriveLetters(Request, tag="dead_letter.redrive"):
+    """Send dead letters of one partition back to the topics they came from, or to the topic `to`; with `drop`, ack them
+    only -> LettersRedriven. This is one step of at most `letters_max` letters.
+
+    `offsets`: these letters; empty: those that remain in [start, end), `end` -1: up to the end of the partition. Only
+    letters that came from `original_topic` and failed for `original_subscription` are taken, where these are given.
+    `model.dead_letters` has the rules.
+    """
+
+    topic: str
+    partition: int
+    offsets: list[int] = []
+    start: int = 0
+    end: int = -1
+    original_topic: str = ""
+    original_subscription: str = ""
+    letters_max: int = 500
+    to: str = ""
+    drop: bool = False
 
 
 class SetFailurePolicy(Request, tag="subscription.failure_policy"):
@@ -640,6 +683,7 @@ AnyRequest = (
     | DeleteTopic
     | UnloadTopic
     | ListTopics
+    | ListTopicPage
     | DescribeTopic
     | CreateNamespace
     | DeleteNamespace
@@ -658,6 +702,7 @@ AnyRequest = (
     | ListUnsettled
     | ListPending
     | Settle
+    | RedriveLetters
     | SetFailurePolicy
     | SetUnackedMax
     | SetPolicies
@@ -699,8 +744,11 @@ class Done(msgspec.Struct):
     """The request was carried out; there is nothing to report."""
 
 
-class Names(msgspec.Struct):
+class Names(msgspec.Struct, omit_defaults=True):
+    """`next`: the `after` of the next page, where a page was asked for; empty: there is none."""
+
     names: list[str]
+    next: str = ""
 
 
 class PartitionRoute(msgspec.Struct, omit_defaults=True):
@@ -831,6 +879,17 @@ class Settled(msgspec.Struct, omit_defaults=True):
     messages: int = 0
 
 
+class LettersRedriven(msgspec.Struct, omit_defaults=True):
+    """The result of one step of a redrive; `stayed` has the offset and the reason of letters that could not be sent
+    back. With a `next_offset` other than -1, the next step begins there."""
+
+    done: int = 0
+    stayed: list[tuple[int, str]] = []
+    next_offset: int = -1
+    remaining: int = 0
+    """How many messages of the partition are neither redriven nor dropped."""
+
+
 class Positions(msgspec.Struct):
     """The position of a subscription in each partition, as pairs of partition and offset."""
 
@@ -855,6 +914,16 @@ class PolicyReport(msgspec.Struct):
 
 class StatisticsReport(msgspec.Struct):
     topic: TopicStatistics
+
+
+class TopicsListed(msgspec.Struct):
+    """One page of topics, with as many as fit the answer. The next page begins after `next`; empty: there is none.
+
+    A topic with so many subscriptions that it does not fit alone has an empty list of them.
+    """
+
+    topics: list[TopicSummary]
+    next: str = ""
 
 
 class StorageUsed(msgspec.Struct, omit_defaults=True):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import KIB, MIB
+from pydanube.model.webhooks import Webhook
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,19 @@ class HttpSettings:
     keep_alive_ms: int = 60_000
     """How long a connection may wait for its next request."""
 
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which clients reach this broker, besides its addresses; "*": any."""
+    consumers_max: int = 1_000
+    """Consumers over HTTP: sessions, SSE and WebSocket."""
+    session_timeout_ms_max: int = 300_000
+    """The longest silence of a session that a client may ask for."""
+    poll_wait_ms_max: int = 60_000
+    """The longest wait of a long poll that a client may ask for."""
+    heartbeat_ms: int = 15_000
+    """How often a stream of events that has nothing to send sends a comment."""
+    cors_origins: tuple[str, ...] = ()
+    """The origins whose pages may use this listener from a browser."""
+    webhooks: tuple[Webhook, ...] = ()
     metrics: MetricsSettings = MetricsSettings()
 
     def __post_init__(self) -> None:

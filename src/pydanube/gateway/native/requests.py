@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
@@ -17,9 +18,11 @@ from pydanube.codec.native import frames
 from pydanube.codec.native import requests as wire
 from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import Principal
+from pydanube.model.dead_letters import LetterSelection
 from pydanube.model.errors import DanubeError, Full, Invalid, NotFound
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
+from pydanube.model.paging import PAGE_MAX, TOPIC_NUMBERS, Order, PageQuery, TopicPage
 from pydanube.model.positions import Position
 from pydanube.model.schemas import Compatibility
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
@@ -36,6 +39,9 @@ _CONSUMER_CHARACTERS_MAX: Final = 200
 _UNSETTLED_MESSAGES_MAX: Final = 10_000
 _PENDING_MESSAGES_MAX: Final = 250
 """So many fit one frame, each with a reason and a consumer's name."""
+
+_STAYED_CHARACTERS_MAX: Final = 400
+"""The longest reason why a letter stays: those of one step fit one frame."""
 
 _SUBJECTS_MAX: Final = 2_000
 _ANSWER_BYTES_KEPT: Final = 1_000
@@ -127,6 +133,27 @@ async def _list_topics(caller: Caller, request: wire.ListTopics) -> wire.Names:
     return wire.Names(await caller.broker.list_topics(caller.principal, namespace))
 
 
+async def _list_topic_page(caller: Caller, request: wire.ListTopicPage) -> wire.TopicsListed:
+    namespace = parse_namespace(request.namespace) if request.namespace else None
+    query = PageQuery(filter=request.filter, sort=request.sort, limit=request.limit, after=request.after)
+    page = await caller.broker.listing.topics(caller.principal, query, namespace)
+    page = cut_page(page, query.order(TOPIC_NUMBERS), CONTROL_BYTES_MAX - _ANSWER_BYTES_KEPT)
+    return wire.TopicsListed(page.topics, page.next)
+
+
+def cut_page(page: TopicPage, order: Order, bytes_max: int) -> TopicPage:
+    """Return a page with as many topics as fit `bytes_max`, but at least one: without its subscriptions, if it does not
+    fit with them."""
+    for count, one in enumerate(page.topics):
+        bytes_max -= len(msgspec.msgpack.encode(one))
+        if bytes_max < 0:
+            if count:
+                return TopicPage.of(page.topics[:count], order, more=True)
+            alone = TopicPage.of([one], order, more=len(page.topics) > 1 or bool(page.next))
+            return TopicPage([replace(one, subscriptions=[])], alone.next)
+    return page
+
+
 async def _describe_topic(caller: Caller, request: wire.DescribeTopic) -> wire.Topic:
     topic = await caller.broker.describe_topic(caller.principal, TopicName.parse(request.topic))
     gaps_max = _gaps_told(len(topic.partitions))
@@ -200,8 +227,18 @@ async def _delete_namespace(caller: Caller, request: wire.DeleteNamespace) -> wi
     return wire.Done()
 
 
-async def _list_namespaces(caller: Caller, _request: wire.ListNamespaces) -> wire.Names:
-    return wire.Names(await caller.broker.list_namespaces(caller.principal))
+async def _list_namespaces(caller: Caller, request: wire.ListNamespaces) -> wire.Names:
+    if (query := _page_query(request)) is None:
+        return wire.Names(await caller.broker.list_namespaces(caller.principal))
+    page = await caller.broker.listing.namespaces(caller.principal, query)
+    return wire.Names(page.names, page.next)
+
+
+def _page_query(request: wire.ListNamespaces | wire.ListSubscriptions) -> PageQuery | None:
+    """Return which page is asked for; None, as in the requests of earlier releases: everything."""
+    if not (request.limit or request.filter or request.after):
+        return None
+    return PageQuery(filter=request.filter, sort=request.sort, limit=request.limit or PAGE_MAX, after=request.after)
 
 
 # -- producers and consumers -------------------------------------------------------------------------------------------
@@ -299,7 +336,11 @@ async def _delete_subscription(caller: Caller, request: wire.DeleteSubscription)
 
 
 async def _list_subscriptions(caller: Caller, request: wire.ListSubscriptions) -> wire.Names:
-    return wire.Names(await caller.broker.subscriptions.names(caller.principal, TopicName.parse(request.topic)))
+    topic = TopicName.parse(request.topic)
+    if (query := _page_query(request)) is None:
+        return wire.Names(await caller.broker.subscriptions.names(caller.principal, topic))
+    page = await caller.broker.listing.subscriptions(caller.principal, topic, query)
+    return wire.Names(page.names, page.next)
 
 
 async def _describe_subscription(caller: Caller, request: wire.DescribeSubscription) -> wire.Subscription:
@@ -371,6 +412,26 @@ async def _list_pending(caller: Caller, request: wire.ListPending) -> wire.Pendi
         caller.principal, topic, subscription, request.partition, request.messages_max, request.after
     )
     return wire.PendingMessages(messages, str(kind), now_us)
+
+
+async def _redrive_letters(caller: Caller, request: wire.RedriveLetters) -> wire.LettersRedriven:
+    letters, topic = caller.broker.dead_letters, TopicName.parse(request.topic)
+    selection = LetterSelection(
+        request.offsets,
+        request.start,
+        None if request.end < 0 else request.end,
+        str(TopicName.parse(request.original_topic)) if request.original_topic else "",
+        parse_subscription(request.original_subscription) if request.original_subscription else "",
+        request.letters_max,
+    )
+    if request.drop:
+        step = await letters.drop(caller.principal, topic, request.partition, selection)
+    else:
+        to = TopicName.parse(request.to) if request.to else None
+        step = await letters.redrive(caller.principal, topic, request.partition, selection, to)
+    stayed = [(offset, reason[:_STAYED_CHARACTERS_MAX]) for offset, reason in step.stayed]
+    next_offset = -1 if step.next_offset is None else step.next_offset
+    return wire.LettersRedriven(step.done, stayed, next_offset, step.remaining)
 
 
 async def _set_failure_policy(caller: Caller, request: wire.SetFailurePolicy) -> wire.Done:
@@ -578,6 +639,7 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.CreateTopic: _create_topic,
     wire.DeleteTopic: _delete_topic,
     wire.ListTopics: _list_topics,
+    wire.ListTopicPage: _list_topic_page,
     wire.DescribeTopic: _describe_topic,
     wire.GrowTopic: _grow_topic,
     wire.UnloadTopic: _unload_topic,
@@ -598,6 +660,7 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.Advance: _advance,
     wire.AdvanceMany: _advance_many,
     wire.Settle: _settle,
+    wire.RedriveLetters: _redrive_letters,
     wire.ListUnsettled: _list_unsettled,
     wire.ListPending: _list_pending,
     wire.SetFailurePolicy: _set_failure_policy,

@@ -4,8 +4,15 @@ operations      what an operation is: method, path, types, handler
 table           all operations
 router          finds the operation of a request, reads it, sends the answer
 json_forms      how types of the model look in JSON
+field_limits    limits of the model's fields, for the document
 openapi         the document
-brokers         operations on brokers
+routes          the routes in the HTTP application
+paging          lists in pages
+brokers, namespaces, topics, subscriptions, schemas, storage, staged_queries
+                the operations of each area
+policies        what operations on policies share
+publishing      operations that publish, and webhooks
+consuming       operations that consume: polls, events, WebSocket
 """
 
 from .operations import BASE

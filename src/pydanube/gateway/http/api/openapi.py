@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from functools import cache
 from typing import Any, Final
@@ -14,6 +15,7 @@ from pydanube.gateway.http.errors import PROBLEM, Problem
 from pydanube.version import __version__
 
 from . import json_forms
+from .field_limits import FIELD_LIMITS
 from .operations import JSON, PATH_PARAMETERS, NoQuery, Operation, Schema
 
 _REFERENCE: Final = "#/components/schemas/{name}"
@@ -28,6 +30,7 @@ ERRORS: Final[dict[int, str]] = {
     412: "The state is another one than If-Match expects (`Conflict`): read it again.",
     413: "The body is too large.",
     415: "The body is of a media type that is not read here.",
+    426: "This is for WebSockets.",
     421: "Another broker owns this (`NotOwner`, with its address), or the header Host names another server.",
     429: "A limit is reached (`Full`): wait, or raise it.",
     500: "The broker made a mistake, or stored data is damaged (`Corrupt`).",
@@ -120,12 +123,20 @@ def _query_parameters(operation: Operation) -> list[dict[str, Any]]:
     required = schema.get("required", ())
     found = []
     for name, one in schema["properties"].items():
-        shown = {key: value for key, value in one.items() if key != "description"}
+        shown = _without_null({key: value for key, value in one.items() if key != "description"})
         parameter = {"name": name, "in": "query", "required": name in required, "schema": shown}
         if "description" in one:
             parameter["description"] = one["description"]
         found.append(parameter)
     return found
+
+
+def _without_null(schema: Schema) -> Schema:
+    """Return the schema of a query parameter that may be absent: there is no null in a query."""
+    others = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
+    if len(others) != 1:
+        return schema
+    return {**{key: value for key, value in schema.items() if key != "anyOf"}, **others[0]}
 
 
 def _headers(operation: Operation) -> list[dict[str, Any]]:
@@ -237,12 +248,19 @@ def _complete(schema: Schema, kind: Any) -> None:
         schema["description"] = whole
     for one in json_forms.fields_of(kind):
         field = schema["properties"][one.name]
+        _add_limits(field, FIELD_LIMITS.get((kind, one.name), {}))
         if one.name in by_field:
             field["description"] = by_field[one.name]
-        if one.default is not json_forms.NO_DEFAULT:
+        if one.default not in (json_forms.NO_DEFAULT, msgspec.UNSET):
             default = json_forms.dump(one.default)
             if default is not None:
                 field["default"] = default
+
+
+def _add_limits(field: Schema, limits: Schema) -> None:
+    """Add the limits of the model to the schema of a field, which may be null as well."""
+    target = next((one for one in field.get("anyOf", ()) if one != {"type": "null"}), field)
+    target.update(limits)
 
 
 @cache
@@ -259,8 +277,13 @@ def _docstrings(kind: type) -> tuple[str, dict[str, str]]:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             last = statement.target.id
         elif last and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-            by_field[last] = inspect.cleandoc(str(statement.value.value))
+            by_field[last] = _in_json(str(statement.value.value))
             last = ""
         else:
             last = ""
-    return inspect.cleandoc(ast.get_docstring(tree) or ""), by_field
+    return _in_json(ast.get_docstring(tree) or ""), by_field
+
+
+def _in_json(docstring: str) -> str:
+    """Return a docstring in the words of JSON."""
+    return re.sub(r"\bNone\b", "null", inspect.cleandoc(docstring))

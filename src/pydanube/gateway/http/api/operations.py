@@ -156,6 +156,12 @@ def _version(text: str) -> int | Literal["latest"]:
     return "latest" if text == "latest" else whole_number("version", 1, _INT32_MAX)(text)
 
 
+def _consumer_id(text: str) -> str:
+    if len(text) == 32 and all(one in "0123456789abcdef" for one in text):
+        return text
+    raise Invalid(f"{text[:40]!r} is not the id of a consumer: use that which opening it answered")
+
+
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 
@@ -197,6 +203,10 @@ PATH_PARAMETERS: Final[dict[str, PathParameter]] = {
         "The name of the query. A slash in it is written `%2F`.",
         "orders-copy",
     ),
+    "consumer": PathParameter(
+        _consumer_id, {"type": "string", "pattern": "^[0-9a-f]{32}$"}, "The id of the consumer.", "0" * 32
+    ),
+    "webhook": PathParameter(parse_subscription, NAME_SCHEMA, "The name of the webhook, as in the settings.", "github"),
     "run": number_parameter("run", 1, _INT64_MAX, "The number of the upload.", 1),
 }
 

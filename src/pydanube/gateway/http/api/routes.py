@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 from pydanube.broker import Broker
 
+from .consuming import WEBSOCKET_ROUTES
 from .openapi import document
 from .operations import BASE, JSON
 from .router import Router
@@ -22,6 +23,7 @@ def routes(broker: Broker) -> list[BaseRoute]:
     bases = {BASE if one.path.startswith(BASE) else f"/{one.path.split('/')[1]}" for one in OPERATIONS}
     return [
         Route("/openapi.json", _openapi),
+        *WEBSOCKET_ROUTES,
         *(Route(f"{base}/{{rest:path}}", router) for base in sorted(bases)),
     ]
 
