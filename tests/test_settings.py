@@ -85,6 +85,8 @@ def test_every_setting_can_be_given_in_every_way(file: Path) -> None:
         "storage.log_bytes_max": "1GiB",
         "storage.log_keep_bytes": "2GiB",
         "metrics.topics": "false",
+        "tracing.endpoint": "http://127.0.0.1:4318/v1/traces",
+        "tracing.service": "broker",
         "logging.level": "debug",
         "logging.json": "true",
     }

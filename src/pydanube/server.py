@@ -26,6 +26,7 @@ from .broker.registry.ids import LEDGER_COUNTER
 from .broker.registry.registry import Registry
 from .broker.registry.tombstones import KnownLedgers
 from .broker.tiering.object_storage import TieringSettings
+from .broker.tracing import BatchTracer
 from .core.access import AllowAll, Authorizer
 from .gateway.native import NativeServer, NativeSettings
 from .metadata.counters import last_id
@@ -54,6 +55,7 @@ from .settings import Settings
 from .storage.directory import DataDirectory
 from .storage.metadata_seen import read_seen, refuse_older, write_seen
 from .storage.wal import LogWriter, MetadataStamp, RecoveredLog, WalSettings
+from .version import __version__
 
 if TYPE_CHECKING:
     from .gateway.grpc import GrpcServer, GrpcSettings
@@ -223,6 +225,7 @@ class Server:
             lambda: self._metadata_trouble,
         )
         broker = Broker(parts, broker_settings)
+        self._open_tracing(broker)
         self._parts.push_async_callback(broker.close)
         await broker.start()
         assert broker.tiers is not None
@@ -240,6 +243,17 @@ class Server:
                 host=host,
                 advice="anyone who reaches this address may do anything",
             )
+
+    def _open_tracing(self, broker: Broker) -> None:
+        tracing = self._settings.tracing
+        if not tracing.endpoint:
+            return
+        from .runtime.spans import SpanExporter  # imports OpenTelemetry, which is an extra
+
+        about = {"service.name": tracing.service, "service.instance.id": broker.node, "service.version": __version__}
+        exporter = SpanExporter(tracing.endpoint, about)
+        self._parts.push_async_callback(exporter.close)
+        broker.metrics.tracer = BatchTracer(exporter, self._components.clock)
 
     def _listeners(self) -> list[Listener]:
         """Return the listeners that are on and can be opened."""

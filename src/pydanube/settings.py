@@ -25,6 +25,7 @@ from .model.webhooks import Webhook
 from .runtime.telemetry import LEVELS
 from .settings_kinds import (
     ADDRESS,
+    ENDPOINT,
     HOST,
     HOSTS,
     NODE_NAME,
@@ -238,6 +239,15 @@ class MetricsSection(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class TracingSection(Section):
+    section: ClassVar[str] = "tracing"
+    endpoint: str = setting(
+        "", ENDPOINT, "Where traces go, OTLP over HTTP; empty: nothing is traced. Needs the extra `otel`."
+    )
+    service: str = setting("danube", NODE_NAME, "The name of this broker in traces.")
+
+
+@dataclass(frozen=True, slots=True)
 class LoggingSettings(Section):
     section: ClassVar[str] = "logging"
     level: str = setting("info", Choice(LEVELS), "What is logged: this and everything worse.")
@@ -274,6 +284,7 @@ class Settings:
     producers: ProducersSection = field(default_factory=ProducersSection)
     storage: StorageSettings = field(default_factory=StorageSettings)
     metrics: MetricsSection = field(default_factory=MetricsSection)
+    tracing: TracingSection = field(default_factory=TracingSection)
     logging: LoggingSettings = field(default_factory=LoggingSettings)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """The source of each value that is not a default, by key."""
@@ -419,6 +430,7 @@ _SECTIONS: Final[tuple[type[Section], ...]] = (
     ProducersSection,
     StorageSettings,
     MetricsSection,
+    TracingSection,
     LoggingSettings,
 )
 

@@ -310,3 +310,6 @@ ADDRESS: Final = Text(
         r":([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?"
     ),
 )
+ENDPOINT: Final = Text(
+    "a URL with http or https, such as http://127.0.0.1:4318/v1/traces, or empty", re.compile(r"(https?://\S+)?")
+)

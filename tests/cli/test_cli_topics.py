@@ -160,6 +160,22 @@ def test_top_is_printed_once_where_there_is_no_terminal(danube, topic):
     assert len(missing.stderr.splitlines()) == 1
 
 
+def test_top_of_all_topics_opens_none_of_them(danube, topic):
+    danube("topics", "create", topic)
+
+    def found() -> dict:
+        return next(one for one in answer(danube("top", "--json", "--once"))["topics"] if one["topic"] == topic)
+
+    assert (found()["open_partitions"], found()["published"]) == (0, 0)
+    (line,) = [line for line in danube("top").stdout.splitlines() if line.startswith(f"{topic} ")]
+    assert line.endswith("not open")
+    danube("produce", topic, stdin="x\n" * 5)
+    danube("subscriptions", "create", topic, "waits", "--from", "earliest")
+    assert (found()["open_partitions"], found()["published"]) == (1, 5)
+    (subscription,) = found()["subscriptions"]
+    assert (subscription["name"], subscription["backlog"], subscription["consumers"]) == ("waits", 5, 0)
+
+
 def test_top_writes_a_document_each_interval_until_it_is_told_to_end(danube, served, topic):
     danube("topics", "create", topic)
     process = subprocess.Popen(

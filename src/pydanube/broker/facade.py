@@ -231,6 +231,11 @@ class Broker:
         return self._metadata_trouble() or (self.tiers.trouble if self.tiers is not None else "") or "ok"
 
     @property
+    def node(self) -> str:
+        """The name of this broker."""
+        return self._settings.node
+
+    @property
     def staging(self) -> Staging:
         if self._staging is None:
             raise Refused("this broker has no object storage, where stages would lie: set storage.url")
