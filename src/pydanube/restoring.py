@@ -59,7 +59,7 @@ async def _fill(
     progress: OnProgress,
 ) -> Restored:
     async with await EmbeddedStore.open(settings.metadata_path, world.clock) as store:
-        if await store.revision():
+        if await store.list("", limit=1):
             raise Refused(f"{settings.metadata_path} is not empty: use another place")
         report = await rebuild(objects, store, world.clock, owner, progress)
         mine = msgspec.json.encode(directory.identity)

@@ -13,13 +13,16 @@ from .store import (
     Compare,
     Delete,
     Event,
+    GrantedLease,
     KeyValue,
     MetadataStore,
     Put,
     StoreIdentity,
     Succession,
     TransactionResult,
+    fits_transaction,
     list_all,
+    split_writes,
 )
 
 __all__ = [
@@ -28,12 +31,15 @@ __all__ = [
     "Delete",
     "EmbeddedStore",
     "Event",
+    "GrantedLease",
     "KeyValue",
     "MetadataStore",
     "Put",
     "StoreIdentity",
     "Succession",
     "TransactionResult",
+    "fits_transaction",
     "list_all",
+    "split_writes",
     "take_ids",
 ]
