@@ -18,6 +18,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,9 @@ def etcd_cluster(
 class FaultyProxy:
     """Forwards TCP connections to an address until told otherwise."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, may_pass: Callable[[str], bool] | None = None) -> None:
+        """`may_pass` is asked with the first bytes of a connection, again and again, whether its bytes may pass."""
+        self._may_pass = may_pass
         self.target = target
         self.port = 0
         self.delay_s = 0.0
@@ -258,13 +261,17 @@ class FaultyProxy:
         host, _, port = self.target.rpartition(":")
         try:
             far_reader, far_writer = await asyncio.open_connection(host, int(port))
+            first = await reader.read(65536) if self._may_pass else b""
         except OSError:
             writer.transport.abort()
             return
         pairs = [
-            (reader, far_writer, lambda: self.to_server),
-            (far_reader, writer, lambda: self.to_client),
+            (reader, far_writer, first, lambda: self.to_server),
+            (far_reader, writer, b"", lambda: self.to_client),
         ]
+        if self._may_pass is not None:
+            allowed = partial(self._may_pass, first.decode("latin-1"))
+            pairs = [(*pair[:3], allowed) for pair in pairs]
         self._writers |= {writer, far_writer}
         tasks = [asyncio.ensure_future(self._pump(*pair)) for pair in pairs]
         self._tasks.update(tasks)
@@ -279,10 +286,11 @@ class FaultyProxy:
                 one.transport.abort()
 
     async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, may_pass: Callable[[], bool]
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: bytes, may_pass: Callable[[], bool]
     ) -> None:
         with contextlib.suppress(OSError):
-            while received := await reader.read(65536):
+            while received := first or await reader.read(65536):
+                first = b""
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
                 while not may_pass():
@@ -302,3 +310,50 @@ async def faulty_proxies(cluster: EtcdCluster) -> AsyncIterator[list[FaultyProxy
     finally:
         for proxy in proxies:
             await proxy.close()
+
+
+class PeerNetwork:
+    """Proxies between the members of a cluster, which can cut one member off from the others.
+
+    A member names itself in the header X-Server-From of the requests that it sends to others.
+    """
+
+    def __init__(self, cluster: EtcdCluster) -> None:
+        self._cluster = cluster
+        self._ids: dict[str, str] = {}
+        """The id of each member, in hexadecimal, by its name."""
+        self.away = ""
+        """The name of the member that is cut off; empty: none."""
+        self._proxies = {
+            member.name: FaultyProxy(f"127.0.0.1:{member.peer_port}", may_pass=partial(self._may_pass, member.name))
+            for member in cluster.members
+        }
+
+    async def start(self) -> None:
+        """Start the proxies, then the members."""
+        for member in self._cluster.members:
+            proxy = self._proxies[member.name]
+            await proxy.start()
+            member.peer_address = proxy.address
+        await asyncio.to_thread(self._cluster.start)
+        for member in self._cluster.members:
+            status = await asyncio.to_thread(member.post, "maintenance/status")
+            self._ids[member.name] = f"{int(status['header']['member_id']):x}"
+
+    def isolate(self, member: EtcdMember) -> None:
+        self.away = member.name
+
+    def heal(self) -> None:
+        self.away = ""
+        for proxy in self._proxies.values():
+            proxy.thaw()
+
+    async def close(self) -> None:
+        self.heal()
+        for proxy in self._proxies.values():
+            await proxy.close()
+
+    def _may_pass(self, target: str, first: str) -> bool:
+        if not self.away:
+            return True
+        return self.away != target and f"x-server-from: {self._ids[self.away]}" not in first.lower()

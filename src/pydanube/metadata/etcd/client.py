@@ -49,6 +49,8 @@ _OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 6_000),  # etcd closes connections that ping more often than every 5 s
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.ping_timeout_ms", 3_000),  # of other pings than those above, which wait for them: a minute by default
+    ("grpc.http2.bdp_probe", 0),  # pings whenever something is received
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
