@@ -17,6 +17,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
+from .metadata.etcd.place import EtcdPlace, TlsFiles, parse_members
 from .model.errors import Invalid
 from .model.limits import KIB, MESSAGE_BYTES_MAX, MIB
 from .model.policies import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN
@@ -25,18 +26,22 @@ from .model.webhooks import Webhook
 from .runtime.telemetry import LEVELS
 from .settings_kinds import (
     ADDRESS,
+    ENDPOINT,
     HOST,
     HOSTS,
     NODE_NAME,
     ORIGINS,
     PORT,
+    USER_NAME,
     AckLevelKind,
     Choice,
     Flag,
+    MetadataUrl,
     Number,
     OptionalPath,
     OptionsKind,
     RequiredPath,
+    Secret,
     Size,
     StoreUrl,
     ValueKind,
@@ -97,6 +102,18 @@ class LogSettings(Section):
 class MetadataSettings(Section):
     section: ClassVar[str] = "metadata"
     path: Path | None = setting(None, OptionalPath(), "The metadata database; empty: `metadata.db` in the data_dir.")
+    url: str = setting("", MetadataUrl(), "An etcd that holds the metadata, instead of `path`; needs the extra `etcd`.")
+    tls: bool = setting(False, Flag(), "Whether connections to etcd are encrypted; with a ca_file they always are.")
+    ca_file: Path | None = setting(
+        None, OptionalPath(), "Certificates (PEM) that etcd's must be signed by; empty: those of the system."
+    )
+    cert_file: Path | None = setting(None, OptionalPath(), "The certificate (PEM) that this broker shows to etcd.")
+    key_file: Path | None = setting(None, OptionalPath(), "The private key (PEM) of cert_file.")
+    user: str = setting("", USER_NAME, "The user of etcd; empty: none.")
+    password: str = setting("", Secret(), "Its password; better in the environment than in a file.")
+    timeout_ms: int = setting(
+        10_000, Number(1_000, 600_000), "How long a request to etcd may take, all attempts together."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +255,15 @@ class MetricsSection(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class TracingSection(Section):
+    section: ClassVar[str] = "tracing"
+    endpoint: str = setting(
+        "", ENDPOINT, "Where traces go, OTLP over HTTP; empty: nothing is traced. Needs the extra `otel`."
+    )
+    service: str = setting("danube", NODE_NAME, "The name of this broker in traces.")
+
+
+@dataclass(frozen=True, slots=True)
 class LoggingSettings(Section):
     section: ClassVar[str] = "logging"
     level: str = setting("info", Choice(LEVELS), "What is logged: this and everything worse.")
@@ -274,12 +300,13 @@ class Settings:
     producers: ProducersSection = field(default_factory=ProducersSection)
     storage: StorageSettings = field(default_factory=StorageSettings)
     metrics: MetricsSection = field(default_factory=MetricsSection)
+    tracing: TracingSection = field(default_factory=TracingSection)
     logging: LoggingSettings = field(default_factory=LoggingSettings)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """The source of each value that is not a default, by key."""
 
     def __post_init__(self) -> None:
-        problems = [*self._unordered(), *self._narrow_log(), *self._shared_ports()]
+        problems = [*self._unordered(), *self._narrow_log(), *self._shared_ports(), *self._wrong_metadata()]
         if problems:
             raise Invalid("; ".join(problems))
 
@@ -346,7 +373,18 @@ class Settings:
 
     @property
     def metadata_path(self) -> Path:
+        """The metadata database, where the metadata is not in etcd."""
         return self.metadata.path or self.server.data_dir / "metadata.db"
+
+    @property
+    def metadata_place(self) -> Path | EtcdPlace:
+        given = self.metadata
+        if not given.url:
+            return self.metadata_path
+        has_tls = given.tls or given.ca_file is not None or given.cert_file is not None
+        tls = TlsFiles(given.ca_file, given.cert_file, given.key_file) if has_tls else None
+        members, prefix = parse_members(given.url)
+        return EtcdPlace(members, prefix, tls, given.user, given.password, given.timeout_ms / 1000)
 
     def advertised_address(self, port: int) -> str:
         """Return the address for clients when the native listener uses `port`, which the system chose if the setting is
@@ -378,6 +416,16 @@ class Settings:
             if port and port in taken:
                 yield f"{key}={port} is {taken[port]} too: give every listener a port of its own, or 0 for a free one"
             taken.setdefault(port, key)
+
+    def _wrong_metadata(self) -> Iterator[str]:
+        given = self.metadata
+        if (given.cert_file is None) != (given.key_file is None):
+            yield "metadata.cert_file and metadata.key_file belong together: give both or none"
+        try:
+            if given.url:
+                parse_members(given.url)
+        except Invalid as problem:
+            yield problem.message
 
     def _value(self, key: str) -> Any:
         section, _, name = key.partition(".")
@@ -419,6 +467,7 @@ _SECTIONS: Final[tuple[type[Section], ...]] = (
     ProducersSection,
     StorageSettings,
     MetricsSection,
+    TracingSection,
     LoggingSettings,
 )
 

@@ -160,6 +160,22 @@ def test_top_is_printed_once_where_there_is_no_terminal(danube, topic):
     assert len(missing.stderr.splitlines()) == 1
 
 
+def test_top_of_all_topics_opens_none_of_them(danube, topic):
+    danube("topics", "create", topic)
+
+    def found() -> dict:
+        return next(one for one in answer(danube("top", "--json", "--once"))["topics"] if one["topic"] == topic)
+
+    assert (found()["open_partitions"], found()["published"]) == (0, 0)
+    (line,) = [line for line in danube("top").stdout.splitlines() if line.startswith(f"{topic} ")]
+    assert line.endswith("not open")
+    danube("produce", topic, stdin="x\n" * 5)
+    danube("subscriptions", "create", topic, "waits", "--from", "earliest")
+    assert (found()["open_partitions"], found()["published"]) == (1, 5)
+    (subscription,) = found()["subscriptions"]
+    assert (subscription["name"], subscription["backlog"], subscription["consumers"]) == ("waits", 5, 0)
+
+
 def test_top_writes_a_document_each_interval_until_it_is_told_to_end(danube, served, topic):
     danube("topics", "create", topic)
     process = subprocess.Popen(
@@ -258,6 +274,31 @@ def test_statistics_without_a_topic_are_a_table_of_all(danube, shelf):
     assert found[2]["published"] >= 20
     assert found[2]["subscriptions"][0]["backlog"] >= 20
     assert danube("topics", "stats", "/shelf/t2", "--limit", "3").returncode == 2
+
+
+def test_a_change_that_expects_an_earlier_version_is_refused(danube, topic):
+    danube("topics", "create", topic, "--partitions", "1")
+    danube("subscriptions", "create", topic, "billing")
+    read = answer(danube("topics", "policies", topic, "--json"))["version"]
+    assert read == answer(danube("topics", "describe", topic, "--json"))["version"]
+    assert danube("topics", "policies", topic, "--set", "ttl_s=5", "--expected", read).returncode == 0
+    for words in (
+        ("topics", "policies", topic, "--set", "ttl_s=6"),
+        ("topics", "grow", topic, "2"),
+        ("topics", "delete", topic, "--yes"),
+        ("subscriptions", "failure-policy", topic, "billing", "--delay", "2"),
+        ("subscriptions", "unacked-max", topic, "billing", "7"),
+        ("subscriptions", "delete", topic, "billing", "--yes"),
+        ("namespaces", "policies", "default", "--set", "ttl_s=7"),
+    ):
+        refused = danube(*words, "--expected", read)
+        assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1), words
+        assert "has changed since" in refused.stderr
+    found = answer(danube("subscriptions", "failure-policy", topic, "billing", "--delay", "2", "--json"))
+    assert found["delay_ms"] == 2000
+    described = answer(danube("subscriptions", "describe", topic, "billing", "--json"))
+    assert described["version"] == found["version"]
+    assert danube("subscriptions", "delete", topic, "billing", "--yes", "--expected", found["version"]).returncode == 0
 
 
 def test_a_topic_is_truncated_after_a_confirmation(danube, topic):

@@ -1,7 +1,7 @@
 """OWNERSHIP. Each partition and subscription has one owner, and all listeners call one facade.
 
 Lives here      the facade (facade.py) and what every call passes: producers, publish checks, policies, statistics,
-                metrics, listing in pages
+                metrics, traces, listing in pages
                 for clients without a connection of their own: topic addresses, shared producers, consumer sessions
                 dead_letters lists and redrives dead letters; message_reading reads single messages
                 registry/       the namespaces, topics, subscriptions and producers that exist, and their records

@@ -19,7 +19,7 @@ from pydanube.broker.partitions.partition_table import PartitionTable
 from pydanube.broker.partitions.publish_queue import PublishDone
 from pydanube.broker.partitions.recovery import PartitionRecovery
 from pydanube.broker.registry.policies import EffectivePolicies, broker_policies
-from pydanube.broker.registry.records import TopicRecord
+from pydanube.broker.registry.records import TopicRecord, version_of
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.schemas.schemas import Schemas
 from pydanube.broker.staging.staging import Staging
@@ -231,6 +231,11 @@ class Broker:
         return self._metadata_trouble() or (self.tiers.trouble if self.tiers is not None else "") or "ok"
 
     @property
+    def node(self) -> str:
+        """The name of this broker."""
+        return self._settings.node
+
+    @property
     def staging(self) -> Staging:
         if self._staging is None:
             raise Refused("this broker has no object storage, where stages would lie: set storage.url")
@@ -266,9 +271,11 @@ class Broker:
         await self._registry.create_namespace(namespace)
         log.info("namespace.created", namespace=namespace)
 
-    async def delete_namespace(self, principal: Principal, namespace: str) -> None:
+    async def delete_namespace(self, principal: Principal, namespace: str, expected: str = "") -> None:
+        """Delete an empty namespace. With `expected`, here and in other calls, raise Conflict if the object does not
+        have this version any more; the metadata transaction that writes compares it."""
         self._authorizer.check(principal, Action.DELETE, f"/{namespace}")
-        await self._registry.delete_namespace(namespace)
+        await self._registry.delete_namespace(namespace, expected)
         log.info("namespace.deleted", namespace=namespace)
 
     async def list_namespaces(self, principal: Principal) -> list[str]:
@@ -282,10 +289,10 @@ class Broker:
         await self._registry.create_topic(topic, config)
         log.info("topic.created", topic=str(topic), partitions=config.partitions, ack_level=str(config.ack_level))
 
-    async def grow_topic(self, principal: Principal, topic: TopicName, partitions: int) -> None:
+    async def grow_topic(self, principal: Principal, topic: TopicName, partitions: int, expected: str = "") -> None:
         """Add partitions to a partitioned topic; clients see them at their next lookup."""
         self._authorizer.check(principal, Action.ADMINISTER, str(topic))
-        await self._registry.grow_topic(topic, partitions)
+        await self._registry.grow_topic(topic, partitions, expected)
         log.info("topic.grown", topic=str(topic), partitions=partitions)
 
     async def unload_topic(self, principal: Principal, topic: TopicName) -> None:
@@ -312,10 +319,10 @@ class Broker:
         self._authorizer.check(principal, Action.DELETE, str(topic))
         return await truncate(self._registry, self._partitions, topic, offsets)
 
-    async def delete_topic(self, principal: Principal, topic: TopicName) -> None:
+    async def delete_topic(self, principal: Principal, topic: TopicName, expected: str = "") -> None:
         """Delete a topic and everything in it; its producers and consumers get an error."""
         self._authorizer.check(principal, Action.DELETE, str(topic))
-        await self._deletion.remove(topic)
+        await self._deletion.remove(topic, expected)
 
     async def list_topics(self, principal: Principal, namespace: str | None = None) -> list[str]:
         self._authorizer.check(principal, Action.DESCRIBE, BROKER if namespace is None else f"/{namespace}")
@@ -337,7 +344,13 @@ class Broker:
                 partitions.append(PartitionDescription(index, self.address, 0, 0, 0, 0, 0, health=error.message))
         subscriptions = sorted(self._registry.subscriptions(topic))
         return TopicDescription(
-            str(topic), record.topic_id, record.config(), partitions, subscriptions, [self.advertised]
+            str(topic),
+            record.topic_id,
+            record.config(),
+            partitions,
+            subscriptions,
+            [self.advertised],
+            version_of(record),
         )
 
     async def lookup(self, principal: Principal, topic: TopicName, create: bool) -> TopicDescription:

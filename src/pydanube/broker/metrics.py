@@ -17,6 +17,8 @@ from pydanube.model.errors import DanubeError
 from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import MICROSECONDS
 
+from .tracing import BatchTracer
+
 LOOP_CHECK_S: Final = 0.1
 """How often the delay of the event loop is measured."""
 
@@ -63,6 +65,8 @@ class BrokerMetrics:
         """Messages that a subscription ended without an ack: expired, evicted, dropped, dead_lettered."""
         self.http_answers: Counter[str] = Counter()
         """Answers of the HTTP listener, by status."""
+        self.tracer: BatchTracer | None = None
+        """Traces batches; None, the default: nothing is traced."""
         self.listeners: dict[str, ListenerMetrics] = {}
 
     def published(self, messages: int, size_bytes: int) -> None:

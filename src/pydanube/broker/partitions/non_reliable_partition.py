@@ -66,6 +66,8 @@ class NonReliablePartition(Partition):
         log.confirm(append)
         self.traffic.mark(append.append_time, header.count, header.batch_bytes)
         self._metrics.published(header.count, header.batch_bytes)
+        if self._metrics.tracer is not None:
+            self._metrics.tracer.published(self.name, batch.view)
         if self._publishes.rate is not None:
             self._publishes.rate.take(header.count, header.batch_bytes, self._clock.monotonic())
         self._broadcast(batch)

@@ -193,6 +193,8 @@ class StoredPartition(Partition):
         self.traffic.mark(now_us, messages, size_bytes)
         self._metrics.published(messages, size_bytes)
         self._publish_time.observe(max(0, now_us - append.append_time))
+        if self._metrics.tracer is not None:
+            self._metrics.tracer.published(self.name, view)
 
     def _answer(self, append: Append) -> None:
         answer = Published(append.base_offset, self._ownership.epoch, False)

@@ -302,6 +302,8 @@ class LiveSubscription:
         self.counts.deliver(now_us, rows, size, 0)
         attached.counts.deliver(now_us, rows, size, 0)
         self._metrics.delivered(rows, size, 0, now_us - append_time_of(views[0]))
+        if self._metrics.tracer is not None:
+            self._metrics.tracer.delivered(self._context.topic, self.name, member.consumer, views)
         self._budget.spend(len(views), rows)
         attached.sink.deliver_whole(views, self._context.epoch())
         return True
@@ -324,6 +326,9 @@ class LiveSubscription:
             self.counts.deliver(now_us, rows, size, redelivered)
             attached.counts.deliver(now_us, rows, size, redelivered)
             self._metrics.delivered(rows, size, redelivered, now_us - batch.append_time)
+            if self._metrics.tracer is not None:
+                consumer = assignment.member.consumer
+                self._metrics.tracer.delivered_rows(self._context.topic, self.name, consumer, view, ranges)
             if self._rate is not None:
                 self._rate.take(rows, size, self._clock.monotonic())
             attached.sink.deliver(view, self._context.epoch(), ranges, redeliveries, reasons)

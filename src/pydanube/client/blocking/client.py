@@ -191,6 +191,7 @@ class BlockingSchemas:
     describe = blocking(Schemas.describe)
     delete = blocking(Schemas.delete)
     compatibility = blocking(Schemas.compatibility)
+    compatibility_version = blocking(Schemas.compatibility_version)
     set_compatibility = blocking(Schemas.set_compatibility)
     set_tags = blocking(Schemas.set_tags)
     referenced_by = blocking(Schemas.referenced_by)
