@@ -42,4 +42,46 @@ ADMIN_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         3a383635 30
         """),
     ),
+    (
+        requests.RedriveLetters(topic="/default/orders-dlq", partition=1, offsets=[17, 18], to="/default/repaired"),
+        unhex("""
+        85a26f70 b3646561 645f6c65 74746572 2e726564 72697665 a5746f70 6963b32f
+        64656661 756c742f 6f726465 72732d64 6c71a970 61727469 74696f6e 01a76f66
+        66736574 73921112 a2746fb1 2f646566 61756c74 2f726570 61697265 64
+        """),
+    ),
+    (
+        requests.RedriveLetters(
+            topic="/default/orders-dlq",
+            partition=1,
+            start=17,
+            end=1000,
+            original_topic="/default/orders",
+            original_subscription="billing",
+            letters_max=10,
+            drop=True,
+        ),
+        unhex("""
+        89a26f70 b3646561 645f6c65 74746572 2e726564 72697665 a5746f70 6963b32f
+        64656661 756c742f 6f726465 72732d64 6c71a970 61727469 74696f6e 01a57374
+        61727411 a3656e64 cd03e8ae 6f726967 696e616c 5f746f70 6963af2f 64656661
+        756c742f 6f726465 7273b56f 72696769 6e616c5f 73756273 63726970 74696f6e
+        a762696c 6c696e67 ab6c6574 74657273 5f6d6178 0aa46472 6f70c3
+        """),
+    ),
+    (
+        requests.TruncateTopic(topic="/default/orders", offsets=[(0, 1000), (2, 17)]),
+        unhex("""
+        83a26f70 ae746f70 69632e74 72756e63 617465a5 746f7069 63af2f64 65666175
+        6c742f6f 72646572 73a76f66 66736574 73929200 cd03e892 0211
+        """),
+    ),
+    (
+        requests.LettersRedriven(2, [(17, "topic /default/orders does not exist")], 18, 5),
+        unhex("""
+        84a4646f 6e6502a6 73746179 65649192 11d92474 6f706963 202f6465 6661756c
+        742f6f72 64657273 20646f65 73206e6f 74206578 697374ab 6e657874 5f6f6666
+        73657412 a972656d 61696e69 6e6705
+        """),
+    ),
 ]
