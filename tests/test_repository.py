@@ -29,6 +29,7 @@ HOSTS = {
     "example.com",
     "json-schema.org",
     "www.w3.org",
+    "www.standardwebhooks.com",
     "127.0.0.1",
     "localhost",
 }

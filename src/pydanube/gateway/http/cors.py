@@ -19,7 +19,7 @@ MAX_AGE_S: Final = 600
 
 
 class Origins:
-    """The origins that are allowed, such as https://console.example.org."""
+    """The origins that are allowed, such as https://example.com."""
 
     def __init__(self, allowed: tuple[str, ...]) -> None:
         self._allowed = frozenset(one.lower() for one in allowed)
