@@ -17,6 +17,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
+from .metadata.etcd.place import EtcdPlace, TlsFiles, parse_members
 from .model.errors import Invalid
 from .model.limits import KIB, MESSAGE_BYTES_MAX, MIB
 from .model.policies import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN
@@ -25,18 +26,22 @@ from .model.webhooks import Webhook
 from .runtime.telemetry import LEVELS
 from .settings_kinds import (
     ADDRESS,
+    ENDPOINT,
     HOST,
     HOSTS,
     NODE_NAME,
     ORIGINS,
     PORT,
+    USER_NAME,
     AckLevelKind,
     Choice,
     Flag,
+    MetadataUrl,
     Number,
     OptionalPath,
     OptionsKind,
     RequiredPath,
+    Secret,
     Size,
     StoreUrl,
     ValueKind,
@@ -76,7 +81,7 @@ class ServerSettings(Section):
     port: int = setting(6655, PORT, "The native protocol. 0 chooses a free port, here and below.")
     grpc_port: int = setting(6650, PORT, "The Danube gRPC API.")
     admin_port: int = setting(50051, PORT, "The Danube gRPC admin API.")
-    http_port: int = setting(8650, PORT, "HTTP: health and the schema registry.")
+    http_port: int = setting(8650, PORT, "HTTP: REST, metrics, health and the schema registry.")
     http: bool = setting(True, Flag(), "Whether there is an HTTP listener.")
     advertised: str = setting("", ADDRESS, "What clients are told to connect to, host:port; empty: host and port.")
     name: str = setting("", NODE_NAME, "What this node is called in the cluster; empty: made up once, then kept.")
@@ -97,6 +102,18 @@ class LogSettings(Section):
 class MetadataSettings(Section):
     section: ClassVar[str] = "metadata"
     path: Path | None = setting(None, OptionalPath(), "The metadata database; empty: `metadata.db` in the data_dir.")
+    url: str = setting("", MetadataUrl(), "An etcd that holds the metadata, instead of `path`; needs the extra `etcd`.")
+    tls: bool = setting(False, Flag(), "Whether connections to etcd are encrypted; with a ca_file they always are.")
+    ca_file: Path | None = setting(
+        None, OptionalPath(), "Certificates (PEM) that etcd's must be signed by; empty: those of the system."
+    )
+    cert_file: Path | None = setting(None, OptionalPath(), "The certificate (PEM) that this broker shows to etcd.")
+    key_file: Path | None = setting(None, OptionalPath(), "The private key (PEM) of cert_file.")
+    user: str = setting("", USER_NAME, "The user of etcd; empty: none.")
+    password: str = setting("", Secret(), "Its password; better in the environment than in a file.")
+    timeout_ms: int = setting(
+        10_000, Number(1_000, 600_000), "How long a request to etcd may take, all attempts together."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +248,22 @@ class StorageSettings(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsSection(Section):
+    section: ClassVar[str] = "metrics"
+    topics: bool = setting(True, Flag(), "Whether /metrics has series of topics and subscriptions.")
+    series_max: int = setting(250_000, Number(0, 10_000_000), "How many of these there may be; the rest is left out.")
+
+
+@dataclass(frozen=True, slots=True)
+class TracingSection(Section):
+    section: ClassVar[str] = "tracing"
+    endpoint: str = setting(
+        "", ENDPOINT, "Where traces go, OTLP over HTTP; empty: nothing is traced. Needs the extra `otel`."
+    )
+    service: str = setting("danube", NODE_NAME, "The name of this broker in traces.")
+
+
+@dataclass(frozen=True, slots=True)
 class LoggingSettings(Section):
     section: ClassVar[str] = "logging"
     level: str = setting("info", Choice(LEVELS), "What is logged: this and everything worse.")
@@ -266,12 +299,14 @@ class Settings:
     topics: TopicSettings = field(default_factory=TopicSettings)
     producers: ProducersSection = field(default_factory=ProducersSection)
     storage: StorageSettings = field(default_factory=StorageSettings)
+    metrics: MetricsSection = field(default_factory=MetricsSection)
+    tracing: TracingSection = field(default_factory=TracingSection)
     logging: LoggingSettings = field(default_factory=LoggingSettings)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """The source of each value that is not a default, by key."""
 
     def __post_init__(self) -> None:
-        problems = [*self._unordered(), *self._narrow_log(), *self._shared_ports()]
+        problems = [*self._unordered(), *self._narrow_log(), *self._shared_ports(), *self._wrong_metadata()]
         if problems:
             raise Invalid("; ".join(problems))
 
@@ -338,7 +373,18 @@ class Settings:
 
     @property
     def metadata_path(self) -> Path:
+        """The metadata database, where the metadata is not in etcd."""
         return self.metadata.path or self.server.data_dir / "metadata.db"
+
+    @property
+    def metadata_place(self) -> Path | EtcdPlace:
+        given = self.metadata
+        if not given.url:
+            return self.metadata_path
+        has_tls = given.tls or given.ca_file is not None or given.cert_file is not None
+        tls = TlsFiles(given.ca_file, given.cert_file, given.key_file) if has_tls else None
+        members, prefix = parse_members(given.url)
+        return EtcdPlace(members, prefix, tls, given.user, given.password, given.timeout_ms / 1000)
 
     def advertised_address(self, port: int) -> str:
         """Return the address for clients when the native listener uses `port`, which the system chose if the setting is
@@ -370,6 +416,16 @@ class Settings:
             if port and port in taken:
                 yield f"{key}={port} is {taken[port]} too: give every listener a port of its own, or 0 for a free one"
             taken.setdefault(port, key)
+
+    def _wrong_metadata(self) -> Iterator[str]:
+        given = self.metadata
+        if (given.cert_file is None) != (given.key_file is None):
+            yield "metadata.cert_file and metadata.key_file belong together: give both or none"
+        try:
+            if given.url:
+                parse_members(given.url)
+        except Invalid as problem:
+            yield problem.message
 
     def _value(self, key: str) -> Any:
         section, _, name = key.partition(".")
@@ -410,6 +466,8 @@ _SECTIONS: Final[tuple[type[Section], ...]] = (
     TopicSettings,
     ProducersSection,
     StorageSettings,
+    MetricsSection,
+    TracingSection,
     LoggingSettings,
 )
 

@@ -134,6 +134,7 @@ class LoggedStream:
             return []
         if offset < self._tail.start or offset >= self._tail.end:
             return None
+        self._cache.hits += 1
         return self._tail.read(offset, bytes_max)
 
     async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
@@ -141,6 +142,7 @@ class LoggedStream:
         cached = self.read_cached(offset, bytes_max)
         if cached is not None:
             return cached
+        self._cache.misses += 1
         history = self._history
         if history is not None and offset < history.end and not self._is_in_log(offset):
             return await self._read_history(history, offset, bytes_max)

@@ -34,6 +34,7 @@ from pydanube.model.topics import AckLevel, PartitionDescription
 from pydanube.storage.stream import LoggedStream, MemoryStream
 from pydanube.storage.wal import DurabilityLevel, LogWriter
 
+from .backlog_age import stored_times
 from .backlog_quota import BacklogQuota, stored_sizes
 from .partition import FetchResult, Partition, PartitionParts
 from .publish_queue import PublishDone, Published
@@ -84,12 +85,14 @@ class StoredPartition(Partition):
         self.stream = stream
         self.is_logged = isinstance(stream, LoggedStream)
         self.sizes = stored_sizes(stream, writer)
+        self.append_times = stored_times(stream, writer)
         self.quota = BacklogQuota(parts.name, stream, self.sizes, self.subscriptions)
         if ack_level is AckLevel.MEMORY:
             self.state = NoState()
         else:
             self.state = StateLedger(writer, parts.ownership, parts.tasks, self._snapshot, former_state_ledgers)
         self._writer = writer
+        self._publish_time = parts.metrics.publish_time[ack_level]
         self._offset_block = offset_block
         self._ledger_id: int | None = None
         self._next_entry = 0
@@ -121,13 +124,13 @@ class StoredPartition(Partition):
                 self.stream.make_room(header.batch_bytes, self.settled_below)
             seen = self._log.find_duplicate(header)
         except DanubeError as error:
-            done(error)
+            self._metrics.refuse(done, error)
             return
         if seen is not None:
             self._answer_again(seen, done)
             return
         if self.quota.is_set and (full := self.quota.refusal(self._log.next_offset)) is not None:
-            done(full)
+            self._metrics.refuse(done, full)
             return
         append = self._log.append(header, self._clock.now_us())
         batch.stamp(append.base_offset, append.append_time, self._ownership.epoch)
@@ -154,6 +157,7 @@ class StoredPartition(Partition):
 
     def _answer_again(self, seen: Append | Stored, done: PublishDone) -> None:
         """Answer a batch that was published before: now if it is stored, else together with the earlier try."""
+        self._metrics.duplicates += 1
         if isinstance(seen, Stored):
             done(Published(seen.base_offset, self.epoch, True))
         else:
@@ -184,7 +188,13 @@ class StoredPartition(Partition):
         self._log.confirm(append)
         self.stream.add(base, end, view)
         self.sizes.add(base, end, len(view))
-        self.traffic.mark(self._clock.now_us(), end - base, len(view))
+        self.append_times.add(base, append.append_time)
+        now_us, messages, size_bytes = self._clock.now_us(), end - base, len(view)
+        self.traffic.mark(now_us, messages, size_bytes)
+        self._metrics.published(messages, size_bytes)
+        self._publish_time.observe(max(0, now_us - append.append_time))
+        if self._metrics.tracer is not None:
+            self._metrics.tracer.published(self.name, view)
 
     def _answer(self, append: Append) -> None:
         answer = Published(append.base_offset, self._ownership.epoch, False)
@@ -197,7 +207,7 @@ class StoredPartition(Partition):
         for append in self._log.roll_back():
             append.tag = None
             for done in append.waiters:
-                done(error)
+                self._metrics.refuse(done, error)
 
     def log_failed(self, ledger_ids: set[int], error: DanubeError) -> None:
         if self._ledger_id in ledger_ids:
@@ -326,6 +336,7 @@ class StoredPartition(Partition):
             self._trims.remove(offset)
         self.stream.trim(offset)
         self.sizes.trim(offset)
+        self.append_times.trim(offset)
         if self.tier is not None:
             await self.tier.forget_below(offset)
 

@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from pydanube.model.addresses import NO_ADDRESSES, BrokerAddresses
-from pydanube.model.errors import DanubeError, Held, Invalid, NotOwner, Refused, from_code
+from pydanube.model.errors import Conflict, DanubeError, Held, Invalid, NotOwner, Refused, from_code
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.pending import PendingMessage
 from pydanube.model.policies import Policies
@@ -26,7 +26,7 @@ from pydanube.model.schemas import (
     SubjectDescription,
 )
 from pydanube.model.staging import StagedQuery
-from pydanube.model.statistics import TopicStatistics
+from pydanube.model.statistics import TopicStatistics, TopicSummary
 from pydanube.model.storage import (
     PartitionUsage,
     SegmentDescription,
@@ -81,7 +81,7 @@ class Failure(msgspec.Struct, omit_defaults=True):
 
     @classmethod
     def of(cls, error: DanubeError, handle: int = 0) -> Failure:
-        code, subcode = (Refused.code, Held.code) if isinstance(error, Held) else (error.code, 0)
+        code, subcode = (Refused.code, error.code) if isinstance(error, Held | Conflict) else (error.code, 0)
         return cls(code, error.message, error.owner if isinstance(error, NotOwner) else "", handle, subcode)
 
     def error(self) -> DanubeError:
@@ -195,6 +195,8 @@ class DeleteTopic(Request, tag="topic.delete"):
     """-> Done"""
 
     topic: str
+    expected: str = ""
+    """Here and in other requests: the version that the object must have, or the answer is Conflict; empty: any."""
 
 
 class UnloadTopic(Request, tag="topic.unload"):
@@ -220,6 +222,19 @@ class ListTopics(Request, tag="topic.list"):
     namespace: str = ""
 
 
+class ListTopicPage(Request, tag="topic.page"):
+    """List topics in pages, with what the broker has counted of each -> TopicsListed. Opens no partition.
+
+    `model.paging.PageQuery` explains the fields. An empty namespace means all of them.
+    """
+
+    namespace: str = ""
+    filter: str = ""
+    sort: str = "name"
+    limit: int = 100
+    after: str = ""
+
+
 class DescribeTopic(Request, tag="topic.describe"):
     """-> Topic"""
 
@@ -236,10 +251,16 @@ class DeleteNamespace(Request, tag="namespace.delete"):
     """-> Done; Refused while topics are in it."""
 
     namespace: str
+    expected: str = ""
 
 
 class ListNamespaces(Request, tag="namespace.list"):
-    """-> Names"""
+    """-> Names. With a `limit`, one page of them: see `model.paging.PageQuery`."""
+
+    filter: str = ""
+    sort: str = "name"
+    limit: int = 0
+    after: str = ""
 
 
 class OpenProducer(Request, tag="producer.open"):
@@ -316,12 +337,17 @@ class DeleteSubscription(Request, tag="subscription.delete"):
 
     topic: str
     subscription: str
+    expected: str = ""
 
 
 class ListSubscriptions(Request, tag="subscription.list"):
-    """-> Names"""
+    """-> Names. With a `limit`, one page of them: see `model.paging.PageQuery`."""
 
     topic: str
+    filter: str = ""
+    sort: str = "name"
+    limit: int = 0
+    after: str = ""
 
 
 class DescribeSubscription(Request, tag="subscription.describe"):
@@ -427,6 +453,7 @@ class SetFailurePolicy(Request, tag="subscription.failure_policy"):
     topic: str
     subscription: str
     failure_policy: FailurePolicy
+    expected: str = ""
 
 
 class SetUnackedMax(Request, tag="subscription.unacked_max"):
@@ -436,6 +463,7 @@ class SetUnackedMax(Request, tag="subscription.unacked_max"):
     topic: str
     subscription: str
     unacked_max: int
+    expected: str = ""
 
 
 class SetPolicies(Request, tag="policies.set"):
@@ -446,6 +474,7 @@ class SetPolicies(Request, tag="policies.set"):
 
     target: str
     changes: dict[str, int | None]
+    expected: str = ""
 
 
 class GetPolicies(Request, tag="policies.get"):
@@ -459,6 +488,7 @@ class GrowTopic(Request, tag="topic.grow"):
 
     topic: str
     partitions: int
+    expected: str = ""
 
 
 class GetStatistics(Request, tag="topic.statistics"):
@@ -625,6 +655,7 @@ class SetCompatibility(Request, tag="schema.set_compatibility"):
 
     subject: str = ""
     level: str = ""
+    expected: str = ""
 
 
 class SetSchemaTags(Request, tag="schema.tags"):
@@ -647,12 +678,14 @@ class BindTopic(Request, tag="schema.bind"):
 
     topic: str
     binding: Binding
+    expected: str = ""
 
 
 class UnbindTopic(Request, tag="schema.unbind"):
     """-> Done"""
 
     topic: str
+    expected: str = ""
 
 
 class GetBinding(Request, tag="schema.binding"):
@@ -672,6 +705,7 @@ AnyRequest = (
     | UnloadTopic
     | TruncateTopic
     | ListTopics
+    | ListTopicPage
     | DescribeTopic
     | CreateNamespace
     | DeleteNamespace
@@ -732,8 +766,11 @@ class Done(msgspec.Struct):
     """The request was carried out; there is nothing to report."""
 
 
-class Names(msgspec.Struct):
+class Names(msgspec.Struct, omit_defaults=True):
+    """`next`: the `after` of the next page, where a page was asked for; empty: there is none."""
+
     names: list[str]
+    next: str = ""
 
 
 class PartitionRoute(msgspec.Struct, omit_defaults=True):
@@ -783,6 +820,7 @@ class Topic(msgspec.Struct, omit_defaults=True):
     subscriptions: list[str] = []
     brokers: list[BrokerAddresses] = []
     """The addresses of the owners, each once; brokers of earlier releases send none."""
+    version: str = ""
 
 
 class ProducerOpened(msgspec.Struct, omit_defaults=True):
@@ -833,6 +871,7 @@ class Subscription(msgspec.Struct, omit_defaults=True):
     partitions: list[SubscriptionPlace] = []
     failure_policy: FailurePolicy = FailurePolicy()
     unacked_max: int = 0
+    version: str = ""
 
 
 class Offset(msgspec.Struct):
@@ -890,15 +929,27 @@ class PendingMessages(msgspec.Struct):
     now_us: int
 
 
-class PolicyReport(msgspec.Struct):
+class PolicyReport(msgspec.Struct, omit_defaults=True):
     """The policies set on the target itself, and the effective ones, with inherited values."""
 
     own: Policies
     effective: Policies
+    version: str = ""
+    """The version of the topic or namespace, for `expected`; brokers of earlier releases send none."""
 
 
 class StatisticsReport(msgspec.Struct):
     topic: TopicStatistics
+
+
+class TopicsListed(msgspec.Struct):
+    """One page of topics, with as many as fit the answer. The next page begins after `next`; empty: there is none.
+
+    A topic with so many subscriptions that it does not fit alone has an empty list of them.
+    """
+
+    topics: list[TopicSummary]
+    next: str = ""
 
 
 class StorageUsed(msgspec.Struct, omit_defaults=True):
@@ -991,6 +1042,7 @@ class CompatibilityLevel(msgspec.Struct, omit_defaults=True):
 
     effective: str
     own: str = ""
+    version: str = ""
 
 
 class GlobalIds(msgspec.Struct):

@@ -57,7 +57,7 @@ class GrpcServer:
         self._clock = clock
         self._tasks = tasks
         intake = RequestIntake(clock)
-        self._limits = CallLimits(settings.calls_per_address_max, memory, intake)
+        self._limits = CallLimits(settings.calls_per_address_max, memory, intake, broker.metrics.listener("grpc"))
         self._tool_limits = CallLimits(_TOOL_CALLS_PER_ADDRESS_MAX, memory, intake)  # never drains
         self._servers: list[Any] = []
         self._healths: list[health.Health] = []

@@ -29,7 +29,7 @@ from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 
-from . import api, errors, health, schema_registry
+from . import api, errors, health, metrics, schema_registry
 from .cors import Origins
 from .data import DataEndpoints
 from .host_check import HostCheck
@@ -62,6 +62,7 @@ class Application:
         }
         routes = [
             *health.routes(self._not_ready),
+            *metrics.routes(broker, settings.metrics, clock),
             *api.routes(broker),
             Mount(schema_registry.BASE, app=schema_registry.SchemaRegistry(broker)),
         ]
@@ -88,6 +89,7 @@ class Application:
         async def send_after_body(message: Message) -> None:
             """Send the message. The answer waits for the rest of the body, so that the client comes to read it."""
             if message["type"] == "http.response.start":
+                self._broker.metrics.http_answers[str(message["status"])] += 1
                 closing = (_CLOSE,) if not await body.discard() or self._draining else ()
                 message = _with_headers(message, [*added, *closing])
             await send(message)

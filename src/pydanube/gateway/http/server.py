@@ -74,6 +74,7 @@ class HttpServer:
         self._addresses: Counter[str] = Counter()
         self._refused = 0
         self._invalid = 0
+        self._metrics = broker.metrics.listener("http")
         self._server: asyncio.Server | None = None
         self._rounds: asyncio.Task[None] | None = None
 
@@ -136,8 +137,11 @@ class HttpServer:
             why = f"address {address} has {self.settings.connections_per_address_max} HTTP connections"
         if why:
             self._refused += 1
+            self._metrics.refused += 1
             return f"{why}, as many as it may have: close some or raise the limit"
         self._connections.add(connection)
+        self._metrics.accepted += 1
+        self._metrics.connections += 1
         self._addresses[address] += 1
         return ""
 
@@ -150,6 +154,7 @@ class HttpServer:
         if connection not in self._connections:
             return
         self._connections.discard(connection)
+        self._metrics.connections -= 1
         address = _address_of_client(connection)
         self._addresses[address] -= 1
         if self._addresses[address] <= 0:
@@ -157,6 +162,7 @@ class HttpServer:
 
     def count_invalid(self) -> None:
         self._invalid += 1
+        self._metrics.invalid += 1
 
     # -- timeouts ------------------------------------------------------------------------------------------------------
 

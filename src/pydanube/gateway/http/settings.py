@@ -10,6 +10,16 @@ from pydanube.model.webhooks import Webhook
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """What /metrics answers."""
+
+    topics: bool = True
+    """Whether topics and subscriptions have series of their own."""
+    series_max: int = 250_000
+    """How many of these there may be."""
+
+
+@dataclass(frozen=True, slots=True)
 class HttpSettings:
     """Sizes in bytes, times in milliseconds."""
 
@@ -50,6 +60,7 @@ class HttpSettings:
     cors_origins: tuple[str, ...] = ()
     """The origins whose pages may use this listener from a browser."""
     webhooks: tuple[Webhook, ...] = ()
+    metrics: MetricsSettings = MetricsSettings()
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
