@@ -32,6 +32,19 @@ async def test_what_a_request_has_too_much_is_refused_by_name() -> None:
         assert (answer.status, answer.headers["allow"]) == (405, "GET")
 
 
+async def test_the_page_that_shows_the_document_loads_nothing_from_elsewhere() -> None:
+    async with open_listener() as there:
+        page, script = await call(there, "GET", "/docs"), await call(there, "GET", "/docs.js")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert script.headers["content-type"] == "text/javascript; charset=utf-8"
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert b"//" not in page.body.replace(b"<!--", b"")
+    assert b"http" not in script.body
+    assert b'src="/docs.js"' in page.body
+    assert b'fetch("/openapi.json")' in script.body
+    assert b"innerHTML" not in script.body
+
+
 async def test_the_document_describes_the_operations() -> None:
     async with open_listener() as there:
         document = (await call(there, "GET", "/openapi.json")).json()

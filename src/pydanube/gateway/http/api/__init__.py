@@ -7,6 +7,8 @@ json_forms      how types of the model look in JSON
 field_limits    limits of the model's fields, for the document
 openapi         the document
 routes          the routes in the HTTP application
+docs.html, docs.js
+                the page that shows the document
 paging          lists in pages
 brokers, namespaces, topics, subscriptions, schemas, storage, staged_queries
                 the operations of each area
