@@ -8,10 +8,10 @@ CLIENT_STAMP := $(CLIENT)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup danube-client lock check protos check-protos check-deploy format test test-pythons test-spark test-stores test-danube-clients soak soak-damage soak-delivery soak-grpc soak-spark demo bench bench-spark serve clean
+.PHONY: help setup danube-client lock check protos check-protos check-deploy format test test-pythons test-spark test-stores test-cluster etcd test-danube-clients soak soak-damage soak-delivery soak-grpc soak-spark demo bench bench-spark serve clean
 
 help: ## show this help
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv and install everything into it
 
@@ -73,7 +73,7 @@ format: setup ## format the code as `make check` wants it
 
 # loadgroup: what is marked as a group, as all tests of Spark are, stays in one worker and is dealt first.
 test: setup danube-client ## run the tests, those of Spark included (about fifteen minutes on two cores)
-	$(PYTEST) -n 2 --dist loadgroup -m "not soak and not stores and not spark_kill"
+	$(PYTEST) -n 2 --dist loadgroup -m "not soak and not stores and not spark_kill and not etcd"
 
 # python3.11 and later, on the PATH or installed by pyenv: one of each minor version.
 PYTHONS ?= $(foreach minor,11 12 13 14,$(firstword $(foreach python,python3.$(minor) \
@@ -94,6 +94,22 @@ test-stores: setup ## object stores that need servers of their own: Redis, Azuri
 	  missing = [m for m in (s.missing_weed(), s.missing_redis(), s.missing_azurite()) if m]; \
 	  sys.exit("\n".join(missing) or 0)'
 	$(PYTEST) -m stores tests/runtime
+
+# Besides the etcd of the PATH (Debian's is 3.4), a newer one that `make etcd` has built.
+ETCD_VERSION := v3.6.5
+ETCD := $(abspath $(VENV))/etcd-$(ETCD_VERSION)
+ETCDS = $(shell printf '%s\n' "$$(PATH="$$PATH:/usr/sbin" command -v etcd)" $(wildcard $(ETCD)) | paste -sd: | sed 's/^://')
+
+test-cluster: setup ## metadata on real etcd servers: conformance with one member and three, and faults
+	@cd tests/metadata && DANUBE_ETCD="$(ETCDS)" ../../$(BIN)/python -c 'import etcd_cluster, sys; \
+	  sys.exit(etcd_cluster.missing_etcd() or 0)'
+	DANUBE_ETCD="$(ETCDS)" $(PYTEST) -m "etcd and not soak" tests
+
+etcd: setup ## build a newer etcd with Go for test-cluster, where Go is present
+	@command -v go >/dev/null || { echo "etcd $(ETCD_VERSION) needs Go 1.24 or later" >&2; exit 1; }
+	@rm -rf $(VENV)/etcd-source && mkdir $(VENV)/etcd-source
+	cd $(VENV)/etcd-source && go mod init etcd-source && \
+	  go get go.etcd.io/etcd/server/v3@$(ETCD_VERSION) && go build -o $(ETCD) go.etcd.io/etcd/server/v3
 
 # The crate compiles .proto files, for which grpcio-tools is a protoc.
 RUST_PROGRAM := $(VENV)/danube-rust/debug/danube-scenarios

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pydanube.metadata.etcd.place import EtcdPlace, TlsFiles
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import KIB, MESSAGE_BYTES_MAX, MIB
 from pydanube.model.topics import AckLevel
@@ -77,6 +78,13 @@ def test_every_setting_can_be_given_in_every_way(file: Path) -> None:
         "http.allowed_hosts": "broker.example.net,10.0.0.7",
         "log.directory": "/wal",
         "metadata.path": "/metadata/one.db",
+        "metadata.url": "etcd://10.0.0.1:2379,10.0.0.2:2379/danube",
+        "metadata.tls": "true",
+        "metadata.ca_file": "/etc/danube/ca.pem",
+        "metadata.cert_file": "/etc/danube/cert.pem",
+        "metadata.key_file": "/etc/danube/key.pem",
+        "metadata.user": "danube",
+        "metadata.password": "***",
         "topics.auto_create": "false",
         "topics.ack_level": "written",
         "storage.url": "s3://bucket/prefix",
@@ -123,6 +131,46 @@ def test_the_options_of_a_store_are_a_table_and_its_secrets_are_not_shown(file: 
     shown = {one.key: one.value for one in settings.describe()}
     assert shown["storage.options"] == "region=eu,secret_access_key=***,allow_http=true"
     assert shown["storage.url"] == "redis://***@cache:6379/0"
+
+
+def test_metadata_is_in_the_etcd_of_the_url_and_its_password_is_not_shown() -> None:
+    environ = {"DANUBE_METADATA_PASSWORD": "hidden", "DANUBE_METADATA_USER": "danube"}
+    settings = Settings.load(None, environ, {"metadata.url": "etcd://a:1,[::1]/orders"})
+    place = settings.metadata_place
+    assert isinstance(place, EtcdPlace)
+    assert (place.members, place.prefix, place.tls) == (("a:1", "[::1]:2379"), "orders", None)
+    assert (place.user, place.password, place.timeout_s) == ("danube", "hidden", 10.0)
+    assert str(place) == "etcd://a:1,[::1]:2379/orders"
+    shown = {one.key: one.value for one in settings.describe()}
+    assert shown["metadata.password"] == "***"
+    assert "hidden" not in repr(place)
+    plain = Settings.load(None, {}, {"metadata.url": "etcd://a", "metadata.ca_file": "/ca.pem"}).metadata_place
+    assert isinstance(plain, EtcdPlace)
+    assert (plain.members, plain.prefix, plain.tls) == (("a:2379",), "danube", TlsFiles(ca=Path("/ca.pem")))
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("zookeeper://a/b", "etcd://host:2379"),
+        ("etcd://", "no address"),
+        ("etcd://a:0/b", "no address"),
+        ("etcd://a:65536/b", "no address"),
+        ("etcd://a,,b/c", "no address"),
+        ("etcd://a,a:2379/c", "once"),
+        ("etcd://a/b/c", "prefix 'b/c'"),
+        ("etcd://me:hidden@a/b", "DANUBE_METADATA_PASSWORD"),
+    ],
+)
+def test_a_wrong_metadata_url_is_refused_by_name(url: str, why: str) -> None:
+    with pytest.raises(Invalid, match=why) as refused:
+        Settings.load(None, {}, {"metadata.url": url})
+    assert "hidden" not in refused.value.message
+
+
+def test_a_certificate_needs_its_key() -> None:
+    with pytest.raises(Invalid, match="belong together"):
+        Settings.load(None, {}, {"metadata.url": "etcd://a", "metadata.cert_file": "/cert.pem"})
 
 
 def test_what_is_left_empty_follows_from_the_rest() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from .broker.tiering.disaster_recovery import OnProgress, Restored, rebuild
-from .metadata.embedded import EmbeddedStore
 from .metadata.journal import journal_path
+from .metadata.opening import open_metadata
 from .metadata.store import Compare, Put
 from .model.errors import Refused
 from .runtime.disk import Disk
@@ -58,12 +58,15 @@ async def _fill(
     owner: StoreOwner,
     progress: OnProgress,
 ) -> Restored:
-    async with await EmbeddedStore.open(settings.metadata_path, world.clock) as store:
-        if await store.revision():
-            raise Refused(f"{settings.metadata_path} is not empty: use another place")
+    store = await open_metadata(settings.metadata_place, world.clock)
+    try:
+        if await store.list("", limit=1):
+            raise Refused(f"{settings.metadata_place} is not empty: use another place")
         report = await rebuild(objects, store, world.clock, owner, progress)
         mine = msgspec.json.encode(directory.identity)
         await store.transact([Compare.missing(IDENTITY_KEY)], [Put(IDENTITY_KEY, mine)])
+    finally:
+        await store.close()
     return report
 
 
@@ -72,7 +75,8 @@ def _refuse_used(disk: Disk, settings: Settings) -> None:
     used: list[Path] = []
     if disk.exists(settings.log_directory) and disk.list(settings.log_directory):
         used.append(settings.log_directory)
-    used += filter(disk.exists, (settings.metadata_path, journal_path(settings.metadata_path)))
+    if isinstance(place := settings.metadata_place, Path):
+        used += filter(disk.exists, (place, journal_path(place)))
     if used:
         begun = not disk.exists(settings.server.data_dir / IDENTITY)
         why = (

@@ -30,7 +30,7 @@ from .broker.tracing import BatchTracer
 from .core.access import AllowAll, Authorizer
 from .gateway.native import NativeServer, NativeSettings
 from .metadata.counters import last_id
-from .metadata.embedded import EmbeddedStore
+from .metadata.opening import open_metadata
 from .metadata.store import Compare, MetadataStore, Put
 from .model.addresses import BrokerAddresses
 from .model.errors import DanubeError, Refused
@@ -199,9 +199,12 @@ class Server:
         for listener in listeners:
             await self._on_port(listener, check_free)  # before the data directory is touched
         node = settings.server.name or DEFAULT_NODE
+        is_in_directory = isinstance(settings.metadata_place, Path)
+        store = None if is_in_directory else await self._open_metadata()  # before the data directory is touched
         directory = DataDirectory.open(disk, settings.server.data_dir, cluster=None, node=node)
         self._parts.callback(directory.close)
-        store = await self._open_metadata(directory)
+        store = store or await self._open_metadata()
+        await self._check_metadata(store, directory)
         registry = Registry(store, clock)
         await registry.load()
         writer = await self._open_log(directory, store, await registry.known_ledgers())
@@ -232,8 +235,9 @@ class Server:
         tasks.spawn(broker.metrics.measure_loop_delay(), "event loop delay")
         tasks.spawn(broker.tiers.run(), "object storage")
         tasks.spawn(self._keep_saving_revision(store, directory, writer), "metadata revision remembering")
-        await self._check_metadata_disk()
-        tasks.spawn(self._keep_checking_metadata_disk(), "metadata disk checking")
+        if is_in_directory:
+            await self._check_metadata_disk()
+            tasks.spawn(self._keep_checking_metadata_disk(), "metadata disk checking")
         tasks.spawn(broker.lifetimes.run(settings.topics.lifetimes_interval_s), "lifetimes")
         host = await self._open_listeners(broker, tasks, listeners)
         log.info("broker.started", address=broker.address, data_dir=str(directory.path), node=directory.identity.node)
@@ -322,33 +326,36 @@ class Server:
             http=_advertised(self.http_address, self._settings.http.advertised, native),
         )
 
-    async def _open_metadata(self, directory: DataDirectory) -> MetadataStore:
-        store = await EmbeddedStore.open(self._settings.metadata_path, self._components.clock)
+    async def _open_metadata(self) -> MetadataStore:
+        store = await open_metadata(self._settings.metadata_place, self._components.clock)
         self._parts.push_async_callback(store.close)
+        return store
+
+    async def _check_metadata(self, store: MetadataStore, directory: DataDirectory) -> None:
+        """Refuse metadata that does not belong to the data directory, or that is older than it."""
+        place = self._settings.metadata_place
         mine = msgspec.json.encode(directory.identity)
         found = await store.get(IDENTITY_KEY)
         if found is not None and found.value != mine:
             raise Refused(
-                f"{self._settings.metadata_path} belongs to {found.value.decode(errors='replace')}, not to "
+                f"{place} belongs to {found.value.decode(errors='replace')}, not to "
                 f"{mine.decode()}: put back the metadata of this data directory"
             )
         if found is None:
             if directory.knows(METADATA_PART):
                 raise Refused(
-                    f"{self._settings.metadata_path} is empty, but {directory.path} had metadata: put back a copy, "
-                    f"or mount the right disk"
+                    f"{place} is empty, but {directory.path} had metadata: put back a copy, or mount the right disk"
                 )
             await store.transact([Compare.missing(IDENTITY_KEY)], [Put(IDENTITY_KEY, mine)])
         directory.add_part(METADATA_PART)
         await self._refuse_older_metadata(store, directory)
-        return store
 
     async def _refuse_older_metadata(self, store: MetadataStore, directory: DataDirectory) -> None:
         """Refuse metadata that is older than the data directory: it would give out ids and offsets a second time."""
         seen = read_seen(self._components.disk, directory.path)
         if seen is not None:
             identity, revision = await store.identity(), await store.revision()
-            refuse_older(identity, revision, dict([seen]), directory.path, self._settings.metadata_path)
+            refuse_older(identity, revision, dict([seen]), directory.path, self._settings.metadata_place)
 
     async def _save_revision(self, store: MetadataStore, directory: DataDirectory, writer: LogWriter) -> None:
         """Save the revision of the metadata in the data directory, so that a later start refuses an older copy.
@@ -395,25 +402,25 @@ class Server:
         self._metadata_trouble = trouble
 
     async def _open_log(self, directory: DataDirectory, store: MetadataStore, known: KnownLedgers) -> LogWriter:
-        metadata_path, log_directory = self._settings.metadata_path, self._settings.log_directory
+        metadata_place, log_directory = self._settings.metadata_place, self._settings.log_directory
         identity, revision = await store.identity(), await store.revision()
 
         async def check(recovered: RecoveredLog) -> None:
-            refuse_older(identity, revision, recovered.metadata, log_directory, metadata_path)
+            refuse_older(identity, revision, recovered.metadata, log_directory, metadata_place)
             begun = await store.get(LOG_KEY)
             if begun is not None and recovered.newest_generation < int(begun.value):
                 raise Refused(
-                    f"{log_directory} ends with file {recovered.newest_generation}, and {metadata_path} has seen file "
+                    f"{log_directory} ends with file {recovered.newest_generation}, and {metadata_place} has seen file "
                     f"{int(begun.value)}: the log is an older copy; put back the newest one, or log and metadata of "
                     f"one moment"
                 )
             newest = max(recovered.ledgers, default=0)
             if newest > await last_id(store, LEDGER_COUNTER):
                 raise Refused(
-                    f"the log has ledger {newest}, which {metadata_path} never gave out: the metadata is older than "
+                    f"the log has ledger {newest}, which {metadata_place} never gave out: the metadata is older than "
                     f"the log; put back the newest copy"
                 )
-            await known.check(store, recovered, metadata_path)
+            await known.check(store, recovered, metadata_place)
 
         writer = await LogWriter.open(
             self._components.disk,

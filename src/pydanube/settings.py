@@ -17,6 +17,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
+from .metadata.etcd.place import EtcdPlace, TlsFiles, parse_members
 from .model.errors import Invalid
 from .model.limits import KIB, MESSAGE_BYTES_MAX, MIB
 from .model.policies import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN
@@ -31,13 +32,16 @@ from .settings_kinds import (
     NODE_NAME,
     ORIGINS,
     PORT,
+    USER_NAME,
     AckLevelKind,
     Choice,
     Flag,
+    MetadataUrl,
     Number,
     OptionalPath,
     OptionsKind,
     RequiredPath,
+    Secret,
     Size,
     StoreUrl,
     ValueKind,
@@ -98,6 +102,18 @@ class LogSettings(Section):
 class MetadataSettings(Section):
     section: ClassVar[str] = "metadata"
     path: Path | None = setting(None, OptionalPath(), "The metadata database; empty: `metadata.db` in the data_dir.")
+    url: str = setting("", MetadataUrl(), "An etcd that holds the metadata, instead of `path`; needs the extra `etcd`.")
+    tls: bool = setting(False, Flag(), "Whether connections to etcd are encrypted; with a ca_file they always are.")
+    ca_file: Path | None = setting(
+        None, OptionalPath(), "Certificates (PEM) that etcd's must be signed by; empty: those of the system."
+    )
+    cert_file: Path | None = setting(None, OptionalPath(), "The certificate (PEM) that this broker shows to etcd.")
+    key_file: Path | None = setting(None, OptionalPath(), "The private key (PEM) of cert_file.")
+    user: str = setting("", USER_NAME, "The user of etcd; empty: none.")
+    password: str = setting("", Secret(), "Its password; better in the environment than in a file.")
+    timeout_ms: int = setting(
+        10_000, Number(1_000, 600_000), "How long a request to etcd may take, all attempts together."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +306,7 @@ class Settings:
     """The source of each value that is not a default, by key."""
 
     def __post_init__(self) -> None:
-        problems = [*self._unordered(), *self._narrow_log(), *self._shared_ports()]
+        problems = [*self._unordered(), *self._narrow_log(), *self._shared_ports(), *self._wrong_metadata()]
         if problems:
             raise Invalid("; ".join(problems))
 
@@ -357,7 +373,18 @@ class Settings:
 
     @property
     def metadata_path(self) -> Path:
+        """The metadata database, where the metadata is not in etcd."""
         return self.metadata.path or self.server.data_dir / "metadata.db"
+
+    @property
+    def metadata_place(self) -> Path | EtcdPlace:
+        given = self.metadata
+        if not given.url:
+            return self.metadata_path
+        has_tls = given.tls or given.ca_file is not None or given.cert_file is not None
+        tls = TlsFiles(given.ca_file, given.cert_file, given.key_file) if has_tls else None
+        members, prefix = parse_members(given.url)
+        return EtcdPlace(members, prefix, tls, given.user, given.password, given.timeout_ms / 1000)
 
     def advertised_address(self, port: int) -> str:
         """Return the address for clients when the native listener uses `port`, which the system chose if the setting is
@@ -389,6 +416,16 @@ class Settings:
             if port and port in taken:
                 yield f"{key}={port} is {taken[port]} too: give every listener a port of its own, or 0 for a free one"
             taken.setdefault(port, key)
+
+    def _wrong_metadata(self) -> Iterator[str]:
+        given = self.metadata
+        if (given.cert_file is None) != (given.key_file is None):
+            yield "metadata.cert_file and metadata.key_file belong together: give both or none"
+        try:
+            if given.url:
+                parse_members(given.url)
+        except Invalid as problem:
+            yield problem.message
 
     def _value(self, key: str) -> Any:
         section, _, name = key.partition(".")

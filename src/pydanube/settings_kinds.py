@@ -194,6 +194,36 @@ class StoreUrl:
 
 
 @dataclass(frozen=True, slots=True)
+class MetadataUrl:
+    """The URL of a metadata store. Settings parses it, with an error that does not repeat a password."""
+
+    allowed: str = "etcd://host:2379,host:2379/prefix, or empty"
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise ValueError
+        return value.strip()
+
+    def show(self, value: str) -> str:
+        return _USER.sub(r"\1***@", value)
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """Text that `show` hides."""
+
+    allowed: str = "text, or empty"
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise ValueError
+        return value
+
+    def show(self, value: str) -> str:
+        return "***" if value else ""
+
+
+@dataclass(frozen=True, slots=True)
 class OptionsKind:
     """Names and text values: a table of the file, or `name=value,name=value`. `show` hides secrets."""
 
@@ -303,6 +333,7 @@ NODE_NAME: Final = Text(
     "up to 200 letters, digits, '.', '_' and '-', or empty",
     re.compile(r"[A-Za-z0-9._-]{0,200}"),
 )
+USER_NAME: Final = Text("up to 200 characters, or empty", re.compile(r"[^\x00-\x1f]{0,200}"))
 ADDRESS: Final = Text(
     "host:port with a port from 1 to 65535, or empty",
     re.compile(

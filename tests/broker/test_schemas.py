@@ -491,6 +491,23 @@ async def test_the_registry_is_restored_from_the_object_store_and_no_number_is_u
         assert not {one.global_id for one in made} & {one.global_id for one in (*lost, kept)}
 
 
+async def test_definitions_larger_together_than_a_transaction_are_restored(tmp_path):
+    objects = MemoryStore()
+    (tmp_path / "before").mkdir()
+    (tmp_path / "after").mkdir()
+    texts = [f"{n}" * 400_000 for n in range(5)]
+    async with open_broker(tmp_path / "before", objects=objects, crash=True) as broker:
+        for n, text in enumerate(texts):
+            await register(broker, f"large-{n}", SchemaDefinition(SchemaFormat.STRING, text))
+        await broker.tiers.manifests.write()
+    async with await EmbeddedStore.open(tmp_path / "after" / "metadata.db", SystemClock()) as store:
+        report = await rebuild(objects, store, SystemClock(), StoreOwner("cluster"))
+        assert report.subjects == len(texts)
+    async with open_broker(tmp_path / "after", objects=objects) as broker:
+        found = [await broker.schemas.get(ANONYMOUS, f"large-{n}") for n in range(5)]
+        assert [one.definition.text for one in found] == texts
+
+
 async def test_what_is_registered_while_a_manifest_is_written_does_not_spoil_it(tmp_path, monkeypatch):
     """A manifest is read from the metadata store page by page, and new versions are on the last page."""
     objects, lost = MemoryStore(), []

@@ -16,6 +16,7 @@ from pydanube.broker.staging.stage_publisher import PUBLICATIONS_AT_ONCE
 from pydanube.broker.staging.staging import UNCERTAIN_RETRY_S
 from pydanube.core.access import ANONYMOUS
 from pydanube.core.staging import UNAPPLIED_MAX
+from pydanube.metadata import store as metadata_store
 from pydanube.model.errors import Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.topics import TopicConfig
@@ -262,6 +263,15 @@ async def test_an_unused_topic_stays_while_the_pending_keys_of_a_decision_are_wr
     spreading.go_on()
     assert await query.commit(0, stage) == (True, True)
     assert await payloads(unused.broker, WRITES_AT_ONCE) == [b"1"]
+
+
+async def test_a_decision_whose_pending_keys_do_not_fit_one_transaction_is_spread_over_several(unused, monkeypatch):
+    monkeypatch.setattr(metadata_store, "METADATA_TRANSACTION_BYTES_MAX", 1_500)
+    query = Query(unused.broker)
+    stage = await query.stage(0, {index: [b"1"] for index in range(50)})
+    assert await query.commit(0, stage) == (False, True)
+    for index in range(50):
+        assert await payloads(unused.broker, index) == [b"1"]
 
 
 async def test_an_unused_topic_stays_while_a_commit_is_in_progress(unused, metadata):

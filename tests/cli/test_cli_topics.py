@@ -274,3 +274,43 @@ def test_statistics_without_a_topic_are_a_table_of_all(danube, shelf):
     assert found[2]["published"] >= 20
     assert found[2]["subscriptions"][0]["backlog"] >= 20
     assert danube("topics", "stats", "/shelf/t2", "--limit", "3").returncode == 2
+
+
+def test_a_change_that_expects_an_earlier_version_is_refused(danube, topic):
+    danube("topics", "create", topic, "--partitions", "1")
+    danube("subscriptions", "create", topic, "billing")
+    read = answer(danube("topics", "policies", topic, "--json"))["version"]
+    assert read == answer(danube("topics", "describe", topic, "--json"))["version"]
+    assert danube("topics", "policies", topic, "--set", "ttl_s=5", "--expected", read).returncode == 0
+    for words in (
+        ("topics", "policies", topic, "--set", "ttl_s=6"),
+        ("topics", "grow", topic, "2"),
+        ("topics", "delete", topic, "--yes"),
+        ("subscriptions", "failure-policy", topic, "billing", "--delay", "2"),
+        ("subscriptions", "unacked-max", topic, "billing", "7"),
+        ("subscriptions", "delete", topic, "billing", "--yes"),
+        ("namespaces", "policies", "default", "--set", "ttl_s=7"),
+    ):
+        refused = danube(*words, "--expected", read)
+        assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1), words
+        assert "has changed since" in refused.stderr
+    found = answer(danube("subscriptions", "failure-policy", topic, "billing", "--delay", "2", "--json"))
+    assert found["delay_ms"] == 2000
+    described = answer(danube("subscriptions", "describe", topic, "billing", "--json"))
+    assert described["version"] == found["version"]
+    assert danube("subscriptions", "delete", topic, "billing", "--yes", "--expected", found["version"]).returncode == 0
+
+
+def test_a_topic_is_truncated_after_a_confirmation(danube, topic):
+    danube("produce", topic, stdin="".join(f"{number}\n" for number in range(10)))
+    refused = danube("topics", "truncate", topic, "--before", "4")
+    assert (refused.returncode, "add --yes" in refused.stderr) == (2, True)
+    assert answer(danube("topics", "truncate", topic, "--before", "4", "--yes", "--json")) == {
+        "topic": topic,
+        "starts": {"0": 4},
+    }
+    assert danube("consume", topic, "--from", "earliest", "--count", "1").stdout.startswith("4")
+    past = danube("topics", "truncate", topic, "--before", "11", "--yes")
+    assert (past.returncode, "ends at 10" in past.stderr) == (1, True)
+    done = danube("topics", "truncate", topic, "--before", "latest", "--partition", "0", "--yes")
+    assert done.stdout == f"truncated {topic} (partition 0: offset 10)\n"

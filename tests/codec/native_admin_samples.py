@@ -70,6 +70,13 @@ ADMIN_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
+        requests.TruncateTopic(topic="/default/orders", offsets=[(0, 1000), (2, 17)]),
+        unhex("""
+        83a26f70 ae746f70 69632e74 72756e63 617465a5 746f7069 63af2f64 65666175
+        6c742f6f 72646572 73a76f66 66736574 73929200 cd03e892 0211
+        """),
+    ),
+    (
         requests.LettersRedriven(2, [(17, "topic /default/orders does not exist")], 18, 5),
         unhex("""
         84a4646f 6e6502a6 73746179 65649192 11d92474 6f706963 202f6465 6661756c

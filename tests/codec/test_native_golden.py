@@ -17,6 +17,7 @@ from native_samples import HEADS, PARTITION, STATISTICS_BEFORE_GAPS
 from native_schema_samples import SCHEMA_HEADS
 from native_staging_samples import STAGING_FRAMES, STAGING_HEADS
 from native_storage_samples import STORAGE_HEADS
+from native_version_samples import VERSION_HEADS
 
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
@@ -111,6 +112,7 @@ def test_requests_keep_their_names() -> None:
         "policies.get",
         "topic.grow",
         "topic.unload",
+        "topic.truncate",
         "topic.statistics",
         "offset.find",
         "storage.usage",
@@ -142,7 +144,16 @@ def test_requests_keep_their_names() -> None:
 
 @pytest.mark.parametrize(
     ("value", "golden"),
-    [*HEADS, *ADMIN_HEADS, *LISTING_HEADS, *PENDING_HEADS, *STORAGE_HEADS, *STAGING_HEADS, *SCHEMA_HEADS],
+    [
+        *HEADS,
+        *ADMIN_HEADS,
+        *LISTING_HEADS,
+        *PENDING_HEADS,
+        *STORAGE_HEADS,
+        *STAGING_HEADS,
+        *SCHEMA_HEADS,
+        *VERSION_HEADS,
+    ],
     ids=lambda one: type(one).__name__,
 )
 def test_a_head_with_values_of_the_model_has_the_bytes_it_had_when_it_was_released(

@@ -128,7 +128,7 @@ class _World:
 
     async def _grant_leases(self, directory: Path, number: int) -> None:
         async with await EmbeddedStore.open(directory / "metadata.db", SystemClock()) as store:
-            lease = await store.grant_lease(LEASE_MS)
+            lease, _ = await store.grant_lease(LEASE_MS)
             key = f"/sessions/damage-{number}"
             await store.transact([], [Put(key, b"held", lease=lease)])
             self.expected.leases[lease] = key

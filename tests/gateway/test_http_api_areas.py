@@ -81,7 +81,13 @@ async def test_a_topic_is_created_described_grown_unloaded_and_deleted() -> None
         assert len((await api("PUT", f"{TOPIC}/partitions", {"partitions": 4}))["partitions"]) == 4
         await api("PUT", f"{TOPIC}/partitions", {"partitions": 1}, 409)
         await api("POST", f"{TOPIC}/unload", expect=204)
-        assert (await api("GET", "/api/v1/topics?namespace=default"))["names"] == ["/default/orders"]
+        full = max(range(2), key=lambda one: int(ends[one]["offset"]))
+        cut = {"positions": [{"partition": full, "offset": 3}]}
+        assert await api("POST", f"{TOPIC}/truncate", cut) == cut
+        assert (await api("GET", TOPIC))["partitions"][full]["start_offset"] == 3
+        await api("POST", f"{TOPIC}/truncate", {"positions": [{"partition": full, "offset": 11}]}, 400)
+        (listed,) = (await api("GET", "/api/v1/topics?namespace=default"))["topics"]
+        assert (listed["topic"], listed["partitions"]) == ("/default/orders", 4)
         await api("DELETE", TOPIC, expect=204)
         await api("GET", TOPIC, expect=404)
 
@@ -93,12 +99,15 @@ async def test_lists_come_in_pages() -> None:
         seen, after = [], ""
         while True:
             page = await api("GET", f"/api/v1/topics?limit=2&after={after}")
-            seen += page["names"]
+            seen += [one["topic"] for one in page["topics"]]
             after = page["next"]
             if not after:
                 break
         assert seen == [f"/default/t{number}" for number in range(5)]
         assert "limit" in (await api("GET", "/api/v1/topics?limit=0", expect=400))["detail"]
+        assert "sort" in (await api("GET", "/api/v1/topics?sort=colour", expect=400))["detail"]
+        found = await api("GET", "/api/v1/topics?filter=*t[13]&sort=-name")
+        assert [one["topic"] for one in found["topics"]] == ["/default/t3", "/default/t1"]
 
 
 async def test_a_subscription_is_created_moved_and_emptied() -> None:
@@ -135,6 +144,55 @@ async def test_a_failure_policy_is_replaced() -> None:
         assert changed == await api("GET", f"{path}/failure-policy")
         assert (changed["redeliveries_max"], changed["poison"], changed["backoff"]) == (3, "drop", "exponential")
         assert "dead_letter" in (await api("PUT", f"{path}/failure-policy", {"poison": "dead-letter"}, 400))["detail"]
+
+
+async def test_a_backlog_is_peeked_at() -> None:
+    async with open_api() as api:
+        await api("PUT", TOPIC, {"ack_level": "written"}, 201)
+        await api("PUT", f"{TOPIC}/subscriptions/billing", {"start": "earliest"}, 201)
+        async with connect(api.broker_url) as client, client.producer("/default/orders") as producer:
+            await producer.send(b'{"id": 1}', key="a", attributes={"k": "v"})
+            await producer.send(b"\xff")
+        path = f"{TOPIC}/subscriptions/billing/peek"
+        first, second = (await api("GET", path))["messages"]
+        assert (first["message"]["payload"], first["message"]["key"]) == ('{"id": 1}', "a")
+        assert (first["pending"]["state"], first["message"]["attributes"]) == ("ready", {"k": "v"})
+        assert (second["message"]["payload_base64"], "payload" in second["message"]) == ("/w==", False)
+        (only,) = (await api("GET", f"{path}?limit=1&payload=json"))["messages"]
+        assert only["message"]["payload"] == {"id": 1}
+
+
+async def test_dead_letters_are_listed_redriven_and_dropped() -> None:
+    async with open_api() as api:
+        letters = "/api/v1/topics/default/failed/dead-letters"
+        await api("PUT", TOPIC, {"ack_level": "written"}, 201)
+        await api("PUT", "/api/v1/topics/default/failed", {"ack_level": "written"}, 201)
+        policy = {"redeliveries_max": 0, "dead_letter_topic": "/default/failed"}
+        path = f"{TOPIC}/subscriptions/billing"
+        await api("PUT", path, {"start": "earliest", "failure_policy": policy}, 201)
+        async with connect(api.broker_url) as client:
+            async with client.producer("/default/orders") as producer:
+                await producer.send_many([b"one", b"two"])
+            async with client.consumer("/default/orders", subscription="billing") as consumer:
+                for _ in range(2):
+                    await consumer.nack(await consumer.receive(timeout=60), reason="no")
+                while len((found := await api("GET", letters))["letters"]) < 2:
+                    pass
+        first, second = found["letters"]
+        assert (first["message"]["payload"], first["original_topic"], first["reason"]) == (
+            "one",
+            "/default/orders",
+            "no",
+        )
+        assert await api("GET", f"{letters}/0/1") == second
+        dropped = await api("POST", f"{letters}/drop", {"offsets": [1]})
+        assert (dropped["done"], dropped["remaining"]) == (1, 1)
+        assert await api("POST", f"{letters}/redrive") == {"done": 1, "stayed": [], "next": None, "remaining": 0}
+        assert (await api("GET", letters))["letters"] == []
+        assert len((await api("GET", f"{letters}?redriven=true"))["letters"]) == 2
+        (again,) = (await api("GET", f"{path}/peek"))["messages"]
+        assert (again["message"]["payload"], again["message"]["attributes"]["x-redriven"]) == ("one", "1")
+        await api("GET", f"{letters}/0/9", expect=404)
 
 
 async def test_schemas_are_registered_checked_found_and_deleted() -> None:

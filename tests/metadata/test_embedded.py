@@ -235,7 +235,7 @@ async def test_what_can_be_read_is_read_while_nothing_can_be_written(path: Path)
 async def test_a_lease_that_could_not_end_ends_later(path: Path) -> None:
     clock = ManualClock()
     async with await EmbeddedStore.open(path, clock) as store:
-        lease = await store.grant_lease(1_000)
+        lease, _ = await store.grant_lease(1_000)
         revision = await put(store, "/l", b"", lease)
         await set_read_only(store, True)
         clock.advance(2)

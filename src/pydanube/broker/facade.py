@@ -5,20 +5,21 @@ Each call names a principal, and the authorizer is asked before anything else ha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from pydanube.broker.lifecycle.expiration import Expiration
 from pydanube.broker.lifecycle.topic_deletion import TopicDeletion
+from pydanube.broker.lifecycle.truncation import truncate
 from pydanube.broker.partitions.open_partitions import Partitions, PartitionSettings
 from pydanube.broker.partitions.partition import FetchResult
 from pydanube.broker.partitions.partition_table import PartitionTable
 from pydanube.broker.partitions.publish_queue import PublishDone
 from pydanube.broker.partitions.recovery import PartitionRecovery
 from pydanube.broker.registry.policies import EffectivePolicies, broker_policies
-from pydanube.broker.registry.records import TopicRecord
+from pydanube.broker.registry.records import TopicRecord, version_of
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.schemas.schemas import Schemas
 from pydanube.broker.staging.staging import Staging
@@ -270,9 +271,11 @@ class Broker:
         await self._registry.create_namespace(namespace)
         log.info("namespace.created", namespace=namespace)
 
-    async def delete_namespace(self, principal: Principal, namespace: str) -> None:
+    async def delete_namespace(self, principal: Principal, namespace: str, expected: str = "") -> None:
+        """Delete an empty namespace. With `expected`, here and in other calls, raise Conflict if the object does not
+        have this version any more; the metadata transaction that writes compares it."""
         self._authorizer.check(principal, Action.DELETE, f"/{namespace}")
-        await self._registry.delete_namespace(namespace)
+        await self._registry.delete_namespace(namespace, expected)
         log.info("namespace.deleted", namespace=namespace)
 
     async def list_namespaces(self, principal: Principal) -> list[str]:
@@ -286,10 +289,10 @@ class Broker:
         await self._registry.create_topic(topic, config)
         log.info("topic.created", topic=str(topic), partitions=config.partitions, ack_level=str(config.ack_level))
 
-    async def grow_topic(self, principal: Principal, topic: TopicName, partitions: int) -> None:
+    async def grow_topic(self, principal: Principal, topic: TopicName, partitions: int, expected: str = "") -> None:
         """Add partitions to a partitioned topic; clients see them at their next lookup."""
         self._authorizer.check(principal, Action.ADMINISTER, str(topic))
-        await self._registry.grow_topic(topic, partitions)
+        await self._registry.grow_topic(topic, partitions, expected)
         log.info("topic.grown", topic=str(topic), partitions=partitions)
 
     async def unload_topic(self, principal: Principal, topic: TopicName) -> None:
@@ -309,10 +312,17 @@ class Broker:
         partitions = await self._partitions.unload(topic)
         log.info("topic.unloaded", topic=str(topic), partitions=partitions)
 
-    async def delete_topic(self, principal: Principal, topic: TopicName) -> None:
+    async def truncate_topic(
+        self, principal: Principal, topic: TopicName, offsets: Mapping[int, int]
+    ) -> dict[int, int]:
+        """Delete everything before the offsets, by partition; durable on return. Return where each begins now."""
+        self._authorizer.check(principal, Action.DELETE, str(topic))
+        return await truncate(self._registry, self._partitions, topic, offsets)
+
+    async def delete_topic(self, principal: Principal, topic: TopicName, expected: str = "") -> None:
         """Delete a topic and everything in it; its producers and consumers get an error."""
         self._authorizer.check(principal, Action.DELETE, str(topic))
-        await self._deletion.remove(topic)
+        await self._deletion.remove(topic, expected)
 
     async def list_topics(self, principal: Principal, namespace: str | None = None) -> list[str]:
         self._authorizer.check(principal, Action.DESCRIBE, BROKER if namespace is None else f"/{namespace}")
@@ -334,7 +344,13 @@ class Broker:
                 partitions.append(PartitionDescription(index, self.address, 0, 0, 0, 0, 0, health=error.message))
         subscriptions = sorted(self._registry.subscriptions(topic))
         return TopicDescription(
-            str(topic), record.topic_id, record.config(), partitions, subscriptions, [self.advertised]
+            str(topic),
+            record.topic_id,
+            record.config(),
+            partitions,
+            subscriptions,
+            [self.advertised],
+            version_of(record),
         )
 
     async def lookup(self, principal: Principal, topic: TopicName, create: bool) -> TopicDescription:

@@ -6,7 +6,7 @@ import click
 
 from pydanube.model.paging import PageQuery
 
-from .options import NAMESPACE, confirm, examples, json_option, url_option, yes_option
+from .options import NAMESPACE, confirm, examples, expected_option, json_option, url_option, yes_option
 from .output import emit_json, fields
 from .paging import PageOptions, page_options
 from .policies import namespace_policies
@@ -96,12 +96,13 @@ def describe(namespace: str, url: str, as_json: bool) -> None:
 @namespaces.command("delete", epilog=examples("danube namespaces delete shop --yes"))
 @click.argument("namespace", type=NAMESPACE)
 @yes_option
+@expected_option
 @url_option
 @json_option
-def delete(namespace: str, yes: bool, url: str, as_json: bool) -> None:
+def delete(namespace: str, yes: bool, expected: str, url: str, as_json: bool) -> None:
     """Delete a namespace that has no topics."""
     confirm(f"Delete namespace {namespace}?", yes)
-    with_client(url, lambda client: client.delete_namespace(namespace))
+    with_client(url, lambda client: client.delete_namespace(namespace, expected=expected))
     if as_json:
         emit_json({"namespace": namespace, "deleted": True})
     else:

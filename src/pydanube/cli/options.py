@@ -106,6 +106,12 @@ config_option = click.option(
     show_envvar=True,
     help="A TOML file with settings.",
 )
+expected_option = click.option(
+    "--expected",
+    default="",
+    metavar="VERSION",
+    help="Only if it still has this version, which --json of describe, policies and failure-policy shows.",
+)
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 

@@ -23,6 +23,7 @@ danube serve                                    data in ./danube-data, on 127.0.
 danube serve --data-dir /var/lib/danube
 danube serve --port 0                           any free port; the readiness line says which
 danube serve --host 0.0.0.0 --config danube.toml
+danube serve --metadata etcd://10.0.0.1,10.0.0.2,10.0.0.3/danube
 DANUBE_LOGGING_LEVEL=debug danube serve         'danube config show' lists every setting
 """
     )
@@ -30,6 +31,7 @@ DANUBE_LOGGING_LEVEL=debug danube serve         'danube config show' lists every
 @click.option(
     "--data-dir", type=click.Path(path_type=Path, file_okay=False), help="Where data is kept.  [default: ./danube-data]"
 )
+@click.option("--metadata", metavar="URL", help="An etcd for the metadata: etcd://host:2379,host:2379/prefix.")
 @click.option("--host", help="The address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=PORT, help="Native protocol; 0 chooses one.  [default: 6655]")
 @click.option("--grpc-port", type=PORT, help="Danube gRPC API (extra `grpc`).  [default: 6650]")
@@ -41,6 +43,7 @@ DANUBE_LOGGING_LEVEL=debug danube serve         'danube config show' lists every
 @config_option
 def serve(
     data_dir: Path | None,
+    metadata: str | None,
     host: str | None,
     port: int | None,
     grpc_port: int | None,
@@ -64,6 +67,7 @@ def serve(
 
     overrides = {
         "server.data_dir": data_dir,
+        "metadata.url": metadata,
         "server.host": host,
         "server.port": port,
         "server.grpc_port": grpc_port,

@@ -1,6 +1,7 @@
 """The metadata store: the facts on which all brokers must agree, such as namespaces, topics, ledgers, owners and ids.
 
-Lives here      the store interface, its embedded implementation, and what is built on the interface alone (counters)
+Lives here      the store interface, its implementations (embedded: SQLite; etcd: clusters), opening, which chooses one
+                of them, and what is built on the interface alone (counters)
 May import      model, codec, runtime
 Flows through   small values, written with compare-and-set, read by key or prefix, watched from a revision
 Never           messages, cursors, anything written per message; knowledge of what the values mean
@@ -13,13 +14,16 @@ from .store import (
     Compare,
     Delete,
     Event,
+    GrantedLease,
     KeyValue,
     MetadataStore,
     Put,
     StoreIdentity,
     Succession,
     TransactionResult,
+    fits_transaction,
     list_all,
+    split_writes,
 )
 
 __all__ = [
@@ -28,12 +32,15 @@ __all__ = [
     "Delete",
     "EmbeddedStore",
     "Event",
+    "GrantedLease",
     "KeyValue",
     "MetadataStore",
     "Put",
     "StoreIdentity",
     "Succession",
     "TransactionResult",
+    "fits_transaction",
     "list_all",
+    "split_writes",
     "take_ids",
 ]

@@ -44,6 +44,7 @@ from pydanube.codec.metadata import (
     lease_checksum,
 )
 from pydanube.model.errors import Corrupt, NotFound, Refused, Unavailable
+from pydanube.model.limits import METADATA_PAGE_BYTES_MAX
 
 from .journal import Journal
 from .store import (
@@ -55,6 +56,7 @@ from .store import (
     StoreIdentity,
     Succession,
     TransactionResult,
+    entry_bytes,
     key_bytes,
     prefix_bytes,
 )
@@ -198,7 +200,15 @@ class Database:
         after = prefix_bytes(start_after)
         # SQLite looks up one of the two lower bounds only: without this, each page would be searched from the first.
         rows = self._connection.execute(_SCAN, (max(start, after), after, end, limit))
-        return [self._checked(row).key_value() for row in rows]
+        page: list[KeyValue] = []
+        page_bytes = 0
+        for row in rows:
+            page.append(self._checked(row).key_value())
+            page_bytes += entry_bytes(page[-1])
+            if page_bytes >= METADATA_PAGE_BYTES_MAX:
+                break
+        rows.close()
+        return page
 
     def transact(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> TransactionResult:
         stored = {operation.key: self._get(key_bytes(operation.key)) for operation in (*compares, *writes)}

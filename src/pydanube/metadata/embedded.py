@@ -40,6 +40,7 @@ from .store import (
     Compare,
     Delete,
     Event,
+    GrantedLease,
     KeyValue,
     Put,
     StoreIdentity,
@@ -176,21 +177,23 @@ class EmbeddedStore:
         before the last restart."""
         return self._history.watch(prefix, from_revision)
 
-    async def grant_lease(self, ttl_ms: int) -> int:
+    async def grant_lease(self, ttl_ms: int) -> GrantedLease:
         """See `MetadataStore.grant_lease`. When cancelled, a lease that the caller does not know may have been granted;
         it ends after its time to live."""
         check_ttl(ttl_ms)
         if len(self._leases) >= LEASES_MAX:
             raise Full(f"{LEASES_MAX} leases are held already")
-        return await self._submit(
+        lease = await self._submit(
             lambda database: database.grant(ttl_ms),
             then=lambda lease: self._start_lease(lease, ttl_ms),
             writes=True,
         )
+        return GrantedLease(lease, ttl_ms)
 
-    async def keep_alive(self, lease: int) -> None:
+    async def keep_alive(self, lease: int) -> int:
         living = self._require_lease(lease)
         living.deadline = self._clock.monotonic() + living.ttl_seconds
+        return round(living.ttl_seconds * 1000)
 
     async def revoke(self, lease: int) -> None:
         """See `MetadataStore.revoke`. When cancelled, the lease may have ended or not; if not, it ends after its time

@@ -5,7 +5,8 @@ Keys are text, ordered by their UTF-8 bytes. A prefix is compared byte by byte a
 `/topics/default/orders/`.
 
 Invariants (of every implementation; tests/metadata/conformance.py checks them)
-    the revision counts transactions that changed something: it starts at 0, grows by one for each, and is never reused
+    a transaction that changes something gets a higher revision than every one before it, and no revision is used
+    twice; revisions are not dense, because others may write to the same store
     a transaction happens whole or not at all, and is durable when `transact` returns
     what a reader has seen is durable and is never rolled back
     a watch yields the events of all revisions from the requested one on, in order, each once, or raises Compacted
@@ -16,19 +17,26 @@ two calls is seen twice, in the list and as an event; its `mod_revision` shows t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Protocol, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 from pydanube.model.errors import DanubeError, Invalid
-from pydanube.model.limits import METADATA_OPERATIONS_MAX, METADATA_VALUE_BYTES_MAX
+from pydanube.model.limits import (
+    METADATA_OPERATIONS_MAX,
+    METADATA_PAGE_BYTES_MAX,
+    METADATA_TRANSACTION_BYTES_MAX,
+    METADATA_VALUE_BYTES_MAX,
+)
 
 KEY_BYTES_MAX: Final = 4096
 """More than a key with the longest names of a namespace, a topic and a subscription needs."""
 
 LEASE_MS_MAX: Final = 24 * 3600 * 1000
 """A lease proves that its holder is alive; one that is renewed less than once a day proves nothing."""
+
+assert METADATA_VALUE_BYTES_MAX + 2 * KEY_BYTES_MAX <= METADATA_TRANSACTION_BYTES_MAX, "a guarded put of any value"
 
 
 class Compacted(Exception):
@@ -118,6 +126,13 @@ class TransactionResult:
     """The revision of this transaction if it changed something, else that of the store at that moment."""
 
 
+class GrantedLease(NamedTuple):
+    """A lease and the time to live that it really got, which may be longer than what was asked for."""
+
+    lease: int
+    ttl_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One key changed at `revision`."""
@@ -161,7 +176,11 @@ class MetadataStore(Protocol):
     async def get(self, key: str) -> KeyValue | None: ...
 
     async def list(self, prefix: str, *, start_after: str = "", limit: int = 1000) -> list[KeyValue]:
-        """Return the first `limit` keys that begin with `prefix` and come after `start_after`, in order."""
+        """Return the first keys that begin with `prefix` and come after `start_after`, in order.
+
+        A page has at most `limit` keys and ends with the key that brings it to METADATA_PAGE_BYTES_MAX. It is a
+        consistent snapshot.
+        """
         ...
 
     async def transact(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> TransactionResult:
@@ -176,18 +195,29 @@ class MetadataStore(Protocol):
         """Yield every change of keys with `prefix` at `from_revision` or later, as it happens; this never ends by
         itself.
 
-        Raises Compacted when `from_revision`, or the revision up to which the caller has read, is no longer known. The
-        events of one transaction follow each other; a caller that stops between them must resume with that revision.
+        Raises Compacted when `from_revision`, or the revision up to which the caller has read, is no longer known. A
+        watcher may still get events that were compacted after they had been sent to it. The events of one transaction
+        follow each other; a caller that stops between them must resume with that revision.
+
+        A watch survives the loss of a server or of a connection, without gap or repetition, and waits for as long as no
+        server can be reached.
         """
         ...
 
-    async def grant_lease(self, ttl_ms: int) -> int:
-        """Create a lease, which ends unless `keep_alive` is called within every `ttl_ms`. Its id is never used
-        again."""
+    async def grant_lease(self, ttl_ms: int) -> GrantedLease:
+        """Create a lease, which ends unless `keep_alive` is called within every time to live that is returned. Its id
+        is never used again.
+
+        A time that is shorter than the store supports is lengthened. The holder counts the time from the moment before
+        it called: the store may have started it at any moment since then.
+        """
         ...
 
-    async def keep_alive(self, lease: int) -> None:
-        """Restart the lease's time to live. Raises NotFound when the lease has ended: its keys are deleted then."""
+    async def keep_alive(self, lease: int) -> int:
+        """Restart the lease's time to live, and return it in milliseconds; it counts from the moment before the call.
+
+        Raises NotFound when the lease has ended: its keys are deleted then.
+        """
         ...
 
     async def revoke(self, lease: int) -> None:
@@ -205,7 +235,8 @@ class MetadataStore(Protocol):
         ...
 
     async def record_succession(self, former: Succession) -> None:
-        """Add `former` to what this store succeeds, durably; for copies and restores. Changes no revision."""
+        """Add `former` to what this store succeeds, durably; for copies and restores. Changes no key that is listed or
+        watched."""
         ...
 
     @property
@@ -223,9 +254,52 @@ async def list_all(store: MetadataStore, prefix: str, *, page: int = 1000) -> As
         entries = await store.list(prefix, start_after=start_after, limit=page)
         for entry in entries:
             yield entry
-        if len(entries) < page:
+        if is_last_page(entries, page):
             return
         start_after = entries[-1].key
+
+
+def is_last_page(entries: Sequence[KeyValue], limit: int) -> bool:
+    """Return whether nothing can follow this page, which was listed with `limit`."""
+    return len(entries) < limit and sum(map(entry_bytes, entries)) < METADATA_PAGE_BYTES_MAX
+
+
+def entry_bytes(entry: KeyValue) -> int:
+    """Return what an entry counts towards the size of a page."""
+    return len(entry.key) + len(entry.value)
+
+
+def operation_bytes(operation: Compare | Put | Delete) -> int:
+    """Return what a comparison or a write counts towards the size of a transaction: its key and its value."""
+    size = len(key_bytes(operation.key))
+    if isinstance(operation, Put):
+        return size + len(operation.value)
+    if isinstance(operation, Compare) and isinstance(operation.expected, bytes):
+        return size + len(operation.expected)
+    return size
+
+
+def fits_transaction(compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> bool:
+    """Return whether all of this may be one transaction."""
+    size = sum(map(operation_bytes, (*compares, *writes)))
+    return max(len(compares), len(writes)) <= METADATA_OPERATIONS_MAX and size <= METADATA_TRANSACTION_BYTES_MAX
+
+
+def split_writes(
+    writes: Iterable[Put | Delete], operations_max: int = METADATA_OPERATIONS_MAX
+) -> Iterator[list[Put | Delete]]:
+    """Yield the writes in order, as few transactions as the limits of operations and bytes allow."""
+    part: list[Put | Delete] = []
+    part_bytes = 0
+    for write in writes:
+        size = operation_bytes(write)
+        if part and (len(part) >= operations_max or part_bytes + size > METADATA_TRANSACTION_BYTES_MAX):
+            yield part
+            part, part_bytes = [], 0
+        part.append(write)
+        part_bytes += size
+    if part:
+        yield part
 
 
 def key_bytes(key: str) -> bytes:
@@ -254,19 +328,27 @@ def check_transaction(compares: Sequence[Compare], writes: Sequence[Put | Delete
     for what, count in (("comparisons", len(compares)), ("writes", len(writes))):
         if count > METADATA_OPERATIONS_MAX:
             raise Invalid(f"{count} {what} in one transaction: at most {METADATA_OPERATIONS_MAX} are allowed")
+    size = 0
     for compare in compares:
-        key_bytes(compare.key)
+        size += len(key_bytes(compare.key))
         wanted = bytes if compare.kind is CompareKind.VALUE else int
         if not isinstance(compare.expected, wanted):
             raise Invalid(f"comparison of {compare.key!r}: a {compare.kind.value} is {wanted.__name__}")
+        if isinstance(compare.expected, bytes):
+            size += len(compare.expected)
     seen: set[str] = set()
     for write in writes:
-        key_bytes(write.key)
+        size += len(key_bytes(write.key))
         if write.key in seen:
             raise Invalid(f"metadata key {write.key!r} is written twice in one transaction")
         seen.add(write.key)
         if isinstance(write, Put):
             _check_put(write)
+            size += len(write.value)
+    if size > METADATA_TRANSACTION_BYTES_MAX:
+        raise Invalid(
+            f"{size} bytes of keys and values in one transaction: at most {METADATA_TRANSACTION_BYTES_MAX} are allowed"
+        )
 
 
 def _check_put(put: Put) -> None:

@@ -46,9 +46,17 @@ FRAME_BYTES_MAX: Final = BATCH_BYTES_MAX + CONTROL_BYTES_MAX + ALIGNMENT
 RECORD_BODY_BYTES_MAX: Final = BATCH_BYTES_MAX
 """The largest body of a record of the write-ahead log."""
 
-METADATA_VALUE_BYTES_MAX: Final = 1 * MIB
+METADATA_TRANSACTION_BYTES_MAX: Final = 1 * MIB
+"""The keys and values of one metadata transaction and of its comparisons: etcd takes requests of up to 1.5 MiB."""
+
+METADATA_VALUE_BYTES_MAX: Final = METADATA_TRANSACTION_BYTES_MAX - 8 * KIB
+"""The largest metadata value: with its key and a comparison of that key it fits one transaction."""
+
 METADATA_OPERATIONS_MAX: Final = 128
-"""The limits of etcd, which every metadata store keeps."""
+"""The most comparisons, and the most writes, of one metadata transaction: etcd's limit, which every store keeps."""
+
+METADATA_PAGE_BYTES_MAX: Final = 1 * MIB
+"""A page of metadata ends with the key that brings its keys and values to this size."""
 
 SCHEMA_BYTES_MAX: Final = 512 * KIB
 """The largest definition of a schema, in UTF-8: with its tags and references it fits one metadata value, and one

@@ -115,6 +115,9 @@ class TopicDescription:
     subscriptions: list[str] = field(default_factory=list)
     brokers: list[BrokerAddresses] = field(default_factory=list)
     """The addresses of the owners of the partitions, each once."""
+    version: str = ""
+    """Changes with everything about the topic that is set: policies, partitions, schema binding. See
+    `Conflict`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +160,5 @@ class SubscriptionDescription:
     failure_policy: FailurePolicy = NATIVE
     unacked_max: int = 0
     """How many messages of each partition may be delivered and not acknowledged; 0: no limit."""
+    version: str = ""
+    """Changes with everything that is set about the subscription, not with its position."""

@@ -58,12 +58,15 @@ class ProtobufSchema:
             for message in file.message_type
         }
 
-    def methods(self, service: str) -> dict[str, ServiceMethod]:
-        """Return the methods of the service `package.Service` by their name; KeyError if there is no such service."""
+    def methods(self, service: str, *, path_of: str = "") -> dict[str, ServiceMethod]:
+        """Return the methods of the service `package.Service` by their name; KeyError if there is no such service.
+
+        `path_of` is the service's full name on the wire, where that is another one.
+        """
         return {
             method.name: ServiceMethod(
                 method.name,
-                f"/{service}/{method.name}",
+                f"/{path_of or service}/{method.name}",
                 message_factory.GetMessageClass(method.input_type),
                 message_factory.GetMessageClass(method.output_type),
                 method.client_streaming,

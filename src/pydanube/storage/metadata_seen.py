@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from pydanube.codec.wal import MetadataStamp, checked_line, with_checksum
+from pydanube.metadata.opening import MetadataPlace
 from pydanube.metadata.store import StoreIdentity
 from pydanube.model.errors import Corrupt, Refused
 from pydanube.runtime.disk import Disk, read_whole, replace_whole
@@ -66,7 +67,9 @@ def write_seen(disk: Disk, directory: Path, seen: MetadataStamp) -> None:
     replace_whole(disk, directory / REVISION_FILE, encode_seen(seen))
 
 
-def refuse_older(store: StoreIdentity, revision: int, seen: Mapping[str, int], where: Path, metadata: Path) -> None:
+def refuse_older(
+    store: StoreIdentity, revision: int, seen: Mapping[str, int], where: Path, metadata: MetadataPlace
+) -> None:
     """Raise Refused when the store at `metadata` is at a lower revision than `where` has seen, or is another store."""
     known = {store.store_id: revision}
     for former in store.succeeds:

@@ -237,7 +237,9 @@ class Partitions:
         found = partition.subscriptions.get(name)
         if found is not None and found.subscription_id == record.subscription_id:
             return found
-        return self._attach(partition, name, record, Cursor(record.start(partition.index)))
+        # The start of the partition may have moved while the subscription was created.
+        start = max(record.start(partition.index), partition.first_position)
+        return self._attach(partition, name, record, Cursor(start))
 
     async def _open_into(
         self, opened: asyncio.Future[DanubeError | None], name: TopicName, record: TopicRecord, index: int

@@ -164,6 +164,11 @@ class Partition(ABC):
     async def resolve(self, position: Position) -> int:
         """Return the offset of a position. One past the end is refused; one below the start becomes the start."""
 
+    @property
+    def first_position(self) -> int:
+        """The lowest offset that a subscription may be moved to."""
+        return self.stream.start_offset
+
     @abstractmethod
     async def subscription_start(self, position: Position) -> int:
         """Return the offset at which a subscription that asks for `position` begins, or to which it is moved."""

@@ -96,8 +96,8 @@ class StoredPartition(Partition):
         self._offset_block = offset_block
         self._ledger_id: int | None = None
         self._next_entry = 0
-        self._trimming_to = 0
-        """While a trim is under way, the start that it moves to: no subscription is sent below it."""
+        self._trims: list[int] = []
+        """The starts that trims under way move to: no subscription is sent below them."""
         self._is_delivery_scheduled = False
         self._arrivals = _Arrivals()
         self._batches_since_snapshot = 0
@@ -271,7 +271,11 @@ class StoredPartition(Partition):
                 return max(position.value, start)
 
     async def subscription_start(self, position: Position) -> int:
-        return max(await self.resolve(position), self._trimming_to)
+        return max(await self.resolve(position), self.first_position)
+
+    @property
+    def first_position(self) -> int:
+        return max(self.stream.start_offset, *self._trims) if self._trims else self.stream.start_offset
 
     async def fetch(self, position: Position, bytes_max: int, wait_s: float) -> FetchResult:
         offset = await self.resolve(position)
@@ -324,17 +328,32 @@ class StoredPartition(Partition):
         offset = self.stream.gaps.rewind(min(offset, self.stream.end_offset))
         if offset <= self.stream.start_offset:
             return
-        self._trimming_to = offset
+        self._trims.append(offset)
         try:
             if self.ack_level is not AckLevel.MEMORY:
                 await self._ownership.move_start(offset)
         finally:
-            self._trimming_to = 0
+            self._trims.remove(offset)
         self.stream.trim(offset)
         self.sizes.trim(offset)
         self.append_times.trim(offset)
         if self.tier is not None:
             await self.tier.forget_below(offset)
+
+    async def truncate(self, offset: int) -> None:
+        """Drop what lies below `offset`, durably, also what subscriptions have not acked: that counts as acked.
+
+        The cursors move first, so that none is ever below the start; after a crash in between, the messages are still
+        stored. Raises a DanubeError if the log or the metadata fails. Cancelled: as after a crash.
+        """
+        self._trims.append(offset)
+        try:
+            for subscription in list(self.subscriptions.values()):
+                if subscription.cursor.position < offset:
+                    await _completion(partial(subscription.mark_acked, [(0, offset)]))
+            await self.trim(offset)
+        finally:
+            self._trims.remove(offset)
 
     def settled_below(self) -> int:
         """Return the end of what every subscription has acked; the end of the stream when there is no subscription."""
@@ -397,7 +416,7 @@ class StoredPartition(Partition):
         return ledger_ids if self.state.ledger_id is None else [*ledger_ids, self.state.ledger_id]
 
 
-async def _completion(start: Callable[[Callable[[DanubeError | None], None]], None]) -> None:
+async def _completion(start: Callable[[Callable[[DanubeError | None], None]], object]) -> None:
     """Call `start` with a callback and wait until that is called; raise the error that it is called with."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     start(partial(complete, done))

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Self
 
+from pydanube.metadata.opening import MetadataPlace
 from pydanube.metadata.store import Delete, MetadataStore, Put, list_all
 from pydanube.model.errors import Refused
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
@@ -68,7 +68,7 @@ class KnownLedgers:
         known.dropped |= {records.dropped_of_key(one.key) async for one in list_all(store, records.DROPPED)}
         return known
 
-    async def check(self, store: MetadataStore, recovered: RecoveredLog, metadata: Path) -> None:
+    async def check(self, store: MetadataStore, recovered: RecoveredLog, metadata: MetadataPlace) -> None:
         """Raise Refused when the log holds a ledger that `metadata` lost.
 
         An earlier release dropped ledgers without tombstones. Where one was the last to write this log, which then does

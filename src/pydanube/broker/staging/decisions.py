@@ -33,7 +33,7 @@ from pydanube.broker.registry.records import (
     unpack,
 )
 from pydanube.broker.registry.registry import Registry
-from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all
+from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all, split_writes
 from pydanube.model.errors import DanubeError
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
@@ -198,8 +198,8 @@ class Decisions:
         while not decision.spread and not decision.forgotten:
             try:
                 plan = sorted(await decision.plan(self._reader))
-                for start in range(0, len(plan), WRITES_AT_ONCE):
-                    await self._store.transact([], pending_writes(decision, plan[start : start + WRITES_AT_ONCE]))
+                for writes in split_writes(pending_writes(decision, plan)):
+                    await self._store.transact([], writes)
                 decision.spread = True
                 await self._record_spread(decision)
             except DanubeError as error:
@@ -303,10 +303,10 @@ class Decisions:
 
     async def _write(self, writes: Sequence[Put | Delete]) -> None:
         """Write to the metadata, and repeat until it succeeds. The writes must be idempotent."""
-        for start in range(0, len(writes), WRITES_AT_ONCE):
+        for part in split_writes(writes):
             while True:
                 try:
-                    await self._store.transact([], writes[start : start + WRITES_AT_ONCE])
+                    await self._store.transact([], part)
                     break
                 except DanubeError as error:
                     log.warning("stages.not_noted", error=error.message)

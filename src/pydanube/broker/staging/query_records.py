@@ -11,7 +11,7 @@ from pydanube.broker.registry.records import QUERIES, pack, query_key, unpack
 from pydanube.broker.registry.registry import Registry
 from pydanube.core import staging as core
 from pydanube.core.staging import QueryRecord
-from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all
+from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, fits_transaction, list_all
 from pydanube.model.errors import Unavailable
 from pydanube.runtime.clock import Clock
 
@@ -90,12 +90,14 @@ class QueryRecords:
     async def replace(self, known: KnownQuery, record: QueryRecord, writes: Sequence[Put | Delete] = ()) -> bool:
         """Write the new record, and `writes` in the same transaction. Returns False if the record has changed
         meanwhile."""
-        key = query_key(record.query)
-        compare = Compare.mod_revision(key, known.revision)
-        result = await self._store.transact([compare], [Put(key, pack(record)), *writes])
+        result = await self._store.transact(*_replacement(known, record, writes))
         if result.succeeded:
             self._cache(record)
         return result.succeeded
+
+    def can_replace(self, known: KnownQuery, record: QueryRecord, writes: Sequence[Put | Delete]) -> bool:
+        """Return whether `replace` with these arguments is within the limits of one transaction."""
+        return fits_transaction(*_replacement(known, record, writes))
 
     async def remove(self, known: KnownQuery) -> bool:
         """Delete the record. Returns False if it has changed meanwhile.
@@ -127,3 +129,11 @@ class QueryRecords:
 
 def lost_comparisons(query: str) -> Unavailable:
     return Unavailable(f"query {query!r} is changed by others all the time: try again")
+
+
+def _replacement(
+    known: KnownQuery, record: QueryRecord, writes: Sequence[Put | Delete]
+) -> tuple[list[Compare], list[Put | Delete]]:
+    """Return the transaction that replaces the known record, and makes `writes`."""
+    key = query_key(record.query)
+    return [Compare.mod_revision(key, known.revision)], [Put(key, pack(record)), *writes]

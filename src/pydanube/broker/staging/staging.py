@@ -206,22 +206,26 @@ class Staging:
                 raise Refused(f"topic {topic} was deleted since {decision} was staged: nothing was published")
 
     async def _write(self, known: KnownQuery, after: QueryRecord, decision: Decision) -> bool:
-        """Write the decision; if its partitions are few, with all its pending keys. Returns False if the query's record
-        has changed meanwhile."""
+        """Write the decision, with all its pending keys if they are few and fit the same transaction. Returns False if
+        the query's record has changed meanwhile."""
         if not decision.stages:
             return await self._records.replace(known, after)
         keys = sorted(await decision.plan(self._reader))
+        now_us = self._clock.now_us()
         decision.spread = len(keys) <= WRITES_AT_ONCE
-        spread = keys if decision.spread else []
+        writes = decision_writes(decision, keys, now_us) if decision.spread else []
+        if not decision.spread or not self._records.can_replace(known, after, writes):
+            decision.spread, keys = False, []
+            writes = decision_writes(decision, (), now_us)
         try:
-            written = await self._records.replace(known, after, decision_writes(decision, spread, self._clock.now_us()))
+            written = await self._records.replace(known, after, writes)
         except BaseException:  # also if cancelled: the write may have happened
             self._uncertain[decision.number] = decision.batch_id
             with suppress(Unavailable):  # raised while closing: the next start finds it
                 self._tasks.spawn(self._resolve_later(decision), f"doubts about {decision}")
             raise
         if written:
-            decision.keys.update(spread)
+            decision.keys.update(keys)
             self.decisions.add(decision)
         return written
 

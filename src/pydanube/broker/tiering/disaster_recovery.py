@@ -45,9 +45,9 @@ from pydanube.codec.manifest import ClusterManifest, Pair, PartitionPositions
 from pydanube.codec.segment import END_BYTES, SegmentFooter, decode_footer, read_trailer
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.metadata.counters import counter_key
-from pydanube.metadata.store import KeyValue, MetadataStore, Put, Succession
+from pydanube.metadata.store import KeyValue, MetadataStore, Put, Succession, split_writes
 from pydanube.model.errors import Corrupt, NotFound
-from pydanube.model.limits import METADATA_OPERATIONS_MAX
+from pydanube.model.limits import METADATA_OPERATIONS_MAX, METADATA_TRANSACTION_BYTES_MAX
 from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import ObjectInfo, ObjectStore
@@ -209,6 +209,7 @@ class _Restore:
         """The versions of the schema registry that are restored: schema ids and versions."""
         self._counters = dict.fromkeys(COUNTERS, 0)
         self._writes: list[Put] = []
+        self._writes_bytes = 0
 
     async def run(self) -> None:
         self._read_topics()
@@ -419,13 +420,15 @@ class _Restore:
 
     async def _put(self, key: str, value: bytes) -> None:
         self._writes.append(Put(key, value))
-        if len(self._writes) >= METADATA_OPERATIONS_MAX:
+        self._writes_bytes += len(value)
+        if len(self._writes) >= METADATA_OPERATIONS_MAX or self._writes_bytes >= METADATA_TRANSACTION_BYTES_MAX // 2:
             await self._flush()
 
     async def _flush(self) -> None:
-        writes, self._writes = self._writes, []
-        if writes:
-            await self._store.transact([], writes)
+        """Write what `_put` collected, as several transactions if one may not hold it."""
+        writes, self._writes, self._writes_bytes = self._writes, [], 0
+        for part in split_writes(writes):
+            await self._store.transact([], part)
 
 
 # -- reading the store -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from pydanube.model.addresses import NO_ADDRESSES, BrokerAddresses
-from pydanube.model.errors import DanubeError, Held, Invalid, NotOwner, Refused, from_code
+from pydanube.model.errors import Conflict, DanubeError, Held, Invalid, NotOwner, Refused, from_code
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.pending import PendingMessage
 from pydanube.model.policies import Policies
@@ -81,7 +81,7 @@ class Failure(msgspec.Struct, omit_defaults=True):
 
     @classmethod
     def of(cls, error: DanubeError, handle: int = 0) -> Failure:
-        code, subcode = (Refused.code, Held.code) if isinstance(error, Held) else (error.code, 0)
+        code, subcode = (Refused.code, error.code) if isinstance(error, Held | Conflict) else (error.code, 0)
         return cls(code, error.message, error.owner if isinstance(error, NotOwner) else "", handle, subcode)
 
     def error(self) -> DanubeError:
@@ -195,6 +195,8 @@ class DeleteTopic(Request, tag="topic.delete"):
     """-> Done"""
 
     topic: str
+    expected: str = ""
+    """Here and in other requests: the version that the object must have, or the answer is Conflict; empty: any."""
 
 
 class UnloadTopic(Request, tag="topic.unload"):
@@ -202,6 +204,16 @@ class UnloadTopic(Request, tag="topic.unload"):
     consumers get NotOwner."""
 
     topic: str
+
+
+class TruncateTopic(Request, tag="topic.truncate"):
+    """Delete everything before an offset, in some partitions -> Positions: where each of these partitions begins now.
+
+    `offsets` are pairs of a partition and an offset. Cursors below it move up to it.
+    """
+
+    topic: str
+    offsets: list[tuple[int, int]]
 
 
 class ListTopics(Request, tag="topic.list"):
@@ -239,6 +251,7 @@ class DeleteNamespace(Request, tag="namespace.delete"):
     """-> Done; Refused while topics are in it."""
 
     namespace: str
+    expected: str = ""
 
 
 class ListNamespaces(Request, tag="namespace.list"):
@@ -324,6 +337,7 @@ class DeleteSubscription(Request, tag="subscription.delete"):
 
     topic: str
     subscription: str
+    expected: str = ""
 
 
 class ListSubscriptions(Request, tag="subscription.list"):
@@ -439,6 +453,7 @@ class SetFailurePolicy(Request, tag="subscription.failure_policy"):
     topic: str
     subscription: str
     failure_policy: FailurePolicy
+    expected: str = ""
 
 
 class SetUnackedMax(Request, tag="subscription.unacked_max"):
@@ -448,6 +463,7 @@ class SetUnackedMax(Request, tag="subscription.unacked_max"):
     topic: str
     subscription: str
     unacked_max: int
+    expected: str = ""
 
 
 class SetPolicies(Request, tag="policies.set"):
@@ -458,6 +474,7 @@ class SetPolicies(Request, tag="policies.set"):
 
     target: str
     changes: dict[str, int | None]
+    expected: str = ""
 
 
 class GetPolicies(Request, tag="policies.get"):
@@ -471,6 +488,7 @@ class GrowTopic(Request, tag="topic.grow"):
 
     topic: str
     partitions: int
+    expected: str = ""
 
 
 class GetStatistics(Request, tag="topic.statistics"):
@@ -637,6 +655,7 @@ class SetCompatibility(Request, tag="schema.set_compatibility"):
 
     subject: str = ""
     level: str = ""
+    expected: str = ""
 
 
 class SetSchemaTags(Request, tag="schema.tags"):
@@ -659,12 +678,14 @@ class BindTopic(Request, tag="schema.bind"):
 
     topic: str
     binding: Binding
+    expected: str = ""
 
 
 class UnbindTopic(Request, tag="schema.unbind"):
     """-> Done"""
 
     topic: str
+    expected: str = ""
 
 
 class GetBinding(Request, tag="schema.binding"):
@@ -682,6 +703,7 @@ AnyRequest = (
     | CreateTopic
     | DeleteTopic
     | UnloadTopic
+    | TruncateTopic
     | ListTopics
     | ListTopicPage
     | DescribeTopic
@@ -798,6 +820,7 @@ class Topic(msgspec.Struct, omit_defaults=True):
     subscriptions: list[str] = []
     brokers: list[BrokerAddresses] = []
     """The addresses of the owners, each once; brokers of earlier releases send none."""
+    version: str = ""
 
 
 class ProducerOpened(msgspec.Struct, omit_defaults=True):
@@ -848,6 +871,7 @@ class Subscription(msgspec.Struct, omit_defaults=True):
     partitions: list[SubscriptionPlace] = []
     failure_policy: FailurePolicy = FailurePolicy()
     unacked_max: int = 0
+    version: str = ""
 
 
 class Offset(msgspec.Struct):
@@ -891,7 +915,7 @@ class LettersRedriven(msgspec.Struct, omit_defaults=True):
 
 
 class Positions(msgspec.Struct):
-    """The position of a subscription in each partition, as pairs of partition and offset."""
+    """The position of a subscription in each partition, or where partitions begin, as pairs of partition and offset."""
 
     positions: list[tuple[int, int]] = []
 
@@ -905,11 +929,13 @@ class PendingMessages(msgspec.Struct):
     now_us: int
 
 
-class PolicyReport(msgspec.Struct):
+class PolicyReport(msgspec.Struct, omit_defaults=True):
     """The policies set on the target itself, and the effective ones, with inherited values."""
 
     own: Policies
     effective: Policies
+    version: str = ""
+    """The version of the topic or namespace, for `expected`; brokers of earlier releases send none."""
 
 
 class StatisticsReport(msgspec.Struct):
@@ -1016,6 +1042,7 @@ class CompatibilityLevel(msgspec.Struct, omit_defaults=True):
 
     effective: str
     own: str = ""
+    version: str = ""
 
 
 class GlobalIds(msgspec.Struct):

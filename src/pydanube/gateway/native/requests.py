@@ -124,7 +124,7 @@ async def _create_topic(caller: Caller, request: wire.CreateTopic) -> wire.Done:
 
 
 async def _delete_topic(caller: Caller, request: wire.DeleteTopic) -> wire.Done:
-    await caller.broker.delete_topic(caller.principal, TopicName.parse(request.topic))
+    await caller.broker.delete_topic(caller.principal, TopicName.parse(request.topic), request.expected)
     return wire.Done()
 
 
@@ -182,6 +182,7 @@ async def _describe_topic(caller: Caller, request: wire.DescribeTopic) -> wire.T
         infos,
         topic.subscriptions,
         topic.brokers,
+        topic.version,
     )
 
 
@@ -196,20 +197,27 @@ async def _unload_topic(caller: Caller, request: wire.UnloadTopic) -> wire.Done:
     return wire.Done()
 
 
+async def _truncate_topic(caller: Caller, request: wire.TruncateTopic) -> wire.Positions:
+    topic = TopicName.parse(request.topic)
+    starts = await caller.broker.truncate_topic(caller.principal, topic, dict(request.offsets))
+    return wire.Positions(list(starts.items()))
+
+
 async def _grow_topic(caller: Caller, request: wire.GrowTopic) -> wire.Done:
-    await caller.broker.grow_topic(caller.principal, TopicName.parse(request.topic), request.partitions)
+    topic = TopicName.parse(request.topic)
+    await caller.broker.grow_topic(caller.principal, topic, request.partitions, request.expected)
     return wire.Done()
 
 
 async def _set_policies(caller: Caller, request: wire.SetPolicies) -> wire.PolicyReport:
     target = _target(request.target)
-    own, effective = await caller.broker.policies.set(caller.principal, target, request.changes)
-    return wire.PolicyReport(own, effective)
+    return wire.PolicyReport(
+        *await caller.broker.policies.set(caller.principal, target, request.changes, request.expected)
+    )
 
 
 async def _get_policies(caller: Caller, request: wire.GetPolicies) -> wire.PolicyReport:
-    own, effective = await caller.broker.policies.get(caller.principal, _target(request.target))
-    return wire.PolicyReport(own, effective)
+    return wire.PolicyReport(*await caller.broker.policies.get(caller.principal, _target(request.target)))
 
 
 def _target(text: str) -> TopicName | str:
@@ -223,7 +231,7 @@ async def _create_namespace(caller: Caller, request: wire.CreateNamespace) -> wi
 
 
 async def _delete_namespace(caller: Caller, request: wire.DeleteNamespace) -> wire.Done:
-    await caller.broker.delete_namespace(caller.principal, parse_namespace(request.namespace))
+    await caller.broker.delete_namespace(caller.principal, parse_namespace(request.namespace), request.expected)
     return wire.Done()
 
 
@@ -331,7 +339,7 @@ async def _create_subscription(caller: Caller, request: wire.CreateSubscription)
 
 async def _delete_subscription(caller: Caller, request: wire.DeleteSubscription) -> wire.Done:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
-    await caller.broker.subscriptions.delete(caller.principal, topic, subscription)
+    await caller.broker.subscriptions.delete(caller.principal, topic, subscription, request.expected)
     return wire.Done()
 
 
@@ -358,6 +366,7 @@ async def _describe_subscription(caller: Caller, request: wire.DescribeSubscript
         places,
         described.failure_policy,
         described.unacked_max,
+        described.version,
     )
 
 
@@ -436,13 +445,17 @@ async def _redrive_letters(caller: Caller, request: wire.RedriveLetters) -> wire
 
 async def _set_failure_policy(caller: Caller, request: wire.SetFailurePolicy) -> wire.Done:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
-    await caller.broker.subscriptions.set_failure_policy(caller.principal, topic, subscription, request.failure_policy)
+    await caller.broker.subscriptions.set_failure_policy(
+        caller.principal, topic, subscription, request.failure_policy, request.expected
+    )
     return wire.Done()
 
 
 async def _set_unacked_max(caller: Caller, request: wire.SetUnackedMax) -> wire.Done:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
-    await caller.broker.subscriptions.set_unacked_max(caller.principal, topic, subscription, request.unacked_max)
+    await caller.broker.subscriptions.set_unacked_max(
+        caller.principal, topic, subscription, request.unacked_max, request.expected
+    )
     return wire.Done()
 
 
@@ -598,13 +611,16 @@ async def _delete_schema(caller: Caller, request: wire.DeleteSchema) -> wire.Sch
 
 
 async def _get_compatibility(caller: Caller, request: wire.GetCompatibility) -> wire.CompatibilityLevel:
-    own, effective = await caller.broker.schemas.compatibility(caller.principal, request.subject or None)
-    return wire.CompatibilityLevel(str(effective), str(own or ""))
+    schemas, subject = caller.broker.schemas, request.subject or None
+    own, effective = await schemas.compatibility(caller.principal, subject)
+    version = await schemas.compatibility_version(caller.principal, subject)
+    return wire.CompatibilityLevel(str(effective), str(own or ""), version)
 
 
 async def _set_compatibility(caller: Caller, request: wire.SetCompatibility) -> wire.CompatibilityLevel:
     level = Compatibility.parse(request.level) if request.level else None
-    own, effective = await caller.broker.schemas.set_compatibility(caller.principal, request.subject or None, level)
+    schemas, subject = caller.broker.schemas, request.subject or None
+    own, effective = await schemas.set_compatibility(caller.principal, subject, level, request.expected)
     return wire.CompatibilityLevel(str(effective), str(own or ""))
 
 
@@ -621,12 +637,13 @@ async def _list_referrers(caller: Caller, request: wire.ListReferrers) -> wire.G
 
 
 async def _bind_topic(caller: Caller, request: wire.BindTopic) -> wire.Done:
-    await caller.broker.schemas.bind(caller.principal, TopicName.parse(request.topic), request.binding)
+    topic = TopicName.parse(request.topic)
+    await caller.broker.schemas.bind(caller.principal, topic, request.binding, request.expected)
     return wire.Done()
 
 
 async def _unbind_topic(caller: Caller, request: wire.UnbindTopic) -> wire.Done:
-    await caller.broker.schemas.unbind(caller.principal, TopicName.parse(request.topic))
+    await caller.broker.schemas.unbind(caller.principal, TopicName.parse(request.topic), request.expected)
     return wire.Done()
 
 
@@ -643,6 +660,7 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.DescribeTopic: _describe_topic,
     wire.GrowTopic: _grow_topic,
     wire.UnloadTopic: _unload_topic,
+    wire.TruncateTopic: _truncate_topic,
     wire.SetPolicies: _set_policies,
     wire.GetPolicies: _get_policies,
     wire.CreateNamespace: _create_namespace,

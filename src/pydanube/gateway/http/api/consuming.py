@@ -3,6 +3,7 @@ the work."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -269,6 +270,7 @@ OPERATIONS = (
         handler=_open,
         body=ConsumerOptions,
         body_optional=True,
+        body_example=ConsumerOptions("worker-1", SubscriptionType.SHARED),
         reply=OpenedConsumer,
         reply_example=OpenedConsumer("6f1c5b0a4b1e4b0f8f6d1f2f3f4f5f6f", "worker-1", TIMEOUT_MS),
         status=201,
@@ -291,6 +293,7 @@ OPERATIONS = (
         handler=_poll,
         query=PollQuery,
         reply=Messages,
+        reply_example=Messages([DeliveredMessage(_EXAMPLE_ID, 0, 17, datetime(2026, 1, 31, 12, tzinfo=UTC), "hello")]),
         errors=(409,),
     ),
     Operation(

@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
+from datetime import datetime
 from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin
@@ -42,6 +43,9 @@ class FieldForm(NamedTuple):
 
 NO_DEFAULT: Final = msgspec.NODEFAULT
 
+_INT64: Final = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""Whole numbers of any size pass JSON, and nothing in the broker is meant for larger ones."""
+
 _POSITION: Final = Annotated[
     str,
     msgspec.Meta(
@@ -71,7 +75,8 @@ def form_of(kind: Any) -> JsonForm:
         return _SPECIAL[kind]
     origin = get_origin(kind)
     if origin is Annotated:
-        inner = form_of(get_args(kind)[0])
+        annotated = get_args(kind)[0]
+        inner = JsonForm(int) if annotated is int else form_of(annotated)  # with limits of its own
         return JsonForm(Annotated[(inner.type, *kind.__metadata__)], inner.load)
     if origin is not None:
         return _generic_form(kind, origin)
@@ -80,7 +85,7 @@ def form_of(kind: Any) -> JsonForm:
         return JsonForm(Literal[tuple(words)], words.__getitem__)
     if _has_fields(kind):
         return _object_form(kind)
-    return JsonForm(kind)
+    return JsonForm(_INT64) if kind is int else JsonForm(kind)
 
 
 def fields_of(kind: Any) -> list[FieldForm]:
@@ -107,15 +112,17 @@ def given_fields(read: object) -> frozenset[str]:
 
 def dump(value: Any) -> Any:
     """Return a value of the model as msgspec encodes it in its form."""
+    kind: Any = type(value)
+    if _is_plain(kind):
+        return value
     if isinstance(value, (Enum, Position, TopicName)):
         return str(value)
-    if value is None or isinstance(value, (str, int, float)):
+    if value is None or isinstance(value, (str, int, float, bytes, datetime, msgspec.Raw)):
         return value
     if isinstance(value, dict):
         return {str(key): dump(one) for key, one in value.items()}
     if isinstance(value, Gaps):
         return value.ranges
-    kind: Any = type(value)
     names = _names(kind)
     if names is None:
         return [dump(one) for one in value]
@@ -140,6 +147,20 @@ def _names(kind: Any) -> list[tuple[str, str]] | None:
     if issubclass(kind, msgspec.Struct):
         return [(one.name, one.encode_name) for one in msgspec.structs.fields(kind)]
     return [(one.name, one.name) for one in fields_of(kind)]
+
+
+@cache
+def _is_plain(kind: Any) -> bool:
+    """Return whether msgspec encodes values of a dataclass in its form by itself, which is much faster."""
+    return is_dataclass(kind) and kind not in _SPECIAL and all(_is_plain_type(one.type) for one in fields_of(kind))
+
+
+def _is_plain_type(kind: Any) -> bool:
+    if kind in (str, int, float, bool, bytes, type(None)) or get_origin(kind) is Literal:
+        return True
+    if get_origin(kind) in (list, tuple, dict, Union, types.UnionType):
+        return all(one is Ellipsis or _is_plain_type(one) for one in get_args(kind))
+    return _is_plain(kind)
 
 
 def _default(value: Any, factory: Any) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from pydanube.codec.native import requests as wire
+from pydanube.model.paging import NamePage, PageQuery
 from pydanube.model.policies import DEFAULTS, Policies
 
 from .operations import BASE, Answer, ApiCall, Operation
-from .paging import NamePage, PageQuery, page_of
 from .policies import PATCH_TEXT, changes_of
 
 _PATH: Final = f"{BASE}/namespaces/{{namespace}}"
@@ -16,7 +16,7 @@ _REPORT: Final = wire.PolicyReport(Policies(retention_s=86_400), DEFAULTS)
 
 
 async def _list(call: ApiCall) -> NamePage:
-    return page_of(sorted(await call.broker.list_namespaces(call.principal)), call.query)
+    return await call.broker.listing.namespaces(call.principal, call.query)
 
 
 async def _create(call: ApiCall) -> Answer:

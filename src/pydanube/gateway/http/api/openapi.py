@@ -15,7 +15,7 @@ from pydanube.gateway.http.errors import PROBLEM, Problem
 from pydanube.version import __version__
 
 from . import json_forms
-from .field_limits import FIELD_LIMITS
+from .field_limits import limits_of
 from .operations import JSON, PATH_PARAMETERS, NoQuery, Operation, Schema
 
 _REFERENCE: Final = "#/components/schemas/{name}"
@@ -33,11 +33,12 @@ ERRORS: Final[dict[int, str]] = {
     426: "This is for WebSockets.",
     421: "Another broker owns this (`NotOwner`, with its address), or the header Host names another server.",
     429: "A limit is reached (`Full`): wait, or raise it.",
+    431: "The request line and the headers are too long.",
     500: "The broker made a mistake, or stored data is damaged (`Corrupt`).",
     503: "The broker cannot do this now (`Unavailable`): send the same request again, later.",
 }
 
-COMMON_ERRORS: Final = (400, 401, 403, 421, 429, 500, 503)
+COMMON_ERRORS: Final = (400, 401, 403, 421, 429, 431, 500, 503)
 BODY_ERRORS: Final = (408, 413, 415)
 
 TAGS: Final[dict[str, str]] = {
@@ -155,7 +156,7 @@ def _request_body(operation: Operation) -> dict[str, Any] | None:
         return None
     media: dict[str, Any] = {"schema": _reference(operation.body)}
     if operation.body_example is not None:
-        media["example"] = json_forms.dump(operation.body_example)
+        media["example"] = _example(operation.body_example)
     return {"required": not operation.body_optional, "content": {JSON: media}}
 
 
@@ -185,7 +186,7 @@ def _responses(operation: Operation) -> dict[str, Any]:
     if operation.reply is not None:
         media: dict[str, Any] = {"schema": _reference(operation.reply)}
         if operation.reply_example is not None:
-            media["example"] = json_forms.dump(operation.reply_example)
+            media["example"] = _example(operation.reply_example)
         success["content"] = {JSON: media}
     elif operation.reply_media:
         success["content"] = {media: {"schema": schema} for media, schema in operation.reply_media.items()}
@@ -198,6 +199,10 @@ def _responses(operation: Operation) -> dict[str, Any]:
     for status in sorted(_error_statuses(operation)):
         found[str(status)] = {"$ref": f"#/components/responses/{_response_name(status)}"}
     return found
+
+
+def _example(value: object) -> Any:
+    return msgspec.to_builtins(json_forms.dump(value))
 
 
 def _response_name(status: int) -> str:
@@ -229,6 +234,7 @@ def _schemas(operations: tuple[Operation, ...]) -> dict[str, Schema]:
     forms = [json_forms.form_of(kind).type for kind in kinds]
     _, found = msgspec.json.schema_components([*forms, Problem], ref_template=_REFERENCE)
     for name, schema in found.items():
+        _simplify(schema)
         _complete(schema, json_forms.components.get(name, Problem))
     return dict(sorted(found.items()))
 
@@ -237,6 +243,7 @@ def _schema_of_object(kind: Any) -> Schema:
     form = json_forms.form_of(kind).type
     _, found = msgspec.json.schema_components([form], ref_template=_REFERENCE)
     schema: Schema = found[kind.__name__]
+    _simplify(schema)
     _complete(schema, kind)
     return schema
 
@@ -248,13 +255,31 @@ def _complete(schema: Schema, kind: Any) -> None:
         schema["description"] = whole
     for one in json_forms.fields_of(kind):
         field = schema["properties"][one.name]
-        _add_limits(field, FIELD_LIMITS.get((kind, one.name), {}))
+        _add_limits(field, limits_of(kind, one.name))
         if one.name in by_field:
             field["description"] = by_field[one.name]
         if one.default not in (json_forms.NO_DEFAULT, msgspec.UNSET):
-            default = json_forms.dump(one.default)
+            default = _example(one.default)
             if default is not None:
                 field["default"] = default
+
+
+def _simplify(schema: Any) -> None:
+    """Describe tuples of equal items as arrays of a length, because many tools do not know `prefixItems`; and leave out
+    limits that every number has."""
+    if isinstance(schema, list):
+        for one in schema:
+            _simplify(one)
+    elif isinstance(schema, dict):
+        if (schema.get("minimum"), schema.get("maximum")) == (-(2**63), 2**63 - 1):
+            del schema["minimum"], schema["maximum"]
+            schema["format"] = "int64"
+        items = schema.get("prefixItems")
+        if items is not None and all(one == items[0] for one in items):
+            del schema["prefixItems"]
+            schema.update({"items": items[0], "minItems": len(items), "maxItems": len(items)})
+        for one in schema.values():
+            _simplify(one)
 
 
 def _add_limits(field: Schema, limits: Schema) -> None:
@@ -271,7 +296,7 @@ def _docstrings(kind: type) -> tuple[str, dict[str, str]]:
     except (OSError, TypeError, SyntaxError):
         return "", {}
     assert isinstance(tree, ast.ClassDef)
-    by_field: dict[str, str] = {}
+    by_field = dict(_docstrings(kind.__base__)[1]) if kind.__base__ not in (None, object, msgspec.Struct) else {}
     last = ""
     for statement in tree.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):

@@ -185,6 +185,7 @@ PATH_PARAMETERS: Final[dict[str, PathParameter]] = {
     ),
     "subscription": PathParameter(parse_subscription, NAME_SCHEMA, "The subscription.", "billing"),
     "partition": number_parameter("partition", 0, PARTITIONS_MAX - 1, "The partition; 0 if there is one only.", 0),
+    "offset": number_parameter("offset", 0, _INT64_MAX - 1, "The offset of the message.", 17),
     "broker": PathParameter(parse_namespace, NAME_SCHEMA, "The name of the broker.", "broker-1"),
     "subject": PathParameter(
         parse_subject, _SUBJECT_SCHEMA, "The subject. A slash in it is written `%2F`.", "orders-value"

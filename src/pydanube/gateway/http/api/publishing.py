@@ -12,7 +12,7 @@ from pydanube.gateway.http import errors
 from pydanube.gateway.http.data import DataEndpoints
 from pydanube.gateway.http.data.messages import PublishBody, body_form, read_messages
 from pydanube.gateway.http.data.publishing import PRODUCER, PartlyStored, PublishTarget, StoredAt
-from pydanube.model.limits import KIB, PARTITIONS_MAX, PRODUCER_NAME_BYTES_MAX
+from pydanube.model.limits import KIB, NAME_CHARACTERS_MAX, PARTITIONS_MAX, PRODUCER_NAME_BYTES_MAX
 
 from .operations import BASE, JSON, ApiCall, Operation, Schema
 
@@ -25,7 +25,7 @@ class PublishQuery(msgspec.Struct):
     """The partition of all messages. Absent: that of the key of each message, and any one for those without a key."""
     producer: Annotated[str, msgspec.Meta(min_length=1, max_length=PRODUCER_NAME_BYTES_MAX)] = PRODUCER
     """The name of the producer; consumers see it, and requests of one name count as one producer."""
-    subject: str = ""
+    subject: Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)] = ""
     """The subject in the schema registry that the payloads fit. The first publish with one binds the topic to it."""
     version: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] = 0
     """The version of the subject. 0: the latest."""

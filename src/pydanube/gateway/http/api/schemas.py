@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from pydanube.codec.native import requests as wire
 from pydanube.model.errors import NotFound
 from pydanube.model.limits import NAME_CHARACTERS_MAX, SCHEMA_TAGS_MAX
+from pydanube.model.paging import NamePage, PageQuery, page_of_names
 from pydanube.model.schemas import (
     Binding,
     Compatibility,
@@ -22,7 +24,6 @@ from pydanube.model.schemas import (
 )
 
 from .operations import BASE, Answer, ApiCall, Operation
-from .paging import NamePage, PageQuery, page_of
 from .topics import TOPIC_PATH
 
 _SCHEMAS: Final = f"{BASE}/schemas"
@@ -31,6 +32,7 @@ _VERSION: Final = f"{_SUBJECT}/versions/{{version}}"
 _REASONS_MAX: Final = 1_000
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubjectQuery(PageQuery):
     prefix: Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)] = ""
     """Only subjects that begin with this."""
@@ -91,7 +93,7 @@ class Tags(msgspec.Struct):
 
 async def _list(call: ApiCall) -> NamePage:
     asked: SubjectQuery = call.query
-    return page_of(await call.broker.schemas.subjects(call.principal, asked.prefix, asked.deleted), asked)
+    return page_of_names(await call.broker.schemas.subjects(call.principal, asked.prefix, asked.deleted), asked)
 
 
 async def _describe(call: ApiCall) -> SubjectDescription:

@@ -10,7 +10,7 @@ from pydanube.codec.native import requests as wire
 from pydanube.model.staging import StagedQuery
 
 from .operations import BASE, ApiCall, Operation
-from .paging import PageQuery
+from .paging import AfterQuery
 
 
 class StagedQueryPage(msgspec.Struct):
@@ -22,7 +22,7 @@ class StagedQueryPage(msgspec.Struct):
 
 
 async def _list(call: ApiCall) -> StagedQueryPage:
-    asked: PageQuery = call.query
+    asked: AfterQuery = call.query
     return StagedQueryPage(*await call.broker.staging.queries(call.principal, asked.after, asked.limit))
 
 
@@ -38,7 +38,7 @@ OPERATIONS: Final = (
         summary="List the known queries",
         tag="staged queries",
         handler=_list,
-        query=PageQuery,
+        query=AfterQuery,
         reply=StagedQueryPage,
         reply_example=StagedQueryPage([StagedQuery("orders-copy", "9f2c", 41, 1_790_000_000_000_000)]),
         errors=(409,),

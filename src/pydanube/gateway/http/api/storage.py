@@ -54,6 +54,7 @@ class SegmentQuery(msgspec.Struct):
     start: Position = EARLIEST
     """The first segment is the one that holds this position."""
     limit: Limit = 100
+    """The most segments of one page."""
 
 
 class SegmentPage(msgspec.Struct):

@@ -7,33 +7,23 @@ from typing import Annotated, Final
 import msgspec
 
 from pydanube.codec.native import requests as wire
+from pydanube.gateway.http.data.messages import PayloadForm
 from pydanube.model.errors import NotFound
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import PARTITIONS_MAX, UNACKED_MAX
+from pydanube.model.paging import NamePage, PageQuery
 from pydanube.model.pending import PendingMessage
 from pydanube.model.positions import EARLIEST, LATEST, Position
 from pydanube.model.statistics import ConsumerStatistics, SubscriptionStatistics
 from pydanube.model.topics import SubscriptionDescription, SubscriptionPartition, SubscriptionType
 
 from .operations import BASE, Answer, ApiCall, Operation
-from .paging import Limit, NamePage, Offset, PageQuery, PartitionIndex, page_of
-from .topics import TOPIC_PATH
+from .paging import Limit, Offset, PartitionIndex
+from .stored_messages import EXAMPLE, ShownMessage, show
+from .topics import TOPIC_PATH, PartitionOffset, PartitionOffsets
 
 SUBSCRIPTION_PATH: Final = f"{TOPIC_PATH}/subscriptions/{{subscription}}"
 _RANGES_MAX: Final = 10_000
-
-
-class PartitionOffset(msgspec.Struct):
-    """An offset of one partition."""
-
-    partition: PartitionIndex
-    offset: Offset
-
-
-class PartitionOffsets(msgspec.Struct):
-    """The position of a subscription in each partition."""
-
-    positions: list[PartitionOffset]
 
 
 class NewSubscription(msgspec.Struct):
@@ -91,6 +81,7 @@ class UnackedMax(msgspec.Struct):
 
 class BacklogQuery(msgspec.Struct):
     partition: PartitionIndex = 0
+    """The partition."""
     limit: Annotated[int, msgspec.Meta(ge=1, le=250)] = 100
     """The most messages of one page."""
     after: Offset = 0
@@ -99,6 +90,7 @@ class BacklogQuery(msgspec.Struct):
 
 class RangesQuery(msgspec.Struct):
     partition: PartitionIndex = 0
+    """The partition."""
     limit: Limit = 100
     """The most messages."""
     after: Offset = 0
@@ -114,6 +106,28 @@ class PendingPage(msgspec.Struct):
     messages: list[PendingMessage]
     next: int | None = None
     """The value of `after` for the next page; null: this is the last one."""
+
+
+class PeekQuery(msgspec.Struct):
+    partition: PartitionIndex | None = None
+    """The partition; absent: all of them."""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=250)] = 10
+    """The most messages. There are fewer if they are large."""
+    payload: PayloadForm = "text"
+    """How payloads are written: text (or payload_base64 if it is not UTF-8), json (as a value if it is one), base64."""
+
+
+class PeekedMessage(msgspec.Struct):
+    """A message of the backlog, and why it is not acknowledged yet."""
+
+    message: ShownMessage
+    pending: PendingMessage
+
+
+class PeekedMessages(msgspec.Struct):
+    """The first messages of the backlog, partition by partition."""
+
+    messages: list[PeekedMessage]
 
 
 class PartitionSubscriptionStatistics(msgspec.Struct):
@@ -143,7 +157,7 @@ def _positions(pairs: list[tuple[int, int]]) -> PartitionOffsets:
 
 
 async def _list(call: ApiCall) -> NamePage:
-    return page_of(await call.broker.subscriptions.names(call.principal, call.topic), call.query)
+    return await call.broker.listing.subscriptions(call.principal, call.topic, call.query)
 
 
 async def _create(call: ApiCall) -> Answer:
@@ -221,6 +235,14 @@ async def _pending(call: ApiCall) -> PendingPage:
     )
     is_full = len(messages) >= asked.limit
     return PendingPage(kind, now_us, messages, messages[-1].offset + 1 if is_full else None)
+
+
+async def _peek(call: ApiCall) -> PeekedMessages:
+    asked: PeekQuery = call.query
+    found = await call.broker.subscriptions.peek(
+        call.principal, call.topic, call.subscription, asked.limit, _partition(asked.partition)
+    )
+    return PeekedMessages([PeekedMessage(show(one.message, asked.payload), one.pending) for one in found])
 
 
 async def _failure_policy(call: ApiCall) -> FailurePolicy:
@@ -387,6 +409,18 @@ OPERATIONS: Final = (
         reply=PendingPage,
         reply_example=PendingPage(SubscriptionType.SHARED, 1_790_000_000_000_000, [PendingMessage(950, "unacked")]),
         native=(wire.ListPending,),
+    ),
+    Operation(
+        method="GET",
+        path=f"{SUBSCRIPTION_PATH}/peek",
+        name="peekMessages",
+        summary="Read the first messages of the backlog without consuming them",
+        tag=_TAG,
+        handler=_peek,
+        query=PeekQuery,
+        reply=PeekedMessages,
+        reply_example=PeekedMessages([PeekedMessage(EXAMPLE, PendingMessage(950))]),
+        errors=(409,),
     ),
     Operation(
         method="GET",

@@ -6,7 +6,18 @@ from typing import Any, Final
 
 from pydanube.codec.native import requests as wire
 
-from . import brokers, consuming, namespaces, publishing, schemas, staged_queries, storage, subscriptions, topics
+from . import (
+    brokers,
+    consuming,
+    dead_letters,
+    namespaces,
+    publishing,
+    schemas,
+    staged_queries,
+    storage,
+    subscriptions,
+    topics,
+)
 from .operations import Operation
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
@@ -14,6 +25,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *namespaces.OPERATIONS,
     *topics.OPERATIONS,
     *subscriptions.OPERATIONS,
+    *dead_letters.OPERATIONS,
     *schemas.OPERATIONS,
     *storage.OPERATIONS,
     *staged_queries.OPERATIONS,

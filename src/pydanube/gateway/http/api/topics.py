@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
 import msgspec
 
 from pydanube.codec.native import requests as wire
+from pydanube.gateway.native.requests import cut_page
 from pydanube.model.addresses import BrokerAddresses
-from pydanube.model.limits import NAME_CHARACTERS_MAX, PARTITIONS_MAX
+from pydanube.model.limits import MIB, NAME_CHARACTERS_MAX, PARTITIONS_MAX
 from pydanube.model.names import TopicName, parse_namespace
+from pydanube.model.paging import TOPIC_NUMBERS, PageQuery, TopicPage
 from pydanube.model.policies import DEFAULTS, Policies
 from pydanube.model.positions import EARLIEST, Position
-from pydanube.model.statistics import PartitionStatistics, TopicStatistics
+from pydanube.model.statistics import PartitionStatistics, TopicStatistics, TopicSummary
 from pydanube.model.topics import PartitionDescription, TopicConfig, TopicDescription
 
 from .operations import BASE, Answer, ApiCall, Operation
-from .paging import NamePage, PageQuery, page_of
+from .paging import Offset, PartitionIndex
 from .policies import PATCH_TEXT, changes_of
 
 TOPIC_PATH: Final = f"{BASE}/topics/{{namespace}}/{{topic}}"
+_PAGE_BYTES_MAX: Final = MIB
+"""About how large a page of topics may be: a topic may have thousands of subscriptions."""
+
 _GAPS_SHOWN_MAX: Final = 100
 """The most gaps of one partition in a description; each crash of a `written` topic leaves one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicQuery(PageQuery):
     namespace: Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)] = ""
     """Only topics of this namespace; empty: all of them."""
@@ -36,14 +42,29 @@ class PartitionCount(msgspec.Struct):
     partitions: Annotated[int, msgspec.Meta(ge=1, le=PARTITIONS_MAX)]
 
 
+class PartitionOffset(msgspec.Struct):
+    """An offset of one partition."""
+
+    partition: PartitionIndex
+    offset: Offset
+
+
+class PartitionOffsets(msgspec.Struct):
+    """Offsets, by partition."""
+
+    positions: Annotated[list[PartitionOffset], msgspec.Meta(max_length=PARTITIONS_MAX)]
+
+
 class OffsetQuery(msgspec.Struct):
     position: Position = EARLIEST
     """The position whose offset is asked for."""
 
 
-async def _list(call: ApiCall) -> NamePage:
-    namespace = parse_namespace(call.query.namespace) if call.query.namespace else None
-    return page_of(sorted(await call.broker.list_topics(call.principal, namespace)), call.query)
+async def _list(call: ApiCall) -> TopicPage:
+    asked: TopicQuery = call.query
+    namespace = parse_namespace(asked.namespace) if asked.namespace else None
+    page = await call.broker.listing.topics(call.principal, asked, namespace)
+    return cut_page(page, asked.order(TOPIC_NUMBERS), _PAGE_BYTES_MAX)
 
 
 async def _create(call: ApiCall) -> Answer:
@@ -64,6 +85,12 @@ async def _delete(call: ApiCall) -> None:
 async def _grow(call: ApiCall) -> wire.Route:
     await call.broker.grow_topic(call.principal, call.topic, call.body.partitions)
     return await _brief(call)
+
+
+async def _truncate(call: ApiCall) -> PartitionOffsets:
+    offsets = {one.partition: one.offset for one in call.body.positions}
+    begins = await call.broker.truncate_topic(call.principal, call.topic, offsets)
+    return PartitionOffsets([PartitionOffset(*one) for one in sorted(begins.items())])
 
 
 async def _unload(call: ApiCall) -> None:
@@ -118,14 +145,15 @@ OPERATIONS: Final = (
         method="GET",
         path=f"{BASE}/topics",
         name="listTopics",
-        summary="List topics",
+        summary="List topics with what the broker has counted of each",
+        description="Nothing is opened or read for it. `sort` may be a number, such as `-backlog`.",
         tag="topics",
         handler=_list,
         query=TopicQuery,
-        reply=NamePage,
-        reply_example=NamePage([_NAME]),
+        reply=TopicPage,
+        reply_example=TopicPage([TopicSummary(_NAME, True, "durable", 3, 1_790_000_000_000_000)]),
         errors=(404,),
-        native=(wire.ListTopics,),
+        native=(wire.ListTopics, wire.ListTopicPage),
     ),
     Operation(
         method="PUT",
@@ -187,6 +215,21 @@ OPERATIONS: Final = (
         reply=wire.Route,
         reply_example=_ROUTE,
         native=(wire.GrowTopic,),
+    ),
+    Operation(
+        method="POST",
+        path=f"{TOPIC_PATH}/truncate",
+        name="truncateTopic",
+        summary="Delete everything before an offset, in some partitions",
+        description="The answer has the offsets where these partitions begin now. Offsets are never used again; "
+        "subscriptions that stood before the offset go on there.",
+        tag="topics",
+        handler=_truncate,
+        body=PartitionOffsets,
+        body_example=PartitionOffsets([PartitionOffset(0, 1_000)]),
+        reply=PartitionOffsets,
+        reply_example=PartitionOffsets([PartitionOffset(0, 1_000)]),
+        native=(wire.TruncateTopic,),
     ),
     Operation(
         method="POST",

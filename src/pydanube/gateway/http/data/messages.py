@@ -268,7 +268,7 @@ def encode_message(
     reason: str | None = None,
 ) -> bytes:
     """Return one message as JSON."""
-    payload, as_base64 = _shown_payload(batch.payloads[row], form)
+    payload, as_base64 = shown_payload(batch.payloads[row], form)
     header = batch.header
     return _encode(
         DeliveredMessage(
@@ -289,7 +289,7 @@ def encode_message(
     )
 
 
-def _shown_payload(payload: bytes, form: PayloadForm) -> tuple[Any, Any]:
+def shown_payload(payload: bytes, form: PayloadForm) -> tuple[Any, Any]:
     """Return the fields `payload` and `payload_base64`, one of which is absent."""
     if form != "base64":
         if form == "json" and _is_json(payload):

@@ -1,0 +1,427 @@
+"""The metadata store of a cluster: etcd, which several brokers use at the same time.
+
+Keys lie below the prefix of the store (see `place`). Revisions are etcd's own, which counts the changes of all its
+users. Leases are etcd's, which counts them in whole seconds and gives none less than about two.
+
+Invariants
+    a read sees everything that was acknowledged before it began, whichever member answers (linearizable reads)
+    every page of a listing is of one revision, also if it took several requests
+    a transaction is sent once, or again only if it was certainly not executed
+    when `close` has returned, no request is in progress and every connection is closed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Final, Self
+
+import grpc
+import msgspec
+
+from pydanube.metadata.store import (
+    Compare,
+    CompareKind,
+    Delete,
+    Event,
+    GrantedLease,
+    KeyValue,
+    Put,
+    StoreIdentity,
+    Succession,
+    TransactionResult,
+    check_transaction,
+    check_ttl,
+    entry_bytes,
+    key_bytes,
+    prefix_bytes,
+)
+from pydanube.model.errors import Corrupt, DanubeError, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.limits import METADATA_PAGE_BYTES_MAX
+from pydanube.runtime.clock import Clock
+from pydanube.runtime.protobuf import ServiceMethod
+from pydanube.runtime.randomness import identity
+from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.telemetry import get_logger
+
+from . import failures
+from .client import EtcdClient, danube_error
+from .failures import text_of
+from .leases import LeaseKeeper
+from .messages import (
+    COMPACT,
+    LEASE_GRANT,
+    LEASE_REVOKE,
+    RANGE,
+    TXN,
+    CompactionRequest,
+    CompareMessage,
+    DeleteRangeRequest,
+    EventMessage,
+    LeaseGrantRequest,
+    LeaseRevokeRequest,
+    PutRequest,
+    RangeRequest,
+    RequestOp,
+    TxnRequest,
+)
+from .place import EtcdPlace
+from .watching import Watches
+
+log = get_logger(__name__)
+
+FORMAT: Final = 1
+"""The version of the layout below the prefix."""
+
+PAGE_KEYS: Final = 1000
+"""The most keys that one request of a listing asks for."""
+
+PAGE_ATTEMPTS: Final = 10
+"""How often a page is begun anew because its revision was compacted between two of its requests."""
+
+PROBE_SECONDS: Final = 1.0
+"""How often a write is tried while writes fail."""
+
+
+Page = list[KeyValue]
+
+
+class StoreRecord(msgspec.Struct):
+    """What `/PREFIX/store` holds, in JSON."""
+
+    format: int
+    store_id: str
+    succeeds: list[tuple[str, int]] = []
+
+
+class EtcdStore:
+    """A `MetadataStore` in etcd. Created by `open`, used on one event loop."""
+
+    def __init__(self, place: EtcdPlace, clock: Clock) -> None:
+        self._place = place
+        self._clock = clock
+        self._client = EtcdClient(place, clock)
+        self._watches = Watches(self._client, clock, self._to_event)
+        self._keeper = LeaseKeeper(self._client, clock)
+        self._tasks = Tasks()
+        self._keys_asked = PAGE_KEYS // 4
+        """How many keys the next listing asks for: about as many as a page has room for."""
+        self._closing = False
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._failure: DanubeError | None = None
+        self._probing = False
+
+    @classmethod
+    async def open(cls, place: EtcdPlace, clock: Clock) -> Self:
+        """Connect, and create the store's record if there is none.
+
+        Raises Unavailable (no member can be used), Unauthenticated or Denied, or Refused (something else lies below the
+        prefix, or it is of a newer release). When cancelled, nothing stays open.
+        """
+        store = cls(place, clock)
+        try:
+            record = await store._load_or_create()
+            revision = await store.revision()
+        except BaseException:
+            await store.close()
+            raise
+        log.info("metadata.opened", place=str(place), store_id=record.store_id, revision=revision)
+        return store
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Wait for requests in progress, end watches, close all connections. May be called again."""
+        self._closing = True
+        await self._tasks.close()
+        await self._idle.wait()
+        self._watches.close()
+        self._keeper.close()
+        await self._client.close()
+
+    # -- keys ----------------------------------------------------------------------------------------------------------
+
+    async def get(self, key: str) -> KeyValue | None:
+        reply = await self._call(RANGE, RangeRequest(key=self._stored(key_bytes(key))), reads=True)
+        return self._to_entry(reply.kvs[0]) if reply.kvs else None
+
+    async def list(self, prefix: str, *, start_after: str = "", limit: int = 1000) -> list[KeyValue]:
+        start, end = self._range(prefix)
+        if after := prefix_bytes(start_after):
+            start = max(start, self._stored(after) + b"\0")
+        if limit < 1:
+            raise Invalid(f"list with limit={limit}: ask for at least one key")
+        for _ in range(PAGE_ATTEMPTS):
+            page = await self._page(start, end, limit) if start < end else []
+            if page is not None:
+                return page
+        raise Unavailable(f"{self._place} is compacted all the time: no page of {prefix!r} could be read")
+
+    async def _page(self, start: bytes, end: bytes, limit: int) -> Page | None:
+        """Read a page; return None if its revision was compacted meanwhile."""
+        page: Page = []
+        page_bytes = revision = 0
+        while True:
+            asked = min(limit - len(page), self._keys_asked)
+            request = RangeRequest(key=start, range_end=end, limit=asked, revision=revision)
+            try:
+                reply = await self._ask(RANGE, request, reads=True)
+            except grpc.aio.AioRpcError as error:
+                if failures.TOO_LARGE in text_of(error) and asked > 1:
+                    self._keys_asked = asked // 2
+                    continue
+                if failures.COMPACTED in text_of(error):
+                    return None
+                raise danube_error(self._place, error) from None
+            received = [self._to_entry(one) for one in reply.kvs]
+            self._adapt(received)
+            for entry in received:
+                page.append(entry)
+                page_bytes += entry_bytes(entry)
+                if page_bytes >= METADATA_PAGE_BYTES_MAX:
+                    return page
+            if not reply.more or len(page) == limit:
+                return page
+            start, revision = reply.kvs[-1].key + b"\0", reply.header.revision
+
+    def _adapt(self, received: Sequence[KeyValue]) -> None:
+        """Ask for as many keys the next time as make about one page."""
+        if received:
+            average = max(1, sum(map(entry_bytes, received)) // len(received))
+            self._keys_asked = min(PAGE_KEYS, METADATA_PAGE_BYTES_MAX // average + 1)
+
+    async def transact(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> TransactionResult:
+        """See `MetadataStore.transact`. When cancelled, all of it may happen or nothing."""
+        check_transaction(compares, writes)
+        request = TxnRequest(
+            compare=[self._compare(one) for one in compares], success=[self._operation(one) for one in writes]
+        )
+        leases = sorted({write.lease for write in writes if isinstance(write, Put) and write.lease})
+        with self._noting_failure(bool(writes)):
+            try:
+                reply = await self._ask(TXN, request, reads=not writes)
+            except grpc.aio.AioRpcError as error:
+                if failures.LEASE_NOT_FOUND in text_of(error):
+                    raise _no_lease(*leases) from None
+                raise danube_error(self._place, error) from None
+        return TransactionResult(reply.succeeded, reply.header.revision)
+
+    def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Event]:
+        """Implements `MetadataStore.watch`. Raises Unavailable when the store is closed."""
+        start, end = self._range(prefix)
+        if from_revision < 0:
+            raise Invalid(f"watch from revision {from_revision}: revisions start at 1")
+        return self._watches.watch(start, end, from_revision)
+
+    # -- leases --------------------------------------------------------------------------------------------------------
+
+    async def grant_lease(self, ttl_ms: int) -> GrantedLease:
+        """See `MetadataStore.grant_lease`. When cancelled, a lease that the caller does not know may have been granted;
+        it ends after its time to live."""
+        check_ttl(ttl_ms)
+        with self._noting_failure(writes=True):
+            reply = await self._call(LEASE_GRANT, LeaseGrantRequest(TTL=-(-ttl_ms // 1000)))
+        return GrantedLease(reply.ID, reply.TTL * 1000)
+
+    async def keep_alive(self, lease: int) -> int:
+        with self._in_progress():
+            return await self._keeper.keep_alive(lease) * 1000
+
+    async def revoke(self, lease: int) -> None:
+        """See `MetadataStore.revoke`. When cancelled, the lease may have ended or not; if not, it ends after its time
+        to live."""
+        try:
+            await self._ask(LEASE_REVOKE, LeaseRevokeRequest(ID=lease))
+        except grpc.aio.AioRpcError as error:
+            if failures.LEASE_NOT_FOUND in text_of(error):
+                raise _no_lease(lease) from None
+            raise danube_error(self._place, error) from None
+
+    # -- revisions -----------------------------------------------------------------------------------------------------
+
+    async def compact(self, revision: int) -> None:
+        """See `MetadataStore.compact`. This compacts the history of all users of this etcd."""
+        try:
+            await self._ask(COMPACT, CompactionRequest(revision=revision), reads=True)
+        except grpc.aio.AioRpcError as error:
+            if failures.COMPACTED in text_of(error):
+                return
+            if failures.FUTURE_REVISION in text_of(error):
+                raise Invalid(f"cannot compact up to revision {revision}: the store is not there yet") from None
+            raise danube_error(self._place, error) from None
+
+    async def revision(self) -> int:
+        reply = await self._call(RANGE, RangeRequest(key=self._place.store_key, count_only=True), reads=True)
+        return int(reply.header.revision)
+
+    # -- identity ------------------------------------------------------------------------------------------------------
+
+    async def identity(self) -> StoreIdentity:
+        record, _ = await self._load()
+        if record is None:
+            raise Corrupt(f"{self._place} has lost {self._place.store_key.decode()}: put back a copy of the etcd")
+        return StoreIdentity(record.store_id, tuple(Succession(*former) for former in record.succeeds))
+
+    async def record_succession(self, former: Succession) -> None:
+        """See `MetadataStore.record_succession`. When cancelled, it may happen or not."""
+        while True:
+            record, revision = await self._load()
+            if record is None:
+                raise Corrupt(f"{self._place} has lost {self._place.store_key.decode()}: put back a copy of the etcd")
+            record.succeeds.append((former.store_id, former.revision))
+            if await self._write_record(record, revision):
+                return
+
+    async def _load_or_create(self) -> StoreRecord:
+        record, _ = await self._load()
+        while record is None:
+            await self._refuse_strangers()
+            await self._write_record(StoreRecord(FORMAT, identity()), 0)
+            record, _ = await self._load()
+        return record
+
+    async def _load(self) -> tuple[StoreRecord | None, int]:
+        """Return the store's record and the revision at which it was written; (None, 0) if there is none."""
+        reply = await self._call(RANGE, RangeRequest(key=self._place.store_key), reads=True)
+        if not reply.kvs:
+            return None, 0
+        try:
+            record = msgspec.json.decode(reply.kvs[0].value, type=StoreRecord)
+        except msgspec.MsgspecError as error:
+            raise Refused(
+                f"{self._place}: {self._place.store_key.decode()} is not what pydanube writes there ({error}): "
+                f"choose another prefix"
+            ) from None
+        if record.format > FORMAT:
+            raise Refused(
+                f"{self._place} has format {record.format}, and this release knows formats up to {FORMAT}: it was "
+                f"written by a newer release; run that one or a later one"
+            )
+        return record, reply.kvs[0].mod_revision
+
+    async def _refuse_strangers(self) -> None:
+        """Refuse a prefix below which there is something, although there is no store."""
+        start = f"/{self._place.prefix}/".encode()
+        request = RangeRequest(key=start, range_end=_after(start), limit=1, keys_only=True)
+        reply = await self._call(RANGE, request, reads=True)
+        if reply.kvs and reply.kvs[0].key != self._place.store_key:
+            raise Refused(
+                f"{self._place}: below this prefix there are keys that belong to something else, such as "
+                f"{reply.kvs[0].key.decode(errors='replace')}: choose another prefix"
+            )
+
+    async def _write_record(self, record: StoreRecord, revision: int) -> bool:
+        """Write the store's record; return False if it is not as it was at `revision`."""
+        key = self._place.store_key
+        compare = CompareMessage(key=key, target=CompareMessage.MOD, mod_revision=revision)
+        put = RequestOp(request_put=PutRequest(key=key, value=msgspec.json.encode(record)))
+        return bool((await self._call(TXN, TxnRequest(compare=[compare], success=[put]))).succeeded)
+
+    # -- failures ------------------------------------------------------------------------------------------------------
+
+    @property
+    def failure(self) -> DanubeError | None:
+        return self._failure
+
+    @contextlib.contextmanager
+    def _noting_failure(self, writes: bool) -> Iterator[None]:
+        """Remember why a write failed, until one succeeds."""
+        try:
+            yield
+        except Unavailable as failed:
+            if writes and not self._closing:
+                self._failure = failed
+                if not self._probing:
+                    self._probing = True
+                    self._tasks.spawn(self._probe(), "metadata-probe")
+            raise
+        if writes:
+            self._failure = None
+
+    async def _probe(self) -> None:
+        """After a failed write, try one now and then until one succeeds. To grant a lease is a write that changes no
+        revision, and that an etcd without space refuses too."""
+        try:
+            while self._failure is not None:
+                await self._clock.sleep(PROBE_SECONDS)
+                with contextlib.suppress(DanubeError):
+                    await self.grant_lease(1)
+        finally:
+            self._probing = False
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    async def _call(self, method: ServiceMethod, request: Any, *, reads: bool = False) -> Any:
+        try:
+            return await self._ask(method, request, reads=reads)
+        except grpc.aio.AioRpcError as error:
+            raise danube_error(self._place, error) from None
+
+    async def _ask(self, method: ServiceMethod, request: Any, *, reads: bool = False) -> Any:
+        """Like `_call`, but raises the final answers of etcd as they are."""
+        with self._in_progress():
+            return await self._client.call(method, request, reads=reads)
+
+    @contextlib.contextmanager
+    def _in_progress(self) -> Iterator[None]:
+        if self._closing:
+            raise Unavailable("the metadata store has been closed")
+        self._running += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    # -- forms ---------------------------------------------------------------------------------------------------------
+
+    def _stored(self, key: bytes) -> bytes:
+        return self._place.keys_prefix + key
+
+    def _range(self, prefix: str) -> tuple[bytes, bytes]:
+        """Return the range of etcd's keys that begin with `prefix`."""
+        start = self._stored(prefix_bytes(prefix))
+        return start, _after(start)
+
+    def _to_entry(self, found: Any) -> KeyValue:
+        key = found.key[len(self._place.keys_prefix) :].decode()
+        return KeyValue(key, found.value, found.version, found.create_revision, found.mod_revision, found.lease)
+
+    def _to_event(self, message: Any) -> Event:
+        entry = self._to_entry(message.kv)
+        return Event(entry.mod_revision, entry.key, None if message.type == EventMessage.DELETE else entry)
+
+    def _compare(self, compare: Compare) -> Any:
+        key = self._stored(key_bytes(compare.key))
+        match compare.kind:
+            case CompareKind.VALUE:
+                return CompareMessage(key=key, target=CompareMessage.VALUE, value=compare.expected)
+            case CompareKind.VERSION:
+                return CompareMessage(key=key, target=CompareMessage.VERSION, version=compare.expected)
+            case CompareKind.MOD_REVISION:
+                return CompareMessage(key=key, target=CompareMessage.MOD, mod_revision=compare.expected)
+
+    def _operation(self, write: Put | Delete) -> Any:
+        key = self._stored(key_bytes(write.key))
+        if isinstance(write, Put):
+            return RequestOp(request_put=PutRequest(key=key, value=write.value, lease=write.lease))
+        return RequestOp(request_delete_range=DeleteRangeRequest(key=key))
+
+
+def _no_lease(*leases: int) -> NotFound:
+    named = ", ".join(map(str, leases))
+    return NotFound(f"lease {named} has ended, or never was")
+
+
+def _after(prefix: bytes) -> bytes:
+    """Return the first byte string after all that begin with `prefix`. UTF-8 has no 0xFF, so the last byte can grow."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
