@@ -63,12 +63,16 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         if self.writable.is_set():
             self.transport.write(output)
 
-    def handle_parser_exception(self) -> None:
-        if self.handshake_initiated:
-            super().handle_parser_exception()
-            return
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.close_sent:
+            self._refuse_upgrade(self.conn.handshake_exc)
+
+    def _refuse_upgrade(self, reason: Exception) -> None:
+        """Answer a request that is no upgrade: it has a body, or too many headers for the protocol."""
         self._owner.count_invalid()
-        body = msgspec.json.encode(problem_of_http(HTTPException(400, "this is no request for a WebSocket")))
+        self.handshake_complete = self.close_sent = True
+        body = msgspec.json.encode(problem_of_http(HTTPException(400, f"this is no request for a WebSocket: {reason}")))
         head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: {PROBLEM}\r\nContent-Length: {len(body)}\r\n"
         self.transport.write(head.encode() + b"Connection: close\r\n\r\n" + body)
         self.transport.close()
