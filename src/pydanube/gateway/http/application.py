@@ -68,6 +68,7 @@ class Application:
         ]
         self._routes = Starlette(routes=routes, exception_handlers=handlers)
         self._routes.state.data = self._data
+        self._routes.state.origins = self._origins
 
     def drain(self) -> None:
         """Refuse new requests from now on; those that run are answered, and streams end."""
@@ -121,9 +122,7 @@ class Application:
         if self._draining and scope["path"] not in _ALWAYS_SERVED:
             return Unavailable("the broker is shutting down: send the request again, later or to another broker")
         is_safe = scope["type"] == "http" and scope["method"] in _SAFE_METHODS
-        if not is_safe and self._origins.is_foreign(headers):
-            return HTTPException(403, f"a page of {headers['origin']} may not change anything here")
-        return None
+        return None if is_safe else self._origins.refusal(headers)
 
     def _not_ready(self) -> list[str]:
         return [*(["the broker is shutting down"] if self._draining else []), *self._broker.write_problems()]
