@@ -84,7 +84,7 @@ class Application:
             await self._serve_websocket(scope, receive, send)
             return
         assert scope["type"] == "http", "uvicorn runs without lifespan"
-        added = self._origins.headers(Headers(scope=scope))
+        added = self._origins.headers(scope)
         body = _Body(scope, receive, self._bodies, self._settings)
 
         async def send_after_body(message: Message) -> None:
@@ -97,7 +97,7 @@ class Application:
 
         try:
             refusal = self._refusal(scope) or body.check_announced()
-            preflight = self._origins.preflight(scope["method"], Headers(scope=scope))
+            preflight = self._origins.preflight(scope)
             if refusal is not None:
                 await errors.respond(refusal)(scope, receive, send_after_body)
             elif preflight is not None:
