@@ -8,7 +8,7 @@ CLIENT_STAMP := $(CLIENT)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup danube-client lock check protos check-protos format test test-pythons test-spark test-stores test-cluster etcd test-danube-clients soak soak-damage soak-delivery soak-grpc soak-spark demo bench bench-spark serve clean
+.PHONY: help setup danube-client lock check protos check-protos check-deploy format test test-pythons test-spark test-stores test-cluster etcd test-danube-clients soak soak-damage soak-delivery soak-grpc soak-spark demo bench bench-spark serve clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,10 @@ check-protos: setup
 	  cmp -s $(VENV)/check.binpb $${proto%.proto}.binpb || { \
 	    echo "$${proto%.proto}.binpb does not match $$proto: run make protos" >&2; exit 1; }; \
 	done
+
+# promtool is no Python package: the target says what to install.
+check-deploy: setup ## check the alert rules, the dashboard and a scrape with promtool
+	@$(BIN)/python deploy/check.py
 
 format: setup ## format the code as `make check` wants it
 	$(BIN)/ruff check --fix .

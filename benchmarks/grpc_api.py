@@ -1,10 +1,10 @@
 """How much of a gRPC server's speed the Danube gRPC API keeps, with the official client.
 
-    .venv/bin/python benchmarks/grpc_api.py --client-python /path/to/venv/bin/python [--rounds 5]
+    make danube-client && .venv/bin/python benchmarks/grpc_api.py [--rounds 5]
 
-The client (`pip install danube-client==0.5.0 'grpcio>=1.78'` in an environment of its own) runs in a process of its own
-against two servers in turn: one of grpc.aio that does nothing, and a broker whose sends are synced before they are
-answered. Each round measures both; the ratio of the medians is what counts, absolute numbers depend on the machine.
+The client, which `make danube-client` installs in an environment of its own, runs in a process of its own against two
+servers in turn: one of grpc.aio that does nothing, and a broker whose sends are synced before they are answered. Each
+round measures both; the ratio of the medians is what counts, absolute numbers depend on the machine.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ def processor_s(pid: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--client-python", default=sys.executable, help="a Python that has danube-client")
+    parser.add_argument(
+        "--client-python", default=Path(sys.prefix) / "danube-client/bin/python", help="a Python that has danube-client"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sends", type=int, default=3_000)
     parser.add_argument("--receives", type=int, default=1_000)

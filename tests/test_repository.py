@@ -28,6 +28,7 @@ HOSTS = {
     "apache.org",
     "example.com",
     "json-schema.org",
+    "www.w3.org",
     "127.0.0.1",
     "localhost",
 }

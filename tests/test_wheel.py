@@ -75,7 +75,7 @@ def test_the_wheel_holds_the_package_its_types_and_its_licence(installed: Instal
     information = f"pydanube-{__version__}.dist-info/"
     shipped = {name for name in names if not name.startswith(information)}
     source = ROOT / "src"
-    files = [path for kind in ("*.py", "*.proto", "*.binpb") for path in source.rglob(kind)]
+    files = [path for kind in ("*.py", "*.proto", "*.binpb", "*.html", "*.js") for path in source.rglob(kind)]
     assert shipped == {str(path.relative_to(source)) for path in files} | {"pydanube/py.typed"}
     assert "pyspark_danube/__init__.py" in shipped, "where Spark looks for the format"
     assert any(name.endswith("LICENSE") for name in names)

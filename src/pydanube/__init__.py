@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from .model.errors import (
     AlreadyExists,
+    Conflict,
     Corrupt,
     DanubeError,
     Denied,
@@ -89,6 +90,7 @@ __all__ = [
     "BlockingStager",
     "Client",
     "Compatibility",
+    "Conflict",
     "Consumer",
     "Corrupt",
     "DanubeError",

@@ -13,7 +13,7 @@ import importlib.util
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -26,12 +26,15 @@ from .broker.registry.ids import LEDGER_COUNTER
 from .broker.registry.registry import Registry
 from .broker.registry.tombstones import KnownLedgers
 from .broker.tiering.object_storage import TieringSettings
+from .broker.tracing import BatchTracer
 from .core.access import AllowAll, Authorizer
 from .gateway.native import NativeServer, NativeSettings
 from .metadata.counters import last_id
 from .metadata.opening import open_metadata
 from .metadata.store import Compare, MetadataStore, Put
+from .model.addresses import BrokerAddresses
 from .model.errors import DanubeError, Refused
+from .model.webhooks import Webhook
 from .runtime.clock import Clock, SystemClock
 from .runtime.disk import Disk, OsDisk
 from .runtime.file_descriptors import (
@@ -52,6 +55,7 @@ from .settings import Settings
 from .storage.directory import DataDirectory
 from .storage.metadata_seen import read_seen, refuse_older, write_seen
 from .storage.wal import LogWriter, MetadataStamp, RecoveredLog, WalSettings
+from .version import __version__
 
 if TYPE_CHECKING:
     from .gateway.grpc import GrpcServer, GrpcSettings
@@ -218,15 +222,17 @@ class Server:
             self._components.authorizer,
             clock,
             tasks,
-            self._advertised_address,
+            self._advertised_addresses,
             objects,
             _tiering_settings(settings),
             lambda: self._metadata_trouble,
         )
         broker = Broker(parts, broker_settings)
+        self._open_tracing(broker)
         self._parts.push_async_callback(broker.close)
         await broker.start()
         assert broker.tiers is not None
+        tasks.spawn(broker.metrics.measure_loop_delay(), "event loop delay")
         tasks.spawn(broker.tiers.run(), "object storage")
         tasks.spawn(self._keep_saving_revision(store, directory, writer), "metadata revision remembering")
         if is_in_directory:
@@ -241,6 +247,17 @@ class Server:
                 host=host,
                 advice="anyone who reaches this address may do anything",
             )
+
+    def _open_tracing(self, broker: Broker) -> None:
+        tracing = self._settings.tracing
+        if not tracing.endpoint:
+            return
+        from .runtime.spans import SpanExporter  # imports OpenTelemetry, which is an extra
+
+        about = {"service.name": tracing.service, "service.instance.id": broker.node, "service.version": __version__}
+        exporter = SpanExporter(tracing.endpoint, about)
+        self._parts.push_async_callback(exporter.close)
+        broker.metrics.tracer = BatchTracer(exporter, self._components.clock)
 
     def _listeners(self) -> list[Listener]:
         """Return the listeners that are on and can be opened."""
@@ -259,19 +276,19 @@ class Server:
         """Open the listeners, the native one last: who can connect there finds everything open. Return its host."""
         settings, clock = self._settings, self._components.clock
         grpc_places = _grpc_places(settings) if GRPC in listeners or ADMIN in listeners else 0
-        reserved = grpc_places
+        places = _http_places(settings) if HTTP in listeners else ConnectionLimits(0, 0)
+        reserved = grpc_places + places.connections + 3 * places.at_once
+        self._native = NativeServer(broker, _native_settings(settings, reserved), clock, tasks)
+        memory = self._native.publish_memory
         if HTTP in listeners:
             from .gateway.http import HttpServer  # imports a web framework: only where it is used
 
-            places = _http_places(settings)
-            reserved += places.connections + 3 * places.at_once
-            self._http = HttpServer(broker, _http_settings(settings, places), clock, tasks)
+            self._http = HttpServer(broker, _http_settings(settings, places), clock, tasks, memory)
             self.http_address = await self._on_port(HTTP, self._http.start)
-        self._native = NativeServer(broker, _native_settings(settings, reserved), clock, tasks)
         if grpc_places:
             from .gateway.grpc import GrpcServer  # imports grpcio, which is an extra
 
-            grpc_settings, memory = _grpc_settings(settings, grpc_places), self._native.publish_memory
+            grpc_settings = _grpc_settings(settings, grpc_places)
             self._grpc = GrpcServer(broker, grpc_settings, clock, tasks, memory)
             if GRPC in listeners:
                 self.grpc_address = await self._on_port(GRPC, self._grpc.open_data)
@@ -296,10 +313,18 @@ class Server:
                 f"{listener.name} listener; choose another with {listener.option} (0 takes a free one)"
             ) from None
 
-    def _advertised_address(self) -> str:
-        """Return the host:port that clients are sent to: the one that is configured, or that of the native listener."""
-        host, port = self.native_address
-        return self._settings.server.advertised or f"{_bracketed(_reachable(host))}:{port}"
+    def _advertised_addresses(self) -> BrokerAddresses:
+        """Return the addresses that clients are told: those that are configured, or those of the open listeners.
+
+        A listener without an address of its own in the settings has the host of the native one.
+        """
+        native, grpc = self._settings.server.advertised, self._settings.grpc.advertised
+        return BrokerAddresses(
+            native=_advertised(self.native_address, native, native),
+            grpc=_advertised(self.grpc_address, grpc, native),
+            admin=_advertised(self.admin_address, "", grpc or native),
+            http=_advertised(self.http_address, self._settings.http.advertised, native),
+        )
 
     async def _open_metadata(self) -> MetadataStore:
         store = await open_metadata(self._settings.metadata_place, self._components.clock)
@@ -474,16 +499,7 @@ def _grpc_settings(settings: Settings, places: int) -> GrpcSettings:
         receive_bytes_max=grpc.receive_bytes_max,
         handshake_timeout_ms=limits.handshake_timeout_ms,
         keep_alive_ms=limits.keep_alive_ms,
-        advertised=_grpc_advertised(settings),
     )
-
-
-def _grpc_advertised(settings: Settings) -> str:
-    """Return the URL that lookups of the gRPC API answer, without the port if that is the port of the listener."""
-    if settings.grpc.advertised:
-        return f"http://{settings.grpc.advertised}"
-    host = settings.server.advertised.rpartition(":")[0]
-    return f"http://{host}" if host else ""
 
 
 def _http_places(settings: Settings) -> ConnectionLimits:
@@ -492,7 +508,7 @@ def _http_places(settings: Settings) -> ConnectionLimits:
 
 
 def _http_settings(settings: Settings, places: ConnectionLimits) -> HttpSettings:
-    from .gateway.http import HttpSettings
+    from .gateway.http import HttpSettings, MetricsSettings
 
     limits = settings.limits
     return HttpSettings(
@@ -502,7 +518,28 @@ def _http_settings(settings: Settings, places: ConnectionLimits) -> HttpSettings
         header_timeout_ms=limits.handshake_timeout_ms,
         body_bytes_max=limits.http_body_bytes_max,
         bodies_bytes_max=max(limits.http_body_bytes_max, limits.pending_publish_bytes_max // 2),
+        allowed_hosts=settings.http.allowed_hosts,
+        consumers_max=settings.http.consumers_max,
+        session_timeout_ms_max=settings.http.session_timeout_ms_max,
+        poll_wait_ms_max=settings.http.poll_wait_ms_max,
+        heartbeat_ms=settings.http.heartbeat_ms,
+        cors_origins=settings.http.cors_origins,
+        webhooks=tuple(_with_secret(one) for one in settings.http.webhooks),
+        metrics=MetricsSettings(settings.metrics.topics, settings.metrics.series_max),
     )
+
+
+def _with_secret(webhook: Webhook) -> Webhook:
+    """Return the webhook with its secret, which may be in a file. Raises Refused if that cannot be read."""
+    if not webhook.secret_file:
+        return webhook
+    try:
+        secret = Path(webhook.secret_file).read_text(encoding="utf-8").strip()
+        return replace(webhook, secret=secret, secret_file="")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(
+            f"the secret of webhook {webhook.name!r} cannot be read: {webhook.secret_file}: {error}"
+        ) from None
 
 
 def _native_settings(settings: Settings, descriptors_reserved: int) -> NativeSettings:
@@ -553,6 +590,17 @@ def _tiering_settings(settings: Settings) -> TieringSettings:
         stage_keep_s=storage.stage_keep_s,
         staged_query_keep_s=storage.staged_query_keep_s,
     )
+
+
+def _advertised(listener: tuple[str, int], configured: str, another: str) -> str:
+    """Return the host:port of a listener that clients are told; empty if there is no such listener.
+
+    `another` is an address whose host is used if no address of this listener is configured.
+    """
+    host, port = listener
+    if not port or configured:
+        return configured if port else ""
+    return f"{another.rpartition(':')[0] or _bracketed(_reachable(host))}:{port}"
 
 
 def _bracketed(host: str) -> str:

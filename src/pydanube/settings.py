@@ -22,11 +22,15 @@ from .model.errors import Invalid
 from .model.limits import KIB, MESSAGE_BYTES_MAX, MIB
 from .model.policies import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN
 from .model.topics import AckLevel
+from .model.webhooks import Webhook
 from .runtime.telemetry import LEVELS
 from .settings_kinds import (
     ADDRESS,
+    ENDPOINT,
     HOST,
+    HOSTS,
     NODE_NAME,
+    ORIGINS,
     PORT,
     USER_NAME,
     AckLevelKind,
@@ -41,6 +45,7 @@ from .settings_kinds import (
     Size,
     StoreUrl,
     ValueKind,
+    WebhooksKind,
 )
 
 GIB: Final = 1024 * MIB
@@ -76,7 +81,7 @@ class ServerSettings(Section):
     port: int = setting(6655, PORT, "The native protocol. 0 chooses a free port, here and below.")
     grpc_port: int = setting(6650, PORT, "The Danube gRPC API.")
     admin_port: int = setting(50051, PORT, "The Danube gRPC admin API.")
-    http_port: int = setting(8650, PORT, "HTTP: health and the schema registry.")
+    http_port: int = setting(8650, PORT, "HTTP: REST, metrics, health and the schema registry.")
     http: bool = setting(True, Flag(), "Whether there is an HTTP listener.")
     advertised: str = setting("", ADDRESS, "What clients are told to connect to, host:port; empty: host and port.")
     name: str = setting("", NODE_NAME, "What this node is called in the cluster; empty: made up once, then kept.")
@@ -160,6 +165,31 @@ class GrpcSection(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class HttpSection(Section):
+    section: ClassVar[str] = "http"
+    advertised: str = setting(
+        "", ADDRESS, "What its clients are told to connect to, host:port; empty: the host of the native one, http_port."
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        (), HOSTS, "Further names in the header Host; the addresses of the broker are always allowed, * allows any."
+    )
+    consumers_max: int = setting(1_000, Number(1, 1_000_000), "Consumers over HTTP: sessions, SSE and WebSocket.")
+    session_timeout_ms_max: int = setting(
+        300_000, Number(1_000, 3_600_000), "The longest silence of a consumer that a client may ask for."
+    )
+    poll_wait_ms_max: int = setting(
+        60_000, Number(1, 3_600_000), "The longest wait of a long poll that a client may ask for."
+    )
+    heartbeat_ms: int = setting(
+        15_000, Number(100, 600_000), "How often a stream of events that has nothing to send sends a comment."
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (), ORIGINS, "Origins whose pages may use this listener from a browser; empty: none but its own."
+    )
+    webhooks: tuple[Webhook, ...] = setting((), WebhooksKind(), "URLs /webhooks/{name} that are bound to topics.")
+
+
+@dataclass(frozen=True, slots=True)
 class TopicSettings(Section):
     section: ClassVar[str] = "topics"
     auto_create: bool = setting(True, Flag(), "Publishing to a topic that does not exist creates it.")
@@ -218,6 +248,22 @@ class StorageSettings(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsSection(Section):
+    section: ClassVar[str] = "metrics"
+    topics: bool = setting(True, Flag(), "Whether /metrics has series of topics and subscriptions.")
+    series_max: int = setting(250_000, Number(0, 10_000_000), "How many of these there may be; the rest is left out.")
+
+
+@dataclass(frozen=True, slots=True)
+class TracingSection(Section):
+    section: ClassVar[str] = "tracing"
+    endpoint: str = setting(
+        "", ENDPOINT, "Where traces go, OTLP over HTTP; empty: nothing is traced. Needs the extra `otel`."
+    )
+    service: str = setting("danube", NODE_NAME, "The name of this broker in traces.")
+
+
+@dataclass(frozen=True, slots=True)
 class LoggingSettings(Section):
     section: ClassVar[str] = "logging"
     level: str = setting("info", Choice(LEVELS), "What is logged: this and everything worse.")
@@ -249,9 +295,12 @@ class Settings:
     cache: CacheSettings = field(default_factory=CacheSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     grpc: GrpcSection = field(default_factory=GrpcSection)
+    http: HttpSection = field(default_factory=HttpSection)
     topics: TopicSettings = field(default_factory=TopicSettings)
     producers: ProducersSection = field(default_factory=ProducersSection)
     storage: StorageSettings = field(default_factory=StorageSettings)
+    metrics: MetricsSection = field(default_factory=MetricsSection)
+    tracing: TracingSection = field(default_factory=TracingSection)
     logging: LoggingSettings = field(default_factory=LoggingSettings)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """The source of each value that is not a default, by key."""
@@ -413,9 +462,12 @@ _SECTIONS: Final[tuple[type[Section], ...]] = (
     CacheSettings,
     LimitSettings,
     GrpcSection,
+    HttpSection,
     TopicSettings,
     ProducersSection,
     StorageSettings,
+    MetricsSection,
+    TracingSection,
     LoggingSettings,
 )
 

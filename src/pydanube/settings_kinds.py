@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 from .model.errors import Invalid
 from .model.topics import AckLevel
+from .model.webhooks import Webhook
 
 _UNITS: Final = {
     "": 1,
@@ -245,6 +246,43 @@ class OptionsKind:
 
 
 @dataclass(frozen=True, slots=True)
+class WebhooksKind:
+    """Webhooks by their names: tables of the file, or text. `show` hides secrets, as errors do.
+
+    github topic=/default/github scheme=github secret_file=/run/secrets/github; shop topic=/default/sales ...
+    """
+
+    allowed: str = "a table for each webhook, or text: name topic=/default/orders secret_file=path; name ..."
+
+    def read(self, value: object) -> tuple[Webhook, ...]:
+        if isinstance(value, tuple) and all(isinstance(one, Webhook) for one in value):
+            return value
+        tables = self._tables(value) if isinstance(value, str) else value
+        if not isinstance(tables, dict) or not all(isinstance(one, dict) for one in tables.values()):
+            raise Invalid(f"http.webhooks is not allowed: use {self.allowed}")
+        return tuple(Webhook.parse(name, options) for name, options in tables.items())
+
+    def _tables(self, text: str) -> dict[str, dict[str, Any]]:
+        tables: dict[str, dict[str, Any]] = {}
+        for part in text.split(";"):
+            name, *words = part.split() or [""]
+            pairs = [one.partition("=") for one in words]
+            if not name and text.strip():
+                raise Invalid(f"http.webhooks is not allowed: use {self.allowed}")
+            options: dict[str, Any] = {key: value for key, _, value in pairs}
+            if "headers" in options:
+                options["headers"] = options["headers"].split(",")
+            if options.get("window_s", "").isdecimal():
+                options["window_s"] = int(options["window_s"])
+            if name:
+                tables[name] = options
+        return tables
+
+    def show(self, value: tuple[Webhook, ...]) -> str:
+        return "; ".join(" ".join([one.name, *one.describe()]) for one in value)
+
+
+@dataclass(frozen=True, slots=True)
 class Text:
     """Text that matches a pattern."""
 
@@ -260,8 +298,37 @@ class Text:
         return value
 
 
+@dataclass(frozen=True, slots=True)
+class TextList:
+    """Texts that match a pattern: an array of the file, or text with commas between them."""
+
+    allowed: str
+    pattern: re.Pattern[str]
+
+    def read(self, value: object) -> tuple[str, ...]:
+        given = value.split(",") if isinstance(value, str) else value
+        if not isinstance(given, list | tuple):
+            raise ValueError
+        texts = tuple(one.strip() if isinstance(one, str) else "" for one in given)
+        if texts == ("",):
+            return ()
+        if not all(self.pattern.fullmatch(one) for one in texts):
+            raise ValueError
+        return texts
+
+    def show(self, value: tuple[str, ...]) -> str:
+        return ",".join(value)
+
+
 PORT: Final = Number(0, 65_535)
 HOST: Final = Text("a host name or an IP address", re.compile(r"[A-Za-z0-9._:%-]{1,255}"))
+HOSTS: Final = TextList(
+    "host names and IP addresses with commas between them, *, or empty", re.compile(r"[A-Za-z0-9._:%-]{1,255}|\*")
+)
+ORIGINS: Final = TextList(
+    "origins such as https://console.example.org, with commas between them, or empty",
+    re.compile(r"https?://[A-Za-z0-9.\[\]:_-]{1,255}"),
+)
 NODE_NAME: Final = Text(
     "up to 200 letters, digits, '.', '_' and '-', or empty",
     re.compile(r"[A-Za-z0-9._-]{0,200}"),
@@ -273,4 +340,7 @@ ADDRESS: Final = Text(
         r"(([A-Za-z0-9._-]{1,255}|\[[A-Za-z0-9:.%]+\])"
         r":([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?"
     ),
+)
+ENDPOINT: Final = Text(
+    "a URL with http or https, such as http://127.0.0.1:4318/v1/traces, or empty", re.compile(r"(https?://\S+)?")
 )

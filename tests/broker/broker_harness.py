@@ -18,6 +18,7 @@ from pydanube.broker.tiering.object_storage import TieringSettings
 from pydanube.codec.batch import Batch, encode
 from pydanube.core.access import ANONYMOUS, AllowAll, Authorizer
 from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import DanubeError
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST, Position
@@ -110,7 +111,7 @@ async def open_broker(
             authorizer or AllowAll(),
             clock,
             tasks,
-            lambda: "127.0.0.1:1",
+            lambda: BrokerAddresses("127.0.0.1:1"),
             objects,
             tiering or TIERING,
         )

@@ -28,7 +28,7 @@ async def a_topic(broker, **policies: int) -> BrokerClient:
 async def test_a_topic_inherits_from_its_namespace_and_that_from_the_broker(tmp_path):
     async with open_broker(tmp_path) as broker:
         await a_topic(broker)
-        own, effective = await broker.policies.get(ANONYMOUS, TOPIC)
+        own, effective, _ = await broker.policies.get(ANONYMOUS, TOPIC)
         assert own == Policies()
         broker_own = replace(
             DEFAULTS, message_bytes_max=SETTINGS.message_bytes_max, deduplication_s=SETTINGS.remembered_us // 1_000_000
@@ -67,7 +67,7 @@ async def test_policies_survive_a_restart_and_are_deleted_with_their_topic(tmp_p
         await a_topic(broker, backlog_action=BacklogAction.EVICT, retention_s=-1)
         await broker.policies.set(ANONYMOUS, "default", {"consumers_max": 5})
     async with open_broker(tmp_path) as broker:
-        own, effective = await broker.policies.get(ANONYMOUS, TOPIC)
+        own, effective, _ = await broker.policies.get(ANONYMOUS, TOPIC)
         assert own == Policies(backlog_action=BacklogAction.EVICT, retention_s=-1)
         assert isinstance(own.backlog_action, BacklogAction)
         assert effective.consumers_max == 5

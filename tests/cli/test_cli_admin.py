@@ -44,7 +44,7 @@ def test_a_topic_that_exists_is_refused_unless_that_is_fine(danube, topic):
 
 
 def test_a_url_that_is_none_is_wrong_usage(danube):
-    done = danube("topics", "list", "--url", "http://127.0.0.1:6655")
+    done = danube("topics", "list", "--url", "ftp://127.0.0.1:6655")
     assert done.returncode == 2
     assert "danube://" in done.stderr
 
@@ -92,3 +92,9 @@ def test_brokers(danube):
     assert only["state"] == "ok"
     assert answer(danube("brokers", "describe", "--json"))["node"] == only["node"]
     assert only["node"] in danube("brokers", "describe").stdout
+
+
+def test_the_description_of_a_broker_names_its_listeners(danube, served):
+    told = answer(danube("brokers", "describe", "--json"))["addresses"]
+    assert told["native"] == served.url.removeprefix("danube://")
+    assert f"native address  {told['native']}" in danube("brokers", "describe").stdout

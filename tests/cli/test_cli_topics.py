@@ -160,6 +160,22 @@ def test_top_is_printed_once_where_there_is_no_terminal(danube, topic):
     assert len(missing.stderr.splitlines()) == 1
 
 
+def test_top_of_all_topics_opens_none_of_them(danube, topic):
+    danube("topics", "create", topic)
+
+    def found() -> dict:
+        return next(one for one in answer(danube("top", "--json", "--once"))["topics"] if one["topic"] == topic)
+
+    assert (found()["open_partitions"], found()["published"]) == (0, 0)
+    (line,) = [line for line in danube("top").stdout.splitlines() if line.startswith(f"{topic} ")]
+    assert line.endswith("not open")
+    danube("produce", topic, stdin="x\n" * 5)
+    danube("subscriptions", "create", topic, "waits", "--from", "earliest")
+    assert (found()["open_partitions"], found()["published"]) == (1, 5)
+    (subscription,) = found()["subscriptions"]
+    assert (subscription["name"], subscription["backlog"], subscription["consumers"]) == ("waits", 5, 0)
+
+
 def test_top_writes_a_document_each_interval_until_it_is_told_to_end(danube, served, topic):
     danube("topics", "create", topic)
     process = subprocess.Popen(
@@ -201,3 +217,100 @@ def test_top_takes_over_a_terminal_and_gives_it_back(danube, served, topic):
     assert process.wait(timeout=120) == 0
     assert b"\x1b[?1049h" in seen
     assert b"\x1b[?1049l" in seen
+
+
+@pytest.fixture
+def shelf(danube) -> str:
+    """Create a namespace with five topics, the third of which has 20 messages."""
+    danube("namespaces", "create", "shelf")
+    for number in range(5):
+        danube("topics", "create", f"/shelf/t{number}", "--if-not-exists")
+    return "shelf"
+
+
+def test_topics_are_listed_in_pages(danube, shelf):
+    danube("produce", "/shelf/t2", stdin="x\n" * 20)
+    everything = [f"/shelf/t{number}" for number in range(5)]
+    assert danube("topics", "list", "-n", shelf).stdout.split() == everything
+    assert answer(danube("topics", "list", "--filter", "/shelf/*", "--json")) == everything
+    assert answer(danube("topics", "list", "-n", shelf, "--reverse", "--json")) == everything[::-1]
+    first = danube("topics", "list", "-n", shelf, "--sort", "published", "--limit", "1")
+    assert first.stdout == "/shelf/t2\n", first.stderr
+    token = first.stderr.split("--after ")[1].strip()
+    rest = danube("topics", "list", "-n", shelf, "--sort", "published", "--after", token)
+    assert sorted(rest.stdout.split()) == [name for name in everything if name != "/shelf/t2"]
+    page = answer(danube("topics", "list", "-n", shelf, "--limit", "5", "--json"))
+    assert page == {"topics": everything, "next": ""}
+    assert danube("topics", "list", "--sort", "size").returncode == 2
+    wrong = danube("topics", "list", "--after", "nonsense")
+    assert wrong.returncode == 1
+    assert "page token" in wrong.stderr
+    page = answer(danube("namespaces", "list", "--filter", "she", "--limit", "1", "--json"))
+    assert page == {"namespaces": ["shelf"], "next": ""}
+    assert danube("namespaces", "list", "--filter", "shelf").stdout == "shelf\n"
+
+
+def test_statistics_without_a_topic_are_a_table_of_all(danube, shelf):
+    danube("subscriptions", "create", "/shelf/t2", "billing", "--from", "earliest")
+    danube("produce", "/shelf/t2", stdin="x\n" * 20)
+    shown = danube("topics", "stats", "--filter", "/shelf/*", "--sort", "backlog", "--limit", "1")
+    head, line = shown.stdout.splitlines()
+    assert head.split() == [
+        "topic",
+        "open",
+        "producers",
+        "msg/s",
+        "bytes/s",
+        "published",
+        "stored",
+        "subscriptions",
+        "backlog",
+        "oldest",
+    ]
+    assert line.split()[:3] == ["/shelf/t2", "1/1", "0"], shown.stderr
+    assert "there are more: add --after " in shown.stderr
+    found = answer(danube("topics", "stats", "--filter", "/shelf/*", "--json"))
+    assert [one["topic"] for one in found] == [f"/shelf/t{number}" for number in range(5)]
+    assert found[2]["published"] >= 20
+    assert found[2]["subscriptions"][0]["backlog"] >= 20
+    assert danube("topics", "stats", "/shelf/t2", "--limit", "3").returncode == 2
+
+
+def test_a_change_that_expects_an_earlier_version_is_refused(danube, topic):
+    danube("topics", "create", topic, "--partitions", "1")
+    danube("subscriptions", "create", topic, "billing")
+    read = answer(danube("topics", "policies", topic, "--json"))["version"]
+    assert read == answer(danube("topics", "describe", topic, "--json"))["version"]
+    assert danube("topics", "policies", topic, "--set", "ttl_s=5", "--expected", read).returncode == 0
+    for words in (
+        ("topics", "policies", topic, "--set", "ttl_s=6"),
+        ("topics", "grow", topic, "2"),
+        ("topics", "delete", topic, "--yes"),
+        ("subscriptions", "failure-policy", topic, "billing", "--delay", "2"),
+        ("subscriptions", "unacked-max", topic, "billing", "7"),
+        ("subscriptions", "delete", topic, "billing", "--yes"),
+        ("namespaces", "policies", "default", "--set", "ttl_s=7"),
+    ):
+        refused = danube(*words, "--expected", read)
+        assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1), words
+        assert "has changed since" in refused.stderr
+    found = answer(danube("subscriptions", "failure-policy", topic, "billing", "--delay", "2", "--json"))
+    assert found["delay_ms"] == 2000
+    described = answer(danube("subscriptions", "describe", topic, "billing", "--json"))
+    assert described["version"] == found["version"]
+    assert danube("subscriptions", "delete", topic, "billing", "--yes", "--expected", found["version"]).returncode == 0
+
+
+def test_a_topic_is_truncated_after_a_confirmation(danube, topic):
+    danube("produce", topic, stdin="".join(f"{number}\n" for number in range(10)))
+    refused = danube("topics", "truncate", topic, "--before", "4")
+    assert (refused.returncode, "add --yes" in refused.stderr) == (2, True)
+    assert answer(danube("topics", "truncate", topic, "--before", "4", "--yes", "--json")) == {
+        "topic": topic,
+        "starts": {"0": 4},
+    }
+    assert danube("consume", topic, "--from", "earliest", "--count", "1").stdout.startswith("4")
+    past = danube("topics", "truncate", topic, "--before", "11", "--yes")
+    assert (past.returncode, "ends at 10" in past.stderr) == (1, True)
+    done = danube("topics", "truncate", topic, "--before", "latest", "--partition", "0", "--yes")
+    assert done.stdout == f"truncated {topic} (partition 0: offset 10)\n"

@@ -23,7 +23,9 @@ from pydanube.model.statistics import (
     ConsumerStatistics,
     PartitionStatistics,
     SubscriptionStatistics,
+    SubscriptionSummary,
     TopicStatistics,
+    TopicSummary,
 )
 
 NOON = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
@@ -52,6 +54,10 @@ TOPICS = [
 
 def rendered(width: int, height: int | None = None, topics=TOPICS, **more) -> list[str]:
     snapshot = TopSnapshot(NOON, "node-1 0.1.0", [sum_topic(one) for one in topics], more.get("trouble", ""))
+    return rendered_as(snapshot, width, height)
+
+
+def rendered_as(snapshot: TopSnapshot, width: int = 120, height: int | None = None) -> list[str]:
     console = Console(file=io.StringIO(), record=True, width=width, height=height or 50, highlight=False)
     console.print(View(snapshot, "worst", "every 2s, q ends", height))
     return console.export_text().rstrip("\n").split("\n")
@@ -62,6 +68,29 @@ def test_no_line_is_wider_than_the_terminal_and_no_row_is_wrapped(width: int):
     lines = rendered(width)
     assert max(map(len, lines)) <= width
     assert len(lines) == 2 + 1 + 1 + 5
+
+
+def test_a_summary_looks_like_the_statistics_that_it_sums_up():
+    subscriptions = [
+        SubscriptionSummary("billing", "shared", 3, messages_per_s=980.4),
+        SubscriptionSummary("audit", "failover", 2, backlog=1_234_567, backlog_s=4000),
+    ]
+    told = TopicSummary(
+        "/default/orders",
+        True,
+        "durable",
+        partitions=0,
+        created_at=0,
+        open_partitions=1,
+        messages_per_s=12_345.6,
+        bytes_per_s=2e6,
+        producers=2,
+        subscriptions=subscriptions,
+    )
+    both = [rendered_as(TopSnapshot(NOON, "node-1 0.1.0", [one])) for one in (sum_topic(TOPICS[0]), told)]
+    assert both[0] == both[1]
+    (closed,) = rows_of([replace(told, open_partitions=0, subscriptions=[])], "worst")
+    assert closed.note == "not open"
 
 
 def test_the_worst_come_first():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import pydanube
-from pydanube import BacklogAction, Client, FailurePolicy, Invalid, NotFound, Refused
+from pydanube import BacklogAction, Client, Conflict, FailurePolicy, Invalid, NotFound, Refused
 
 TOPIC = "/default/orders"
 
@@ -263,3 +263,34 @@ def test_no_method_of_the_client_is_missing_from_the_blocking_one() -> None:
     ):
         public = {name for name in dir(kind) if not name.startswith("_")}
         assert public - set(dir(blocking)) == set()
+
+
+async def test_a_change_that_expects_an_earlier_version_is_refused(client: Client) -> None:
+    await client.create_topic(TOPIC, partitions=1)
+    await client.create_subscription(TOPIC, "billing")
+    await client.create_namespace("shop")
+    topic = (await client.describe_topic(TOPIC)).version
+    assert topic == (await client.policies(TOPIC)).version != ""
+    changed = await client.set_policies(TOPIC, ttl_s=5, expected=topic)
+    for change in (
+        client.set_policies(TOPIC, ttl_s=6, expected=topic),
+        client.grow_topic(TOPIC, 2, expected=topic),
+        client.schemas.unbind(TOPIC, expected=topic),
+        client.delete_topic(TOPIC, expected=topic),
+        client.delete_namespace("shop", expected=topic),
+        client.delete_subscription(TOPIC, "billing", expected=topic),
+        client.set_failure_policy(TOPIC, "billing", FailurePolicy(), expected=topic),
+        client.set_unacked_max(TOPIC, "billing", 7, expected=topic),
+        client.schemas.set_compatibility(None, "full", expected=topic),
+    ):
+        with pytest.raises((Conflict, NotFound)):
+            await change
+    assert await client.policies(TOPIC) == changed
+    subscription = (await client.describe_subscription(TOPIC, "billing")).version
+    await client.set_unacked_max(TOPIC, "billing", 7, expected=subscription)
+    with pytest.raises(Conflict, match="'billing'"):
+        await client.set_failure_policy(TOPIC, "billing", FailurePolicy(), expected=subscription)
+    default = await client.schemas.compatibility_version()
+    await client.schemas.set_compatibility(None, "full", expected=default)
+    assert await client.schemas.compatibility_version() != default
+    await client.delete_topic(TOPIC, expected=changed.version)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, aclosing
+import asyncio
+from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
 import pydanube
-from pydanube import Client, DeadLetter, Full, Invalid, NotFound, Receipt, Redriven
+from pydanube import Client, DeadLetter, Full, Invalid, NotFound, Redriven
 from pydanube.client.admin import dead_letters as module
-from pydanube.client.admin.dead_letters import LETTER_ATTRIBUTES, REDRIVE, _RedriveRun, parse_place
+from pydanube.client.producing.partitioning import Partitioner
 from pydanube.client.producing.producer import Producer
 from pydanube.client.settings import ProducerSettings
+from pydanube.model.dead_letters import LETTER_ATTRIBUTES, REDRIVE, parse_place
 from pydanube.runtime.clock import ManualClock
 
 TOPIC = "/default/orders"
@@ -199,44 +200,31 @@ async def test_only_the_refused_letter_of_a_batch_stays_and_the_others_are_sent_
     assert await left(client) == ["0:2"]
 
 
-async def test_sent_letters_are_acked_also_when_others_fail(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def fill(client: Client, topic: str) -> None:
+    """Let the topic refuse publishes with Full, because its backlog is as large as its quota allows."""
+    await client.create_topic(topic)
+    await client.set_policies(topic, backlog_messages_max=1, backlog_action="refuse")
+    await client.create_subscription(topic, "stuck", start="earliest")
+    async with client.producer(topic) as producer:
+        await producer.send(b"first")
+
+
+async def test_sent_letters_are_acked_also_when_others_fail(client: Client) -> None:
+    client._brokers.timeout = 0.5  # for the topic that stays full
     await client.create_topic(TOPIC)
-    await publish_letters(client, 3)
-    send = Producer.send
-
-    async def send_into_a_full_topic(self: Producer, payload: bytes, **more: Any) -> Receipt:
-        if payload == b"1":
-            raise Full("the backlog is full")
-        return await send(self, payload, **more)
-
+    await fill(client, "/default/full")
+    await publish_letters(client, 1)
+    await publish_letters(client, 1, topic="/default/full", start=1)
+    await publish_letters(client, 1, start=2)
     letters = client.dead_letters(LETTERS)
-    with monkeypatch.context() as patched:
-        patched.setattr(Producer, "send", send_into_a_full_topic)
+    for places in (None, ["0:0", "0:1", "0:2"]):
         with pytest.raises(Full):
-            await letters.redrive()
-    assert await left(client) == ["0:1"]
+            await letters.redrive(places)
+        assert await left(client) == ["0:1"]
+        assert await payloads(client) == [b"0", b"2"]
+    await client.clear_backlog("/default/full", "stuck")
     assert (await letters.redrive()).done == 1
-    assert await payloads(client) == [b"0", b"2", b"1"]
-
-
-async def test_an_error_that_may_pass_ends_sending_one_by_one(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    await client.create_topic(TOPIC)
-    await client.set_policies(TOPIC, message_bytes_max=100)
-    async with client.producer(LETTERS) as producer:
-        await producer.send_many([b"x" * 101] * 3, attributes=[letter_of(number) for number in range(3)])
-    send, tries = Producer.send, 0
-
-    async def send_until_it_is_full(self: Producer, payload: bytes, **more: Any) -> Receipt:
-        nonlocal tries
-        tries += 1
-        if tries > 3:
-            raise Full("the backlog is full")
-        return await send(self, payload, **more)
-
-    monkeypatch.setattr(Producer, "send", send_until_it_is_full)
-    with pytest.raises(Full):
-        await client.dead_letters(LETTERS).redrive()
-    assert tries == 4
+    assert await payloads(client, "/default/full") == [b"first", b"1"]
 
 
 async def test_numbers_that_are_too_long_are_ignored(client: Client) -> None:
@@ -264,20 +252,54 @@ class ImpatientClock(ManualClock):
 
 
 async def test_a_rate_is_kept_after_a_pause(client: Client) -> None:
+    await client.create_topic(TOPIC)
     await publish_letters(client, 6)
-    letters = client.dead_letters(LETTERS)
-    waiting = await letters.first(6)
-    assert await letters._ensure_subscription(None)
     clock = client._brokers.clock = ImpatientClock()
-    async with AsyncExitStack() as producers:
-        run = _RedriveRun(letters, Redriven(6), 10, None, producers, None, None)
-        for letter in waiting[:3]:
-            await run.add(letter)
-        clock.advance(60)  # to read the next ones took that long
-        for letter in waiting[3:]:
-            await run.add(letter)
+
+    def pause(state: Redriven) -> None:
+        if state.done == 3:
+            clock.advance(60)
+
+    assert (await client.dead_letters(LETTERS).redrive(rate=10, progress=pause)).done == 6
     assert clock.slept == [0, 0.1, 0.1, 0, 0.1, 0.1]
-    assert run.state.done == 6
+
+
+async def test_two_redrives_at_the_same_time_send_each_letter_once(client: Client) -> None:
+    await client.create_topic(TOPIC)
+    await publish_letters(client, 1200)
+    letters = client.dead_letters(LETTERS)
+    both = await asyncio.gather(letters.redrive(), letters.redrive())
+    assert sum(one.done for one in both) == 1200
+    assert sorted(await payloads(client), key=int) == [b"%d" % number for number in range(1200)]
+    assert await left(client) == []
+
+
+async def test_letters_go_back_to_the_partition_they_came_from(client: Client) -> None:
+    """Also those without a key, and those that their producer put there by a rule of its own."""
+    await client.create_topic(TOPIC, partitions=3)
+    async with client.producer(LETTERS) as producer:
+        for number, key in enumerate((None, "a", "b")):
+            await producer.send(b"%d" % number, key=key, attributes=letter_of(number) | {"x-original-partition": "2"})
+        await producer.send(b"3", key="c", attributes=letter_of(3) | {"x-original-partition": "7"})
+    assert (await client.dead_letters(LETTERS).redrive()).done == 4
+    by_key = Partitioner(3).of("c", b"")
+    found: dict[bytes, int] = {}
+    for partition in range(3):
+        async with client.reader(TOPIC, partition=partition, start="earliest", end="latest") as reader:
+            found |= {message.payload: message.partition async for message in reader}
+    assert found == {b"0": 2, b"1": 2, b"2": 2, b"3": by_key}
+
+
+async def test_letters_in_compressed_batches_are_redriven(client: Client) -> None:
+    await client.create_topic(TOPIC)
+    async with client.producer(LETTERS, compression="zstd", batch_messages=50) as producer:
+        numbers = range(100)
+        await producer.send_many([b"%d" % one * 50 for one in numbers], attributes=[letter_of(one) for one in numbers])
+    letters = client.dead_letters(LETTERS)
+    assert (await letters.redrive(["0:49", "0:50", "0:99"])).done == 3
+    assert await payloads(client) == [b"%d" % one * 50 for one in (49, 50, 99)]
+    assert (await letters.redrive()).done == 97
+    assert len(await payloads(client)) == 100
 
 
 async def test_a_redriven_message_keeps_its_schema(client: Client) -> None:

@@ -13,18 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydanube import testing
-from pydanube.client.connection.address import BrokerAddress, parse_addresses
+from pydanube.client.connection.address import BrokerAddress, parse_servers
 from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.consuming.messages import ReceivedBatch, rows_of
 from pydanube.client.positions import wire_start
 from pydanube.client.producing.message_intake import ANY_PARTITION, split_bulk
-from pydanube.client.producing.partitioning import Partitioner, fnv1a_64, fnv1a_64_each
+from pydanube.client.producing.partitioning import Partitioner, fnv1a_64_each
 from pydanube.client.producing.pending_batches import MessageRows
 from pydanube.client.producing.producer_buffer import ProducerBuffer
 from pydanube.client.producing.receipts import Placed, Receipt, Receipts
 from pydanube.client.settings import ConsumerSettings, ProducerSettings
 from pydanube.codec.batch import Batch, Codec, encode
 from pydanube.model.errors import Invalid
+from pydanube.model.key_hash import fnv1a_64
 from pydanube.model.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from pydanube.model.positions import Position, micros_from_datetime
 
@@ -42,14 +43,30 @@ class TestAddresses:
         ],
     )
     def test_are_read_from_a_url(self, url: str, found: list[BrokerAddress]) -> None:
-        assert parse_addresses(url) == found
+        assert parse_servers(url) == (found, [])
+
+    @pytest.mark.parametrize(
+        ("url", "found"),
+        [
+            ("http://a", [BrokerAddress("a", 8650)]),
+            ("HTTP://a:1,b:2/", [BrokerAddress("a", 1), BrokerAddress("b", 2)]),
+            ("http://a:1/, http://[::1]", [BrokerAddress("a", 1), BrokerAddress("::1", 8650)]),
+        ],
+    )
+    def test_of_http_listeners_are_read_from_a_url(self, url: str, found: list[BrokerAddress]) -> None:
+        servers = parse_servers(url)
+        assert servers == ([], found)
+        assert parse_servers(str(servers)) == servers
 
     @pytest.mark.parametrize(
         "url",
         [
             "",
             "danube://",
-            "http://a:1",
+            "https://a:1",
+            "http://",
+            "http://a:1/path",
+            "http://a:1,danube://b:2",
             "a:0",
             "a:65536",
             "a:x",
@@ -63,7 +80,7 @@ class TestAddresses:
     )
     def test_that_make_no_sense_are_refused_by_name(self, url: str) -> None:
         with pytest.raises(Invalid, match="broker"):
-            parse_addresses(url)
+            parse_servers(url)
 
     def test_are_written_as_they_are_read(self) -> None:
         for text in ("h:1", "[::1]:2"):
@@ -319,7 +336,7 @@ def test_a_message_has_the_publish_time_of_its_row(times: list[int], ranges: lis
 
 def test_a_url_with_a_password_is_refused_without_repeating_it() -> None:
     with pytest.raises(Invalid, match="broker URL holds no user and no password") as refused:
-        parse_addresses("danube://user:secret@host:6655")
+        parse_servers("danube://user:secret@host:6655")
     assert "secret" not in str(refused.value)
 
 

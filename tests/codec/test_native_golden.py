@@ -9,12 +9,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from native_admin_samples import ADMIN_HEADS
+from native_listing_samples import LISTING_HEADS
 from native_pending_samples import PENDING_HEADS
 from native_samples import GOLDEN as SAMPLES
 from native_samples import HEADS, PARTITION, STATISTICS_BEFORE_GAPS
 from native_schema_samples import SCHEMA_HEADS
 from native_staging_samples import STAGING_FRAMES, STAGING_HEADS
 from native_storage_samples import STORAGE_HEADS
+from native_version_samples import VERSION_HEADS
 
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
@@ -83,6 +86,7 @@ def test_requests_keep_their_names() -> None:
         "topic.create",
         "topic.delete",
         "topic.list",
+        "topic.page",
         "topic.describe",
         "namespace.create",
         "namespace.delete",
@@ -101,12 +105,14 @@ def test_requests_keep_their_names() -> None:
         "subscription.unsettled",
         "subscription.pending",
         "subscription.settle",
+        "dead_letter.redrive",
         "subscription.failure_policy",
         "subscription.unacked_max",
         "policies.set",
         "policies.get",
         "topic.grow",
         "topic.unload",
+        "topic.truncate",
         "topic.statistics",
         "offset.find",
         "storage.usage",
@@ -138,7 +144,16 @@ def test_requests_keep_their_names() -> None:
 
 @pytest.mark.parametrize(
     ("value", "golden"),
-    [*HEADS, *PENDING_HEADS, *STORAGE_HEADS, *STAGING_HEADS, *SCHEMA_HEADS],
+    [
+        *HEADS,
+        *ADMIN_HEADS,
+        *LISTING_HEADS,
+        *PENDING_HEADS,
+        *STORAGE_HEADS,
+        *STAGING_HEADS,
+        *SCHEMA_HEADS,
+        *VERSION_HEADS,
+    ],
     ids=lambda one: type(one).__name__,
 )
 def test_a_head_with_values_of_the_model_has_the_bytes_it_had_when_it_was_released(

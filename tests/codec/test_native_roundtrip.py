@@ -13,7 +13,7 @@ from native_strategies import I64, OFFSET, OTHERS, REQUESTS, ROW_RANGES, U16, U3
 
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
-from pydanube.model.errors import DanubeError, Full, Held, Invalid, NotOwner, Refused, tree
+from pydanube.model.errors import Conflict, DanubeError, Full, Held, Invalid, NotOwner, Refused, tree
 from pydanube.model.failure import REASON_CHARACTERS_MAX
 from pydanube.model.limits import ALIGNMENT, BATCH_MESSAGES_MAX, CONTROL_BYTES_MAX
 
@@ -172,14 +172,16 @@ def test_the_error_codes_are_what_they_were() -> None:
         "Unavailable": 11,
         "Corrupt": 12,
         "Held": 13,
+        "Conflict": 14,
     }
 
 
 def test_a_newer_error_class_reaches_an_earlier_client_as_its_base_class() -> None:
-    sent = msgspec.msgpack.decode(requests.encode(requests.Failure.of(Held("held by another"))))
-    assert sent == {"code": 3, "message": "held by another", "subcode": 13}
-    del sent["subcode"]  # which an earlier client does not read
-    assert type(msgspec.convert(sent, requests.Failure).error()) is Refused
+    for error, code in ((Held("held by another"), 13), (Conflict("held by another"), 14)):
+        sent = msgspec.msgpack.decode(requests.encode(requests.Failure.of(error)))
+        assert sent == {"code": 3, "message": "held by another", "subcode": code}
+        del sent["subcode"]  # which an earlier client does not read
+        assert type(msgspec.convert(sent, requests.Failure).error()) is Refused
 
 
 def test_a_subcode_that_is_not_known_yet_is_passed_over() -> None:

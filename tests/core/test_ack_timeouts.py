@@ -196,3 +196,26 @@ def test_a_limit_keeps_the_round_robin_of_a_shared_subscription(limit):
             got[name] += len(offsets)
             one.ack(*offsets)
     assert got == {"a": 12, "b": 12, "c": 12}
+
+
+@ALL
+@pytest.mark.parametrize("per_timeout", [6, 40, 700])
+def test_a_consumer_slower_than_the_ack_timeout_gets_little_twice_and_loses_nothing(kind, per_timeout):
+    """The consumer takes everything at once, as clients of the gRPC API do, and processes it in that order."""
+    one = DispatchHarness(kind, FailurePolicy(redeliveries_max=5, ack_timeout_ms=1000, delay_ms=10, poison=Poison.DROP))
+    one.join("a", is_timed=True)
+    messages = 20 * per_timeout
+    one.stored.publish([f"k{number % 50}" for number in range(messages)])
+    taken, received, acked, lost = list[int](), 0, set[int](), list[tuple[int, str]]()
+    steps = 20
+    for step in range(steps * 60):
+        lost += one.time_out()
+        taken += one.pump().get("a", [])
+        count = (step + 1) * per_timeout // steps - step * per_timeout // steps
+        one.ack(*taken[:count]) if taken[:count] else None
+        acked.update(taken[:count])
+        received += len(taken[:count])
+        del taken[:count]
+        one.wait(1000 // steps)
+    assert (lost, acked) == ([], set(range(messages)))
+    assert received < 3 * messages

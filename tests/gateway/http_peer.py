@@ -42,7 +42,7 @@ class HttpListener:
 
 @asynccontextmanager
 async def open_listener(
-    clock: Clock | None = None, wrap: Callable[[Any], Any] | None = None, drain_s: float = 0.0, **settings: int
+    clock: Clock | None = None, wrap: Callable[[Any], Any] | None = None, drain_s: float = 0.0, **settings: Any
 ) -> AsyncIterator[HttpListener]:
     """A listener with these settings on a real broker of its own. `wrap` may put something between the two."""
     async with testing._server(None, {"topics_ack_level": "written"}) as broker_server:
@@ -100,7 +100,7 @@ class Peer:
 
     def send(self, method: str, path: str, body: bytes | None = None, **headers: str) -> None:
         """Write a whole request; `content_type="..."` becomes the header Content-Type."""
-        lines = [f"{method} {path} HTTP/1.1", "Host: danube"]
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {headers.pop('host', 'localhost')}"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         if body is not None and "content_length" not in headers and "transfer_encoding" not in headers:
             lines.append(f"Content-Length: {len(body)}")
@@ -113,7 +113,7 @@ class Peer:
             first, *lines = head.strip().split("\r\n")
             pairs = (line.partition(": ") for line in lines)
             headers = {name.lower(): value for name, _, value in pairs}
-            body = await self._reader.readexactly(int(headers["content-length"]))
+            body = await self._reader.readexactly(int(headers.get("content-length", "0")))
         return Answer(int(first.split()[1]), headers, body)
 
     async def request(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:

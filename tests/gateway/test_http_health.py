@@ -81,7 +81,7 @@ async def test_readyz_says_so_while_native_clients_get_their_last_answers() -> N
             draining.set()
             await asyncio.sleep(0)
             reader, writer = await asyncio.open_connection(*server.http_address)
-            writer.write(b"GET /readyz HTTP/1.1\r\nHost: danube\r\n\r\n")
+            writer.write(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             told.append(await reader.read())
             writer.close()
             await closed(drain_s)

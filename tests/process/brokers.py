@@ -34,12 +34,14 @@ class BrokerProcess:
         port: int | None = None,
         before_start: Callable[[], None] | None = None,
         grpc_port: int = 0,
+        http_port: int = 0,
     ) -> None:
         self.directory = directory
         self.port = port or free_port()
-        self.http_port = self.admin_port = 0
-        """Others after every start; so is `grpc_port`, unless it is given."""
+        self.admin_port = 0
+        """Another one after every start; so are `grpc_port` and `http_port`, unless they are given."""
         self.grpc_port = self._wanted_grpc_port = grpc_port
+        self.http_port = self._wanted_http_port = http_port
         self.log = directory.with_suffix(".log")
         self._before_start = before_start
         self._process: subprocess.Popen[str] | None = None
@@ -55,9 +57,10 @@ class BrokerProcess:
 
     def start(self) -> BrokerProcess:
         command = [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(self.directory)]
+        ports = [f"--grpc-port={self._wanted_grpc_port}", "--admin-port=0", f"--http-port={self._wanted_http_port}"]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
-                [*command, "--port", str(self.port), f"--grpc-port={self._wanted_grpc_port}", *PORTS[2:]],
+                [*command, "--port", str(self.port), *ports],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

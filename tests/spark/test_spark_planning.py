@@ -191,7 +191,7 @@ def test_what_retention_took_is_reported_offset_by_offset_and_the_rest_is_read()
     assert [(one.partition, one.start, one.end) for one in losses] == [(0, 100, 150), (2, 50, 60)]
     text = format_report(losses, "  policies: none")
     assert "60 messages of 2 partitions cannot be read any more" in text
-    assert "/default/orders[0] offsets 100..150 (50): retention removed them, the partition begins at 150 now" in text
+    assert "[0] offsets 100..150 (50): retention or truncation removed them, the partition begins at 150 now" in text
     assert "policies: none" in text and "failOnDataLoss=false" in text
 
 
@@ -222,7 +222,7 @@ def test_a_log_that_came_back_shorter_is_a_loss() -> None:
 
 
 def test_losses_fail_the_query_unless_it_may_go_on(capsys: pytest.CaptureFixture[str]) -> None:
-    lost = [LostRange(TOPIC, 1, 5, 8, "retention removed them")]
+    lost = [LostRange(TOPIC, 1, 5, 8, "retention or truncation removed them")]
     with pytest.raises(Refused, match=r"3 messages of 1 partition .*\n.*\[1\] offsets 5..8 \(3\): retention"):
         fail_or_log(lost, fail=True)
     fail_or_log(lost, fail=False)

@@ -13,6 +13,7 @@ from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import AllowAll
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.store import MetadataStore
+from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import StaleEpoch
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import OsDisk
@@ -32,7 +33,8 @@ async def broker_over(store: MetadataStore, objects: ObjectStore, directory: Pat
         tasks = Tasks()
         parts.push_async_callback(tasks.close)
         settings = replace(SETTINGS, node=directory.name)
-        made_of = BrokerParts(store, registry, writer, AllowAll(), clock, tasks, lambda: "127.0.0.1:1", objects, SMALL)
+        address = BrokerAddresses("127.0.0.1:1")
+        made_of = BrokerParts(store, registry, writer, AllowAll(), clock, tasks, lambda: address, objects, SMALL)
         yield Broker(made_of, settings)
 
 

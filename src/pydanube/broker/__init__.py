@@ -1,7 +1,9 @@
 """OWNERSHIP. Each partition and subscription has one owner, and all listeners call one facade.
 
-Lives here      the facade (facade.py) and what every call passes: producers, publish checks, policies, statistics
+Lives here      the facade (facade.py) and what every call passes: producers, publish checks, policies, statistics,
+                metrics, traces, listing in pages
                 for clients without a connection of their own: topic addresses, shared producers, consumer sessions
+                dead_letters lists and redrives dead letters; message_reading reads single messages
                 registry/       the namespaces, topics, subscriptions and producers that exist, and their records
                 partitions/     open partitions: publish, fetch, recovery, ownership, limits
                 subscriptions/  delivery to attached consumers, acks, redelivery, dead letters
@@ -23,7 +25,8 @@ from pydanube.broker.subscriptions.subscriptions import Attachment
 
 from .consumer_sessions import ConsumerSessions
 from .facade import Broker, BrokerParts, BrokerSettings
-from .producers import Producer
+from .metrics import ListenerMetrics
+from .producers import Producer, shared_id
 from .shared_producers import SharedProducer
 
 __all__ = [
@@ -36,6 +39,7 @@ __all__ = [
     "Consumer",
     "ConsumerSessions",
     "FetchResult",
+    "ListenerMetrics",
     "Producer",
     "PublishDone",
     "Published",
@@ -44,4 +48,5 @@ __all__ = [
     "Sink",
     "StageRequest",
     "close_calls",
+    "shared_id",
 ]

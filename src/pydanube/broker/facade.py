@@ -5,20 +5,21 @@ Each call names a principal, and the authorizer is asked before anything else ha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from pydanube.broker.lifecycle.expiration import Expiration
 from pydanube.broker.lifecycle.topic_deletion import TopicDeletion
+from pydanube.broker.lifecycle.truncation import truncate
 from pydanube.broker.partitions.open_partitions import Partitions, PartitionSettings
 from pydanube.broker.partitions.partition import FetchResult
 from pydanube.broker.partitions.partition_table import PartitionTable
 from pydanube.broker.partitions.publish_queue import PublishDone
 from pydanube.broker.partitions.recovery import PartitionRecovery
 from pydanube.broker.registry.policies import EffectivePolicies, broker_policies
-from pydanube.broker.registry.records import TopicRecord
+from pydanube.broker.registry.records import TopicRecord, version_of
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.schemas.schemas import Schemas
 from pydanube.broker.staging.staging import Staging
@@ -29,7 +30,9 @@ from pydanube.broker.tiering.object_storage import ObjectStorage, TieringSetting
 from pydanube.codec.batch import Batch, Codec
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.metadata.store import MetadataStore
+from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import AlreadyExists, DanubeError, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.metrics import MetricFamily
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 from pydanube.model.topics import (
@@ -48,7 +51,11 @@ from pydanube.storage.wal import LogWriter
 from pydanube.version import __version__
 
 from .consumer_sessions import ConsumerSessions
+from .dead_letters import DeadLetters
 from .decompression import DecompressionBudget
+from .listing import Listing
+from .metric_families import MetricSources
+from .metrics import BrokerMetrics
 from .policies import PolicyAdministration
 from .producers import Access, Producer, Producers
 from .publish_checks import PayloadCheck, check_publishable
@@ -87,8 +94,8 @@ class BrokerParts:
     authorizer: Authorizer
     clock: Clock
     tasks: Tasks
-    address: Callable[[], str]
-    """Returns the host:port that clients are sent to; called only once the native listener is open."""
+    addresses: Callable[[], BrokerAddresses]
+    """Returns the addresses that clients are told; complete once all listeners are open."""
     objects: ObjectStore | None = None
     """Without an object store, or without `tiering`, the log keeps everything."""
     tiering: TieringSettings | None = None
@@ -106,9 +113,11 @@ class Broker:
         self._writer = writer
         self._authorizer = authorizer
         self._settings = settings
-        self._address = parts.address
+        self._addresses = parts.addresses
         self._metadata_trouble = parts.metadata_trouble
         self._started_at = clock.now_us()
+        self.metrics = BrokerMetrics()
+        self._cache = TailCache(settings.tail_bytes)
         open_partitions = PartitionTable()
         self.tiers: ObjectStorage | None = None
         if parts.objects is not None and parts.tiering is not None:
@@ -130,7 +139,7 @@ class Broker:
             writer,
             PartitionRecovery(
                 writer,
-                TailCache(settings.tail_bytes),
+                self._cache,
                 settings.memory_topic_bytes,
                 settings.remembered_max,
                 self.tiers.history if self.tiers is not None else None,
@@ -140,24 +149,27 @@ class Broker:
             settings.node,
             PartitionSettings(settings.offset_block, settings.remembered_max),
             policies,
-            parts.address,
+            lambda: self.address,
             open_partitions,
+            self.metrics,
             self.tiers,
         )
-        self.schemas = Schemas(parts.store, registry, self._partitions, authorizer, clock, parts.tasks)
+        self.schemas = Schemas(parts.store, registry, self._partitions, authorizer, clock, parts.tasks, self.metrics)
         self.addresses = TopicAddresses(registry, authorizer, settings.auto_create, settings.ack_level)
         self.producers = Producers(registry, self._partitions)
         self.policies = PolicyAdministration(registry, self._partitions, policies, authorizer)
-        self.subscriptions = Subscriptions(registry, self._partitions, authorizer)
+        self.decompression = DecompressionBudget()
+        """Must be asked before a compressed batch is passed to `publish`."""
+        self.subscriptions = Subscriptions(registry, self._partitions, authorizer, self.decompression)
+        self.dead_letters = DeadLetters(registry, self._partitions, self.subscriptions, authorizer, self)
         self.single_acks = SingleAcks(registry, self._partitions, authorizer)
         self.shared_producers = SharedProducers(self.producers, self.addresses, authorizer, clock, parts.tasks)
         self.consumer_sessions = ConsumerSessions(registry, self.addresses, self.subscriptions, clock, parts.tasks)
         self.statistics = Statistics(registry, self._partitions, authorizer, clock)
+        self.listing = Listing(registry, self.statistics, authorizer, clock)
         self.storage = StorageAdministration(
             registry, self._partitions, authorizer, parts.store, writer, clock, parts.tasks, self.tiers
         )
-        self.decompression = DecompressionBudget()
-        """Must be asked before a compressed batch is passed to `publish`."""
         self._staging: Staging | None = None
         if self.tiers is not None:
             self._staging = Staging(
@@ -171,13 +183,19 @@ class Broker:
                 self.decompression,
                 self.schemas,
             )
+        self._metric_sources = MetricSources(self.metrics, registry, open_partitions, writer, self._cache, self.tiers)
         self._deletion = TopicDeletion(registry, self._partitions, writer, self.tiers, self._staging)
         self.lifetimes = Expiration(registry, self._partitions, self.subscriptions, self._deletion, clock)
 
     @property
     def address(self) -> str:
-        """The host:port that clients are sent to."""
-        return self._address()
+        """The host:port that native clients are sent to."""
+        return self._addresses().native
+
+    @property
+    def advertised(self) -> BrokerAddresses:
+        """The addresses of all listeners that clients are told."""
+        return self._addresses()
 
     def describe(self, principal: Principal) -> BrokerDescription:
         self._authorizer.check(principal, Action.DESCRIBE, BROKER)
@@ -188,7 +206,14 @@ class Broker:
             state=self._state(),
             topics=len(self._registry.topics()),
             started_at=self._started_at,
+            addresses=self.advertised,
         )
+
+    def metric_families(self, principal: Principal) -> list[MetricFamily]:
+        """Return the metrics of the broker as a whole; those of topics are in `statistics`."""
+        self._authorizer.check(principal, Action.DESCRIBE, BROKER)
+        info = {"version": __version__, "node": self._settings.node, "cluster": self._settings.cluster}
+        return self._metric_sources.families(info, self._started_at, not self.write_problems())
 
     def write_problems(self) -> list[str]:
         """Return why this broker cannot store what it is sent, the worst first; nothing when it can.
@@ -204,6 +229,11 @@ class Broker:
         for problem in self.write_problems():
             return problem
         return self._metadata_trouble() or (self.tiers.trouble if self.tiers is not None else "") or "ok"
+
+    @property
+    def node(self) -> str:
+        """The name of this broker."""
+        return self._settings.node
 
     @property
     def staging(self) -> Staging:
@@ -241,9 +271,11 @@ class Broker:
         await self._registry.create_namespace(namespace)
         log.info("namespace.created", namespace=namespace)
 
-    async def delete_namespace(self, principal: Principal, namespace: str) -> None:
+    async def delete_namespace(self, principal: Principal, namespace: str, expected: str = "") -> None:
+        """Delete an empty namespace. With `expected`, here and in other calls, raise Conflict if the object does not
+        have this version any more; the metadata transaction that writes compares it."""
         self._authorizer.check(principal, Action.DELETE, f"/{namespace}")
-        await self._registry.delete_namespace(namespace)
+        await self._registry.delete_namespace(namespace, expected)
         log.info("namespace.deleted", namespace=namespace)
 
     async def list_namespaces(self, principal: Principal) -> list[str]:
@@ -257,10 +289,10 @@ class Broker:
         await self._registry.create_topic(topic, config)
         log.info("topic.created", topic=str(topic), partitions=config.partitions, ack_level=str(config.ack_level))
 
-    async def grow_topic(self, principal: Principal, topic: TopicName, partitions: int) -> None:
+    async def grow_topic(self, principal: Principal, topic: TopicName, partitions: int, expected: str = "") -> None:
         """Add partitions to a partitioned topic; clients see them at their next lookup."""
         self._authorizer.check(principal, Action.ADMINISTER, str(topic))
-        await self._registry.grow_topic(topic, partitions)
+        await self._registry.grow_topic(topic, partitions, expected)
         log.info("topic.grown", topic=str(topic), partitions=partitions)
 
     async def unload_topic(self, principal: Principal, topic: TopicName) -> None:
@@ -280,10 +312,17 @@ class Broker:
         partitions = await self._partitions.unload(topic)
         log.info("topic.unloaded", topic=str(topic), partitions=partitions)
 
-    async def delete_topic(self, principal: Principal, topic: TopicName) -> None:
+    async def truncate_topic(
+        self, principal: Principal, topic: TopicName, offsets: Mapping[int, int]
+    ) -> dict[int, int]:
+        """Delete everything before the offsets, by partition; durable on return. Return where each begins now."""
+        self._authorizer.check(principal, Action.DELETE, str(topic))
+        return await truncate(self._registry, self._partitions, topic, offsets)
+
+    async def delete_topic(self, principal: Principal, topic: TopicName, expected: str = "") -> None:
         """Delete a topic and everything in it; its producers and consumers get an error."""
         self._authorizer.check(principal, Action.DELETE, str(topic))
-        await self._deletion.remove(topic)
+        await self._deletion.remove(topic, expected)
 
     async def list_topics(self, principal: Principal, namespace: str | None = None) -> list[str]:
         self._authorizer.check(principal, Action.DESCRIBE, BROKER if namespace is None else f"/{namespace}")
@@ -304,7 +343,15 @@ class Broker:
             except DanubeError as error:
                 partitions.append(PartitionDescription(index, self.address, 0, 0, 0, 0, 0, health=error.message))
         subscriptions = sorted(self._registry.subscriptions(topic))
-        return TopicDescription(str(topic), record.topic_id, record.config(), partitions, subscriptions)
+        return TopicDescription(
+            str(topic),
+            record.topic_id,
+            record.config(),
+            partitions,
+            subscriptions,
+            [self.advertised],
+            version_of(record),
+        )
 
     async def lookup(self, principal: Principal, topic: TopicName, create: bool) -> TopicDescription:
         """Return who owns the partitions, without opening them.
@@ -319,7 +366,7 @@ class Broker:
         partitions = [
             PartitionDescription(index, self.address, 0, 0, 0, 0, 0) for index in range(record.config().partition_count)
         ]
-        return TopicDescription(str(topic), record.topic_id, record.config(), partitions)
+        return TopicDescription(str(topic), record.topic_id, record.config(), partitions, brokers=[self.advertised])
 
     async def _auto_create(self, principal: Principal, topic: TopicName) -> TopicRecord | None:
         with suppress(AlreadyExists):  # two producers looked the topic up at the same time
@@ -359,13 +406,14 @@ class Broker:
             self._authorizer.check(principal, Action.PRODUCE, producer.topic)
             opened, check = self._check_batch(producer, batch)
         except DanubeError as error:
-            done(error)
+            self.metrics.refuse(done, error)
             return
         partition = producer.partition
         if partition.intake is None:
             partition.publish(opened, done)
         else:
-            partition.intake.submit(producer, opened, check, partial(partition.publish, opened, done), done)
+            refuse = partial(self.metrics.refuse, done)
+            partition.intake.submit(producer, opened, check, partial(partition.publish, opened, done), refuse)
 
     def _check_batch(self, producer: Producer, view: memoryview) -> tuple[Batch, PayloadCheck | None]:
         """Return the batch, and the check of its payloads that remains to be done, if any."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.registry.policies import EffectivePolicies
+from pydanube.broker.registry.records import version_of
 from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import Action, Authorizer, Principal
 from pydanube.model.errors import Refused
@@ -25,6 +26,8 @@ class PolicyReport(NamedTuple):
 
     own: Policies
     effective: Policies
+    version: str = ""
+    """The version of the topic or namespace, for `expected`."""
 
 
 class PolicyAdministration:
@@ -42,21 +45,21 @@ class PolicyAdministration:
         self._authorizer = authorizer
 
     async def set(
-        self, principal: Principal, target: TopicName | str, changes: Mapping[str, int | None]
+        self, principal: Principal, target: TopicName | str, changes: Mapping[str, int | None], expected: str = ""
     ) -> PolicyReport:
         """Change some policies of `target`; they are durable and in force on return.
 
         A value of None removes the policy from `target`, which inherits it again. Raises Invalid for a name that is not
-        a policy or a value out of range.
+        a policy or a value out of range, and Conflict if `target` does not have the version `expected`.
         """
         if isinstance(target, TopicName):
             self._authorizer.check(principal, Action.ADMINISTER, str(target))
             self._check_reliable(target, changes)
-            await self._registry.set_topic_policies(target, changes)
+            await self._registry.set_topic_policies(target, changes, expected)
             self._apply(target)
         else:
             self._authorizer.check(principal, Action.ADMINISTER, f"/{target}")
-            await self._registry.set_namespace_policies(target, changes)
+            await self._registry.set_namespace_policies(target, changes, expected)
             for topic in self._registry.topics(target):
                 self._apply(topic)
         log.info("policies.changed", target=str(target), **changes)
@@ -76,8 +79,10 @@ class PolicyAdministration:
 
     def _report(self, target: TopicName | str) -> PolicyReport:
         if isinstance(target, TopicName):
-            return PolicyReport(self._registry.topic(target).own_policies(), self._effective.of_topic(target))
-        return PolicyReport(self._registry.namespace(target).own_policies(), self._effective.of_namespace(target))
+            topic = self._registry.topic(target)
+            return PolicyReport(topic.own_policies(), self._effective.of_topic(target), version_of(topic))
+        namespace = self._registry.namespace(target)
+        return PolicyReport(namespace.own_policies(), self._effective.of_namespace(target), version_of(namespace))
 
     def _apply(self, topic: TopicName) -> None:
         effective = self._effective.of_topic(topic)

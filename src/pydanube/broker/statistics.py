@@ -1,23 +1,28 @@
 """Statistics of a topic, collected from its partitions, subscriptions and consumers.
 
 Counters are kept where things happen, and cost an addition per batch. What takes a read, such as the age of the oldest
-unacked message, is found out here, on request.
+unacked message, is found out here, on request. `all` reads nothing: it is for listings and for metrics of thousands of
+topics.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from pydanube.broker.partitions.backlog_quota import backlog_bytes
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.registry.registry import Registry
-from pydanube.core.access import Action, Authorizer, Principal
+from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.model.errors import DanubeError, NotFound
 from pydanube.model.names import TopicName
-from pydanube.model.statistics import PartitionStatistics, SubscriptionStatistics, TopicStatistics
+from pydanube.model.statistics import PartitionStatistics, SubscriptionStatistics, TopicStatistics, TopicSummary
 from pydanube.runtime.clock import MICROSECONDS, Clock
+from pydanube.runtime.slices import Slices
 from pydanube.storage.stream import PartitionStream, append_time_at
+
+from .topic_summaries import summarize
 
 
 class Statistics:
@@ -36,6 +41,42 @@ class Statistics:
         config = self._registry.topic(topic).config()
         found = [await self._partition(topic, index) for index in range(config.partition_count)]
         return TopicStatistics(str(topic), config.reliable, found)
+
+    def all(self, principal: Principal, namespace: str | None = None) -> AsyncGenerator[list[TopicSummary]]:
+        """Yield a summary of every topic, or of every topic of a namespace, ordered by name, in chunks.
+
+        Opens no partition and reads no log: see `TopicSummary`. Neither making a chunk nor the pauses between hold the
+        event loop for more than a few milliseconds, so a caller may work on each chunk for as long. Topics that are
+        created or deleted meanwhile may be missing.
+        """
+        self._authorizer.check(principal, Action.DESCRIBE, BROKER if namespace is None else f"/{namespace}")
+        if namespace is not None:
+            self._registry.namespace(namespace)
+        return self._summaries(self._registry.topics(namespace))
+
+    async def _summaries(self, names: list[TopicName]) -> AsyncGenerator[list[TopicSummary]]:
+        slices, chunk, pauses = Slices(self._clock), list[TopicSummary](), 0
+        for name in names:
+            summary = await self.summary(name, slices)
+            if summary is not None:
+                chunk.append(summary)
+            if chunk and (slices.pauses > pauses or slices.is_spent):
+                await slices.pause()
+                yield chunk
+                chunk = []
+                await slices.pause()
+                pauses = slices.pauses
+        if chunk:
+            yield chunk
+
+    async def summary(self, name: TopicName, slices: Slices) -> TopicSummary | None:
+        """Return the summary of one topic; None if it does not exist. Asks no authorizer: the caller has."""
+        record = self._registry.find_topic(name)
+        if record is None:
+            return None
+        partitions = self._partitions.open_of(record.topic_id)
+        subscriptions = len(self._registry.subscriptions(name))
+        return await summarize(name, record, subscriptions, partitions, self._clock.now_us(), slices)
 
     async def _partition(self, topic: TopicName, index: int) -> PartitionStatistics:
         try:

@@ -25,7 +25,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "serve": ("serve:serve", "Start a broker."),
     "produce": ("produce:produce", "Publish messages to a topic."),
     "consume": ("consume:consume", "Receive messages from a topic."),
-    "topics": ("topics:topics", "Create, grow, list, describe, measure, unload and delete topics."),
+    "topics": ("topics:topics", "Create, grow, list, describe, measure, unload, truncate and delete topics."),
     "subscriptions": ("subscriptions:subscriptions", "Create, list, describe, move and delete subscriptions."),
     "schemas": ("schemas:schemas", "Register, read, compare and delete schemas, and bind topics to them."),
     "dlq": ("dlq:dlq", "List, show, redrive and drop dead letters."),

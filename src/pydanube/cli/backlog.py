@@ -73,10 +73,10 @@ def seek(
         positions = {str(index): offset for index, offset in sorted(now.items())}
         emit_json({"topic": str(topic), "subscription": subscription, "position": str(target), "positions": positions})
     else:
-        click.echo(f"moved {subscription} on {topic} to {target} ({_positions(now)})")
+        click.echo(f"moved {subscription} on {topic} to {target} ({format_positions(now)})")
 
 
-def _positions(positions: dict[int, int]) -> str:
+def format_positions(positions: dict[int, int]) -> str:
     """Format the positions by partition, at most POSITIONS_SHOWN of them."""
     shown = [f"partition {index}: offset {offset}" for index, offset in sorted(positions.items())[:POSITIONS_SHOWN]]
     return "; ".join(shown) + (f"; {len(positions) - len(shown)} more" if len(positions) > len(shown) else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -24,6 +25,7 @@ def _describe(url: str) -> dict[str, Any]:
         "node": found.node,
         "cluster": found.cluster,
         "url": url,
+        "addresses": asdict(found.addresses),
         "version": found.version,
         "state": found.state,
         "topics": found.topics,
@@ -40,6 +42,7 @@ def list_(url: str, as_json: bool) -> None:
     if as_json:
         emit_json([found])
     else:
+        del found["addresses"]  # `describe` shows them; four columns more would not fit a terminal
         table(list(found), [list(found.values())], right=["topics"])
 
 
@@ -54,4 +57,6 @@ def describe(url: str, as_json: bool) -> None:
     if as_json:
         emit_json(found)
     else:
-        fields([(name.replace("_", " "), value) for name, value in found.items()])
+        addresses = found.pop("addresses")
+        rows = [*found.items(), *((f"{listener} address", where or "none") for listener, where in addresses.items())]
+        fields([(name.replace("_", " "), value) for name, value in rows])

@@ -267,7 +267,7 @@ def redrive(
     target = None if to is None else str(to)
 
     def start(letters: DeadLetters, progress: Progress) -> Coroutine[Any, Any, Redriven]:
-        return letters.redrive(wanted, where=where, to=target, rate=rate, progress=progress)
+        return letters.redrive(wanted, where=where or None, to=target, rate=rate, progress=progress)
 
     _finish(url, str(topic), where, start, "sent back", "redriven", as_json)
 
@@ -310,7 +310,7 @@ def drop(
         confirm(f"Drop all letters of {topic}{where}?", yes, verb="drop them", not_done="nothing was dropped")
 
     def start(letters: DeadLetters, progress: Progress) -> Coroutine[Any, Any, Redriven]:
-        return letters.drop(wanted, where=where, progress=progress)
+        return letters.drop(wanted, where=where or None, progress=progress)
 
     _finish(url, str(topic), where, start, "dropped", "dropped", as_json)
 

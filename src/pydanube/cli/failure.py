@@ -11,9 +11,10 @@ import click
 from pydanube.model.errors import Invalid
 from pydanube.model.failure import NATIVE, Backoff, FailurePolicy, Poison
 from pydanube.model.names import TopicName
+from pydanube.model.topics import SubscriptionDescription
 
 from . import values
-from .options import DURATION, SUBSCRIPTION, TOPIC, Parsed, examples, json_option, url_option
+from .options import DURATION, SUBSCRIPTION, TOPIC, Parsed, examples, expected_option, json_option, url_option
 from .output import emit_json, fields, note, span
 from .session import with_client
 
@@ -117,30 +118,35 @@ danube subscriptions failure-policy /default/orders billing --max-redeliveries u
 @click.argument("topic", type=TOPIC)
 @click.argument("subscription", type=SUBSCRIPTION)
 @failure_options
+@expected_option
 @url_option
 @json_option
-def failure_policy(topic: TopicName, subscription: str, url: str, as_json: bool, **given: Any) -> None:
+def failure_policy(topic: TopicName, subscription: str, expected: str, url: str, as_json: bool, **given: Any) -> None:
     """Show what happens to messages that fail, or change it.
 
     Only what is given changes, at once and for what is running too. A message fails when its consumer gives it back
     (nack) or does not ack it in time; a consumer that goes away costs it nothing. It comes again after a delay. After
     the last try it is poison: it blocks its subscription (key-shared: its key), is dropped, or is published to the dead
-    letter topic. Durations are seconds, or have a unit: 500ms, 30s, 10m.
+    letter topic. Durations are seconds, or have a unit: 500ms, 30s, 10m. If somebody else changes the subscription at
+    the same moment, the command fails and changes nothing.
     """
     from pydanube.client import Client
 
     changes = PolicyChanges(**given)
 
-    async def work(client: Client) -> FailurePolicy:
-        policy = (await client.describe_subscription(str(topic), subscription)).failure_policy
-        if changes.given:
-            policy = changes.apply_to(policy)
-            await client.set_failure_policy(str(topic), subscription, policy)
-        return policy
+    async def work(client: Client) -> SubscriptionDescription:
+        found = await client.describe_subscription(str(topic), subscription)
+        if not changes.given:
+            return found
+        policy = changes.apply_to(found.failure_policy)
+        await client.set_failure_policy(str(topic), subscription, policy, expected=expected or found.version)
+        return await client.describe_subscription(str(topic), subscription)
 
-    policy = with_client(url, work)
+    found = with_client(url, work)
+    policy = found.failure_policy
     if as_json:
-        emit_json({"topic": str(topic), "subscription": subscription, **as_dict(policy)})
+        told = {"topic": str(topic), "subscription": subscription, "version": found.version}
+        emit_json({**told, **as_dict(policy)})
     else:
         fields(as_fields(policy))
 

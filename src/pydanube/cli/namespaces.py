@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import click
 
-from .options import NAMESPACE, confirm, examples, json_option, url_option, yes_option
+from pydanube.model.paging import PageQuery
+
+from .options import NAMESPACE, confirm, examples, expected_option, json_option, url_option, yes_option
 from .output import emit_json, fields
+from .paging import PageOptions, page_options
 from .policies import namespace_policies
 from .session import with_client
 
@@ -41,17 +44,30 @@ def create(namespace: str, url: str, as_json: bool) -> None:
         click.echo(f"created {namespace}")
 
 
-@namespaces.command("list", epilog=examples("danube namespaces list --json"))
+@namespaces.command(
+    "list", epilog=examples("danube namespaces list --json\ndanube namespaces list --filter 'shop*' --limit 20")
+)
+@page_options()
 @url_option
 @json_option
-def list_(url: str, as_json: bool) -> None:
-    """List namespaces by name."""
-    names = with_client(url, lambda client: client.list_namespaces())
-    if as_json:
-        emit_json(names)
-        return
-    for name in names:
-        click.echo(name)
+def list_(page: PageOptions, url: str, as_json: bool) -> None:
+    """List namespaces by name.
+
+    With --limit one page is printed, and on stderr what to add for the next one. With --json a page is an object with
+    "namespaces" and "next", otherwise all names are one list.
+    """
+    from pydanube.client import Client
+
+    async def work(client: Client) -> tuple[list[str], str]:
+        async def ask(query: PageQuery) -> tuple[list[str], str]:
+            found = await client.namespace_page(
+                filter=query.filter, sort=query.sort, limit=query.limit, after=query.after
+            )
+            return found.names, found.next
+
+        return await page.collect(ask)
+
+    page.show("namespaces", *with_client(url, work), as_json=as_json)
 
 
 @namespaces.command("describe", epilog=examples("danube namespaces describe default"))
@@ -80,12 +96,13 @@ def describe(namespace: str, url: str, as_json: bool) -> None:
 @namespaces.command("delete", epilog=examples("danube namespaces delete shop --yes"))
 @click.argument("namespace", type=NAMESPACE)
 @yes_option
+@expected_option
 @url_option
 @json_option
-def delete(namespace: str, yes: bool, url: str, as_json: bool) -> None:
+def delete(namespace: str, yes: bool, expected: str, url: str, as_json: bool) -> None:
     """Delete a namespace that has no topics."""
     confirm(f"Delete namespace {namespace}?", yes)
-    with_client(url, lambda client: client.delete_namespace(namespace))
+    with_client(url, lambda client: client.delete_namespace(namespace, expected=expected))
     if as_json:
         emit_json({"namespace": namespace, "deleted": True})
     else:

@@ -10,12 +10,13 @@ from pydanube.model.errors import Invalid
 from pydanube.model.names import TopicName
 from pydanube.model.policies import FIELDS, BacklogAction, Policies
 
-from .options import NAMESPACE, POLICY, POLICY_NAME, TOPIC, examples, json_option, url_option
+from .options import NAMESPACE, POLICY, POLICY_NAME, TOPIC, examples, expected_option, json_option, url_option
 from .output import emit_json, note, size, span, table
 from .session import with_client
 
 if TYPE_CHECKING:
     from pydanube.client import Client
+    from pydanube.codec.native.requests import PolicyReport
 
 set_option = click.option(
     "--set", "changes", type=POLICY, multiple=True, metavar="NAME=VALUE", help="Set a policy; may be repeated."
@@ -39,10 +40,16 @@ danube topics policies /default/orders --set publish_messages_per_s=5000 --unset
 @click.argument("topic", type=TOPIC)
 @set_option
 @unset_option
+@expected_option
 @url_option
 @json_option
 def topic_policies(
-    topic: TopicName, changes: tuple[tuple[str, int], ...], unset: tuple[str, ...], url: str, as_json: bool
+    topic: TopicName,
+    changes: tuple[tuple[str, int], ...],
+    unset: tuple[str, ...],
+    expected: str,
+    url: str,
+    as_json: bool,
 ) -> None:
     """Show a topic's policies, or change some of them.
 
@@ -50,7 +57,7 @@ def topic_policies(
     may have units: 10GiB, 30m, 7d. 0 means no limit, or never, but for retention: there -1 means for ever, and 0 that
     nothing is kept once every subscription has acked it; where there is no subscription, nothing at all.
     """
-    _show_or_change("topic", str(topic), changes, unset, url, as_json)
+    _show_or_change("topic", str(topic), changes, unset, expected, url, as_json)
 
 
 @click.command(
@@ -66,21 +73,33 @@ danube namespaces policies shop --unset ttl_s --json
 @click.argument("namespace", type=NAMESPACE)
 @set_option
 @unset_option
+@expected_option
 @url_option
 @json_option
 def namespace_policies(
-    namespace: str, changes: tuple[tuple[str, int], ...], unset: tuple[str, ...], url: str, as_json: bool
+    namespace: str,
+    changes: tuple[tuple[str, int], ...],
+    unset: tuple[str, ...],
+    expected: str,
+    url: str,
+    as_json: bool,
 ) -> None:
     """Show a namespace's policies, or change some of them.
 
     They count for every topic in it that does not set its own. What is not set here is inherited from the broker.
     Values as for 'danube topics policies'.
     """
-    _show_or_change("namespace", namespace, changes, unset, url, as_json)
+    _show_or_change("namespace", namespace, changes, unset, expected, url, as_json)
 
 
 def _show_or_change(
-    kind: str, target: str, changes: tuple[tuple[str, int], ...], unset: tuple[str, ...], url: str, as_json: bool
+    kind: str,
+    target: str,
+    changes: tuple[tuple[str, int], ...],
+    unset: tuple[str, ...],
+    expected: str,
+    url: str,
+    as_json: bool,
 ) -> None:
     wanted: dict[str, int | None] = dict(changes)
     for name in unset:
@@ -92,17 +111,19 @@ def _show_or_change(
     except Invalid as error:
         raise click.UsageError(error.message) from None
 
-    async def work(client: Client) -> tuple[Policies, Policies, Policies, list[str]]:
-        report = await (client.set_policies(target, **wanted) if wanted else client.policies(target))
+    async def work(client: Client) -> tuple[PolicyReport, Policies, list[str]]:
+        report = await (client.set_policies(target, expected=expected, **wanted) if wanted else client.policies(target))
         namespace = (await client.policies(TopicName.parse(target).namespace)).own if kind == "topic" else Policies()
-        return report.own, namespace, report.effective, await _warnings(client, kind, target, wanted)
+        return report, namespace, await _warnings(client, kind, target, wanted)
 
-    own, namespace, effective, warnings = with_client(url, work)
+    report, namespace, warnings = with_client(url, work)
+    own, effective = report.own, report.effective
     for warning in warnings:
         note(warning)
     sources = {name: _source(kind, own, namespace, name) for name in FIELDS}
     if as_json:
-        emit_json({kind: target, "own": as_dict(own), "effective": as_dict(effective), "from": sources})
+        told = {kind: target, "version": report.version, "own": as_dict(own), "effective": as_dict(effective)}
+        emit_json(told | {"from": sources})
         return
     rows = [(name, shown(name, getattr(effective, name)), _SOURCES[sources[name]]) for name in FIELDS]
     table(["policy", "value", "from"], rows)

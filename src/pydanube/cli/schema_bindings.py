@@ -10,7 +10,7 @@ from pydanube.model.errors import Denied, Invalid, NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.schemas import Binding, Framing, ValidationPolicy
 
-from .options import SUBJECT, TOPIC, examples, json_option, url_option
+from .options import SUBJECT, TOPIC, examples, expected_option, json_option, url_option
 from .output import emit_json, fields
 from .session import with_client
 
@@ -56,6 +56,7 @@ danube schemas bind /default/orders orders --no-validate-payloads
     show_default=True,
     help="confluent: each payload begins with a zero byte and the global id, as Confluent's serializers write it.",
 )
+@expected_option
 @url_option
 @json_option
 def bind(
@@ -67,6 +68,7 @@ def bind(
     minimum: int | None,
     tombstones: bool,
     framing: str,
+    expected: str,
     url: str,
     as_json: bool,
 ) -> None:
@@ -98,6 +100,7 @@ def bind(
             minimum_version=made.minimum_version,
             tombstones=made.tombstones,
             framing=made.framing,
+            expected=expected,
         ),
     )
     if as_json:
@@ -108,11 +111,12 @@ def bind(
 
 @click.command(epilog=examples("danube schemas unbind /default/orders"))
 @click.argument("topic", type=TOPIC)
+@expected_option
 @url_option
 @json_option
-def unbind(topic: TopicName, url: str, as_json: bool) -> None:
+def unbind(topic: TopicName, expected: str, url: str, as_json: bool) -> None:
     """Let a topic carry anything again. Messages keep the schemas that they were published with."""
-    with_client(url, lambda client: client.schemas.unbind(str(topic)))
+    with_client(url, lambda client: client.schemas.unbind(str(topic), expected=expected))
     if as_json:
         emit_json({"topic": str(topic), "binding": None})
     else:

@@ -1,15 +1,18 @@
-"""`danube topics stats`: rates of a topic, and rates and backlogs of its subscriptions."""
+"""`danube topics stats`: rates of a topic, and rates and backlogs of its subscriptions; or a table of all topics."""
 
 from __future__ import annotations
 
 import click
 
 from pydanube.model.names import TopicName
+from pydanube.model.paging import TOPIC_NUMBERS
 from pydanube.model.statistics import PartitionStatistics, SubscriptionStatistics
 
 from .options import TOPIC, examples, json_option, url_option
 from .output import emit_json, fields, number, plural, size, span, table
+from .paging import PageOptions, page_options
 from .session import with_client
+from .topic_summaries import summaries
 from .topic_totals import TopicTotals, as_dict, sum_topic
 
 
@@ -20,20 +23,30 @@ from .topic_totals import TopicTotals, as_dict, sum_topic
 danube topics stats /default/orders
 danube topics stats /default/orders -v                      each consumer and each partition
 danube topics stats /default/orders --json | jq '.subscriptions[] | {name, backlog}'
+danube topics stats --sort backlog --limit 20               a table of topics; opens none of them
 """
     ),
 )
-@click.argument("topic", type=TOPIC)
+@click.argument("topic", type=TOPIC, required=False)
+@page_options(TOPIC_NUMBERS)
 @click.option("-v", "--verbose", is_flag=True, help="Show consumers and partitions too, and what is 0.")
 @url_option
 @json_option
-def stats(topic: TopicName, verbose: bool, url: str, as_json: bool) -> None:
-    """Show a topic's rates, and the backlog of its subscriptions.
+def stats(topic: TopicName | None, page: PageOptions, verbose: bool, url: str, as_json: bool) -> None:
+    """Show a topic's rates, and the backlog of its subscriptions; without TOPIC, a table of all topics.
 
     Rates are averages over the last seconds; totals count since the broker opened the topic. Bytes are those of
     batches, with all they carry. What is 0 of the details shows with -v. 'danube top' shows the
     same live, for many topics.
+
+    The table of all topics shows what the broker has in memory: numbers of partitions that are open. It takes --filter,
+    --sort, --limit and --after.
     """
+    if topic is None:
+        summaries(page, url, as_json)
+        return
+    if page:
+        raise click.UsageError("--filter, --sort, --reverse, --limit and --after are for a table: leave out the topic")
     figures = sum_topic(with_client(url, lambda client: client.topic_statistics(str(topic))))
     if as_json:
         emit_json(as_dict(figures))

@@ -23,6 +23,7 @@ from .options import (
     Parsed,
     confirm,
     examples,
+    expected_option,
     json_option,
     url_option,
     yes_option,
@@ -193,6 +194,7 @@ def _as_dict(found: SubscriptionDescription, figures: SubscriptionStatistics | N
         "type": str(found.type),
         "lag": sum(place.lag for place in found.partitions),
         "unacked_max": found.unacked_max,
+        "version": found.version,
         "failure_policy": failure.as_dict(found.failure_policy),
         "consumers": [asdict(one) for one in figures.consumers] if figures is not None else [],
         "partitions": [
@@ -226,9 +228,12 @@ danube subscriptions unacked-max /default/orders billing unlimited
 @click.argument("topic", type=TOPIC)
 @click.argument("subscription", type=SUBSCRIPTION)
 @click.argument("messages", type=Parsed("n", values.unacked_max), required=False)
+@expected_option
 @url_option
 @json_option
-def unacked_max(topic: TopicName, subscription: str, messages: int | None, url: str, as_json: bool) -> None:
+def unacked_max(
+    topic: TopicName, subscription: str, messages: int | None, expected: str, url: str, as_json: bool
+) -> None:
     """Show how many messages may be delivered and not acked yet, or change it to MESSAGES.
 
     The limit is that of each partition, over all consumers of the subscription. It takes effect at once; 'unlimited'
@@ -238,7 +243,7 @@ def unacked_max(topic: TopicName, subscription: str, messages: int | None, url: 
     async def work(client: Client) -> int:
         if messages is None:
             return (await client.describe_subscription(str(topic), subscription)).unacked_max
-        await client.set_unacked_max(str(topic), subscription, messages)
+        await client.set_unacked_max(str(topic), subscription, messages, expected=expected)
         return messages
 
     limit = with_client(url, work)
@@ -252,12 +257,13 @@ def unacked_max(topic: TopicName, subscription: str, messages: int | None, url: 
 @click.argument("topic", type=TOPIC)
 @click.argument("subscription", type=SUBSCRIPTION)
 @yes_option
+@expected_option
 @url_option
 @json_option
-def delete(topic: TopicName, subscription: str, yes: bool, url: str, as_json: bool) -> None:
+def delete(topic: TopicName, subscription: str, yes: bool, expected: str, url: str, as_json: bool) -> None:
     """Delete a subscription and its position. The messages stay."""
     confirm(f"Delete subscription {subscription} of {topic}?", yes)
-    with_client(url, lambda client: client.delete_subscription(str(topic), subscription))
+    with_client(url, lambda client: client.delete_subscription(str(topic), subscription, expected=expected))
     if as_json:
         emit_json({"topic": str(topic), "subscription": subscription, "deleted": True})
     else:

@@ -6,11 +6,12 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Final
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from pydanube.model.errors import NotFound, Unavailable
+from pydanube.model.errors import Invalid, NotFound, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.positions import datetime_from_micros
 
@@ -22,6 +23,7 @@ from .topic_totals import TopicTotals, as_dict, sum_topic
 
 if TYPE_CHECKING:
     from pydanube.client import Client
+    from pydanube.model.statistics import TopicSummary
 
     from .top_view import TopSnapshot
 
@@ -52,7 +54,8 @@ def top(topics: tuple[TopicName, ...], interval: float, once: bool, order: str, 
     In a terminal the view stays until q or Ctrl-C (exit code 0); otherwise it is printed once. The worst come first:
     blocked, then with nobody to consume, then by the age of the backlog. 'in' is what is published to the topic, 'out'
     what the subscription delivers, 'oldest' the age of its first message that is not acked; with 110 columns and more
-    also 'again', how many were redelivered.
+    also 'again', how many were redelivered. Without TOPICS it shows those that the broker has open, and says which are
+    not; with TOPICS it opens them.
     """
     if interval < INTERVAL_SECONDS_MIN:
         raise click.BadParameter(f"use {INTERVAL_SECONDS_MIN:g} seconds or more", param_hint="--interval")
@@ -77,8 +80,6 @@ async def _watch(
 
 async def _snapshots(client: Client, names: Sequence[str], interval: float, stop: Stop) -> AsyncIterator[TopSnapshot]:
     """Yield one snapshot per interval until the stop. After the first one, an unreachable broker is asked again."""
-    from dataclasses import replace
-
     last: TopSnapshot | None = None
     while not stop.asked:
         try:
@@ -95,18 +96,30 @@ async def _snapshots(client: Client, names: Sequence[str], interval: float, stop
 
 
 async def snapshot(client: Client, names: Sequence[str]) -> TopSnapshot:
-    """Return a snapshot of the named topics, which must exist, or of all topics."""
+    """Return a snapshot of the named topics, which must exist, in full; or of all topics, with what the broker has of
+    them in memory: that takes one request for thousands of them, and opens none."""
     from pydanube.runtime.clock import SystemClock
 
     from .top_view import TopSnapshot
 
-    asked = names or await client.list_topics()
     broker = await client.describe_broker()
-    found: list[TopicTotals] = []
-    for at in range(0, len(asked), QUESTIONS_AT_ONCE):
-        some = asked[at : at + QUESTIONS_AT_ONCE]
-        found += [one for one in await asyncio.gather(*(_figures(client, name, bool(names)) for name in some)) if one]
+    found = await _in_full(client, names, wanted=True) if names else await _summaries(client)
     return TopSnapshot(datetime_from_micros(SystemClock().now_us()), f"{broker.node} {broker.version}", found)
+
+
+async def _summaries(client: Client) -> Sequence[TopicTotals | TopicSummary]:
+    try:
+        return await client.topic_summaries()
+    except Invalid:  # a broker of an earlier release
+        return await _in_full(client, await client.list_topics(), wanted=False)
+
+
+async def _in_full(client: Client, names: Sequence[str], *, wanted: bool) -> list[TopicTotals]:
+    found: list[TopicTotals] = []
+    for at in range(0, len(names), QUESTIONS_AT_ONCE):
+        some = names[at : at + QUESTIONS_AT_ONCE]
+        found += [one for one in await asyncio.gather(*(_figures(client, name, wanted) for name in some)) if one]
+    return found
 
 
 async def _figures(client: Client, name: str, wanted: bool) -> TopicTotals | None:
@@ -128,12 +141,18 @@ def _screen(order: str, interval: float, stop: Stop) -> Iterator[Callable[[TopSn
 
 
 def _json(snapshot: TopSnapshot) -> None:
-    topics = [as_dict(one) for one in snapshot.topics]
-    for one in topics:
-        del one["partition_statistics"]
+    topics = [_as_dict(one) for one in snapshot.topics]
     told = {"time": snapshot.time.isoformat(), "broker": snapshot.broker, "topics": topics}
     emit_json(told | ({"trouble": snapshot.trouble} if snapshot.trouble else {}), compact=True)
     sys.stdout.flush()
+
+
+def _as_dict(topic: TopicTotals | TopicSummary) -> dict[str, Any]:
+    if not isinstance(topic, TopicTotals):
+        return asdict(topic)
+    told = as_dict(topic)
+    del told["partition_statistics"]
+    return told
 
 
 def _text(order: str) -> Callable[[TopSnapshot], None]:

@@ -15,7 +15,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pydanube.model.statistics import SubscriptionStatistics
+from pydanube.model.statistics import (
+    PartitionStatistics,
+    SubscriptionStatistics,
+    SubscriptionSummary,
+    TopicSummary,
+)
 
 from .output import plural, printable, size, span
 from .streams import is_terminal
@@ -36,7 +41,7 @@ class TopSnapshot:
 
     time: datetime
     broker: str
-    topics: list[TopicTotals]
+    topics: Sequence[TopicTotals | TopicSummary]
     trouble: str = ""
     """Why the statistics are outdated; empty: they are current."""
 
@@ -45,8 +50,8 @@ class TopSnapshot:
 class Row:
     """One line: a subscription, or a topic without subscriptions."""
 
-    topic: TopicTotals
-    subscription: SubscriptionStatistics | None
+    topic: TopicTotals | TopicSummary
+    subscription: SubscriptionStatistics | SubscriptionSummary | None
 
     @property
     def name(self) -> str:
@@ -54,7 +59,16 @@ class Row:
 
     @property
     def consumers(self) -> int:
-        return len(self.subscription.consumers) if self.subscription else 0
+        consumers = self.subscription.consumers if self.subscription else 0
+        return consumers if isinstance(consumers, int) else len(consumers)
+
+    @property
+    def total(self) -> PartitionStatistics | TopicSummary:
+        return total_of(self.topic)
+
+    @property
+    def health(self) -> str:
+        return self.topic.total.health if isinstance(self.topic, TopicTotals) else "ok"
 
     def figure(self, name: str) -> float:
         return getattr(self.subscription, name) if self.subscription else 0
@@ -71,8 +85,10 @@ class Row:
     @property
     def note(self) -> str:
         """What needs attention, in words."""
-        if self.topic.total.health != "ok":
-            return self.topic.total.health
+        if self.health != "ok":
+            return self.health
+        if isinstance(self.topic, TopicSummary) and not self.topic.open_partitions:
+            return "not open"
         told = [f"{short(self.figure(what))} {what}" for what in ("blocked", "unmatched") if self.figure(what)]
         told += ["no consumer"] * self.abandoned
         told += [f"{short(self.lost)} lost"] * bool(self.lost)
@@ -80,24 +96,24 @@ class Row:
 
     @property
     def style(self) -> str:
-        if self.topic.total.health != "ok" or self.figure("blocked"):
+        if self.health != "ok" or self.figure("blocked"):
             return "bold red"
         if self.abandoned or self.figure("unmatched") or self.figure("backlog_s") > LATE_SECONDS:
             return "yellow"
-        idle = not (self.topic.total.messages_per_s or self.figure("messages_per_s") or self.figure("backlog"))
+        idle = not (self.total.messages_per_s or self.figure("messages_per_s") or self.figure("backlog"))
         return "dim" if idle else ""
 
 
 def _worst(row: Row) -> Any:
-    trouble = row.topic.total.health != "ok", row.figure("blocked") > 0, row.abandoned, row.figure("unmatched") > 0
-    return *trouble, row.figure("backlog_s"), row.figure("backlog"), row.topic.total.messages_per_s
+    trouble = row.health != "ok", row.figure("blocked") > 0, row.abandoned, row.figure("unmatched") > 0
+    return *trouble, row.figure("backlog_s"), row.figure("backlog"), row.total.messages_per_s
 
 
 ORDERS: Final[dict[str, Callable[[Row], Any]]] = {
     "worst": _worst,
     "backlog": lambda row: row.figure("backlog"),
     "age": lambda row: row.figure("backlog_s"),
-    "in": lambda row: row.topic.total.messages_per_s,
+    "in": lambda row: row.total.messages_per_s,
     "out": lambda row: row.figure("messages_per_s"),
     "unacked": lambda row: row.figure("unacked"),
     "redelivered": lambda row: row.figure("redelivered"),
@@ -106,7 +122,12 @@ ORDERS: Final[dict[str, Callable[[Row], Any]]] = {
 """The descending sort key of each --sort; ties are sorted by name."""
 
 
-def rows_of(topics: Sequence[TopicTotals], order: str) -> list[Row]:
+def total_of(topic: TopicTotals | TopicSummary) -> PartitionStatistics | TopicSummary:
+    """Return the numbers of a topic as a whole."""
+    return topic.total if isinstance(topic, TopicTotals) else topic
+
+
+def rows_of(topics: Sequence[TopicTotals | TopicSummary], order: str) -> list[Row]:
     rows = [Row(topic, one) for topic in topics for one in topic.subscriptions]
     rows += [Row(topic, None) for topic in topics if not topic.subscriptions]
     rows.sort(key=lambda row: (row.topic.topic, row.name))
@@ -138,7 +159,7 @@ COLUMNS: Final = (
     Column("topic", lambda row: row.topic.topic, text=True),
     Column("subscription", lambda row: row.name or "-", text=True),
     Column("type", lambda row: row.subscription.type if row.subscription else "", wide=True, text=True),
-    Column("in/s", lambda row: short(row.topic.total.messages_per_s)),
+    Column("in/s", lambda row: short(row.total.messages_per_s)),
     Column("out/s", lambda row: short(row.figure("messages_per_s"))),
     Column("backlog", lambda row: short(row.figure("backlog"))),
     Column("oldest", lambda row: span(row.figure("backlog_s")) if row.figure("backlog") else ""),
@@ -187,15 +208,15 @@ class View:
 
 def totals(snapshot: TopSnapshot) -> Text:
     """Return one line with the totals over all topics."""
-    all_of = [topic.total for topic in snapshot.topics]
-    subscriptions = [one for total in all_of for one in total.subscriptions]
+    all_of = [total_of(topic) for topic in snapshot.topics]
+    rows = [Row(topic, one) for topic in snapshot.topics for one in topic.subscriptions]
     told = [
         plural(len(all_of), "topic"),
         f"in {short(sum(one.messages_per_s for one in all_of))}/s ({size(sum(one.bytes_per_s for one in all_of))}/s)",
-        f"out {short(sum(one.messages_per_s for one in subscriptions))}/s",
-        f"backlog {short(sum(one.backlog for one in subscriptions))}",
+        f"out {short(sum(row.figure('messages_per_s') for row in rows))}/s",
+        f"backlog {short(sum(row.figure('backlog') for row in rows))}",
         f"{sum(one.producers for one in all_of):,} prod",
-        f"{sum(len(one.consumers) for one in subscriptions):,} cons",
+        f"{sum(row.consumers for row in rows):,} cons",
     ]
     return Text("  ".join(told), no_wrap=True, overflow="ellipsis")
 

@@ -1,4 +1,4 @@
-"""`danube topics`: create, grow, list, describe, unload, delete. Statistics: stats.py, policies: policies.py."""
+"""`danube topics`: create, grow, list, describe, unload, delete. Others: stats.py, policies.py, truncate.py."""
 
 from __future__ import annotations
 
@@ -8,14 +8,27 @@ import click
 
 from pydanube.model.limits import PARTITIONS_MAX
 from pydanube.model.names import TopicName
+from pydanube.model.paging import TOPIC_NUMBERS, PageQuery
 from pydanube.model.topics import AckLevelName, TopicDescription
 
-from .options import ACK_LEVEL, NAMESPACE, TOPIC, confirm, examples, json_option, url_option, yes_option
+from .options import (
+    ACK_LEVEL,
+    NAMESPACE,
+    TOPIC,
+    confirm,
+    examples,
+    expected_option,
+    json_option,
+    url_option,
+    yes_option,
+)
 from .output import emit_json, fields, size, table
+from .paging import PageOptions, page_options
 from .policies import topic_policies
 from .schema_bindings import binding_dict, binding_text, find_binding
 from .session import with_client
 from .stats import stats
+from .truncate import truncate
 
 if TYPE_CHECKING:
     from pydanube.client import Client
@@ -35,11 +48,12 @@ danube topics delete /default/orders --yes
     )
 )
 def topics() -> None:
-    """Create, grow, list, describe, measure, unload and delete topics."""
+    """Create, grow, list, describe, measure, unload, truncate and delete topics."""
 
 
 topics.add_command(stats)
 topics.add_command(topic_policies)
+topics.add_command(truncate)
 
 
 @topics.command(
@@ -100,16 +114,17 @@ def create(
 @topics.command("grow", epilog=examples("danube topics grow /default/clicks 16"))
 @click.argument("topic", type=TOPIC)
 @click.argument("partitions", type=click.IntRange(min=1, max=PARTITIONS_MAX))
+@expected_option
 @url_option
 @json_option
-def grow(topic: TopicName, partitions: int, url: str, as_json: bool) -> None:
+def grow(topic: TopicName, partitions: int, expected: str, url: str, as_json: bool) -> None:
     """Give a partitioned topic more partitions, PARTITIONS in all.
 
     This breaks the order per key across the change: a key's partition follows from their number, so that new messages
     of a key may go to another partition while its older ones still wait in the one before. Where that matters, let the
     consumers finish first. A topic never shrinks.
     """
-    with_client(url, lambda client: client.grow_topic(str(topic), partitions))
+    with_client(url, lambda client: client.grow_topic(str(topic), partitions, expected=expected))
     if as_json:
         emit_json({"topic": str(topic), "partitions": partitions})
     else:
@@ -133,18 +148,40 @@ def unload(topic: TopicName, url: str, as_json: bool) -> None:
         click.echo(f"unloaded {topic}")
 
 
-@topics.command("list", epilog=examples("danube topics list\ndanube topics list --namespace default --json"))
+@topics.command(
+    "list",
+    epilog=examples(
+        """
+danube topics list
+danube topics list --namespace default --json
+danube topics list --filter '/shop/*' --sort backlog --limit 20
+"""
+    ),
+)
 @click.option("--namespace", "-n", type=NAMESPACE, help="Only of this namespace.")
+@page_options(TOPIC_NUMBERS)
 @url_option
 @json_option
-def list_(namespace: str | None, url: str, as_json: bool) -> None:
-    """List topics by name."""
-    names = with_client(url, lambda client: client.list_topics(namespace))
-    if as_json:
-        emit_json(names)
-        return
-    for name in names:
-        click.echo(name)
+def list_(namespace: str | None, page: PageOptions, url: str, as_json: bool) -> None:
+    """List topics by name.
+
+    With --limit one page is printed, and on stderr what to add for the next one. With --json a page is an object with
+    "topics" and "next", otherwise all names are one list.
+    """
+
+    async def work(client: Client) -> tuple[list[str], str]:
+        if not page:
+            return await client.list_topics(namespace), ""
+        return await page.collect(lambda query: _topic_names(client, namespace, query))
+
+    page.show("topics", *with_client(url, work), as_json=as_json)
+
+
+async def _topic_names(client: Client, namespace: str | None, query: PageQuery) -> tuple[list[str], str]:
+    found = await client.topic_page(
+        namespace, filter=query.filter, sort=query.sort, limit=query.limit, after=query.after
+    )
+    return [one.topic for one in found.topics], found.next
 
 
 @topics.command(
@@ -202,6 +239,7 @@ def as_dict(found: TopicDescription) -> dict[str, Any]:
         "reliable": found.config.reliable,
         "ack_level": str(found.config.ack_level),
         "subscriptions": found.subscriptions,
+        "version": found.version,
         "partition_descriptions": [
             {
                 "partition": p.index,
@@ -225,12 +263,13 @@ def as_dict(found: TopicDescription) -> dict[str, Any]:
 )
 @click.argument("topic", type=TOPIC)
 @yes_option
+@expected_option
 @url_option
 @json_option
-def delete(topic: TopicName, yes: bool, url: str, as_json: bool) -> None:
+def delete(topic: TopicName, yes: bool, expected: str, url: str, as_json: bool) -> None:
     """Delete a topic with its messages and subscriptions."""
     confirm(f"Delete {topic} with all its messages and subscriptions?", yes)
-    with_client(url, lambda client: client.delete_topic(str(topic)))
+    with_client(url, lambda client: client.delete_topic(str(topic), expected=expected))
     if as_json:
         emit_json({"topic": str(topic), "deleted": True})
     else:

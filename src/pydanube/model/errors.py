@@ -86,6 +86,12 @@ class Held(Refused):
     code = 13
 
 
+class Conflict(Refused):
+    """The object is not in the state that the request expects; read it again, then decide anew."""
+
+    code = 14
+
+
 class Unavailable(DanubeError):
     """Send the same request again, later."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from .messages import StoredMessage
 from .topics import SubscriptionType
 
 PendingState = Literal["ready", "unacked", "waiting", "delayed", "held", "blocked", "dying"]
@@ -34,6 +35,14 @@ class PendingMessage:
     """When its delay ends, in microseconds since 1970; 0 if there is none."""
     consumer: str = ""
     """The consumer that has it, if it is unacked."""
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogMessage:
+    """A message that a subscription has not acked, with its contents."""
+
+    message: StoredMessage
+    pending: PendingMessage
 
 
 class Pending(NamedTuple):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
+from .addresses import NO_ADDRESSES, BrokerAddresses
 from .errors import Invalid
 from .failure import NATIVE, FailurePolicy
 from .gaps import NO_GAPS, Gaps
@@ -112,6 +113,11 @@ class TopicDescription:
     config: TopicConfig
     partitions: list[PartitionDescription] = field(default_factory=list)
     subscriptions: list[str] = field(default_factory=list)
+    brokers: list[BrokerAddresses] = field(default_factory=list)
+    """The addresses of the owners of the partitions, each once."""
+    version: str = ""
+    """Changes with everything about the topic that is set: policies, partitions, schema binding. See
+    `Conflict`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,8 @@ class BrokerDescription:
     """"ok", or why the broker is read-only or cannot do some of its work."""
     topics: int
     started_at: int
+    addresses: BrokerAddresses = NO_ADDRESSES
+    """Brokers of earlier releases tell none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +160,5 @@ class SubscriptionDescription:
     failure_policy: FailurePolicy = NATIVE
     unacked_max: int = 0
     """How many messages of each partition may be delivered and not acknowledged; 0: no limit."""
+    version: str = ""
+    """Changes with everything that is set about the subscription, not with its position."""

@@ -88,6 +88,10 @@ class TailCache:
         self._bytes_max = bytes_max
         self._order: deque[CachedTail] = deque()
         self.bytes = 0
+        self.hits = 0
+        """Reads that were answered from here."""
+        self.misses = 0
+        """Reads of the log or of object storage."""
 
     def add(self, tail: CachedTail, base: int, end: int, view: memoryview) -> None:
         """Add a batch that became visible to its partition's tail, and drop the oldest ones beyond the limit."""

@@ -134,6 +134,7 @@ class LoggedStream:
             return []
         if offset < self._tail.start or offset >= self._tail.end:
             return None
+        self._cache.hits += 1
         return self._tail.read(offset, bytes_max)
 
     async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
@@ -141,6 +142,7 @@ class LoggedStream:
         cached = self.read_cached(offset, bytes_max)
         if cached is not None:
             return cached
+        self._cache.misses += 1
         history = self._history
         if history is not None and offset < history.end and not self._is_in_log(offset):
             return await self._read_history(history, offset, bytes_max)
@@ -258,11 +260,12 @@ class MemoryStream:
         self._bytes_max = bytes_max
         self.bytes = 0
         self._tail = CachedTail(end_offset)
+        self._trimmed_to = 0
         self.end_offset = end_offset
 
     @property
     def start_offset(self) -> int:
-        return self._tail.start
+        return max(self._tail.start, self._trimmed_to)
 
     def make_room(self, size: int, settled_below: Callable[[], int]) -> None:
         """Drop acked batches until one of `size` bytes fits. `settled_below` returns the lowest position of a
@@ -284,17 +287,19 @@ class MemoryStream:
         self.end_offset = end
 
     def read_cached(self, offset: int, bytes_max: int) -> list[memoryview] | None:
-        offset = max(offset, self._tail.start)
+        offset = max(offset, self.start_offset)
         return self._tail.read(offset, bytes_max) if offset < self.end_offset else []
 
     async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
         return self.read_cached(offset, bytes_max) or []
 
     async def find_time(self, time_us: int) -> int:
-        return self._tail.first(lambda view: read_header(view).append_time >= time_us)
+        found = self._tail.first(lambda view: read_header(view).append_time >= time_us)
+        return max(found, self.start_offset)
 
     def trim(self, offset: int) -> None:
-        """Drop whole batches only, at once."""
+        """Move the start; whole batches below it are dropped at once."""
+        self._trimmed_to = max(self._trimmed_to, min(offset, self.end_offset))
         while len(self._tail) and self._tail.first_end <= offset:
             self.bytes -= self._tail.drop_oldest()
 

@@ -35,11 +35,12 @@ class TopicDeletion:
         self._partitions = partitions
         self._writer = writer
 
-    async def remove(self, topic: TopicName) -> None:
-        """Delete the topic; its producers and consumers get an error."""
+    async def remove(self, topic: TopicName, expected: str = "") -> None:
+        """Delete the topic; its producers and consumers get an error. Raises Conflict if it does not have the version
+        `expected`."""
         self._registry.topic(topic, to_delete=True)
         ledgers = await self._registry.ledgers_of(topic)
-        record = await self._registry.delete_topic(topic)
+        record = await self._registry.delete_topic(topic, expected=expected)
         await self._finish(topic, record, ledgers)
 
     async def remove_if(self, topic: TopicName, is_unused: Callable[[TopicRecord], bool]) -> bool:

@@ -9,5 +9,6 @@ publish_queue           publishes that wait for the publish rate, a ledger or re
 state_ledger            writes cursors and known producers to the log
 rate_limits             publish and dispatch rates
 backlog_quota           how large the backlog of a subscription may be
+backlog_age             when messages were appended, estimated without reading
 partition_table         the open partitions by topic id and index
 """

@@ -13,6 +13,7 @@ Invariants
 from __future__ import annotations
 
 from pydanube.codec.batch import Batch
+from pydanube.core.append_times import AppendTimes
 from pydanube.core.appends import Stored
 from pydanube.core.sizes import Sizes
 from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
@@ -35,6 +36,7 @@ class NonReliablePartition(Partition):
         super().__init__(parts)
         self.stream = NoStream()
         self.sizes = Sizes(0)
+        self.append_times = AppendTimes()
         self.state = NoState()
         self.set_policies(parts.policies)
 
@@ -52,16 +54,20 @@ class NonReliablePartition(Partition):
         try:
             seen = log.find_duplicate(header)
         except DanubeError as error:
-            done(error)
+            self._metrics.refuse(done, error)
             return
         if seen is not None:
             assert isinstance(seen, Stored), "nothing is ever in flight"
+            self._metrics.duplicates += 1
             done(Published(seen.base_offset, self.epoch, True))
             return
         append = log.append(header, self._clock.now_us())
         batch.stamp(append.base_offset, append.append_time, self.epoch)
         log.confirm(append)
         self.traffic.mark(append.append_time, header.count, header.batch_bytes)
+        self._metrics.published(header.count, header.batch_bytes)
+        if self._metrics.tracer is not None:
+            self._metrics.tracer.published(self.name, batch.view)
         if self._publishes.rate is not None:
             self._publishes.rate.take(header.count, header.batch_bytes, self._clock.monotonic())
         self._broadcast(batch)

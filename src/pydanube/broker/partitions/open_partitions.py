@@ -22,6 +22,7 @@ from copy import copy
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
+from pydanube.broker.metrics import BrokerMetrics
 from pydanube.broker.registry.ids import LEDGER_COUNTER, IdBlocks
 from pydanube.broker.registry.policies import EffectivePolicies
 from pydanube.broker.registry.records import SubscriptionRecord, TopicRecord, pending_of, pending_of_key
@@ -97,6 +98,7 @@ class Partitions:
         policies: EffectivePolicies,
         address: Callable[[], str],
         open_partitions: PartitionTable,
+        metrics: BrokerMetrics,
         tiering: Tiering | None = None,
     ) -> None:
         """`owner` names this broker in the metadata. `address` returns where clients are sent. `open_partitions` is
@@ -110,6 +112,7 @@ class Partitions:
         self._owner = owner
         self._settings = settings
         self._policies = policies
+        self._metrics = metrics
         self._tiering = tiering
         self._dead_letters = DeadLetterTopics(registry, self.get, address)
         self._ledger_ids = IdBlocks(store, LEDGER_COUNTER, 1000)
@@ -234,7 +237,9 @@ class Partitions:
         found = partition.subscriptions.get(name)
         if found is not None and found.subscription_id == record.subscription_id:
             return found
-        return self._attach(partition, name, record, Cursor(record.start(partition.index)))
+        # The start of the partition may have moved while the subscription was created.
+        start = max(record.start(partition.index), partition.first_position)
+        return self._attach(partition, name, record, Cursor(start))
 
     async def _open_into(
         self, opened: asyncio.Future[DanubeError | None], name: TopicName, record: TopicRecord, index: int
@@ -291,7 +296,7 @@ class Partitions:
         found: RecoveredPartition,
         policies: Policies,
     ) -> Partition:
-        parts = PartitionParts(name, index, ownership, found.log, policies, self._tasks, self._clock)
+        parts = PartitionParts(name, index, ownership, found.log, policies, self._tasks, self._clock, self._metrics)
         if found.stream is None:
             return NonReliablePartition(parts)
         open_tier: Callable[[StoredPartition], Tier] | None = None
@@ -329,6 +334,7 @@ class Partitions:
                 self._clock,
                 lambda: partition.epoch,
                 self._dead_letters,
+                self._metrics,
             ),
         )
         subscription.dispatcher.unacked_max = record.unacked_max

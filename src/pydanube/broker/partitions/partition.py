@@ -12,9 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pydanube.broker.metrics import BrokerMetrics
 from pydanube.broker.publish_checks import PublishIntake
 from pydanube.broker.subscriptions.subscription import LiveSubscription
 from pydanube.codec.batch import Batch
+from pydanube.core.append_times import AppendTimes
 from pydanube.core.log import PartitionLog
 from pydanube.core.meters import Traffic
 from pydanube.core.producers import ProducerTable
@@ -55,6 +57,7 @@ class PartitionParts:
     """The effective policies of the topic."""
     tasks: Tasks
     clock: Clock
+    metrics: BrokerMetrics
 
 
 class Partition(ABC):
@@ -66,6 +69,7 @@ class Partition(ABC):
     """Whether what is published goes to the log."""
     stream: PartitionStream
     sizes: Sizes
+    append_times: AppendTimes
     state: StateLedger | NoState
 
     def __init__(self, parts: PartitionParts) -> None:
@@ -84,7 +88,8 @@ class Partition(ABC):
         self._log = parts.log
         self._tasks = parts.tasks
         self._clock = parts.clock
-        self._publishes = PublishQueue(parts.name, self, self.traffic, parts.tasks, parts.clock)
+        self._metrics = parts.metrics
+        self._publishes = PublishQueue(parts.name, self, self.traffic, parts.tasks, parts.clock, parts.metrics)
 
     @property
     def epoch(self) -> int:
@@ -104,7 +109,7 @@ class Partition(ABC):
     def publish(self, batch: Batch, done: PublishDone) -> None:
         """Take one batch; `done` is called with the outcome once the ack level is reached. Never blocks."""
         if self.closed is not None:
-            done(self.closed)
+            self._metrics.refuse(done, self.closed)
         else:
             self._publishes.submit(batch, done)
 
@@ -158,6 +163,11 @@ class Partition(ABC):
     @abstractmethod
     async def resolve(self, position: Position) -> int:
         """Return the offset of a position. One past the end is refused; one below the start becomes the start."""
+
+    @property
+    def first_position(self) -> int:
+        """The lowest offset that a subscription may be moved to."""
+        return self.stream.start_offset
 
     @abstractmethod
     async def subscription_start(self, position: Position) -> int:

@@ -16,6 +16,9 @@ class PartitionTable:
     def __iter__(self) -> Iterator[Partition]:
         return iter([partition for topic in self._topics.values() for partition in topic.values()])
 
+    def __len__(self) -> int:
+        return sum(map(len, self._topics.values()))
+
     def find(self, topic_id: int, index: int) -> Partition | None:
         return self._topics.get(topic_id, {}).get(index)
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
+from pydanube.broker.metrics import BrokerMetrics
 from pydanube.codec.batch import Batch
 from pydanube.core.meters import Traffic
 from pydanube.model.errors import DanubeError
@@ -54,13 +55,16 @@ class PublishTarget(Protocol):
 class PublishQueue:
     """Appends the publishes of one partition in order, each as soon as its rate and the partition allow it."""
 
-    def __init__(self, name: str, target: PublishTarget, traffic: Traffic, tasks: Tasks, clock: Clock) -> None:
+    def __init__(
+        self, name: str, target: PublishTarget, traffic: Traffic, tasks: Tasks, clock: Clock, metrics: BrokerMetrics
+    ) -> None:
         """`name` is the partition's, for the name of the task."""
         self._name = name
         self._target = target
         self._traffic = traffic
         self._tasks = tasks
         self._clock = clock
+        self._metrics = metrics
         self._waiting: deque[tuple[Batch, PublishDone]] = deque()
         self._is_running = False
         self.rate: Rate | None = None
@@ -86,7 +90,7 @@ class PublishQueue:
         waiting, self._waiting = self._waiting, deque()
         for batch, done in waiting:
             if concerns is None or concerns(batch.header.producer_id, batch.header.producer_epoch):
-                done(error)
+                self._metrics.refuse(done, error)
             else:
                 self._waiting.append((batch, done))
 

@@ -119,6 +119,7 @@ class PartitionRecovery:
         decided = PartitionLog(end, producers, last_time)
         known = snapshot.cursors if snapshot is not None else await ownership.restored_cursors()
         generations = dict(snapshot.generations) if snapshot is not None else {}
+        starts = {one: max(start, ownership.start_offset) for one, start in starts.items()}
         return RecoveredPartition(decided, stream, _cursors(starts, known, generations, changes), state, history)
 
     def _written(self, data: list[int]) -> list[LedgerSummary]:

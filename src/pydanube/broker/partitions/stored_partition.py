@@ -34,6 +34,7 @@ from pydanube.model.topics import AckLevel, PartitionDescription
 from pydanube.storage.stream import LoggedStream, MemoryStream
 from pydanube.storage.wal import DurabilityLevel, LogWriter
 
+from .backlog_age import stored_times
 from .backlog_quota import BacklogQuota, stored_sizes
 from .partition import FetchResult, Partition, PartitionParts
 from .publish_queue import PublishDone, Published
@@ -84,17 +85,19 @@ class StoredPartition(Partition):
         self.stream = stream
         self.is_logged = isinstance(stream, LoggedStream)
         self.sizes = stored_sizes(stream, writer)
+        self.append_times = stored_times(stream, writer)
         self.quota = BacklogQuota(parts.name, stream, self.sizes, self.subscriptions)
         if ack_level is AckLevel.MEMORY:
             self.state = NoState()
         else:
             self.state = StateLedger(writer, parts.ownership, parts.tasks, self._snapshot, former_state_ledgers)
         self._writer = writer
+        self._publish_time = parts.metrics.publish_time[ack_level]
         self._offset_block = offset_block
         self._ledger_id: int | None = None
         self._next_entry = 0
-        self._trimming_to = 0
-        """While a trim is under way, the start that it moves to: no subscription is sent below it."""
+        self._trims: list[int] = []
+        """The starts that trims under way move to: no subscription is sent below them."""
         self._is_delivery_scheduled = False
         self._arrivals = _Arrivals()
         self._batches_since_snapshot = 0
@@ -121,13 +124,13 @@ class StoredPartition(Partition):
                 self.stream.make_room(header.batch_bytes, self.settled_below)
             seen = self._log.find_duplicate(header)
         except DanubeError as error:
-            done(error)
+            self._metrics.refuse(done, error)
             return
         if seen is not None:
             self._answer_again(seen, done)
             return
         if self.quota.is_set and (full := self.quota.refusal(self._log.next_offset)) is not None:
-            done(full)
+            self._metrics.refuse(done, full)
             return
         append = self._log.append(header, self._clock.now_us())
         batch.stamp(append.base_offset, append.append_time, self._ownership.epoch)
@@ -154,6 +157,7 @@ class StoredPartition(Partition):
 
     def _answer_again(self, seen: Append | Stored, done: PublishDone) -> None:
         """Answer a batch that was published before: now if it is stored, else together with the earlier try."""
+        self._metrics.duplicates += 1
         if isinstance(seen, Stored):
             done(Published(seen.base_offset, self.epoch, True))
         else:
@@ -184,7 +188,13 @@ class StoredPartition(Partition):
         self._log.confirm(append)
         self.stream.add(base, end, view)
         self.sizes.add(base, end, len(view))
-        self.traffic.mark(self._clock.now_us(), end - base, len(view))
+        self.append_times.add(base, append.append_time)
+        now_us, messages, size_bytes = self._clock.now_us(), end - base, len(view)
+        self.traffic.mark(now_us, messages, size_bytes)
+        self._metrics.published(messages, size_bytes)
+        self._publish_time.observe(max(0, now_us - append.append_time))
+        if self._metrics.tracer is not None:
+            self._metrics.tracer.published(self.name, view)
 
     def _answer(self, append: Append) -> None:
         answer = Published(append.base_offset, self._ownership.epoch, False)
@@ -197,7 +207,7 @@ class StoredPartition(Partition):
         for append in self._log.roll_back():
             append.tag = None
             for done in append.waiters:
-                done(error)
+                self._metrics.refuse(done, error)
 
     def log_failed(self, ledger_ids: set[int], error: DanubeError) -> None:
         if self._ledger_id in ledger_ids:
@@ -261,7 +271,11 @@ class StoredPartition(Partition):
                 return max(position.value, start)
 
     async def subscription_start(self, position: Position) -> int:
-        return max(await self.resolve(position), self._trimming_to)
+        return max(await self.resolve(position), self.first_position)
+
+    @property
+    def first_position(self) -> int:
+        return max(self.stream.start_offset, *self._trims) if self._trims else self.stream.start_offset
 
     async def fetch(self, position: Position, bytes_max: int, wait_s: float) -> FetchResult:
         offset = await self.resolve(position)
@@ -314,16 +328,32 @@ class StoredPartition(Partition):
         offset = self.stream.gaps.rewind(min(offset, self.stream.end_offset))
         if offset <= self.stream.start_offset:
             return
-        self._trimming_to = offset
+        self._trims.append(offset)
         try:
             if self.ack_level is not AckLevel.MEMORY:
                 await self._ownership.move_start(offset)
         finally:
-            self._trimming_to = 0
+            self._trims.remove(offset)
         self.stream.trim(offset)
         self.sizes.trim(offset)
+        self.append_times.trim(offset)
         if self.tier is not None:
             await self.tier.forget_below(offset)
+
+    async def truncate(self, offset: int) -> None:
+        """Drop what lies below `offset`, durably, also what subscriptions have not acked: that counts as acked.
+
+        The cursors move first, so that none is ever below the start; after a crash in between, the messages are still
+        stored. Raises a DanubeError if the log or the metadata fails. Cancelled: as after a crash.
+        """
+        self._trims.append(offset)
+        try:
+            for subscription in list(self.subscriptions.values()):
+                if subscription.cursor.position < offset:
+                    await _completion(partial(subscription.mark_acked, [(0, offset)]))
+            await self.trim(offset)
+        finally:
+            self._trims.remove(offset)
 
     def settled_below(self) -> int:
         """Return the end of what every subscription has acked; the end of the stream when there is no subscription."""
@@ -386,7 +416,7 @@ class StoredPartition(Partition):
         return ledger_ids if self.state.ledger_id is None else [*ledger_ids, self.state.ledger_id]
 
 
-async def _completion(start: Callable[[Callable[[DanubeError | None], None]], None]) -> None:
+async def _completion(start: Callable[[Callable[[DanubeError | None], None]], object]) -> None:
     """Call `start` with a callback and wait until that is called; raise the error that it is called with."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     start(partial(complete, done))

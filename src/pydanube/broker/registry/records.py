@@ -23,6 +23,7 @@ Ids are numbers from the store's counters, written in 16 hexadecimal digits so t
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal, TypeVar
 
 import msgspec
@@ -319,6 +320,17 @@ def pending_of_key(key: str) -> tuple[int, int, int, int]:
 
 def pack(record: msgspec.Struct) -> bytes:
     return msgspec.msgpack.encode(record)
+
+
+def version_of(record: msgspec.Struct) -> str:
+    """Return an opaque text that is another one after every change of the record.
+
+    It depends on the content only. The bytes do not: `omit_defaults` leaves out a default object, not what equals it.
+    """
+    content = {
+        one.name: value for one in msgspec.structs.fields(record) if (value := getattr(record, one.name)) != one.default
+    }
+    return hashlib.blake2b(msgspec.msgpack.encode(content), digest_size=8).hexdigest()
 
 
 def unpack(value: bytes, kind: type[Record]) -> Record:

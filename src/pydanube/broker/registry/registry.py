@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakValueDictionary
 
@@ -41,7 +42,7 @@ from .records import (
     TopicRecord,
 )
 from .tombstones import KnownLedgers, drop_writes
-from .writing import write_surely
+from .writing import expect, write_surely
 
 log = get_logger(__name__)
 
@@ -61,6 +62,8 @@ class Registry:
         self._producer_ids = IdBlocks(store, "producer", 1000)
         self._namespaces: dict[str, NamespaceRecord] = {}
         self._topics: dict[TopicName, TopicRecord] = {}
+        self._topic_names: list[TopicName] = []
+        """The keys of `_topics`, sorted: thousands of names are not sorted for each listing."""
         self._subscriptions: dict[int, dict[str, SubscriptionRecord]] = {}
         self.consumers = Consumers(store, clock)
         """The consumers of the Danube gRPC API."""
@@ -75,6 +78,7 @@ class Registry:
             self._namespaces[namespace] = records.unpack(one.value, NamespaceRecord)
         async for one in list_all(self._store, records.TOPICS):
             self._topics[records.topic_of_key(one.key)] = records.unpack(one.value, TopicRecord)
+        self._topic_names = sorted(self._topics)
         for topic in self._topics.values():
             prefix = records.subscriptions_of(topic.topic_id)
             self._subscriptions[topic.topic_id] = {
@@ -118,29 +122,60 @@ class Registry:
             await self._write([Compare.missing(key)], [Put(key, records.pack(record))])
             self._namespaces[namespace] = record
 
-    async def delete_namespace(self, namespace: str) -> None:
+    async def delete_namespace(self, namespace: str, expected: str = "") -> None:
+        """Delete an empty namespace. `expected`: see `writing.expect`; so for every change that has it."""
         async with self._changing:
-            self.namespace(namespace, to_delete=True)
+            record = self.namespace(namespace, to_delete=True)
             if namespace == DEFAULT_NAMESPACE:
                 raise Refused(f"namespace {DEFAULT_NAMESPACE!r} cannot be deleted")
             if held := self.topics(namespace):
                 raise Refused(
                     f"namespace {namespace!r} still has {len(held)} topics, for example {held[0]}: delete them first"
                 )
-            await self._write([], [Delete(records.namespace_key(namespace))])
+            compares = await self._expect_namespace(namespace, record, expected)
+            await self._write(compares, [Delete(records.namespace_key(namespace))])
             del self._namespaces[namespace]
 
-    async def set_namespace_policies(self, namespace: str, changes: Mapping[str, int | None]) -> None:
+    async def set_namespace_policies(
+        self, namespace: str, changes: Mapping[str, int | None], expected: str = ""
+    ) -> None:
         async with self._changing:
             former = self.namespace(namespace)
+            compares = await self._expect_namespace(namespace, former, expected)
             record = msgspec.structs.replace(former, policies=former.own_policies().changed(dict(changes)))
-            await self._write([], [Put(records.namespace_key(namespace), records.pack(record))])
+            await self._write(compares, [Put(records.namespace_key(namespace), records.pack(record))])
             self._namespaces[namespace] = record
+
+    async def _expect_namespace(self, namespace: str, record: NamespaceRecord, expected: str) -> list[Compare]:
+        key = records.namespace_key(namespace)
+        return await expect(self._store, key, record, expected, f"namespace {namespace!r}")
 
     # -- topics --------------------------------------------------------------------------------------------------------
 
-    def topics(self, namespace: str | None = None) -> list[TopicName]:
-        return sorted(name for name in self._topics if namespace is None or name.namespace == namespace)
+    def topics(self, namespace: str | None = None, after: TopicName | None = None) -> list[TopicName]:
+        """Return the names of all topics, or of those of one namespace, in order; with `after`, only those behind it,
+        whether or not that topic exists."""
+        names = self._topic_names
+        if namespace is not None:
+            start = bisect_left(names, namespace, key=lambda name: name.namespace)
+            end = bisect_right(names, namespace, key=lambda name: name.namespace)
+        else:
+            start, end = 0, len(names)
+        return names[start if after is None else max(start, bisect_right(names, after)) : end]
+
+    def _add_topic(self, name: TopicName, record: TopicRecord, subscriptions: dict[str, SubscriptionRecord]) -> None:
+        self._topics[name] = record
+        self._subscriptions[record.topic_id] = subscriptions
+        insort(self._topic_names, name)
+
+    def _remove_topic(self, name: TopicName) -> dict[str, SubscriptionRecord]:
+        """Remove a topic from memory, and return its subscriptions."""
+        del self._topic_names[bisect_left(self._topic_names, name)]
+        return self._subscriptions.pop(self._topics.pop(name).topic_id)
+
+    @property
+    def topic_count(self) -> int:
+        return len(self._topics)
 
     def find_topic(self, name: TopicName) -> TopicRecord | None:
         return self._topics.get(name)
@@ -181,17 +216,18 @@ class Registry:
                 self._clock.now_us(),
             )
             await self._write([Compare.missing(key)], [Put(key, records.pack(record))])
-            self._topics[name] = record
-            self._subscriptions[record.topic_id] = {}
+            self._add_topic(name, record, {})
             return record
 
-    async def set_topic_policies(self, name: TopicName, changes: Mapping[str, int | None]) -> None:
+    async def set_topic_policies(self, name: TopicName, changes: Mapping[str, int | None], expected: str = "") -> None:
         async with self._changing:
             former = self.topic(name)
             record = msgspec.structs.replace(former, policies=former.own_policies().changed(dict(changes)))
-            await self._replace_topic(name, record)
+            await self._replace_topic(name, record, expected)
 
-    async def set_binding(self, name: TopicName, binding: Binding | None, *, first: bool = False) -> Binding | None:
+    async def set_binding(
+        self, name: TopicName, binding: Binding | None, *, first: bool = False, expected: str = ""
+    ) -> Binding | None:
         """Bind a topic to a subject, or (None) to none, and return the binding that it has then. With `first`, a topic
         that is bound already keeps its binding. Raises Refused if it is bound to another subject."""
         async with self._changing:
@@ -205,8 +241,8 @@ class Registry:
                     )
                 if first:
                     return bound
-            if bound != binding:
-                await self._replace_topic(name, msgspec.structs.replace(former, binding=binding))
+            if bound != binding or expected:
+                await self._replace_topic(name, msgspec.structs.replace(former, binding=binding), expected)
             return binding
 
     def bound_topics(self, subject: str) -> list[TopicName]:
@@ -217,13 +253,14 @@ class Registry:
             if record.binding is not None and record.binding.subject == subject
         )
 
-    async def grow_topic(self, name: TopicName, partitions: int) -> None:
+    async def grow_topic(self, name: TopicName, partitions: int, expected: str = "") -> None:
         """Raise the number of partitions. Existing subscriptions begin at the start of the new partitions."""
         async with self._changing:
             former = self._partitioned(name)
+            await self._expect_topic(name, former, expected)
             if partitions < former.partitions:
                 raise Refused(f"topic {name} has {former.partitions} partitions, and none can be taken away")
-            await self._grow(name, former, partitions)
+            await self._grow(name, former, partitions, expected)
 
     async def ensure_partitions(self, name: TopicName, partitions: int) -> bool:
         """Raise the number of partitions if it is lower; return whether it was."""
@@ -239,32 +276,39 @@ class Registry:
             raise Refused(f"topic {name} is not partitioned, and stays so: create a partitioned topic beside it")
         return record
 
-    async def _grow(self, name: TopicName, former: TopicRecord, partitions: int) -> None:
+    async def _grow(self, name: TopicName, former: TopicRecord, partitions: int, expected: str = "") -> None:
         if partitions > PARTITIONS_MAX:
             raise Invalid(f"partitions={partitions} is out of range: a topic has at most {PARTITIONS_MAX}")
         if partitions > former.partitions:
-            await self._replace_topic(name, msgspec.structs.replace(former, partitions=partitions))
+            await self._replace_topic(name, msgspec.structs.replace(former, partitions=partitions), expected)
 
-    async def _replace_topic(self, name: TopicName, record: TopicRecord) -> None:
-        await self._write([], [Put(records.topic_key(name), records.pack(record))])
+    async def _replace_topic(self, name: TopicName, record: TopicRecord, expected: str = "") -> None:
+        compares = await self._expect_topic(name, self.topic(name), expected)
+        await self._write(compares, [Put(records.topic_key(name), records.pack(record))])
         self._topics[name] = record
 
-    async def delete_topic(self, name: TopicName, prepare: Callable[[TopicRecord], None] | None = None) -> TopicRecord:
+    async def _expect_topic(self, name: TopicName, record: TopicRecord, expected: str) -> list[Compare]:
+        return await expect(self._store, records.topic_key(name), record, expected, f"topic {name}")
+
+    async def delete_topic(
+        self, name: TopicName, prepare: Callable[[TopicRecord], None] | None = None, expected: str = ""
+    ) -> TopicRecord:
         """Delete a topic for good; the keys that belong to it are left to `clean_up`.
 
         `prepare` is called first and may raise to keep the topic. After it, the topic is not found any more.
         """
         async with self._changing:
             record = self.topic(name)
+            compares = await self._expect_topic(name, record, expected)
             if prepare is not None:
                 prepare(record)
-            subscriptions = self._subscriptions.pop(record.topic_id)
-            del self._topics[name]
+            subscriptions = self._remove_topic(name)
             self._topics_in_deletion.add(record.topic_id)
             try:
-                await self._write([], [Delete(records.topic_key(name)), Put(records.deleted_key(record.topic_id), b"")])
+                marked = Put(records.deleted_key(record.topic_id), b"")
+                await self._write(compares, [Delete(records.topic_key(name)), marked])
             except BaseException:
-                self._topics[name], self._subscriptions[record.topic_id] = record, subscriptions
+                self._add_topic(name, record, subscriptions)
                 raise
             finally:
                 self._topics_in_deletion.discard(record.topic_id)
@@ -353,28 +397,40 @@ class Registry:
             return record, True
 
     async def change_subscription(
-        self, topic: TopicName, name: str, **changes: FailurePolicy | int
+        self, topic: TopicName, name: str, expected: str = "", **changes: FailurePolicy | int
     ) -> SubscriptionRecord:
         """Change these fields of the subscription's record, and return it; durable on return."""
         async with self._changing:
-            record = msgspec.structs.replace(self.subscription(topic, name), **changes)
-            topic_id = self.topic(topic).topic_id
-            await self._write([], [Put(records.subscription_key(topic_id, name), records.pack(record))])
+            former = self.subscription(topic, name)
+            compares = await self._expect_subscription(topic, name, former, expected)
+            record, topic_id = msgspec.structs.replace(former, **changes), self.topic(topic).topic_id
+            await self._write(compares, [Put(records.subscription_key(topic_id, name), records.pack(record))])
             self._subscriptions[topic_id][name] = record
             return record
 
+    async def _expect_subscription(
+        self, topic: TopicName, name: str, record: SubscriptionRecord, expected: str
+    ) -> list[Compare]:
+        key = records.subscription_key(self.topic(topic).topic_id, name)
+        return await expect(self._store, key, record, expected, f"subscription {name!r} on {topic}")
+
     async def delete_subscription(
-        self, topic: TopicName, name: str, prepare: Callable[[SubscriptionRecord], None] | None = None
+        self,
+        topic: TopicName,
+        name: str,
+        prepare: Callable[[SubscriptionRecord], None] | None = None,
+        expected: str = "",
     ) -> SubscriptionRecord:
         """Delete a subscription. `prepare` is called first, and may raise to keep it."""
         async with self._changing:
             record = self.subscription(topic, name)
             topic_id = self.topic(topic).topic_id
+            compares = await self._expect_subscription(topic, name, record, expected)
             if prepare is not None:
                 prepare(record)
             self._subscriptions_in_deletion.add(record.subscription_id)
             try:
-                await self._write([], [Delete(records.subscription_key(topic_id, name))])
+                await self._write(compares, [Delete(records.subscription_key(topic_id, name))])
             finally:
                 self._subscriptions_in_deletion.discard(record.subscription_id)
             del self._subscriptions[topic_id][name]

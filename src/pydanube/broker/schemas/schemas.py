@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
+from pydanube.broker.metrics import BrokerMetrics
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.registry.registry import Registry
@@ -103,8 +104,10 @@ class Schemas:
         authorizer: Authorizer,
         clock: Clock,
         tasks: Tasks,
+        metrics: BrokerMetrics,
     ) -> None:
         self._registry = registry
+        self._violations = metrics.schema_violations
         self._partitions = partitions
         self._authorizer = authorizer
         self._clock = clock
@@ -384,25 +387,25 @@ class Schemas:
 
     # -- topics --------------------------------------------------------------------------------------------------------
 
-    async def bind(self, principal: Principal, topic: TopicName, binding: Binding) -> None:
+    async def bind(self, principal: Principal, topic: TopicName, binding: Binding, expected: str = "") -> None:
         """Bind a topic to a subject, or change how that is checked. It applies to what is published from now on.
 
         Raises Refused if the topic is bound to another subject, and NotFound if the subject or a version that the
-        binding names does not exist.
+        binding names does not exist. Raises Conflict if the topic does not have the version `expected`.
         """
         self._authorizer.check(principal, Action.ADMINISTER, str(topic))
         async with self._subjects.changing:
             self._subjects.version(binding.subject, binding.pinned_version or binding.minimum_version)
-            await self._registry.set_binding(topic, binding)
+            await self._registry.set_binding(topic, binding, expected=expected)
             self._apply(topic)
         log.info("topic.bound", topic=str(topic), subject=binding.subject, policy=str(binding.policy))
 
-    async def unbind(self, principal: Principal, topic: TopicName) -> None:
+    async def unbind(self, principal: Principal, topic: TopicName, expected: str = "") -> None:
         """Let the topic carry anything again. Raises NotFound if it is not bound."""
         self._authorizer.check(principal, Action.ADMINISTER, str(topic))
         if self._registry.topic(topic).binding is None:
             raise NotFound(f"topic {topic} is not bound to a subject")
-        await self._registry.set_binding(topic, None)
+        await self._registry.set_binding(topic, None, expected=expected)
         self._apply(topic)
         log.info("topic.unbound", topic=str(topic))
 
@@ -422,7 +425,7 @@ class Schemas:
         if former is not None and former.is_for(binding, subject):
             return former
         warned = former.warned if former is not None else None
-        bound = BoundTopic(str(topic), binding, subject, self._definitions, self._clock, warned)
+        bound = BoundTopic(str(topic), binding, subject, self._definitions, self._clock, self._violations, warned)
         self._bound[record.topic_id] = bound
         return bound
 
@@ -476,14 +479,21 @@ class Schemas:
         found = self._named(principal, Action.DESCRIBE, subject)
         return CompatibilityReport(*self._subjects.compatibility(found))
 
+    async def compatibility_version(self, principal: Principal, subject: str | None = None) -> str:
+        """Return the version of the settings of a subject, or without one of the broker: `expected` of
+        `set_compatibility`. Empty: the subject does not exist."""
+        found = self._named(principal, Action.DESCRIBE, subject)
+        return "" if subject is not None and found is None else self._subjects.record_version(found)
+
     async def set_compatibility(
-        self, principal: Principal, subject: str | None, level: Compatibility | None
+        self, principal: Principal, subject: str | None, level: Compatibility | None, expected: str = ""
     ) -> CompatibilityReport:
         """Set the level of a subject (None: the default applies again), or without a subject the default. It applies to
-        later registrations. A subject may be set before its first version is registered."""
+        later registrations. A subject may be set before its first version is registered. Raises Conflict if the version
+        is not `expected`."""
         self._named(principal, Action.ADMINISTER, subject)
         async with self._subjects.changing:
-            await self._subjects.set_compatibility(subject, level)
+            await self._subjects.set_compatibility(subject, level, expected)
         log.info("schemas.compatibility_set", subject=subject or "", level=str(level or ""))
         return CompatibilityReport(*self._subjects.compatibility(self._subjects.find(subject) if subject else None))
 

@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
-from pydanube.broker.registry.records import pack, unpack
-from pydanube.broker.registry.writing import write_surely
+from pydanube.broker.registry.records import pack, unpack, version_of
+from pydanube.broker.registry.writing import expect, write_surely
 from pydanube.metadata.counters import counter_key, last_id
 from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all
 from pydanube.model.errors import Corrupt, Full, NotFound, Refused
@@ -323,12 +323,26 @@ class Subjects:
         await self._write([], [Put(key, pack(record))])
         subject.versions[version].tags = tuple(tags)
 
-    async def set_compatibility(self, name: str | None, level: Compatibility | None) -> None:
-        """Set the level of a subject, which need not have a version yet, or without a name the default of all."""
+    def record_version(self, subject: Subject | None) -> str:
+        """Return the version of the record of a subject, or without one of the settings of all."""
+        return version_of(self._settings if subject is None else subject.record)
+
+    async def set_compatibility(self, name: str | None, level: Compatibility | None, expected: str = "") -> None:
+        """Set the level of a subject, which need not have a version yet, or without a name the default of all. Raises
+        Conflict if the record does not have the version `expected`; see registry.writing."""
         word = "" if level is None else str(level)
         if name is None:
-            await self._replace_settings(msgspec.structs.replace(self._settings, compatibility=word))
-        elif name in self._subjects or level is not None:
+            record = msgspec.structs.replace(self._settings, compatibility=word)
+            await self._replace_settings(record, expected)
+            return
+        known = self._subjects.get(name)
+        if expected:
+            what = f"subject {name!r}"
+            # `_replace_or_remove` compares the value that is checked here.
+            await expect(
+                self._store, records.subject_key(name), None if known is None else known.record, expected, what
+            )
+        if known is not None or level is not None:
             subject = await self._made(name)
             await self._replace_or_remove(subject, msgspec.structs.replace(subject.record, compatibility=word))
 
@@ -395,8 +409,10 @@ class Subjects:
         await self._write([Compare.value(key, subject.stored)], [Delete(key)])
         del self._subjects[subject.name], self._by_schema_id[subject.schema_id]
 
-    async def _replace_settings(self, record: SettingsRecord) -> None:
-        await self._write([], [Put(records.SETTINGS, pack(record))])
+    async def _replace_settings(self, record: SettingsRecord, expected: str = "") -> None:
+        what = "the default of all subjects"
+        compares = await expect(self._store, records.SETTINGS, self._settings, expected, what, default=SettingsRecord())
+        await self._write(compares, [Put(records.SETTINGS, pack(record))])
         self._settings = record
 
     async def _write(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> None:

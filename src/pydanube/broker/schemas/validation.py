@@ -19,7 +19,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -100,10 +100,12 @@ class BoundTopic:
         subject: Subject | None,
         definitions: Definitions,
         clock: Clock,
+        violations: Counter[str],
         warned: dict[int, int] | None = None,
     ) -> None:
-        """`subject` is None if it does not exist, which happens only after metadata was lost. `warned` counts, by
-        partition, the batches that were stored although they do not fit; it is taken over from a former binding."""
+        """`subject` is None if it does not exist, which happens only after metadata was lost. `violations` counts,
+        by policy, all batches that do not fit; `warned`, by partition, those that were stored all the same: it is taken
+        over from a former binding."""
         self.topic = topic
         self.binding = binding
         self.clock = clock
@@ -113,6 +115,7 @@ class BoundTopic:
         self._validators: BoundedCache[int, Validator] = BoundedCache(VALIDATORS_KEPT)
         self.framed_pace = Pace()
         """Of payloads that name their schemas."""
+        self._violations = violations
         self._log_after = float("-inf")
         self._unlogged = 0
 
@@ -137,6 +140,7 @@ class BoundTopic:
 
     def violated(self, partition: int, error: DanubeError) -> None:
         """Raise the error if the policy is `enforce`; count and log it if it is `warn`."""
+        self._violations[str(self.binding.policy)] += 1
         if self.binding.policy is ValidationPolicy.ENFORCE:
             raise error
         self.warned[partition] = self.warned.get(partition, 0) + 1

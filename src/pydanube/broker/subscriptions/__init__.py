@@ -6,6 +6,7 @@ single_acks             acks and nacks of clients that name a message, and no co
 consumer                one attached consumer, as the listeners use it
 ack_batching            joins scattered acks before they are processed
 delivery_batches        the bytes that are sent for the rows a consumer gets
+peeking                 messages of a backlog, with their contents and delays
 dead_letters            publishes messages that failed too often to the dead letter topic
 scheduling              how much a dispatch loop does before other tasks run
 counters                statistics

@@ -70,6 +70,12 @@ class Consumer:
         self._member.bytes += size_bytes
         self._subscription.credited(self._member)
 
+    def top_up(self, messages: int, size_bytes: int) -> None:
+        """Raise the credit to this much where it is lower; for listeners that keep messages for their clients."""
+        self._member.messages = max(self._member.messages, messages)
+        self._member.bytes = max(self._member.bytes, size_bytes)
+        self._subscription.credited(self._member)
+
     def pause(self) -> None:
         """Deliver nothing until `resume`, because the connection to the consumer is full."""
         self._member.paused = True

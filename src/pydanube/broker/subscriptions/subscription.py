@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
+from pydanube.broker.metrics import BrokerMetrics
 from pydanube.broker.partitions.rate_limits import Rate
 from pydanube.broker.partitions.state_ledger import Done, NoState, StateLedger
 from pydanube.codec.batch import Batch
-from pydanube.codec.batch.header import offsets_of
+from pydanube.codec.batch.header import append_time_of, offsets_of
 from pydanube.codec.state import ChangeKind, CursorChange
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.dispatcher import DUE_AT_ONCE, Dispatcher
@@ -55,6 +56,9 @@ SHORT_REDELIVERY: Final = 1_000
 """For fewer consecutive redeliveries, only the batch that holds the first of them is read."""
 
 
+Ended: TypeAlias = Literal["expired", "evicted", "dropped", "dead_lettered"]
+
+
 class SubscriptionContext(NamedTuple):
     """What a subscription needs of its partition and its broker."""
 
@@ -66,6 +70,7 @@ class SubscriptionContext(NamedTuple):
     clock: Clock
     epoch: Callable[[], int]
     dead_letters: DeadLetterPublisher
+    metrics: BrokerMetrics
 
 
 class AttachedConsumer(NamedTuple):
@@ -98,6 +103,7 @@ class LiveSubscription:
         self._context = context
         self._stream = context.stream
         self._clock = context.clock
+        self._metrics = context.metrics
         self._attached: dict[Member, AttachedConsumer] = {}
         self._rate: Rate | None = None
         self._timer = Timer(context.clock, context.tasks, self.pump, f"redelivery {context.topic} {name}")
@@ -295,6 +301,9 @@ class LiveSubscription:
         dispatcher.assign_stored(member, end, size, now_us)
         self.counts.deliver(now_us, rows, size, 0)
         attached.counts.deliver(now_us, rows, size, 0)
+        self._metrics.delivered(rows, size, 0, now_us - append_time_of(views[0]))
+        if self._metrics.tracer is not None:
+            self._metrics.tracer.delivered(self._context.topic, self.name, member.consumer, views)
         self._budget.spend(len(views), rows)
         attached.sink.deliver_whole(views, self._context.epoch())
         return True
@@ -316,6 +325,10 @@ class LiveSubscription:
             redelivered = sum(map(bool, redeliveries))
             self.counts.deliver(now_us, rows, size, redelivered)
             attached.counts.deliver(now_us, rows, size, redelivered)
+            self._metrics.delivered(rows, size, redelivered, now_us - batch.append_time)
+            if self._metrics.tracer is not None:
+                consumer = assignment.member.consumer
+                self._metrics.tracer.delivered_rows(self._context.topic, self.name, consumer, view, ranges)
             if self._rate is not None:
                 self._rate.take(rows, size, self._clock.monotonic())
             attached.sink.deliver(view, self._context.epoch(), ranges, redeliveries, reasons)
@@ -355,7 +368,7 @@ class LiveSubscription:
             assignments = self.dispatcher.offer_once(batch, base, end)
             delivered = sum([one.rows for one in assignments])
             self._deliver(batch, base, assignments, now_us)
-        self.counts.dropped += end - base - delivered
+        self._count_ended("dropped", end - base - delivered)
 
     # -- acks and nacks ------------------------------------------------------------------------------------------------
 
@@ -402,6 +415,7 @@ class LiveSubscription:
         acked = self.mark_acked(ranges, done)
         self.last_active_us = now_us = self._clock.now_us()
         self.counts.ack(now_us, acked)
+        self._metrics.acked += acked
         if self.cursor.gaps > ACKED_RANGES_REFUSED:
             self._close_consumers(too_many_gaps())
 
@@ -427,6 +441,12 @@ class LiveSubscription:
         elif done is not None:
             self._context.state.barrier(done)
         return acked
+
+    def _count_ended(self, counter: Ended, messages: int) -> None:
+        """Count messages that ended without an ack of a consumer."""
+        setattr(self.counts, counter, getattr(self.counts, counter) + messages)
+        if messages:
+            self._metrics.ended[counter] += messages
 
     def _reject(self, member: Member, error: DanubeError, done: Done | None) -> None:
         """Report an invalid request to the consumer that made it: through `done` or, without it, by closing the
@@ -480,12 +500,12 @@ class LiveSubscription:
 
     def expire(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Mark messages as acknowledged because their time to live is over."""
-        self.counts.expired += self.mark_acked(ranges, None)
+        self._count_ended("expired", self.mark_acked(ranges, None))
 
     def evict_below(self, offset: int) -> None:
         """Mark the messages below `offset` as acknowledged because of the backlog quota."""
         missing = self.cursor.missing(self.cursor.position, min(offset, self._stream.end_offset))
-        self.counts.evicted += self.mark_acked(missing, None)
+        self._count_ended("evicted", self.mark_acked(missing, None))
 
     def set_failure_policy(self, policy: FailurePolicy) -> None:
         former = self.dispatcher.failure_policy
@@ -530,7 +550,7 @@ class LiveSubscription:
             )
         dropped = [(one.offset, one.offset + 1) for one in exhausted if one.poison is Poison.DROP]
         if dropped:
-            self.counts.dropped += self.mark_acked(dropped, None)
+            self._count_ended("dropped", self.mark_acked(dropped, None))
         self._dead_letter_queue.extend(one for one in exhausted if one.poison is Poison.DEAD_LETTER)
         if self._dead_letter_queue and self._dead_letter_task is None:
             name = f"dead letters {self._context.topic} {self.name}"
@@ -566,7 +586,7 @@ class LiveSubscription:
         else:
             self._dead_letter_retry_ms = 0
             if generation == self.generation:  # after a seek meanwhile, the message is to be delivered again
-                self.counts.dead_lettered += self.mark_acked([(offset, offset + 1)], None)
+                self._count_ended("dead_lettered", self.mark_acked([(offset, offset + 1)], None))
         self.pump()
 
     # -- moving --------------------------------------------------------------------------------------------------------
@@ -639,9 +659,11 @@ class LiveSubscription:
             consumer=", ".join(sorted(active)),
         )
 
-    def statistics(self) -> SubscriptionStatistics:
+    def statistics(self, *, with_consumers: bool = True) -> SubscriptionStatistics:
         """Return the statistics without the bytes and the age of the backlog."""
         now_us = self._clock.now_us()
+        if not with_consumers:
+            return subscription_statistics(self.name, self.dispatcher, self.counts, self.backlog, [], now_us)
         consumers = [
             consumer_statistics(self.dispatcher, member, attached.counts, now_us)
             for member, attached in self._attached.items()

@@ -11,28 +11,37 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
+from typing import Final
 
+from pydanube.broker.decompression import DecompressionBudget
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.partitions.state_ledger import complete
-from pydanube.broker.registry.records import SubscriptionRecord
+from pydanube.broker.registry.records import SubscriptionRecord, version_of
 from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import Action, Authorizer, Principal
 from pydanube.core.dispatch.key_filters import KeyFilter
 from pydanube.model.errors import AlreadyExists, Full, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.failure import NATIVE, FailurePolicy
-from pydanube.model.limits import UNACKED_MAX
+from pydanube.model.limits import MIB, UNACKED_MAX
 from pydanube.model.names import TopicName
-from pydanube.model.pending import Pending
+from pydanube.model.pending import BacklogMessage, Pending
 from pydanube.model.positions import Position
 from pydanube.model.topics import SubscriptionDescription, SubscriptionType
 from pydanube.runtime.telemetry import get_logger
 
 from .consumer import Consumer, Sink
 from .dead_letters import check_dead_letters
+from .peeking import add_delays, read_backlog
 from .subscription import LiveSubscription
 
 log = get_logger(__name__)
+
+PENDING_AT_ONCE: Final = 250
+"""Messages of a backlog that are looked at in one turn of the loop."""
+
+PEEKED_BYTES_MAX: Final = 16 * MIB
+"""The most payload bytes that one look at a backlog returns, and one message more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +74,13 @@ class Attachment:
 class Subscriptions:
     """The operations on subscriptions. Each names a principal and asks the authorizer before anything else."""
 
-    def __init__(self, registry: Registry, partitions: Partitions, authorizer: Authorizer) -> None:
+    def __init__(
+        self, registry: Registry, partitions: Partitions, authorizer: Authorizer, decompression: DecompressionBudget
+    ) -> None:
         self._registry = registry
         self._partitions = partitions
         self._authorizer = authorizer
+        self._decompression = decompression
 
     async def subscribe(
         self, principal: Principal, topic: TopicName, partition: int, attachment: Attachment, sink: Sink
@@ -195,9 +207,11 @@ class Subscriptions:
             )
         return await self._on_partitions(topic, name, partition)
 
-    async def delete(self, principal: Principal, topic: TopicName, subscription: str) -> None:
+    async def delete(self, principal: Principal, topic: TopicName, subscription: str, expected: str = "") -> None:
+        """Delete a subscription. With `expected`, here and in other calls, raise Conflict if the subscription does not
+        have this version any more."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
-        await self._remove(topic, subscription)
+        await self._remove(topic, subscription, expected=expected)
 
     async def remove_if(
         self, topic: TopicName, subscription: str, is_unused: Callable[[SubscriptionRecord], bool]
@@ -216,10 +230,14 @@ class Subscriptions:
         return True
 
     async def _remove(
-        self, topic: TopicName, subscription: str, prepare: Callable[[SubscriptionRecord], None] | None = None
+        self,
+        topic: TopicName,
+        subscription: str,
+        prepare: Callable[[SubscriptionRecord], None] | None = None,
+        expected: str = "",
     ) -> None:
         topic_id = self._registry.topic(topic, to_delete=True).topic_id
-        await self._registry.delete_subscription(topic, subscription, prepare)
+        await self._registry.delete_subscription(topic, subscription, prepare, expected)
         gone = NotFound(f"subscription {subscription!r} on {topic} was deleted")
         for partition in self._partitions.open_of(topic_id):
             live = partition.subscriptions.pop(subscription, None)
@@ -243,7 +261,13 @@ class Subscriptions:
             partitions,
             record.failure(),
             record.unacked_max,
+            version_of(record),
         )
+
+    async def version(self, principal: Principal, topic: TopicName, subscription: str) -> str:
+        """Return the version of a subscription, for `expected`, without opening a partition."""
+        self._authorizer.check(principal, Action.DESCRIBE, str(topic))
+        return version_of(self._registry.subscription(topic, subscription))
 
     # -- moving --------------------------------------------------------------------------------------------------------
 
@@ -258,12 +282,14 @@ class Subscriptions:
             if position.kind == "offset" and position.value > one.stream.end_offset:
                 hint = ": choose one partition (--partition), or a time" if len(found) > 1 else ""
                 raise Invalid(_past_end(position.value, topic, one) + hint)
-        targets = [(live, await one.subscription_start(position)) for one, live in found]
+        resolved = [await one.subscription_start(position) for one, _ in found]
+        # The start of a partition may have moved since its position was resolved.
+        targets = [max(offset, one.first_position) for offset, (one, _) in zip(resolved, found, strict=True)]
         waits = [_Wait() for _ in targets]
-        for (live, offset), wait in zip(targets, waits, strict=True):
+        for (_, live), offset, wait in zip(found, targets, waits, strict=True):
             live.seek(offset, wait.done)
         await asyncio.gather(*(wait.future for wait in waits))
-        return [(one.index, offset) for (one, _), (_, offset) in zip(found, targets, strict=True)]
+        return [(one.index, offset) for (one, _), offset in zip(found, targets, strict=True)]
 
     async def advance(
         self, principal: Principal, topic: TopicName, subscription: str, partition: int, offset: int, expected: int
@@ -334,16 +360,39 @@ class Subscriptions:
     ) -> Pending:
         """Describe each message that `unsettled` would return."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
-        ((_, live),) = await self._on_stored_partitions(topic, subscription, partition)
-        return live.pending(after, messages_max)
+        ((one, live),) = await self._on_stored_partitions(topic, subscription, partition)
+        return await add_delays(one, live.pending(after, messages_max))
+
+    async def peek(
+        self, principal: Principal, topic: TopicName, subscription: str, count: int, partition: int = -1
+    ) -> list[BacklogMessage]:
+        """Return the first `count` messages that are not acknowledged, of one partition or, if that is -1, of all.
+
+        There are fewer if they have more than PEEKED_BYTES_MAX bytes together.
+        """
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        found: list[BacklogMessage] = []
+        left = PEEKED_BYTES_MAX
+        for one, live in await self._on_stored_partitions(topic, subscription, partition):
+            after = 0
+            while len(found) < count and left > 0:
+                pending = live.pending(after, min(PENDING_AT_ONCE, count - len(found)))
+                if not pending.messages:
+                    break
+                pending = await add_delays(one, pending)
+                some = await read_backlog(one, pending.messages, left, self._decompression)
+                left -= sum(len(each.message.payload) for each in some)
+                found += some
+                after = pending.messages[-1].offset + 1
+        return found
 
     async def set_failure_policy(
-        self, principal: Principal, topic: TopicName, subscription: str, policy: FailurePolicy
+        self, principal: Principal, topic: TopicName, subscription: str, policy: FailurePolicy, expected: str = ""
     ) -> None:
         """Change the failure policy; it is durable and in force on return."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
         self._check_policy(topic, policy)
-        record = await self._registry.change_subscription(topic, subscription, failure_policy=policy)
+        record = await self._registry.change_subscription(topic, subscription, expected, failure_policy=policy)
         for live in self._open_lives(topic, subscription, record):
             live.set_failure_policy(record.failure())
         log.info("subscription.failure_policy_changed", topic=str(topic), subscription=subscription)
@@ -354,7 +403,7 @@ class Subscriptions:
         return self._registry.subscription(topic, subscription).unacked_max
 
     async def set_unacked_max(
-        self, principal: Principal, topic: TopicName, subscription: str, unacked_max: int
+        self, principal: Principal, topic: TopicName, subscription: str, unacked_max: int, expected: str = ""
     ) -> None:
         """Change how many messages of each partition may be delivered and not acknowledged, over all consumers; 0: no
         limit. The change is durable and in force on return."""
@@ -365,7 +414,7 @@ class Subscriptions:
             raise Refused(
                 f"topic {topic} is not reliable: its messages are not acked, so no limit of unacked ones fits"
             )
-        record = await self._registry.change_subscription(topic, subscription, unacked_max=unacked_max)
+        record = await self._registry.change_subscription(topic, subscription, expected, unacked_max=unacked_max)
         for live in self._open_lives(topic, subscription, record):
             live.set_unacked_max(record.unacked_max)
         log.info(

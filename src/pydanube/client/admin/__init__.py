@@ -1,1 +1,1 @@
-"""Administration of namespaces, topics, subscriptions, policies, dead letters and object storage."""
+"""Administration of namespaces, topics, subscriptions, policies, dead letters and object storage; listings in pages."""

@@ -3,6 +3,9 @@
 Requests that only read, and those that may be executed twice, are repeated after a disconnect until they are answered.
 Requests that create, delete, add partitions or compare are sent once: if the connection ends before the answer, the
 call raises Unavailable, and the caller has to look what happened.
+
+Calls that change or delete take `expected`: the `version` that `policies`, `describe_topic` or `describe_subscription`
+returned. They raise Conflict, and change nothing, if the object has changed since.
 """
 
 from __future__ import annotations
@@ -36,14 +39,14 @@ from pydanube.model.topics import (
     TopicDescription,
 )
 
+from .listing import ListingAdmin
 from .peeking import peek
-from .storage import StorageAdmin
 
 RANGES_PER_REQUEST: Final = 10_000
 """A request with this many ranges is within the limit of its frame."""
 
 
-class Admin(StorageAdmin):
+class Admin(ListingAdmin):
     """The administrative calls of a client."""
 
     # -- topics ------------------------------------------------------------------------------------------------------
@@ -65,10 +68,10 @@ class Admin(StorageAdmin):
         finally:
             self._brokers.moved(name)
 
-    async def delete_topic(self, topic: str) -> None:
+    async def delete_topic(self, topic: str, *, expected: str = "") -> None:
         """Delete a topic with its messages and subscriptions. Raises NotFound."""
         name = str(TopicName.parse(topic))
-        await self._request_once(requests.DeleteTopic(topic=name))
+        await self._request_once(requests.DeleteTopic(topic=name, expected=expected))
         self._brokers.moved(name)
 
     async def list_topics(self, namespace: str | None = None) -> list[str]:
@@ -89,7 +92,7 @@ class Admin(StorageAdmin):
         name, brokers = str(TopicName.parse(topic)), self._brokers
         return len((await brokers.retrying(lambda: brokers.route(name, age_max=0.0), name)).partitions)
 
-    async def grow_topic(self, topic: str, partitions: int) -> None:
+    async def grow_topic(self, topic: str, partitions: int, *, expected: str = "") -> None:
         """Add partitions to a partitioned topic, up to `partitions`. Raises Refused for fewer than it has.
 
         A key may belong to another partition afterwards, so messages of one key before and after this call have no
@@ -99,7 +102,7 @@ class Admin(StorageAdmin):
         check_count("partitions", partitions, 1, PARTITIONS_MAX)
         name = str(TopicName.parse(topic))
         try:
-            await self._request_once(requests.GrowTopic(topic=name, partitions=partitions))
+            await self._request_once(requests.GrowTopic(topic=name, partitions=partitions, expected=expected))
         finally:
             self._brokers.moved(name)
 
@@ -110,6 +113,23 @@ class Admin(StorageAdmin):
         themselves; what was delivered and not acked is redelivered. Raises Refused for a topic that is only in memory.
         """
         await self._request(requests.UnloadTopic(topic=str(TopicName.parse(topic))), requests.Done)
+
+    async def truncate_topic(self, topic: str, before: AnyPosition, *, partition: int | None = None) -> dict[int, int]:
+        """Delete everything before a position, in one partition or in all; durable on return. This cannot be undone.
+
+        Returns partition -> offset, where the partitions begin now. Offsets are not used again. Subscriptions that
+        stand before the position move up to it: what they have not acked counts as acked. Raises Invalid for an offset
+        past the end of a partition.
+        """
+        name, found = str(TopicName.parse(topic)), await self.describe_topic(topic)
+        indexes = range(len(found.partitions)) if partition is None else (partition,)
+        start = wire_start(before)
+        if start.kind == "offset":
+            offsets = dict.fromkeys(indexes, start.value)
+        else:  # resolved once, so that a repeated request does not delete more
+            offsets = {index: await self.find_offset(name, index, before) for index in indexes}
+        request = requests.TruncateTopic(topic=name, offsets=list(offsets.items()))
+        return dict((await self._request(request, requests.Positions)).positions)
 
     async def topic_statistics(self, topic: str) -> TopicStatistics:
         """Return rates, backlogs and counts of a topic, its subscriptions and their consumers, for each partition."""
@@ -122,25 +142,27 @@ class Admin(StorageAdmin):
         """Return the policies of a topic (``/namespace/topic``) or a namespace: its `own`, and the `effective` ones."""
         return await self._request(requests.GetPolicies(target=_checked_target(target)), requests.PolicyReport)
 
-    async def set_policies(self, target: str, /, **changes: int | str | None) -> requests.PolicyReport:
+    async def set_policies(
+        self, target: str, /, *, expected: str = "", **changes: int | str | None
+    ) -> requests.PolicyReport:
         """Change policies of a topic or a namespace, by the names of `pydanube.Policies`. They take effect at once.
 
         None removes a policy, so that it is inherited again. Returns the new policies, as `policies` does.
         """
         values = {name: _checked_policy(name, value) for name, value in changes.items()}
         Policies().changed(values)
-        return await self._request(
-            requests.SetPolicies(target=_checked_target(target), changes=values), requests.PolicyReport
-        )
+        request = requests.SetPolicies(target=_checked_target(target), changes=values, expected=expected)
+        return await self._change(request, requests.PolicyReport, expected)
 
     # -- namespaces --------------------------------------------------------------------------------------------------
 
     async def create_namespace(self, namespace: str) -> None:
         await self._request_once(requests.CreateNamespace(namespace=parse_namespace(namespace)))
 
-    async def delete_namespace(self, namespace: str) -> None:
+    async def delete_namespace(self, namespace: str, *, expected: str = "") -> None:
         """Delete a namespace. Raises Refused while it has topics."""
-        await self._request_once(requests.DeleteNamespace(namespace=parse_namespace(namespace)))
+        request = requests.DeleteNamespace(namespace=parse_namespace(namespace), expected=expected)
+        await self._request_once(request)
 
     async def list_namespaces(self) -> list[str]:
         return (await self._request(requests.ListNamespaces(), requests.Names)).names
@@ -177,9 +199,11 @@ class Admin(StorageAdmin):
         )
         await self._request_once(request)
 
-    async def delete_subscription(self, topic: str, subscription: str) -> None:
-        name = parse_subscription(subscription)
-        await self._request_once(requests.DeleteSubscription(topic=str(TopicName.parse(topic)), subscription=name))
+    async def delete_subscription(self, topic: str, subscription: str, *, expected: str = "") -> None:
+        request = requests.DeleteSubscription(
+            topic=str(TopicName.parse(topic)), subscription=parse_subscription(subscription), expected=expected
+        )
+        await self._request_once(request)
 
     async def list_subscriptions(self, topic: str) -> list[str]:
         return (
@@ -207,24 +231,32 @@ class Admin(StorageAdmin):
         )
         return dict((await self._request(request, requests.Positions)).positions)
 
-    async def set_failure_policy(self, topic: str, subscription: str, policy: FailurePolicy) -> None:
+    async def set_failure_policy(
+        self, topic: str, subscription: str, policy: FailurePolicy, *, expected: str = ""
+    ) -> None:
         """Set what happens to messages that fail at this subscription. Takes effect at once, on every partition."""
         _check_failure_policy(policy)
         request = requests.SetFailurePolicy(
-            topic=str(TopicName.parse(topic)), subscription=parse_subscription(subscription), failure_policy=policy
+            topic=str(TopicName.parse(topic)),
+            subscription=parse_subscription(subscription),
+            failure_policy=policy,
+            expected=expected,
         )
-        await self._request(request, requests.Done)
+        await self._change(request, requests.Done, expected)
 
-    async def set_unacked_max(self, topic: str, subscription: str, unacked_max: int) -> None:
+    async def set_unacked_max(self, topic: str, subscription: str, unacked_max: int, *, expected: str = "") -> None:
         """Limit how many messages of each partition are delivered and not acked, over all consumers; 0: no limit.
 
         Takes effect at once: while more are unacked than a new limit allows, nothing is delivered.
         """
         check_count("unacked_max", unacked_max, 0, UNACKED_MAX)
         request = requests.SetUnackedMax(
-            topic=str(TopicName.parse(topic)), subscription=parse_subscription(subscription), unacked_max=unacked_max
+            topic=str(TopicName.parse(topic)),
+            subscription=parse_subscription(subscription),
+            unacked_max=unacked_max,
+            expected=expected,
         )
-        await self._request(request, requests.Done)
+        await self._change(request, requests.Done, expected)
 
     async def advance(self, topic: str, subscription: str, partition: int, offset: int, expected: int) -> None:
         """Move a subscription without consumers from `expected` to `offset`. Raises Refused if it is elsewhere.
@@ -318,6 +350,13 @@ class Admin(StorageAdmin):
         """Describe the broker that this client is connected to."""
         return _broker_description(await self._request(requests.DescribeBroker(), requests.BrokerInfo))
 
+    async def _change(
+        self, request: requests.Request, answer: type[requests.StructT], expected: str
+    ) -> requests.StructT:
+        """Send a change that may be made twice. One that compares is sent once: repeated after a lost answer, it would
+        find what it has changed itself."""
+        return await (self._answer_once(request, answer) if expected else self._request(request, answer))
+
     async def _request_once(self, request: requests.Request) -> None:
         await self._answer_once(request, requests.Done)
 
@@ -385,6 +424,8 @@ def _topic_description(topic: requests.Topic) -> TopicDescription:
             for one in topic.partition_infos
         ],
         subscriptions=list(topic.subscriptions),
+        brokers=topic.brokers,
+        version=topic.version,
     )
 
 
@@ -407,6 +448,7 @@ def _subscription_description(subscription: requests.Subscription) -> Subscripti
         ],
         failure_policy=subscription.failure_policy,
         unacked_max=subscription.unacked_max,
+        version=subscription.version,
     )
 
 
@@ -418,4 +460,5 @@ def _broker_description(broker: requests.BrokerInfo) -> BrokerDescription:
         state=broker.state,
         topics=broker.topics,
         started_at=broker.started_at,
+        addresses=broker.addresses,
     )

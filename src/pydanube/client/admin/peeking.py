@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Final
 
 from pydanube.client.connection.routing import Brokers
@@ -14,7 +13,6 @@ from pydanube.client.history.reader import Reader
 from pydanube.codec.native import requests
 from pydanube.model.errors import NotFound
 from pydanube.model.limits import KIB
-from pydanube.model.topics import SubscriptionType
 
 UNACKED_AT_ONCE: Final = 1_000
 """Offsets requested at a time."""
@@ -58,17 +56,12 @@ async def _read_pending(
     brokers: Brokers, topic: str, partition: int, pending: requests.PendingMessages
 ) -> list[PeekedMessage]:
     known = {one.offset: one for one in pending.messages}
-    delays = pending.type in (str(SubscriptionType.SHARED), str(SubscriptionType.KEY_SHARED))
     found: list[PeekedMessage] = []
     for group in _group_ranges(merge_ranges((offset, offset + 1) for offset in known)):
         async with aclosing(_read(brokers, topic, partition, group)) as messages:
             async for message in messages:
-                one = known[message.offset]
-                due_us = message._delivery.deliver_at_us(message._index) if delays else 0
-                unread = one.state == "ready" and not one.redeliveries  # one delivered before is past its delivery time
-                if one.state == "delayed" or (unread and due_us > pending.now_us):
-                    one = replace(one, state="delayed", until_us=due_us)
-                found.append(PeekedMessage(message.payload, message.offset, message._index, message._delivery, one))
+                state = known[message.offset]
+                found.append(PeekedMessage(message.payload, message.offset, message._index, message._delivery, state))
     return found
 
 

@@ -181,15 +181,25 @@ class Schemas:
         request = requests.GetCompatibility(subject="" if subject is None else parse_subject(subject))
         return Compatibility.parse((await self._client._request(request, requests.CompatibilityLevel)).effective)
 
-    async def set_compatibility(self, subject: str | None, level: Compatibility | str | None) -> Compatibility:
+    async def compatibility_version(self, subject: str | None = None) -> str:
+        """Return the version of what a subject, or without one the broker, sets: `expected` of `set_compatibility`."""
+        request = requests.GetCompatibility(subject="" if subject is None else parse_subject(subject))
+        return (await self._client._request(request, requests.CompatibilityLevel)).version
+
+    async def set_compatibility(
+        self, subject: str | None, level: Compatibility | str | None, *, expected: str = ""
+    ) -> Compatibility:
         """Set the level of a subject, or (None) the default of the broker, and return the level in force.
 
-        Without a level, the default applies again.
+        Without a level, the default applies again. Raises Conflict if the version is not `expected` any more.
         """
         request = requests.SetCompatibility(
-            subject="" if subject is None else parse_subject(subject), level="" if level is None else str(_level(level))
+            subject="" if subject is None else parse_subject(subject),
+            level="" if level is None else str(_level(level)),
+            expected=expected,
         )
-        return Compatibility.parse((await self._client._request(request, requests.CompatibilityLevel)).effective)
+        answer = await self._client._change(request, requests.CompatibilityLevel, expected)
+        return Compatibility.parse(answer.effective)
 
     async def set_tags(self, subject: str, version: AnyVersion, tags: Sequence[str]) -> None:
         """Replace the tags of a version."""
@@ -212,6 +222,7 @@ class Schemas:
         minimum_version: int = 0,
         tombstones: bool = False,
         framing: Framing | str = Framing.NONE,
+        expected: str = "",
     ) -> None:
         """Bind a topic to a subject, or change how that is checked. It applies to what is published from now on.
 
@@ -221,6 +232,7 @@ class Schemas:
         pinned_version, minimum_version     which versions may be used; 0: all
         tombstones              whether empty payloads are allowed
         framing                 "confluent": each payload begins with a zero byte and the global id in four bytes
+        expected                the version of the topic (see `client.describe_topic`); another one raises Conflict
         """
         binding = Binding(
             subject,
@@ -231,12 +243,13 @@ class Schemas:
             tombstones,
             framing if isinstance(framing, Framing) else Framing.parse(framing),
         )
-        request = requests.BindTopic(topic=str(TopicName.parse(topic)), binding=binding)
-        await self._client._request(request, requests.Done)
+        request = requests.BindTopic(topic=str(TopicName.parse(topic)), binding=binding, expected=expected)
+        await self._client._change(request, requests.Done, expected)
 
-    async def unbind(self, topic: str) -> None:
-        """Let a topic carry anything again. Raises NotFound if it is not bound."""
-        await self._client._request_once(requests.UnbindTopic(topic=str(TopicName.parse(topic))))
+    async def unbind(self, topic: str, *, expected: str = "") -> None:
+        """Let a topic carry anything again. Raises NotFound if it is not bound. `expected` as in `bind`."""
+        request = requests.UnbindTopic(topic=str(TopicName.parse(topic)), expected=expected)
+        await self._client._request_once(request)
 
     async def binding(self, topic: str) -> Binding | None:
         """Return the binding of a topic; None: it carries anything."""

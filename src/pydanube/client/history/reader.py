@@ -28,6 +28,9 @@ from pydanube.model.errors import Corrupt, DanubeError
 from pydanube.model.limits import ALIGNMENT, BATCH_BYTES_MAX, MIB
 from pydanube.model.names import TopicName
 from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.telemetry import get_logger
+
+log = get_logger(__name__)
 
 READ_AHEAD_FETCHES: Final = 2
 FETCH_BYTES: Final = 1 * MIB
@@ -137,6 +140,16 @@ class Reader(MessageStream[ValueT]):
         self._enqueue(await connection.fetch(request))
 
     def _enqueue(self, fetched: FetchAnswer) -> None:
+        if fetched.start_offset > self.next_offset:
+            log.warning(
+                "reader.messages_gone",
+                topic=self.topic,
+                partition=self.partition,
+                start=self.next_offset,
+                end=fetched.start_offset,
+                why="retention or truncation removed them",
+            )
+            self.next_offset = fetched.start_offset
         batches = [
             received for batch in split_batches(fetched.body) if (received := self._select_rows(batch)) is not None
         ]

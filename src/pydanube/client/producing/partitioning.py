@@ -20,11 +20,8 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 from pydanube.model.errors import Invalid
+from pydanube.model.key_hash import OFFSET_BASIS, PRIME, fnv1a_64
 from pydanube.model.limits import KEY_BYTES_MAX, PARTITIONS_MAX
-
-_OFFSET_BASIS: Final = 0xCBF29CE484222325
-_PRIME: Final = 0x100000001B3
-_MASK: Final = 0xFFFFFFFFFFFFFFFF
 
 KEYS_REMEMBERED: Final = 100_000
 """How many keys have their partition cached: hashing in Python costs a microsecond per key."""
@@ -46,22 +43,15 @@ _FEW: Final = 32
 """For at most this many keys, Python is faster than numpy."""
 
 
-def fnv1a_64(data: bytes | memoryview, value: int = _OFFSET_BASIS) -> int:
-    """Return the hash of `data`, continued from `value`, the hash of the bytes before it."""
-    for byte in data:
-        value = ((value ^ byte) * _PRIME) & _MASK
-    return value
-
-
 def fnv1a_64_each(offsets: OffsetArray, data: memoryview) -> UInt64Array:
     """Return the hash of every key ``data[offsets[r] : offsets[r + 1]]``. Each step hashes one byte of all keys."""
     lengths = offsets[1:] - offsets[:-1]
     by_length = np.argsort(-lengths, kind="stable")
     starts, ends = offsets[:-1][by_length], offsets[1:][by_length]
-    values = np.full(len(lengths), _OFFSET_BASIS, np.uint64)
+    values = np.full(len(lengths), OFFSET_BASIS, np.uint64)
     longer = np.searchsorted(-lengths[by_length], -np.arange(1, int(lengths.max(initial=0)) + 1), side="right").tolist()
     data = data.cast("B")  # Arrow's buffers have signed bytes
-    octets, prime, step = np.frombuffer(data, np.uint8), np.uint64(_PRIME), 0
+    octets, prime, step = np.frombuffer(data, np.uint8), np.uint64(PRIME), 0
     while step < len(longer) and longer[step] > _FEW:  # sorted by length: the first ones have a byte left
         values[: longer[step]] ^= octets[starts[: longer[step]] + step]
         values[: longer[step]] *= prime

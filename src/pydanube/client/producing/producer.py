@@ -60,6 +60,7 @@ from .partitioning import ANY_PARTITION, PartitionBy, Partitioner, check_partiti
 from .pending_batches import MessageRows
 from .producer_buffer import ProducerBuffer
 from .receipts import Placed, Receipt, Receipts
+from .trace_context import LOADED, OPENTELEMETRY, current_context, with_context, with_context_many
 
 log = get_logger(__name__)
 
@@ -157,6 +158,7 @@ class Producer(Openable, Generic[ValueT]):
 
         Waits for room in the queue first. Raises Unavailable after `timeout`. Cancelled, it may still be stored.
         """
+        attributes = with_context(attributes)
         data, size, partition = self._checked(payload, key, attributes)
         deliver_us = self._delivery_time(deliver_at, deliver_after)
         time_us = None if publish_time is None else micros_from_datetime(publish_time)
@@ -187,6 +189,7 @@ class Producer(Openable, Generic[ValueT]):
             and type(payload) is bytes
             and self._round_robin
             and self._ready
+            and (OPENTELEMETRY not in LOADED or current_context() is None)
             and (size := len(payload) + ROW_BYTES) <= _MESSAGE_SIZE_MAX  # type: ignore[arg-type]
         ):  # the common case, without the calls that the others need
             if not self._buffer.take_nowait(1, size):
@@ -195,6 +198,7 @@ class Producer(Openable, Generic[ValueT]):
             if unkeyed is None or not unkeyed.batches.append(payload, self._clock.now_us(), size):  # type: ignore[arg-type]
                 self._add(ANY_PARTITION, payload, None, None, None, 0, size, None)  # type: ignore[arg-type]
             return
+        attributes = with_context(attributes)
         data, size, partition = self._checked(payload, key, attributes)
         deliver_us = self._delivery_time(deliver_at, deliver_after)
         time_us = None if publish_time is None else micros_from_datetime(publish_time)
@@ -344,7 +348,7 @@ class Producer(Openable, Generic[ValueT]):
         attributes: Sequence[Attributes | None] | None,
     ) -> Iterator[BulkPiece]:
         self._check_ready()
-        settings = self._settings
+        settings, attributes = self._settings, with_context_many(attributes, payloads)
         return split_bulk(payloads, keys, attributes, self._partitioner, settings.batch_messages, settings.batch_bytes)
 
     def _target(self, partition: int) -> PartitionProducer:

@@ -244,6 +244,22 @@ class Batch:
         bounds = offsets_list(view, place.attribute_lists, count)
         return [dict(pairs[start:end]) for start, end in pairwise(bounds)]
 
+    def first_attributes(self, rows_max: int) -> list[dict[str, str]]:
+        """Return the attributes of the first rows, at most `rows_max`; nothing if no row has any."""
+        if not self.header.columns & ATTRIBUTES:
+            return []
+        view, place, part, data = self.view, self.place, self.sections, self.data
+        bounds = offsets_list(view, place.attribute_lists, min(rows_max, self.header.count))
+        entries = bounds[-1]
+        if not entries:
+            return []
+        keys_end = part.attribute_keys_start + last_end(view, place.attribute_keys, entries)
+        values_end = part.attribute_values_start + last_end(view, place.attribute_values, entries)
+        keys = split_text(data[part.attribute_keys_start : keys_end], view, place.attribute_keys, entries)
+        values = split_text(data[part.attribute_values_start : values_end], view, place.attribute_values, entries)
+        pairs = list(zip(keys, values, strict=True))
+        return [dict(pairs[start:end]) for start, end in pairwise(bounds)]
+
     @property
     def publish_times(self) -> Int64Array:
         """Microseconds since 1970."""

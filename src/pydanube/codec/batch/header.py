@@ -349,6 +349,8 @@ def blank_header() -> bytes:
 # -- single fields, without opening the batch -------------------------------------------------------------------------
 
 _BASE_OFFSET: Final = fields_struct("base_offset", start=STAMP_START)
+_APPEND_TIME_START: Final = field_start("append_time")
+_APPEND_TIME: Final = fields_struct("append_time", start=_APPEND_TIME_START)
 _SPAN_START: Final = field_start("span")
 _SPAN: Final = fields_struct("span", start=_SPAN_START)
 _COUNT_START: Final = field_start("count")
@@ -364,6 +366,11 @@ def offsets_of(batch: memoryview) -> tuple[int, int]:
     """Return the offsets [base, end) of a stamped, verified batch."""
     base: int = _BASE_OFFSET.unpack_from(batch, STAMP_START)[0]
     return base, base + int(_SPAN.unpack_from(batch, _SPAN_START)[0])
+
+
+def append_time_of(batch: memoryview) -> int:
+    """Return when a stamped, verified batch was appended, in microseconds."""
+    return int(_APPEND_TIME.unpack_from(batch, _APPEND_TIME_START)[0])
 
 
 def is_dense(batch: memoryview) -> bool:

@@ -12,7 +12,8 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from pydanube.model.errors import DanubeError, Held, Invalid, NotOwner, Refused, from_code
+from pydanube.model.addresses import NO_ADDRESSES, BrokerAddresses
+from pydanube.model.errors import Conflict, DanubeError, Held, Invalid, NotOwner, Refused, from_code
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.pending import PendingMessage
 from pydanube.model.policies import Policies
@@ -25,7 +26,7 @@ from pydanube.model.schemas import (
     SubjectDescription,
 )
 from pydanube.model.staging import StagedQuery
-from pydanube.model.statistics import TopicStatistics
+from pydanube.model.statistics import TopicStatistics, TopicSummary
 from pydanube.model.storage import (
     PartitionUsage,
     SegmentDescription,
@@ -80,7 +81,7 @@ class Failure(msgspec.Struct, omit_defaults=True):
 
     @classmethod
     def of(cls, error: DanubeError, handle: int = 0) -> Failure:
-        code, subcode = (Refused.code, Held.code) if isinstance(error, Held) else (error.code, 0)
+        code, subcode = (Refused.code, error.code) if isinstance(error, Held | Conflict) else (error.code, 0)
         return cls(code, error.message, error.owner if isinstance(error, NotOwner) else "", handle, subcode)
 
     def error(self) -> DanubeError:
@@ -194,6 +195,8 @@ class DeleteTopic(Request, tag="topic.delete"):
     """-> Done"""
 
     topic: str
+    expected: str = ""
+    """Here and in other requests: the version that the object must have, or the answer is Conflict; empty: any."""
 
 
 class UnloadTopic(Request, tag="topic.unload"):
@@ -203,10 +206,33 @@ class UnloadTopic(Request, tag="topic.unload"):
     topic: str
 
 
+class TruncateTopic(Request, tag="topic.truncate"):
+    """Delete everything before an offset, in some partitions -> Positions: where each of these partitions begins now.
+
+    `offsets` are pairs of a partition and an offset. Cursors below it move up to it.
+    """
+
+    topic: str
+    offsets: list[tuple[int, int]]
+
+
 class ListTopics(Request, tag="topic.list"):
     """-> Names. An empty namespace means all of them."""
 
     namespace: str = ""
+
+
+class ListTopicPage(Request, tag="topic.page"):
+    """List topics in pages, with what the broker has counted of each -> TopicsListed. Opens no partition.
+
+    `model.paging.PageQuery` explains the fields. An empty namespace means all of them.
+    """
+
+    namespace: str = ""
+    filter: str = ""
+    sort: str = "name"
+    limit: int = 100
+    after: str = ""
 
 
 class DescribeTopic(Request, tag="topic.describe"):
@@ -225,10 +251,16 @@ class DeleteNamespace(Request, tag="namespace.delete"):
     """-> Done; Refused while topics are in it."""
 
     namespace: str
+    expected: str = ""
 
 
 class ListNamespaces(Request, tag="namespace.list"):
-    """-> Names"""
+    """-> Names. With a `limit`, one page of them: see `model.paging.PageQuery`."""
+
+    filter: str = ""
+    sort: str = "name"
+    limit: int = 0
+    after: str = ""
 
 
 class OpenProducer(Request, tag="producer.open"):
@@ -305,12 +337,17 @@ class DeleteSubscription(Request, tag="subscription.delete"):
 
     topic: str
     subscription: str
+    expected: str = ""
 
 
 class ListSubscriptions(Request, tag="subscription.list"):
-    """-> Names"""
+    """-> Names. With a `limit`, one page of them: see `model.paging.PageQuery`."""
 
     topic: str
+    filter: str = ""
+    sort: str = "name"
+    limit: int = 0
+    after: str = ""
 
 
 class DescribeSubscription(Request, tag="subscription.describe"):
@@ -389,12 +426,34 @@ class Settle(Request, tag="subscription.settle"):
         check_ranges("subscription.settle", self.ranges)
 
 
+class RedriveLetters(Request, tag="dead_letter.redrive"):
+    """Send dead letters of one partition back to the topics they came from, or to the topic `to`; with `drop`, ack them
+    only -> LettersRedriven. This is one step of at most `letters_max` letters.
+
+    `offsets`: these letters; empty: those that remain in [start, end), `end` -1: up to the end of the partition. Only
+    letters that came from `original_topic` and failed for `original_subscription` are taken, where these are given.
+    `model.dead_letters` has the rules.
+    """
+
+    topic: str
+    partition: int
+    offsets: list[int] = []
+    start: int = 0
+    end: int = -1
+    original_topic: str = ""
+    original_subscription: str = ""
+    letters_max: int = 500
+    to: str = ""
+    drop: bool = False
+
+
 class SetFailurePolicy(Request, tag="subscription.failure_policy"):
     """-> Done. Applies at once, also to attached consumers."""
 
     topic: str
     subscription: str
     failure_policy: FailurePolicy
+    expected: str = ""
 
 
 class SetUnackedMax(Request, tag="subscription.unacked_max"):
@@ -404,6 +463,7 @@ class SetUnackedMax(Request, tag="subscription.unacked_max"):
     topic: str
     subscription: str
     unacked_max: int
+    expected: str = ""
 
 
 class SetPolicies(Request, tag="policies.set"):
@@ -414,6 +474,7 @@ class SetPolicies(Request, tag="policies.set"):
 
     target: str
     changes: dict[str, int | None]
+    expected: str = ""
 
 
 class GetPolicies(Request, tag="policies.get"):
@@ -427,6 +488,7 @@ class GrowTopic(Request, tag="topic.grow"):
 
     topic: str
     partitions: int
+    expected: str = ""
 
 
 class GetStatistics(Request, tag="topic.statistics"):
@@ -593,6 +655,7 @@ class SetCompatibility(Request, tag="schema.set_compatibility"):
 
     subject: str = ""
     level: str = ""
+    expected: str = ""
 
 
 class SetSchemaTags(Request, tag="schema.tags"):
@@ -615,12 +678,14 @@ class BindTopic(Request, tag="schema.bind"):
 
     topic: str
     binding: Binding
+    expected: str = ""
 
 
 class UnbindTopic(Request, tag="schema.unbind"):
     """-> Done"""
 
     topic: str
+    expected: str = ""
 
 
 class GetBinding(Request, tag="schema.binding"):
@@ -638,7 +703,9 @@ AnyRequest = (
     | CreateTopic
     | DeleteTopic
     | UnloadTopic
+    | TruncateTopic
     | ListTopics
+    | ListTopicPage
     | DescribeTopic
     | CreateNamespace
     | DeleteNamespace
@@ -657,6 +724,7 @@ AnyRequest = (
     | ListUnsettled
     | ListPending
     | Settle
+    | RedriveLetters
     | SetFailurePolicy
     | SetUnackedMax
     | SetPolicies
@@ -698,8 +766,11 @@ class Done(msgspec.Struct):
     """The request was carried out; there is nothing to report."""
 
 
-class Names(msgspec.Struct):
+class Names(msgspec.Struct, omit_defaults=True):
+    """`next`: the `after` of the next page, where a page was asked for; empty: there is none."""
+
     names: list[str]
+    next: str = ""
 
 
 class PartitionRoute(msgspec.Struct, omit_defaults=True):
@@ -716,6 +787,8 @@ class Route(msgspec.Struct, omit_defaults=True):
     reliable: bool
     ack_level: str
     partitions: list[PartitionRoute]
+    brokers: list[BrokerAddresses] = []
+    """The addresses of the owners, each once; brokers of earlier releases send none."""
 
 
 class PartitionInfo(msgspec.Struct, omit_defaults=True):
@@ -745,6 +818,9 @@ class Topic(msgspec.Struct, omit_defaults=True):
     ack_level: str
     partition_infos: list[PartitionInfo] = []
     subscriptions: list[str] = []
+    brokers: list[BrokerAddresses] = []
+    """The addresses of the owners, each once; brokers of earlier releases send none."""
+    version: str = ""
 
 
 class ProducerOpened(msgspec.Struct, omit_defaults=True):
@@ -795,6 +871,7 @@ class Subscription(msgspec.Struct, omit_defaults=True):
     partitions: list[SubscriptionPlace] = []
     failure_policy: FailurePolicy = FailurePolicy()
     unacked_max: int = 0
+    version: str = ""
 
 
 class Offset(msgspec.Struct):
@@ -810,6 +887,8 @@ class BrokerInfo(msgspec.Struct, omit_defaults=True):
     topics: int = 0
     started_at: int = 0
     """microseconds since 1970"""
+    addresses: BrokerAddresses = NO_ADDRESSES
+    """Brokers of earlier releases send none."""
 
 
 class OffsetRanges(msgspec.Struct):
@@ -824,8 +903,19 @@ class Settled(msgspec.Struct, omit_defaults=True):
     messages: int = 0
 
 
+class LettersRedriven(msgspec.Struct, omit_defaults=True):
+    """The result of one step of a redrive; `stayed` has the offset and the reason of letters that could not be sent
+    back. With a `next_offset` other than -1, the next step begins there."""
+
+    done: int = 0
+    stayed: list[tuple[int, str]] = []
+    next_offset: int = -1
+    remaining: int = 0
+    """How many messages of the partition are neither redriven nor dropped."""
+
+
 class Positions(msgspec.Struct):
-    """The position of a subscription in each partition, as pairs of partition and offset."""
+    """The position of a subscription in each partition, or where partitions begin, as pairs of partition and offset."""
 
     positions: list[tuple[int, int]] = []
 
@@ -839,15 +929,27 @@ class PendingMessages(msgspec.Struct):
     now_us: int
 
 
-class PolicyReport(msgspec.Struct):
+class PolicyReport(msgspec.Struct, omit_defaults=True):
     """The policies set on the target itself, and the effective ones, with inherited values."""
 
     own: Policies
     effective: Policies
+    version: str = ""
+    """The version of the topic or namespace, for `expected`; brokers of earlier releases send none."""
 
 
 class StatisticsReport(msgspec.Struct):
     topic: TopicStatistics
+
+
+class TopicsListed(msgspec.Struct):
+    """One page of topics, with as many as fit the answer. The next page begins after `next`; empty: there is none.
+
+    A topic with so many subscriptions that it does not fit alone has an empty list of them.
+    """
+
+    topics: list[TopicSummary]
+    next: str = ""
 
 
 class StorageUsed(msgspec.Struct, omit_defaults=True):
@@ -940,6 +1042,7 @@ class CompatibilityLevel(msgspec.Struct, omit_defaults=True):
 
     effective: str
     own: str = ""
+    version: str = ""
 
 
 class GlobalIds(msgspec.Struct):

@@ -19,7 +19,8 @@ Invariants
     with too many gaps between acks, too many failures or too many messages held back, nothing new is read: acks and
     failures are never forgotten
     a message that failed too often ends as the failure policy says, once
-    not more than `unacked_max` messages are in flight, unless the limit was lowered meanwhile
+    not more than `unacked_max` messages are in flight, nor more than `ack_pace` allows, unless a limit was lowered
+    meanwhile
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from pydanube.model.limits import ACKED_RANGES_MAX
 from pydanube.model.pending import PendingMessage, PendingState
 from pydanube.model.topics import SubscriptionType
 
+from .ack_pace import AckPace
 from .ack_timeouts import AckTimeouts
 from .cursor import Cursor
 from .failures import Exhausted, Failures, FailureState
@@ -108,10 +110,11 @@ class Dispatcher:
         self._members: dict[str, Member] = {}
         self._failures = Failures(failure_policy)
         self._timeouts = AckTimeouts()
+        self._pace = AckPace()
         self._timed_members = 0
         """How many members are attached whose ack timeouts the broker counts."""
         self.unacked_max = 0
-        """How many messages may be in flight; 0: no limit."""
+        """How many messages users allow to be in flight; 0: no limit."""
         self._single_active: SingleActivePolicy | None = None
         """The policy, if one member gets everything."""
         self._policy: DispatchPolicy
@@ -194,7 +197,7 @@ class Dispatcher:
         """The offset of the next message to read and offer; None if nothing could be delivered."""
         if not self._policy.can_receive or (self._failures.blocked and self.is_blocked):
             return None
-        if self.unacked_max and self.unacked >= self.unacked_max:
+        if (in_flight_max := self.in_flight_max) and self.unacked >= in_flight_max:
             return None
         if self._ready.count:
             return self._ready.first
@@ -203,6 +206,12 @@ class Dispatcher:
         if self._policy.held_back + self._policy.unmatched >= HELD_BACK_MAX or len(self._failures) >= FAILED_MAX:
             return None
         return None if self._delayed.count >= DELAYED_MAX else self.next_read
+
+    @property
+    def in_flight_max(self) -> int:
+        """How many messages may be in flight now; 0: no limit."""
+        pace = int(self._pace.limit)
+        return min(pace, self.unacked_max) if pace and self.unacked_max else pace or self.unacked_max
 
     @property
     def redelivery_run(self) -> int:
@@ -222,8 +231,8 @@ class Dispatcher:
         messages = sum([member.messages for member in able])
         if self._ready:
             messages = min(messages, self._ready.count * len(self._members))
-        if self.unacked_max:
-            messages = min(messages, self.unacked_max)
+        if in_flight_max := self.in_flight_max:
+            messages = min(messages, in_flight_max)
         return messages, sum([member.bytes for member in able])
 
     @property
@@ -236,7 +245,7 @@ class Dispatcher:
         """The member that gets everything from `next_read` on exactly as it is stored, because none of it is acked or
         has failed; None if batches must be offered one by one. `offset_to_read` says whether it has credit."""
         single = self._single_active
-        if single is None or self._ready.count or len(self._failures) or self.unacked_max:
+        if single is None or self._ready.count or len(self._failures) or self.in_flight_max:
             return None
         return single.active if self.cursor.end <= self.next_read else None
 
@@ -247,7 +256,7 @@ class Dispatcher:
         single.assign_ranges([(start, end)], end - start, size_bytes)
         member.correct_estimate(size_bytes)
         if member.is_timed:
-            self._timeouts.start(range(start, end), now_us)
+            self._start_timeouts(range(start, end), now_us)
         self.next_read = end
 
     def offer(
@@ -261,8 +270,8 @@ class Dispatcher:
         assert wanted is not None
         if base > wanted:
             self.skip_to(base)
-        if self.unacked_max:
-            room = self.unacked_max - self.unacked
+        if in_flight_max := self.in_flight_max:
+            room = in_flight_max - self.unacked
             rows_max = room if rows_max is None else min(rows_max, room)
             following = min(following, max(0, room - (end - base)))
         has_delays = self._policy.delays and batch.header.deliver_at_max > now_us
@@ -279,7 +288,7 @@ class Dispatcher:
         if self._timed_members:
             for one in assignments:
                 if one.member.is_timed:
-                    self._timeouts.start(one.offsets(base), now_us)
+                    self._start_timeouts(one.offsets(base), now_us)
         return assignments
 
     def _take(self, base: int, end: int, rows_max: int | None) -> list[Range]:
@@ -358,7 +367,9 @@ class Dispatcher:
         self._delayed.subtract(ranges)
         if self._timeouts:
             self._timeouts.stop(ranges)
-        failed = self._failures.acked(ranges) if len(self._failures) else []
+        failed = self._failures.acked(ranges) if len(self._failures) else {}
+        if self._timed_members:
+            self._pace.acked(added, any(one.reason == ACK_TIMEOUT for one in failed.values()))
         self._make_ready(self._policy.acked(ranges, failed))
         if self.next_read < self.cursor.position:
             self.next_read = self.cursor.position
@@ -486,8 +497,14 @@ class Dispatcher:
         """Count a failure of some messages whose ack timeout is over; there may be more. Return those that are
         exhausted."""
         timeout_us = self._failures.policy.ack_timeout_ms * 1000
+        self._pace.timed_out(now_us, timeout_us)
         late = self._timeouts.take_older(now_us - timeout_us, DUE_AT_ONCE) if timeout_us else []
         return self.nack(runs(np.array(sorted(late), np.int64)), now_us, reason=ACK_TIMEOUT)
+
+    def _start_timeouts(self, offsets: Iterable[int], now_us: int) -> None:
+        if not self._timeouts:
+            self._pace.start(now_us)
+        self._timeouts.start(offsets, now_us)
 
     def restart_timeouts(self, ranges: Sequence[Range], now_us: int) -> None:
         """Count the ack timeouts of these messages from now on, as far as they are counted."""
@@ -556,6 +573,7 @@ class Dispatcher:
         self._delays.clear()
         self._failures.clear()
         self._timeouts.clear()
+        self._pace.clear()
         self._policy.clear()
 
     # -- describing ----------------------------------------------------------------------------------------------------

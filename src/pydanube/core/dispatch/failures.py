@@ -161,17 +161,15 @@ class Failures:
         self.blocked = 0
         return offsets
 
-    def acked(self, ranges: Sequence[Range]) -> list[int]:
-        """Forget the acknowledged `ranges` (ascending, without overlap) and return the offsets that had failed."""
+    def acked(self, ranges: Sequence[Range]) -> dict[int, FailedMessage]:
+        """Forget the acknowledged `ranges` (ascending, without overlap) and return those messages that had failed."""
         known = self._by_offset
         if sum([end - start for start, end in ranges]) < len(known):
             gone = [offset for start, end in ranges for offset in range(start, end) if offset in known]
         else:
             starts = [start for start, _ in ranges]
             gone = [one for one in known if (index := bisect_right(starts, one)) and one < ranges[index - 1][1]]
-        for offset in gone:
-            self._forget(offset)
-        return gone
+        return {offset: self._forget(offset) for offset in gone}
 
     def clear(self) -> None:
         self._by_offset.clear()
@@ -196,11 +194,12 @@ class Failures:
             self._due = [one for one in self._due if self._is_waiting(*one)]
             heapify(self._due)
 
-    def _forget(self, offset: int) -> None:
+    def _forget(self, offset: int) -> FailedMessage:
         failure = self._by_offset.pop(offset)
         self.waiting -= failure.state is FailureState.WAITING
         self.dead_lettering -= failure.state is FailureState.DEAD_LETTERING
         self.blocked -= failure.state is FailureState.BLOCKED
+        return failure
 
     def _is_waiting(self, due_us: int, offset: int) -> bool:
         failure = self._by_offset.get(offset)

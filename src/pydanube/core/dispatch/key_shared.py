@@ -229,7 +229,7 @@ class KeySharedPolicy:
 
     # -- acks and nacks ------------------------------------------------------------------------------------------------
 
-    def acked(self, ranges: Sequence[Range], failed: Sequence[int]) -> list[Range]:
+    def acked(self, ranges: Sequence[Range], failed: Iterable[int]) -> list[Range]:
         held_back = (self._moving.offsets, self._behind_failure.offsets, self._unmatched)
         for one in (*held_back, *self._without_credit.values()):
             one.subtract(ranges)

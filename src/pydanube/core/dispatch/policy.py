@@ -114,7 +114,7 @@ class DispatchPolicy(Protocol):
         """Return the cost of assigning since the last call beyond the usual cost of a row, as a fraction of one
         scheduling turn."""
 
-    def acked(self, ranges: Sequence[Range], failed: Sequence[int]) -> list[Range]:
+    def acked(self, ranges: Sequence[Range], failed: Iterable[int]) -> list[Range]:
         """Take note that `ranges` are acknowledged; `failed` are the offsets among them that had failed. Return the
         offsets that are no longer held back."""
 

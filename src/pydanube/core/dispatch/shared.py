@@ -9,7 +9,7 @@ messages are 12 for each of three consumers, however they are batched.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from .in_flight import InFlightTable
 from .members import Member, RoundRobin
@@ -95,7 +95,7 @@ class SharedPolicy:
     def drain_cost(self) -> float:
         return 0.0
 
-    def acked(self, ranges: Sequence[Range], failed: Sequence[int]) -> list[Range]:
+    def acked(self, ranges: Sequence[Range], failed: Iterable[int]) -> list[Range]:
         self._in_flight.remove(ranges)
         return []
 

@@ -6,7 +6,7 @@ number is active, then the first by name. The partitions of a topic are spread o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from pydanube.model.errors import Held
 
@@ -80,7 +80,7 @@ class SingleActivePolicy:
     def drain_cost(self) -> float:
         return 0.0
 
-    def acked(self, ranges: Sequence[Range], failed: Sequence[int]) -> list[Range]:
+    def acked(self, ranges: Sequence[Range], failed: Iterable[int]) -> list[Range]:
         return []
 
     def returned(self, ranges: Sequence[Range], failed: bool) -> list[Range]:

@@ -26,6 +26,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
+from pydanube.broker import ListenerMetrics
 from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
 from pydanube.runtime.network import counted_address
@@ -88,8 +89,11 @@ class Call:
 class CallLimits:
     """Counts running calls per client address and the bytes of their requests, and refuses new ones while draining."""
 
-    def __init__(self, calls_per_address_max: int, memory: Memory, intake: RequestIntake) -> None:
+    def __init__(
+        self, calls_per_address_max: int, memory: Memory, intake: RequestIntake, metrics: ListenerMetrics | None = None
+    ) -> None:
         self.intake = intake
+        self._metrics = metrics or ListenerMetrics()
         self._per_address_max = calls_per_address_max
         self._addresses: Counter[str] = Counter()
         self._memory = memory
@@ -103,15 +107,18 @@ class CallLimits:
             self.refused_draining += 1
             raise Unavailable("this broker is shutting down: try again, or another broker")
         if self._addresses[address] >= self._per_address_max:
-            self.refused += 1
+            self._count_refused()
             raise Full(f"address {address} has {self._per_address_max} calls, as many as it may have: end some first")
         self._addresses[address] += 1
+        self._metrics.accepted += 1
+        self._metrics.connections += 1
 
     @property
     def are_calls_running(self) -> bool:
         return bool(self._addresses)
 
     def leave(self, address: str) -> None:
+        self._metrics.connections -= 1
         self._addresses[address] -= 1
         if self._addresses[address] <= 0:
             del self._addresses[address]
@@ -122,9 +129,13 @@ class CallLimits:
         if size < _COUNTED_BYTES_MIN:
             return 0
         if not self._memory.reserve(size):
-            self.refused += 1
+            self._count_refused()
             raise Unavailable("this broker has too many unanswered requests: try again")
         return size
+
+    def _count_refused(self) -> None:
+        self.refused += 1
+        self._metrics.refused += 1
 
     def release(self, size: int) -> None:
         if size:

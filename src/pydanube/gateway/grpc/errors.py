@@ -13,6 +13,7 @@ from grpc import StatusCode
 
 from pydanube.model.errors import (
     AlreadyExists,
+    Conflict,
     Corrupt,
     DanubeError,
     Denied,
@@ -36,6 +37,7 @@ STATUS: Final[dict[type[DanubeError], StatusCode]] = {
     Denied: StatusCode.PERMISSION_DENIED,
     Unauthenticated: StatusCode.UNAUTHENTICATED,
     Held: StatusCode.PERMISSION_DENIED,
+    Conflict: StatusCode.ABORTED,
     Full: StatusCode.RESOURCE_EXHAUSTED,
     NotOwner: StatusCode.UNAVAILABLE,
     StaleEpoch: StatusCode.UNAVAILABLE,

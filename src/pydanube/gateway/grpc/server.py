@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import re
 import socket
 from typing import Any, Final
 
@@ -49,9 +48,6 @@ _TOOL_CALLS_PER_ADDRESS_MAX: Final = 100
 _METADATA_BYTES_MAX: Final = 16 * 1024
 
 
-_PORT: Final = re.compile(r"(?<![/:]):\d+$")
-
-
 class GrpcServer:
     """Serves the Danube gRPC API on up to two ports."""
 
@@ -61,7 +57,7 @@ class GrpcServer:
         self._clock = clock
         self._tasks = tasks
         intake = RequestIntake(clock)
-        self._limits = CallLimits(settings.calls_per_address_max, memory, intake)
+        self._limits = CallLimits(settings.calls_per_address_max, memory, intake, broker.metrics.listener("grpc"))
         self._tool_limits = CallLimits(_TOOL_CALLS_PER_ADDRESS_MAX, memory, intake)  # never drains
         self._servers: list[Any] = []
         self._healths: list[health.Health] = []
@@ -172,10 +168,10 @@ class GrpcServer:
         ]
 
     def _data_url(self) -> str:
-        return _url(self.settings.advertised, self.data_address)
+        return f"http://{self._broker.advertised.grpc}"
 
     def _admin_url(self) -> str:
-        return _url(_without_port(self.settings.advertised), self.admin_address) if self.admin_address[1] else ""
+        return f"http://{address}" if (address := self._broker.advertised.admin) else ""
 
     async def _check_health(self) -> None:
         """Tell watching clients when the broker's health changes, and log refused calls as a number."""
@@ -193,15 +189,3 @@ async def _resolved(host: str, port: int) -> str:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return str(found[0][4][0])
-
-
-def _url(advertised: str, address: tuple[str, int]) -> str:
-    """Return the URL that clients are given: the one that is advertised, or that of the listener's address."""
-    host, port = address
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    advertised = advertised or (f"http://[{host}]" if ":" in host else f"http://{host}")
-    return advertised if advertised != _without_port(advertised) else f"{advertised}:{port}"
-
-
-def _without_port(url: str) -> str:
-    return _PORT.sub("", url)

@@ -36,13 +36,9 @@ class GrpcSettings:
     idle_ms: int = 300_000
     """A connection without a call is closed after this time; clients open another when they need it."""
 
-    advertised: str = ""
-    """The URL that lookups answer, to which the port of the listener is added if there is none; empty: the listener's
-    own address."""
-
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if name != "advertised" and getattr(self, name) < 1:
+            if getattr(self, name) < 1:
                 raise Invalid(f"grpc {name}={getattr(self, name)} must be at least 1")
 
     @property

@@ -1,16 +1,19 @@
-"""The HTTP listener: health, readiness and the Confluent Schema Registry API (docs/http.md).
+"""The HTTP listener: health, metrics, the REST API and the Confluent Schema Registry API (docs/http.md).
 
 server          listens, counts connections, checks their timeouts, shuts down
 connection      one client: uvicorn's HTTP/1.1 protocol, with limits on the time of headers, bodies and answers
 application     every request: limits on bodies, errors, the routes
+host_check      refuses requests for another host (DNS rebinding)
 errors          the one mapping of the error tree to HTTP status codes
 requests        reads parameters and bodies
 health          /healthz and /readyz
+api             the REST API under /api/v1, and its document at /openapi.json
+metrics         /metrics; prometheus_text has its formats, topic_metrics the series of topics
 schema_registry the Confluent Schema Registry API under /schema-registry
 settings        the limits and timeouts of this listener
 """
 
 from .server import HttpServer
-from .settings import HttpSettings
+from .settings import HttpSettings, MetricsSettings
 
-__all__ = ["HttpServer", "HttpSettings"]
+__all__ = ["HttpServer", "HttpSettings", "MetricsSettings"]

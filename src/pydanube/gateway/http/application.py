@@ -3,14 +3,15 @@
 Invariants
     no request takes more than `body_bytes_max` of memory for its body, all together no more than `bodies_bytes_max`,
     and a body that is announced too large takes none
+    a request whose header Host names another server gets no answer but a refusal, whatever its path
     every error is answered as `errors` says; an exception that is no error of the tree is a 500 and is logged once
     after `drain`, requests are refused as Unavailable, except those for health, and every answer closes its connection
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -19,12 +20,19 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Mount
 from starlette.types import Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from pydanube.broker import Broker
+from pydanube.gateway.native.publish_memory import PublishMemory
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.budget import Budget
+from pydanube.runtime.clock import Clock
+from pydanube.runtime.tasks import Tasks
 
-from . import errors, health, schema_registry
+from . import api, errors, health, metrics, schema_registry
+from .cors import Origins
+from .data import DataEndpoints
+from .host_check import HostCheck
 from .settings import HttpSettings
 
 _CLOSE: Final = (b"connection", b"close")
@@ -35,11 +43,17 @@ _ALWAYS_SERVED: Final = frozenset({"/healthz", "/readyz"})
 class Application:
     """Answers every request of the HTTP listener."""
 
-    def __init__(self, broker: Broker, settings: HttpSettings) -> None:
+    def __init__(
+        self, broker: Broker, settings: HttpSettings, clock: Clock, tasks: Tasks, memory: PublishMemory | None = None
+    ) -> None:
+        """`memory` counts the bytes that all listeners have published and not answered; None: it is not counted."""
         self._broker = broker
         self._settings = settings
         self._bodies = Budget(settings.bodies_bytes_max)
         self._draining = False
+        self.hosts = HostCheck(settings.allowed_hosts, lambda: broker.advertised)
+        self._origins = Origins(settings.cors_origins)
+        self._data = DataEndpoints(broker, settings, clock, tasks, memory)
         handlers = {
             HTTPException: _http_error,
             DanubeError: _danube_error,
@@ -48,41 +62,67 @@ class Application:
         }
         routes = [
             *health.routes(self._not_ready),
+            *metrics.routes(broker, settings.metrics, clock),
+            *api.routes(broker),
             Mount(schema_registry.BASE, app=schema_registry.SchemaRegistry(broker)),
         ]
         self._routes = Starlette(routes=routes, exception_handlers=handlers)
+        self._routes.state.data = self._data
+        self._routes.state.origins = self._origins
 
     def drain(self) -> None:
-        """Refuse new requests from now on; those that run are answered."""
+        """Refuse new requests from now on; those that run are answered, and streams end."""
         self._draining = True
+        self._data.drain()
+
+    def close(self) -> None:
+        """Detach all consumers; the connections are closed already."""
+        self._data.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert scope["type"] == "http", "uvicorn runs without lifespan and WebSocket"
+        if scope["type"] == "websocket":
+            await self._serve_websocket(scope, receive, send)
+            return
+        assert scope["type"] == "http", "uvicorn runs without lifespan"
+        added = self._origins.headers(Headers(scope=scope))
         body = _Body(scope, receive, self._bodies, self._settings)
 
         async def send_after_body(message: Message) -> None:
             """Send the message. The answer waits for the rest of the body, so that the client comes to read it."""
-            if message["type"] == "http.response.start" and (not await body.discard() or self._draining):
-                message = {**message, "headers": [*message.get("headers", ()), _CLOSE]}
+            if message["type"] == "http.response.start":
+                self._broker.metrics.http_answers[str(message["status"])] += 1
+                closing = (_CLOSE,) if not await body.discard() or self._draining else ()
+                message = _with_headers(message, [*added, *closing])
             await send(message)
 
         try:
-            refusal = self._refusal(scope, body)
-            if refusal is None:
-                await self._routes(scope, body.receive, send_after_body)
-            else:
+            refusal = self._refusal(scope) or body.check_announced()
+            preflight = self._origins.preflight(scope["method"], Headers(scope=scope))
+            if refusal is not None:
                 await errors.respond(refusal)(scope, receive, send_after_body)
+            elif preflight is not None:
+                await preflight(scope, receive, send_after_body)
+            else:
+                await self._routes(scope, body.receive, send_after_body)
         finally:
             body.release()
 
-    def _refusal(self, scope: Scope, body: _Body) -> DanubeError | HTTPException | None:
+    async def _serve_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope)
+        if refusal is None:
+            await self._routes(scope, receive, send)
+        else:
+            await WebSocket(scope, receive, send).send_denial_response(errors.respond(refusal))
+
+    def _refusal(self, scope: Scope) -> DanubeError | HTTPException | None:
         """Return why the request is refused before its body is read, or None."""
         headers = Headers(scope=scope)
+        if (wrong := self.hosts.refusal(scope)) is not None:
+            return wrong
         if self._draining and scope["path"] not in _ALWAYS_SERVED:
             return Unavailable("the broker is shutting down: send the request again, later or to another broker")
-        if scope["method"] not in _SAFE_METHODS and _is_foreign(headers):
-            return HTTPException(403, f"a page of {headers['origin']} may not change anything here")
-        return body.check_announced()
+        is_safe = scope["type"] == "http" and scope["method"] in _SAFE_METHODS
+        return None if is_safe else self._origins.refusal(headers)
 
     def _not_ready(self) -> list[str]:
         return [*(["the broker is shutting down"] if self._draining else []), *self._broker.write_problems()]
@@ -141,15 +181,8 @@ class _Body:
         return HTTPException(413, f"the body is larger than limits.http_body_bytes_max, {limit} bytes")
 
 
-def _is_foreign(headers: Headers) -> bool:
-    """Return whether a browser sends the request for a page of another origin, which could be any page."""
-    origin = headers.get("origin")
-    if origin is None:
-        return False
-    try:
-        return urlsplit(origin).netloc != headers.get("host")
-    except ValueError:  # brackets that are no IPv6 address
-        return True
+def _with_headers(message: Message, added: Iterable[tuple[bytes, bytes]]) -> Message:
+    return {**message, "headers": [*message.get("headers", ()), *added]} if added else message
 
 
 async def _http_error(_request: Request, error: Exception) -> Response:

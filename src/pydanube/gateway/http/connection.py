@@ -12,6 +12,7 @@ import contextlib
 import logging
 import sys
 from enum import Enum
+from functools import partial
 from typing import Final, Protocol
 
 import h11
@@ -26,6 +27,7 @@ from pydanube.runtime.telemetry import get_logger
 
 from .errors import PROBLEM, problem_of_http
 from .settings import HttpSettings
+from .websocket_connection import WEBSOCKET_PATH, WebSocketConnection
 
 log = get_logger(__name__)
 
@@ -50,7 +52,11 @@ class ConnectionOwner(Protocol):
         """Count the connection; return why it is refused, or nothing."""
         ...
 
-    def forget(self, connection: HttpConnection) -> None: ...
+    def forget(self, connection: HttpConnection | WebSocketConnection) -> None: ...
+
+    def upgrade(self, connection: HttpConnection, upgraded: WebSocketConnection) -> None:
+        """Count a WebSocket in the place of the connection that it was."""
+        ...
 
     def count_invalid(self) -> None:
         """Count a request that was none."""
@@ -61,7 +67,8 @@ class HttpConnection(H11Protocol):
     """One client. All methods are called on the event loop."""
 
     def __init__(self, config: Config, state: ServerState, owner: ConnectionOwner) -> None:
-        super().__init__(config, state, {}, asyncio.get_running_loop())
+        super().__init__(config, state, {"connection": self}, asyncio.get_running_loop())
+        self.ws_protocol_class = partial(WebSocketConnection, http=self, owner=owner)  # type: ignore[assignment]
         self.logger = _request_logger
         self.access_log = False
         self._owner = owner
@@ -105,6 +112,14 @@ class HttpConnection(H11Protocol):
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         self._answer_and_close(status, f"this is no HTTP/1.1 request: {error}")
 
+    def _should_upgrade_to_ws(self) -> bool:
+        """Return whether the path is one for WebSockets; anywhere else the request is answered without an upgrade."""
+        return self.scope["method"] == "GET" and self.scope["path"].endswith(WEBSOCKET_PATH)
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        super().handle_websocket_upgrade(event)
+        self._phase = _Phase.ANSWER
+
     def _unsupported_upgrade_warning(self) -> None:
         """Say nothing: the request is answered as one without an upgrade."""
 
@@ -112,6 +127,11 @@ class HttpConnection(H11Protocol):
         """Close the connection once the request that runs is answered, at once if none does."""
         with contextlib.suppress(h11.LocalProtocolError):  # it is closing already
             super().shutdown()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """How much of the answer the operating system has not taken yet."""
+        return self.transport.get_write_buffer_size()
 
     # -- timeouts ------------------------------------------------------------------------------------------------------
 
@@ -167,7 +187,8 @@ class _RequestLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        if not isinstance(error, asyncio.CancelledError):  # a listener that closes cancels what runs
+        is_client_mistake = record.getMessage().startswith("Invalid UTF-8")  # of a WebSocket, which is then closed
+        if not isinstance(error, asyncio.CancelledError) and not is_client_mistake:  # closing cancels what runs
             log.error("http.request_failed", problem=record.getMessage().strip(), exc_info=error)
 
 

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from pydanube.model.errors import (
     AlreadyExists,
+    Conflict,
     Corrupt,
     DanubeError,
     Denied,
@@ -44,6 +45,7 @@ STATUS: Final[dict[type[DanubeError], int]] = {
     NotOwner: 421,
     StaleEpoch: 409,
     Held: 409,
+    Conflict: 412,
     Unavailable: 503,
     Corrupt: 500,
 }

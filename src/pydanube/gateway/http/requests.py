@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 
 from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.model.errors import Invalid
@@ -15,7 +15,7 @@ T = TypeVar("T")
 _FLAGS: Final = {"true": True, "1": True, "false": False, "0": False, "": False}
 
 
-def principal_of(_request: Request) -> Principal:
+def principal_of(_request: HTTPConnection) -> Principal:
     """Return the caller. This listener asks for no credentials yet."""
     return ANONYMOUS
 

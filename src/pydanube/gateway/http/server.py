@@ -15,6 +15,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from pydanube.broker import Broker
+from pydanube.gateway.native.publish_memory import PublishMemory
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.network import address_of, counted_address, open_server
 from pydanube.runtime.tasks import Tasks
@@ -23,6 +24,7 @@ from pydanube.runtime.telemetry import get_logger
 from .application import Application
 from .connection import HttpConnection
 from .settings import HttpSettings
+from .websocket_connection import WEBSOCKET_MESSAGE_BYTES, WebSocketConnection
 
 log = get_logger(__name__)
 
@@ -36,18 +38,28 @@ _LATE_S: Final = 0.25
 
 _DRAIN_ROUND_S: Final = 0.02
 
+PING_S: Final = 20.0
+"""A WebSocket is sent a ping this long after the last answer to one, and has this long to answer."""
+
 
 class HttpServer:
     """Serves HTTP/1.1 on one port."""
 
-    def __init__(self, broker: Broker, settings: HttpSettings, clock: Clock, tasks: Tasks) -> None:
+    def __init__(
+        self, broker: Broker, settings: HttpSettings, clock: Clock, tasks: Tasks, memory: PublishMemory | None = None
+    ) -> None:
+        """`memory` counts the bytes that all listeners have published and not answered; None: it is not counted."""
         self.settings = settings
         self._clock = clock
         self._tasks = tasks
-        self._application = Application(broker, settings)
+        self._application = Application(broker, settings, clock, tasks, memory)
         self._config = Config(
             self._application,
-            ws="none",
+            ws="none",  # `connection` chooses the protocol of a WebSocket
+            ws_max_size=WEBSOCKET_MESSAGE_BYTES,
+            ws_per_message_deflate=False,
+            ws_ping_interval=PING_S,
+            ws_ping_timeout=PING_S,
             lifespan="off",
             interface="asgi3",
             log_config=None,
@@ -58,10 +70,11 @@ class HttpServer:
         )
         self._config.load()
         self._state = ServerState()
-        self._connections: set[HttpConnection] = set()
+        self._connections: set[HttpConnection | WebSocketConnection] = set()
         self._addresses: Counter[str] = Counter()
         self._refused = 0
         self._invalid = 0
+        self._metrics = broker.metrics.listener("http")
         self._server: asyncio.Server | None = None
         self._rounds: asyncio.Task[None] | None = None
 
@@ -73,6 +86,7 @@ class HttpServer:
         """Listen on `host` and `port` and return the address in use. Raises OSError where that is impossible."""
         assert self._server is None, "a listener starts once"
         self._set_date()
+        self._application.hosts.bound_host = host
         self._server = await open_server(host, port, self._make_connection, self.settings.accepted_at_once)
         self._rounds = self._tasks.spawn(self._check_connections(), "http connections")
         return address_of(self._server)
@@ -103,6 +117,7 @@ class HttpServer:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        self._application.close()
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
@@ -122,15 +137,24 @@ class HttpServer:
             why = f"address {address} has {self.settings.connections_per_address_max} HTTP connections"
         if why:
             self._refused += 1
+            self._metrics.refused += 1
             return f"{why}, as many as it may have: close some or raise the limit"
         self._connections.add(connection)
+        self._metrics.accepted += 1
+        self._metrics.connections += 1
         self._addresses[address] += 1
         return ""
 
-    def forget(self, connection: HttpConnection) -> None:
+    def upgrade(self, connection: HttpConnection, upgraded: WebSocketConnection) -> None:
+        """Count a WebSocket in the place of the connection that it was."""
+        self._connections.discard(connection)
+        self._connections.add(upgraded)
+
+    def forget(self, connection: HttpConnection | WebSocketConnection) -> None:
         if connection not in self._connections:
             return
         self._connections.discard(connection)
+        self._metrics.connections -= 1
         address = _address_of_client(connection)
         self._addresses[address] -= 1
         if self._addresses[address] <= 0:
@@ -138,6 +162,7 @@ class HttpServer:
 
     def count_invalid(self) -> None:
         self._invalid += 1
+        self._metrics.invalid += 1
 
     # -- timeouts ------------------------------------------------------------------------------------------------------
 
@@ -171,5 +196,5 @@ class HttpServer:
         self._state.default_headers = [(b"date", date.encode()), (b"x-content-type-options", b"nosniff")]
 
 
-def _address_of_client(connection: HttpConnection) -> str:
+def _address_of_client(connection: HttpConnection | WebSocketConnection) -> str:
     return counted_address(connection.client[0]) if connection.client is not None else ""

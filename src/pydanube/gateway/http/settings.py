@@ -6,6 +6,17 @@ from dataclasses import dataclass
 
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import KIB, MIB
+from pydanube.model.webhooks import Webhook
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """What /metrics answers."""
+
+    topics: bool = True
+    """Whether topics and subscriptions have series of their own."""
+    series_max: int = 250_000
+    """How many of these there may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +47,24 @@ class HttpSettings:
     keep_alive_ms: int = 60_000
     """How long a connection may wait for its next request."""
 
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which clients reach this broker, besides its addresses; "*": any."""
+    consumers_max: int = 1_000
+    """Consumers over HTTP: sessions, SSE and WebSocket."""
+    session_timeout_ms_max: int = 300_000
+    """The longest silence of a session that a client may ask for."""
+    poll_wait_ms_max: int = 60_000
+    """The longest wait of a long poll that a client may ask for."""
+    heartbeat_ms: int = 15_000
+    """How often a stream of events that has nothing to send sends a comment."""
+    cors_origins: tuple[str, ...] = ()
+    """The origins whose pages may use this listener from a browser."""
+    webhooks: tuple[Webhook, ...] = ()
+    metrics: MetricsSettings = MetricsSettings()
+
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if getattr(self, name) < 1:
+            if isinstance(getattr(self, name), int) and getattr(self, name) < 1:
                 raise Invalid(f"http {name}={getattr(self, name)} must be at least 1")
         if self.bodies_bytes_max < self.body_bytes_max:
             raise Invalid("http bodies_bytes_max must not be smaller than body_bytes_max")

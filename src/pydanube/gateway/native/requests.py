@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
@@ -17,9 +18,11 @@ from pydanube.codec.native import frames
 from pydanube.codec.native import requests as wire
 from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import Principal
+from pydanube.model.dead_letters import LetterSelection
 from pydanube.model.errors import DanubeError, Full, Invalid, NotFound
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
+from pydanube.model.paging import PAGE_MAX, TOPIC_NUMBERS, Order, PageQuery, TopicPage
 from pydanube.model.positions import Position
 from pydanube.model.schemas import Compatibility
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
@@ -36,6 +39,9 @@ _CONSUMER_CHARACTERS_MAX: Final = 200
 _UNSETTLED_MESSAGES_MAX: Final = 10_000
 _PENDING_MESSAGES_MAX: Final = 250
 """So many fit one frame, each with a reason and a consumer's name."""
+
+_STAYED_CHARACTERS_MAX: Final = 400
+"""The longest reason why a letter stays: those of one step fit one frame."""
 
 _SUBJECTS_MAX: Final = 2_000
 _ANSWER_BYTES_KEPT: Final = 1_000
@@ -101,7 +107,13 @@ async def _lookup(caller: Caller, request: wire.Lookup) -> wire.Route:
     partitions = [wire.PartitionRoute(one.index, one.owner, one.epoch) for one in topic.partitions]
     config = topic.config
     return wire.Route(
-        topic.name, topic.topic_id, config.partitions > 0, config.reliable, str(config.ack_level), partitions
+        topic.name,
+        topic.topic_id,
+        config.partitions > 0,
+        config.reliable,
+        str(config.ack_level),
+        partitions,
+        topic.brokers,
     )
 
 
@@ -112,13 +124,34 @@ async def _create_topic(caller: Caller, request: wire.CreateTopic) -> wire.Done:
 
 
 async def _delete_topic(caller: Caller, request: wire.DeleteTopic) -> wire.Done:
-    await caller.broker.delete_topic(caller.principal, TopicName.parse(request.topic))
+    await caller.broker.delete_topic(caller.principal, TopicName.parse(request.topic), request.expected)
     return wire.Done()
 
 
 async def _list_topics(caller: Caller, request: wire.ListTopics) -> wire.Names:
     namespace = parse_namespace(request.namespace) if request.namespace else None
     return wire.Names(await caller.broker.list_topics(caller.principal, namespace))
+
+
+async def _list_topic_page(caller: Caller, request: wire.ListTopicPage) -> wire.TopicsListed:
+    namespace = parse_namespace(request.namespace) if request.namespace else None
+    query = PageQuery(filter=request.filter, sort=request.sort, limit=request.limit, after=request.after)
+    page = await caller.broker.listing.topics(caller.principal, query, namespace)
+    page = cut_page(page, query.order(TOPIC_NUMBERS), CONTROL_BYTES_MAX - _ANSWER_BYTES_KEPT)
+    return wire.TopicsListed(page.topics, page.next)
+
+
+def cut_page(page: TopicPage, order: Order, bytes_max: int) -> TopicPage:
+    """Return a page with as many topics as fit `bytes_max`, but at least one: without its subscriptions, if it does not
+    fit with them."""
+    for count, one in enumerate(page.topics):
+        bytes_max -= len(msgspec.msgpack.encode(one))
+        if bytes_max < 0:
+            if count:
+                return TopicPage.of(page.topics[:count], order, more=True)
+            alone = TopicPage.of([one], order, more=len(page.topics) > 1 or bool(page.next))
+            return TopicPage([replace(one, subscriptions=[])], alone.next)
+    return page
 
 
 async def _describe_topic(caller: Caller, request: wire.DescribeTopic) -> wire.Topic:
@@ -148,6 +181,8 @@ async def _describe_topic(caller: Caller, request: wire.DescribeTopic) -> wire.T
         str(config.ack_level),
         infos,
         topic.subscriptions,
+        topic.brokers,
+        topic.version,
     )
 
 
@@ -162,20 +197,27 @@ async def _unload_topic(caller: Caller, request: wire.UnloadTopic) -> wire.Done:
     return wire.Done()
 
 
+async def _truncate_topic(caller: Caller, request: wire.TruncateTopic) -> wire.Positions:
+    topic = TopicName.parse(request.topic)
+    starts = await caller.broker.truncate_topic(caller.principal, topic, dict(request.offsets))
+    return wire.Positions(list(starts.items()))
+
+
 async def _grow_topic(caller: Caller, request: wire.GrowTopic) -> wire.Done:
-    await caller.broker.grow_topic(caller.principal, TopicName.parse(request.topic), request.partitions)
+    topic = TopicName.parse(request.topic)
+    await caller.broker.grow_topic(caller.principal, topic, request.partitions, request.expected)
     return wire.Done()
 
 
 async def _set_policies(caller: Caller, request: wire.SetPolicies) -> wire.PolicyReport:
     target = _target(request.target)
-    own, effective = await caller.broker.policies.set(caller.principal, target, request.changes)
-    return wire.PolicyReport(own, effective)
+    return wire.PolicyReport(
+        *await caller.broker.policies.set(caller.principal, target, request.changes, request.expected)
+    )
 
 
 async def _get_policies(caller: Caller, request: wire.GetPolicies) -> wire.PolicyReport:
-    own, effective = await caller.broker.policies.get(caller.principal, _target(request.target))
-    return wire.PolicyReport(own, effective)
+    return wire.PolicyReport(*await caller.broker.policies.get(caller.principal, _target(request.target)))
 
 
 def _target(text: str) -> TopicName | str:
@@ -189,12 +231,22 @@ async def _create_namespace(caller: Caller, request: wire.CreateNamespace) -> wi
 
 
 async def _delete_namespace(caller: Caller, request: wire.DeleteNamespace) -> wire.Done:
-    await caller.broker.delete_namespace(caller.principal, parse_namespace(request.namespace))
+    await caller.broker.delete_namespace(caller.principal, parse_namespace(request.namespace), request.expected)
     return wire.Done()
 
 
-async def _list_namespaces(caller: Caller, _request: wire.ListNamespaces) -> wire.Names:
-    return wire.Names(await caller.broker.list_namespaces(caller.principal))
+async def _list_namespaces(caller: Caller, request: wire.ListNamespaces) -> wire.Names:
+    if (query := _page_query(request)) is None:
+        return wire.Names(await caller.broker.list_namespaces(caller.principal))
+    page = await caller.broker.listing.namespaces(caller.principal, query)
+    return wire.Names(page.names, page.next)
+
+
+def _page_query(request: wire.ListNamespaces | wire.ListSubscriptions) -> PageQuery | None:
+    """Return which page is asked for; None, as in the requests of earlier releases: everything."""
+    if not (request.limit or request.filter or request.after):
+        return None
+    return PageQuery(filter=request.filter, sort=request.sort, limit=request.limit or PAGE_MAX, after=request.after)
 
 
 # -- producers and consumers -------------------------------------------------------------------------------------------
@@ -287,12 +339,16 @@ async def _create_subscription(caller: Caller, request: wire.CreateSubscription)
 
 async def _delete_subscription(caller: Caller, request: wire.DeleteSubscription) -> wire.Done:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
-    await caller.broker.subscriptions.delete(caller.principal, topic, subscription)
+    await caller.broker.subscriptions.delete(caller.principal, topic, subscription, request.expected)
     return wire.Done()
 
 
 async def _list_subscriptions(caller: Caller, request: wire.ListSubscriptions) -> wire.Names:
-    return wire.Names(await caller.broker.subscriptions.names(caller.principal, TopicName.parse(request.topic)))
+    topic = TopicName.parse(request.topic)
+    if (query := _page_query(request)) is None:
+        return wire.Names(await caller.broker.subscriptions.names(caller.principal, topic))
+    page = await caller.broker.listing.subscriptions(caller.principal, topic, query)
+    return wire.Names(page.names, page.next)
 
 
 async def _describe_subscription(caller: Caller, request: wire.DescribeSubscription) -> wire.Subscription:
@@ -310,6 +366,7 @@ async def _describe_subscription(caller: Caller, request: wire.DescribeSubscript
         places,
         described.failure_policy,
         described.unacked_max,
+        described.version,
     )
 
 
@@ -366,15 +423,39 @@ async def _list_pending(caller: Caller, request: wire.ListPending) -> wire.Pendi
     return wire.PendingMessages(messages, str(kind), now_us)
 
 
+async def _redrive_letters(caller: Caller, request: wire.RedriveLetters) -> wire.LettersRedriven:
+    letters, topic = caller.broker.dead_letters, TopicName.parse(request.topic)
+    selection = LetterSelection(
+        request.offsets,
+        request.start,
+        None if request.end < 0 else request.end,
+        str(TopicName.parse(request.original_topic)) if request.original_topic else "",
+        parse_subscription(request.original_subscription) if request.original_subscription else "",
+        request.letters_max,
+    )
+    if request.drop:
+        step = await letters.drop(caller.principal, topic, request.partition, selection)
+    else:
+        to = TopicName.parse(request.to) if request.to else None
+        step = await letters.redrive(caller.principal, topic, request.partition, selection, to)
+    stayed = [(offset, reason[:_STAYED_CHARACTERS_MAX]) for offset, reason in step.stayed]
+    next_offset = -1 if step.next_offset is None else step.next_offset
+    return wire.LettersRedriven(step.done, stayed, next_offset, step.remaining)
+
+
 async def _set_failure_policy(caller: Caller, request: wire.SetFailurePolicy) -> wire.Done:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
-    await caller.broker.subscriptions.set_failure_policy(caller.principal, topic, subscription, request.failure_policy)
+    await caller.broker.subscriptions.set_failure_policy(
+        caller.principal, topic, subscription, request.failure_policy, request.expected
+    )
     return wire.Done()
 
 
 async def _set_unacked_max(caller: Caller, request: wire.SetUnackedMax) -> wire.Done:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
-    await caller.broker.subscriptions.set_unacked_max(caller.principal, topic, subscription, request.unacked_max)
+    await caller.broker.subscriptions.set_unacked_max(
+        caller.principal, topic, subscription, request.unacked_max, request.expected
+    )
     return wire.Done()
 
 
@@ -389,7 +470,9 @@ async def _topic_statistics(caller: Caller, request: wire.GetStatistics) -> wire
 
 async def _describe_broker(caller: Caller, _request: wire.DescribeBroker) -> wire.BrokerInfo:
     about = caller.broker.describe(caller.principal)
-    return wire.BrokerInfo(about.version, about.node, about.cluster, about.state, about.topics, about.started_at)
+    return wire.BrokerInfo(
+        about.version, about.node, about.cluster, about.state, about.topics, about.started_at, about.addresses
+    )
 
 
 # -- object storage ----------------------------------------------------------------------------------------------------
@@ -528,13 +611,16 @@ async def _delete_schema(caller: Caller, request: wire.DeleteSchema) -> wire.Sch
 
 
 async def _get_compatibility(caller: Caller, request: wire.GetCompatibility) -> wire.CompatibilityLevel:
-    own, effective = await caller.broker.schemas.compatibility(caller.principal, request.subject or None)
-    return wire.CompatibilityLevel(str(effective), str(own or ""))
+    schemas, subject = caller.broker.schemas, request.subject or None
+    own, effective = await schemas.compatibility(caller.principal, subject)
+    version = await schemas.compatibility_version(caller.principal, subject)
+    return wire.CompatibilityLevel(str(effective), str(own or ""), version)
 
 
 async def _set_compatibility(caller: Caller, request: wire.SetCompatibility) -> wire.CompatibilityLevel:
     level = Compatibility.parse(request.level) if request.level else None
-    own, effective = await caller.broker.schemas.set_compatibility(caller.principal, request.subject or None, level)
+    schemas, subject = caller.broker.schemas, request.subject or None
+    own, effective = await schemas.set_compatibility(caller.principal, subject, level, request.expected)
     return wire.CompatibilityLevel(str(effective), str(own or ""))
 
 
@@ -551,12 +637,13 @@ async def _list_referrers(caller: Caller, request: wire.ListReferrers) -> wire.G
 
 
 async def _bind_topic(caller: Caller, request: wire.BindTopic) -> wire.Done:
-    await caller.broker.schemas.bind(caller.principal, TopicName.parse(request.topic), request.binding)
+    topic = TopicName.parse(request.topic)
+    await caller.broker.schemas.bind(caller.principal, topic, request.binding, request.expected)
     return wire.Done()
 
 
 async def _unbind_topic(caller: Caller, request: wire.UnbindTopic) -> wire.Done:
-    await caller.broker.schemas.unbind(caller.principal, TopicName.parse(request.topic))
+    await caller.broker.schemas.unbind(caller.principal, TopicName.parse(request.topic), request.expected)
     return wire.Done()
 
 
@@ -569,9 +656,11 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.CreateTopic: _create_topic,
     wire.DeleteTopic: _delete_topic,
     wire.ListTopics: _list_topics,
+    wire.ListTopicPage: _list_topic_page,
     wire.DescribeTopic: _describe_topic,
     wire.GrowTopic: _grow_topic,
     wire.UnloadTopic: _unload_topic,
+    wire.TruncateTopic: _truncate_topic,
     wire.SetPolicies: _set_policies,
     wire.GetPolicies: _get_policies,
     wire.CreateNamespace: _create_namespace,
@@ -589,6 +678,7 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.Advance: _advance,
     wire.AdvanceMany: _advance_many,
     wire.Settle: _settle,
+    wire.RedriveLetters: _redrive_letters,
     wire.ListUnsettled: _list_unsettled,
     wire.ListPending: _list_pending,
     wire.SetFailurePolicy: _set_failure_policy,

@@ -66,6 +66,7 @@ class NativeServer:
         self._addresses: Counter[str] = Counter()
         self._refusals: set[_Refusal] = set()
         self._refused = 0
+        self._metrics = broker.metrics.listener("native")
         self._explained_refusals_max = _EXPLAINED_REFUSALS_MAX
         self._accepted_at_once = BACKLOG
         self._server: asyncio.Server | None = None
@@ -151,11 +152,14 @@ class NativeServer:
             return self._refuse(connection, f"address {address} has {self._per_address_max} connections")
         session = Session(self._resources, connection)
         self._sessions.add(session)
+        self._metrics.accepted += 1
+        self._metrics.connections += 1
         self._addresses[address] += 1
         return session
 
     def _forget(self, session: Session) -> None:
         self._sessions.discard(session)
+        self._metrics.connections -= 1
         address = counted_address(session.connection.peer[0])
         self._addresses[address] -= 1
         if self._addresses[address] <= 0:
@@ -163,6 +167,7 @@ class NativeServer:
 
     def _refuse(self, connection: FramedConnection, why: str) -> Handler:
         self._refused += 1
+        self._metrics.refused += 1
         refusal = _Refusal(connection, self._refusals)
         if len(self._refusals) < self._explained_refusals_max:
             self._refusals.add(refusal)

@@ -125,6 +125,7 @@ class Session:
         self._receive(frame)
 
     def stream_broken(self, error: DanubeError) -> None:
+        self.broker.metrics.listener("native").invalid += 1
         self.end(error)
 
     def writable_changed(self, writable: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from pydanube.client.admin.dead_letters import LETTER_ATTRIBUTES
+from pydanube.model.dead_letters import LETTER_ATTRIBUTES
 from pydanube.model.limits import ATTRIBUTES_PER_MESSAGE_MAX
 
 from .definition import CHECKED, OBSERVED, UNDECODABLE, Action, Expectation, Pipeline

@@ -49,9 +49,8 @@ def lost_to_retention(topic: str, partition: int, start: int, end: int, first: i
     """Return the part of [start, end) before `first`, the current first offset of the partition; None: nothing."""
     if start >= min(end, first):
         return None
-    return LostRange(
-        topic, partition, start, min(end, first), f"retention removed them, the partition begins at {first} now"
-    )
+    why = f"retention or truncation removed them, the partition begins at {first} now"
+    return LostRange(topic, partition, start, min(end, first), why)
 
 
 def lost_of_range(topic: str, partition: int, start: int, end: int, view: TopicView) -> Iterable[LostRange]:

@@ -141,6 +141,7 @@ def _read_from_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[Row
             for answer in answers:
                 lost = lost_to_retention(wanted.topic, wanted.partition, next_offset, wanted.end, answer.start_offset)
                 fail_or_log([] if lost is None else [lost], options.fail_on_data_loss)
+                next_offset = max(next_offset, answer.start_offset)
                 for batch in split_batches(answer.body):
                     start, end = _rows_between(batch, next_offset, wanted.end)
                     if start < end:

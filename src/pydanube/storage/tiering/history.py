@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from functools import partial
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -67,6 +67,8 @@ class LoadingCache(Generic[T]):
         self._kept: OrderedDict[Hashable, T] = OrderedDict()
         self._loading: dict[Hashable, asyncio.Future[T]] = {}
         self.size = 0
+        self.hits = 0
+        self.misses = 0
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._kept or key in self._loading
@@ -81,7 +83,9 @@ class LoadingCache(Generic[T]):
         callers."""
         if key in self._kept:
             self._kept.move_to_end(key)
+            self.hits += 1
             return self._kept[key]
+        self.misses += 1
         return await asyncio.shield(self.begin(key, load))
 
     def begin(self, key: Hashable, load: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
@@ -139,6 +143,11 @@ class SegmentReader:
         """Limits read-ahead, so that it does not evict what was read ahead for other readers."""
         self._followed: OrderedDict[tuple[str, int], None] = OrderedDict()
         """Sections after which the next segment was already read ahead."""
+
+    @property
+    def caches(self) -> dict[str, LoadingCache[Any]]:
+        """The caches by name, for metrics."""
+        return {"footers": self._footers, "objects": self._blocks}
 
     async def read(self, segment: CatalogSegment, offset: int, bytes_max: int) -> list[memoryview]:
         """Return batches of a segment, up to about `bytes_max`, from the first one that ends after `offset`."""

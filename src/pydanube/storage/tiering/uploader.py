@@ -119,6 +119,9 @@ class Uploader:
         """Key of the object that may be in the store and is not yet in the catalog; empty if there is none."""
         self.uploaded_bytes = 0
         self.objects_made = 0
+        self.failures = 0
+        self.waiting_bytes = 0
+        """Bytes that were not uploaded when the last round began."""
 
     @property
     def pause_s(self) -> float:
@@ -137,9 +140,10 @@ class Uploader:
             self.unreadable = {key: one for key, one in self.unreadable.items() if key in sources}
             if only is not None:
                 sources = {key: one for key, one in sources.items() if key in only}
-            jobs = plan_uploads(
-                self._waiting(sources.values()), elapsed_us(self._clock), self._settings.policy, everything
-            )
+            waiting = self._waiting(sources.values())
+            if only is None:
+                self.waiting_bytes = sum(one.bytes for one in waiting)
+            jobs = plan_uploads(waiting, elapsed_us(self._clock), self._settings.policy, everything)
             if not jobs and only is None:
                 self.failure, self._retry_s = None, RETRY_S_MIN  # what failed is no longer waiting
             for job in jobs:
@@ -170,6 +174,7 @@ class Uploader:
 
     def fail(self, error: DanubeError) -> None:
         """Record a failed upload, and increase the pause before the next round."""
+        self.failures += 1
         if self.failure is None:
             self.failing_since_us = self._clock.now_us()
             log.warning("upload.failed", store=self._objects.url, error=error.message)

@@ -8,6 +8,7 @@ reader, handles         reads records back
 recovery, scan, mark    opens a log: which records count, and how far it was synced
 release                 which files are not needed any more
 layout, settings        the names of the files; the settings
+metrics                 counters and timings
 inspect                 lists a log for operators
 """
 

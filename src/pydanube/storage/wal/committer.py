@@ -19,6 +19,7 @@ from pydanube.runtime.telemetry import get_logger
 
 from .engine import Engine, WalRecord
 from .engine_guard import EngineGuard
+from .metrics import LogMetrics
 from .settings import DurabilityLevel, WalSettings
 from .table import WalFile
 
@@ -74,6 +75,7 @@ class Committer:
         mail: SimpleQueue[Mail],
         guard: EngineGuard,
         reports: CommitReports,
+        metrics: LogMetrics,
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -81,6 +83,7 @@ class Committer:
         self._mail = mail
         self._guard = guard
         self._reports = reports
+        self._metrics = metrics
         self._kept: list[Mail] = []
         """At most one item that was taken from the queue and not handled yet."""
         self._unreported: list[WalAppend] = []
@@ -165,12 +168,16 @@ class Committer:
         self._unreported = group
         try:
             if records:
+                started = self._clock.monotonic()
                 self._engine.write(records, written)
+                self._metrics.written(len(records), self._clock.monotonic() - started)
             if len(waiting) < len(group):
                 self._unreported = waiting
                 self._reports.finished([append for append in group if append.level < DurabilityLevel.SYNC], None)
             if waiting:
+                started = self._clock.monotonic()
                 self._engine.sync([append.record for append in waiting if append.record is not None])
+                self._metrics.synced(self._clock.monotonic() - started)
         except Unavailable as error:
             self._fail(error)
             return
@@ -214,6 +221,7 @@ class Committer:
         for file in self._engine.closed:
             log.info("wal.rotated", generation=file.generation, ledgers=len(file.spans))
             self._reports.rotated(file)
+        self._metrics.files_closed += len(self._engine.closed)
         self._engine.closed.clear()
 
     # -- failing ---------------------------------------------------------------------------------------------------
@@ -222,6 +230,7 @@ class Committer:
         """Report which ledgers are abandoned, then fail the appends of the group. The disk is tried again later."""
         if not self._is_failing:
             log.error("wal.failed", error=error.message, ledgers=len(self._engine.abandoned))
+            self._metrics.failures += 1
             self._is_failing = True
             self._cure_due = self._clock.monotonic() + self._settings.cure_ms / 1000
         fresh = self._engine.abandoned - self._abandoned

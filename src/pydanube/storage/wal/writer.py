@@ -43,6 +43,7 @@ from .engine import Engine, WalRecord
 from .engine_guard import EngineGuard
 from .handles import Handles, Released
 from .layout import LOCK
+from .metrics import LogMetrics
 from .reader import LogReader
 from .recovery import LogRecovery, RecoveredLog
 from .release import releasable_files
@@ -89,6 +90,7 @@ class LogWriter:
     ) -> None:
         self.recovered = recovered
         self.pending_bytes = 0
+        self.metrics = LogMetrics()
         self.read_only: DanubeError | None = engine.failure
         self._listeners: list[LogListener] = []
         self._disk = disk
@@ -109,7 +111,7 @@ class LogWriter:
         self._pool = ThreadPoolExecutor(settings.reader_threads, "danube-log-read")
         self._handles = Handles(disk, engine.directory, settings.open_files_max)
         self._reader = LogReader(disk, engine.directory, settings, engine.table, self._handles)
-        committer = Committer(engine, settings, clock, self._mail, self._guard, _LoopReports(self))
+        committer = Committer(engine, settings, clock, self._mail, self._guard, _LoopReports(self), self.metrics)
         self._thread = threading.Thread(target=committer.run, name="danube-log", daemon=True)
 
     @classmethod
@@ -259,6 +261,7 @@ class LogWriter:
                 raise
             return False
         ended = self._monotonic()
+        self.metrics.written(1, ended - started)
         is_slow = ended - started > SLOW_WRITE_SECONDS
         self._thread_only_until = ended + (AFTER_SLOW_SECONDS if is_slow else CLOSE_SECONDS)
         return True
@@ -373,6 +376,11 @@ class LogWriter:
     def appended_bytes(self) -> int:
         """How many bytes were ever written to the log."""
         return self._engine.position
+
+    @property
+    def files(self) -> int:
+        """How many files the log has."""
+        return len(self._engine.table.files)
 
     @property
     def stored_bytes(self) -> int:

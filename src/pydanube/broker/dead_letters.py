@@ -1,0 +1,387 @@
+"""Administration of dead letters: lists them, sends them back to the topics they came from (redrive), or drops them.
+
+The rules are in `model.dead_letters`. A redrive goes in steps of at most LETTERS_AT_ONCE letters of one partition:
+read, publish, and only then ack. `broker.subscriptions.dead_letters` is what writes dead letters.
+
+Invariants
+    the steps of one dead letter topic run one after the other: two redrives at the same time send each letter once
+    a letter is acked only after its topic has the message: a step that ends anywhere, also by a crash, loses none
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing, suppress
+from typing import Final, NamedTuple, Protocol
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from pydanube.broker.partitions.open_partitions import Partitions
+from pydanube.broker.partitions.partition import Partition
+from pydanube.broker.partitions.publish_queue import PublishDone, Published
+from pydanube.broker.registry.registry import Registry
+from pydanube.broker.subscriptions.subscription import LiveSubscription
+from pydanube.broker.subscriptions.subscriptions import Subscriptions
+from pydanube.codec.batch import encode
+from pydanube.core.access import Action, Authorizer, Principal
+from pydanube.core.dispatch.ranges import runs
+from pydanube.model.dead_letters import (
+    CANNOT_GO_BACK,
+    NO_LETTER,
+    REDRIVE,
+    REDRIVEN_BEFORE,
+    LetterHistory,
+    LetterSelection,
+    RedriveStep,
+)
+from pydanube.model.errors import AlreadyExists, DanubeError, Invalid, NotFound, Refused
+from pydanube.model.key_hash import fnv1a_64
+from pydanube.model.limits import MIB
+from pydanube.model.messages import StoredMessage
+from pydanube.model.names import TopicName
+from pydanube.model.positions import EARLIEST
+from pydanube.model.topics import SubscriptionType
+from pydanube.runtime.telemetry import get_logger
+
+from .decompression import DecompressionBudget
+from .message_reading import Range, read_messages
+from .producers import Access, Producer
+
+log = get_logger(__name__)
+
+BYTES_AT_ONCE: Final = 8 * MIB
+"""The most payload bytes that one step reads, and one message more."""
+
+SCANNED_MAX: Final = 10_000
+"""The most messages that one step looks at: some have another origin, or are no dead letters."""
+
+
+class LetterPublisher(Protocol):
+    """What publishes the letters that are sent back: the facade of the broker."""
+
+    decompression: DecompressionBudget
+
+    async def open_producer(
+        self,
+        principal: Principal,
+        topic: TopicName,
+        partition: int,
+        name: str,
+        producer_id: int,
+        producer_epoch: int,
+        access: Access = "shared",
+        opener: int = 0,
+    ) -> Producer: ...
+
+    def publish(self, principal: Principal, producer: Producer, batch: memoryview, done: PublishDone) -> None: ...
+
+
+class LetterPage(NamedTuple):
+    """Messages of one partition of a dead letter topic; the next page begins at `next_offset`, None: there is none."""
+
+    messages: list[StoredMessage]
+    next_offset: int | None
+
+
+class _Destination(NamedTuple):
+    """What one batch is published to, and the schema of its messages."""
+
+    topic: TopicName
+    partition: int
+    schema_id: int
+    schema_version: int
+
+
+class _Selected(NamedTuple):
+    """The letters of one step, what stays, and where the next step begins."""
+
+    letters: list[StoredMessage]
+    stayed: list[tuple[int, str]]
+    next_offset: int | None
+
+
+Outcomes = dict[int, DanubeError | None]
+"""What became of each letter, by its offset; None: its topic has the message."""
+
+
+class DeadLetters:
+    """The operations on dead letters. Each names a principal and asks the authorizer before anything else."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        partitions: Partitions,
+        subscriptions: Subscriptions,
+        authorizer: Authorizer,
+        publisher: LetterPublisher,
+    ) -> None:
+        self._registry = registry
+        self._partitions = partitions
+        self._subscriptions = subscriptions
+        self._authorizer = authorizer
+        self._publisher = publisher
+        self._steps: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+        """By topic id. Without it, two redrives at the same time would send every letter twice."""
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    async def listed(
+        self,
+        principal: Principal,
+        topic: TopicName,
+        partition: int,
+        start: int = 0,
+        count: int = 100,
+        redriven: bool = False,
+    ) -> LetterPage:
+        """Return at most `count` messages of a dead letter topic from offset `start` on that remain.
+
+        With `redriven`, also those that were redriven or dropped. A message that is no dead letter is among them.
+        """
+        self._authorizer.check(principal, Action.READ, str(topic))
+        owned = await self._stored(topic, partition)
+        live = None if redriven else self._redrive_subscription(topic, owned)
+        ranges = [(start, owned.stream.end_offset)] if live is None else live.backlog_ranges(start, count + 1)
+        found: list[StoredMessage] = []
+        left = BYTES_AT_ONCE
+        async with aclosing(self._read(owned, ranges)) as messages:
+            async for message in messages:
+                if len(found) == count or left <= 0:
+                    return LetterPage(found, message.offset)
+                found.append(message)
+                left -= len(message.payload)
+        return LetterPage(found, None)
+
+    async def get(self, principal: Principal, topic: TopicName, partition: int, offset: int) -> StoredMessage:
+        """Return the message at one place, redriven or not. Raises NotFound."""
+        self._authorizer.check(principal, Action.READ, str(topic))
+        owned = await self._stored(topic, partition)
+        async with aclosing(self._read(owned, [(offset, offset + 1)])) as messages:
+            async for message in messages:
+                return message
+        raise _missing(topic, partition, offset)
+
+    # -- redriving and dropping ----------------------------------------------------------------------------------------
+
+    async def redrive(
+        self,
+        principal: Principal,
+        topic: TopicName,
+        partition: int,
+        selection: LetterSelection,
+        to: TopicName | None = None,
+    ) -> RedriveStep:
+        """Do one step of a redrive: send letters of one partition back to the topics they came from, or to another one.
+
+        Raises an error that may pass later (Unavailable, Full) if it kept the step from doing anything, or if the
+        letters were chosen by their offsets; those that were sent are acked all the same. Cancelled: some may have been
+        sent.
+        """
+        step = await self._step(principal, topic, partition, selection, lambda some: self._send(principal, some, to))
+        log.info("letters.redriven", topic=str(topic), partition=partition, letters=step.done, stayed=len(step.stayed))
+        return step
+
+    async def drop(
+        self, principal: Principal, topic: TopicName, partition: int, selection: LetterSelection
+    ) -> RedriveStep:
+        """Do one step of giving letters up: ack them without sending them anywhere. They stay stored."""
+
+        async def nothing(letters: Sequence[StoredMessage]) -> Outcomes:
+            return {one.offset: None for one in letters}
+
+        step = await self._step(principal, topic, partition, selection, nothing)
+        log.info("letters.dropped", topic=str(topic), partition=partition, letters=step.done)
+        return step
+
+    async def _step(
+        self, principal: Principal, topic: TopicName, partition: int, selection: LetterSelection, send: Send
+    ) -> RedriveStep:
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        async with self._steps.setdefault(self._registry.topic(topic).topic_id, asyncio.Lock()):
+            owned = await self._stored(topic, partition)
+            chosen = await self._select(topic, owned, selection)
+            if chosen.letters:
+                await self._ensure_subscription(principal, topic)
+            outcomes = await send(chosen.letters) if chosen.letters else {}
+            sent = [offset for offset, error in outcomes.items() if error is None]
+            if sent:
+                ranges = _ranges(sent)
+                await self._subscriptions.settle(principal, topic, REDRIVE, partition, ranges)
+            stayed = chosen.stayed + [
+                (offset, error.message) for offset, error in outcomes.items() if isinstance(error, CANNOT_GO_BACK)
+            ]
+            obstacles = {offset: error for offset, error in outcomes.items() if _may_pass(error)}
+            if obstacles and (selection.offsets or not (sent or stayed)):
+                raise next(error for error in obstacles.values() if error is not None)
+            live = self._redrive_subscription(topic, owned)
+            return RedriveStep(
+                len(sent),
+                sorted(stayed),
+                min(obstacles, default=chosen.next_offset),
+                live.backlog if live is not None else 0,
+            )
+
+    async def _select(self, topic: TopicName, owned: Partition, selection: LetterSelection) -> _Selected:
+        """Return the letters of one step. Raises NotFound for an offset that is not stored."""
+        live = self._redrive_subscription(topic, owned)
+        if selection.offsets:
+            return await self._select_offsets(topic, owned, selection, live)
+        end = owned.stream.end_offset if selection.end is None else min(selection.end, owned.stream.end_offset)
+        ranges = [(selection.start, end)]
+        if live is not None:
+            ranges = [(one, min(stop, end)) for one, stop in live.backlog_ranges(selection.start, SCANNED_MAX + 1)]
+        letters: list[StoredMessage] = []
+        others: list[tuple[int, str]] = []
+        next_offset: int | None = None
+        scanned, left = 0, BYTES_AT_ONCE
+        async with aclosing(self._read(owned, ranges)) as messages:
+            async for message in messages:
+                if len(letters) + len(others) >= selection.letters_max or scanned >= SCANNED_MAX or left <= 0:
+                    next_offset = message.offset
+                    break
+                scanned += 1
+                left -= len(message.payload)
+                history = LetterHistory(message.attributes)
+                if history.is_letter and selection.accepts(history):
+                    letters.append(message)
+                elif not history.is_letter:
+                    others.append((message.offset, NO_LETTER))
+        is_letter_topic = live is not None or bool(letters)
+        return _Selected(letters, others if is_letter_topic else [], next_offset)
+
+    async def _select_offsets(
+        self, topic: TopicName, owned: Partition, selection: LetterSelection, live: LiveSubscription | None
+    ) -> _Selected:
+        letters: list[StoredMessage] = []
+        stayed: list[tuple[int, str]] = []
+        wanted, left = sorted(set(selection.offsets)), BYTES_AT_ONCE
+        async with aclosing(self._read(owned, _ranges(wanted))) as messages:
+            for count, offset in enumerate(wanted):
+                if count >= selection.letters_max or left <= 0:
+                    return _Selected(letters, stayed, offset)
+                message = await anext(messages, None)
+                if message is None or message.offset != offset:
+                    raise _missing(topic, owned.index, offset)
+                left -= len(message.payload)
+                if live is not None and live.backlog_ranges(offset, 1) != [(offset, offset + 1)]:
+                    stayed.append((offset, REDRIVEN_BEFORE))
+                elif not LetterHistory(message.attributes).is_letter:
+                    stayed.append((offset, NO_LETTER))
+                else:
+                    letters.append(message)
+        return _Selected(letters, stayed, None)
+
+    def _redrive_subscription(self, topic: TopicName, owned: Partition) -> LiveSubscription | None:
+        record = self._registry.subscriptions(topic).get(REDRIVE)
+        return None if record is None else self._partitions.add_subscription(owned, REDRIVE, record)
+
+    async def _ensure_subscription(self, principal: Principal, topic: TopicName) -> None:
+        if REDRIVE not in self._registry.subscriptions(topic):
+            with suppress(AlreadyExists):
+                await self._subscriptions.create(principal, topic, REDRIVE, SubscriptionType.SHARED, EARLIEST)
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+
+    async def _send(self, principal: Principal, letters: Sequence[StoredMessage], to: TopicName | None) -> Outcomes:
+        outcomes: Outcomes = {}
+        groups: dict[_Destination, list[StoredMessage]] = {}
+        for letter in letters:
+            try:
+                groups.setdefault(self._destination(letter, to), []).append(letter)
+            except CANNOT_GO_BACK as error:
+                outcomes[letter.offset] = error
+        for destination, group in groups.items():
+            outcomes |= await self._send_group(principal, destination, group)
+        return outcomes
+
+    def _destination(self, letter: StoredMessage, to: TopicName | None) -> _Destination:
+        """Return where a letter goes: to the partition it came from, if there is such a one; to another topic by its
+        key. Raises NotFound or Invalid if it names no topic that exists."""
+        history = LetterHistory(letter.attributes)
+        topic = TopicName.parse(history.original_topic) if to is None else to
+        count, original = self._registry.topic(topic).config().partition_count, history.original_partition or 0
+        if to is None and original < count:
+            partition = original
+        elif letter.key is not None:
+            partition = fnv1a_64(letter.key.encode()) % count
+        else:
+            partition = original % count
+        return _Destination(topic, partition, letter.schema_id, letter.schema_version)
+
+    async def _send_group(
+        self, principal: Principal, destination: _Destination, letters: Sequence[StoredMessage]
+    ) -> Outcomes:
+        """Publish letters as one batch; if that is refused as Invalid, each alone: one of them may be the reason."""
+        try:
+            producer = await self._publisher.open_producer(
+                principal, destination.topic, destination.partition, "", 0, 0
+            )
+        except DanubeError as error:
+            return {one.offset: error for one in letters}
+        try:
+            refusal = await self._publish(principal, producer, letters)
+            if not isinstance(refusal, Invalid) or len(letters) == 1:
+                return {one.offset: refusal for one in letters}
+            outcomes: Outcomes = {}
+            obstacle: DanubeError | None = None
+            for one in letters:
+                outcomes[one.offset] = obstacle or await self._publish(principal, producer, [one])
+                obstacle = outcomes[one.offset] if _may_pass(outcomes[one.offset]) else None
+            return outcomes
+        finally:
+            producer.close()
+
+    async def _publish(
+        self, principal: Principal, producer: Producer, letters: Sequence[StoredMessage]
+    ) -> DanubeError | None:
+        """Publish letters of one schema as one batch; return the error, or None once the topic has them."""
+        try:
+            batch = encode(
+                [one.payload for one in letters],
+                keys=[one.key for one in letters] if any(one.key is not None for one in letters) else None,
+                attributes=[LetterHistory(one.attributes).redriven_attributes for one in letters],
+                publish_times=[one.publish_time for one in letters],
+                producer_id=producer.producer_id,
+                producer_epoch=producer.producer_epoch,
+                schema_id=letters[0].schema_id,
+                schema_version=letters[0].schema_version,
+            )
+        except Invalid as error:
+            return error
+        answered: asyncio.Future[Published | DanubeError] = asyncio.get_running_loop().create_future()
+
+        def done(outcome: Published | DanubeError) -> None:
+            if not answered.done():
+                answered.set_result(outcome)
+
+        self._publisher.publish(principal, producer, memoryview(batch), done)
+        outcome = await answered
+        return outcome if isinstance(outcome, DanubeError) else None
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def _stored(self, topic: TopicName, partition: int) -> Partition:
+        if not self._registry.topic(topic).reliable:
+            raise Refused(f"topic {topic} is not reliable and keeps nothing: it has no dead letters")
+        return await self._partitions.get(topic, partition)
+
+    def _read(self, owned: Partition, ranges: Sequence[Range]) -> AsyncGenerator[StoredMessage, None]:
+        return read_messages(owned.stream, owned.index, ranges, self._publisher.decompression)
+
+
+Send = Callable[[Sequence[StoredMessage]], Awaitable[Outcomes]]
+
+
+def _may_pass(error: DanubeError | None) -> bool:
+    """Return whether this is an error that the next redrive may not have."""
+    return error is not None and not isinstance(error, CANNOT_GO_BACK)
+
+
+def _ranges(offsets: Iterable[int]) -> list[Range]:
+    return runs(np.array(sorted(offsets), np.int64))
+
+
+def _missing(topic: TopicName, partition: int, offset: int) -> NotFound:
+    return NotFound(f"{topic} has no letter at {partition}:{offset}")

@@ -1,0 +1,97 @@
+"""Sums what the open partitions of a topic have counted, without opening or reading anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any, Final
+
+from pydanube.broker.partitions.backlog_quota import backlog_bytes
+from pydanube.broker.partitions.partition import Partition
+from pydanube.broker.registry.records import TopicRecord
+from pydanube.broker.subscriptions.subscription import LiveSubscription
+from pydanube.model.names import TopicName
+from pydanube.model.statistics import SubscriptionStatistics, SubscriptionSummary, TopicSummary
+from pydanube.runtime.clock import MICROSECONDS
+from pydanube.runtime.slices import Slices
+
+_SUMMED: Final = tuple(
+    one.name for one in fields(SubscriptionSummary) if one.name not in ("name", "type", "consumers", "backlog_s")
+)
+
+
+async def summarize(
+    name: TopicName,
+    record: TopicRecord,
+    subscription_count: int,
+    partitions: Sequence[Partition],
+    now_us: int,
+    slices: Slices,
+) -> TopicSummary:
+    """Return the summary of a topic with these open partitions. Pauses where that takes long."""
+    sums = dict.fromkeys(("messages", "stored_bytes", "published", "published_bytes", "unheard", "schema_warnings"), 0)
+    producers, throttled_s, messages_per_s, bytes_per_s = 0, 0.0, 0.0, 0.0
+    live: dict[str, list[tuple[Partition, LiveSubscription]]] = {}
+    for partition in partitions:
+        about, traffic = partition.describe(""), partition.traffic
+        rates = traffic.meter.rates(now_us)
+        sums["messages"] += about.messages
+        sums["stored_bytes"] += about.stored_bytes
+        sums["published"] += traffic.published
+        sums["published_bytes"] += traffic.published_bytes
+        sums["unheard"] += traffic.unheard
+        sums["schema_warnings"] += partition.intake.warned if partition.intake is not None else 0
+        producers = max(producers, partition.producers)
+        throttled_s += traffic.throttled_s
+        messages_per_s += rates[0]
+        bytes_per_s += rates[1]
+        for one in partition.subscriptions.values():
+            live.setdefault(one.name, []).append((partition, one))
+        await slices.pause_if_spent()
+    return TopicSummary(
+        topic=str(name),
+        reliable=record.reliable,
+        ack_level=record.ack_level,
+        partitions=record.partitions,
+        created_at=record.created_at,
+        open_partitions=len(partitions),
+        subscription_count=subscription_count,
+        producers=producers,
+        throttled_s=throttled_s,
+        messages_per_s=messages_per_s,
+        bytes_per_s=bytes_per_s,
+        subscriptions=[await _subscription(live[one], now_us, slices) for one in sorted(live)],
+        **sums,
+    )
+
+
+async def _subscription(
+    live: Sequence[tuple[Partition, LiveSubscription]], now_us: int, slices: Slices
+) -> SubscriptionSummary:
+    """Sum one subscription over its partitions."""
+    sums: dict[str, Any] = dict.fromkeys(_SUMMED, 0)
+    consumers, backlog_s = set[str](), 0.0
+    for partition, one in live:
+        counted = _counted(partition, one)
+        for name in _SUMMED:
+            sums[name] += getattr(counted, name)
+        if counted.backlog:
+            backlog_s = max(backlog_s, _age_s(partition, counted.position, now_us))
+        consumers.update(one.consumer_names)
+        await slices.pause_if_spent()
+    first = live[0][1]
+    return SubscriptionSummary(first.name, str(first.type), len(consumers), backlog_s=backlog_s, **sums)
+
+
+def _counted(partition: Partition, live: LiveSubscription) -> SubscriptionStatistics:
+    stream, counted = partition.stream, live.statistics(with_consumers=False)
+    if not counted.backlog:
+        return counted
+    size = backlog_bytes(partition.sizes, stream.gaps, live.cursor, stream.end_offset)
+    return replace(counted, backlog_bytes=size)
+
+
+def _age_s(partition: Partition, offset: int, now_us: int) -> float:
+    """Return about how many seconds ago the message at `offset` was appended."""
+    appended_us = partition.append_times.at(max(offset, partition.stream.start_offset))
+    return max(0, now_us - appended_us) / MICROSECONDS if appended_us else 0.0

@@ -1,0 +1,25 @@
+"""The REST API under /api/v1, and its OpenAPI document (docs/http.md).
+
+operations      what an operation is: method, path, types, handler
+table           all operations
+router          finds the operation of a request, reads it, sends the answer
+json_forms      how types of the model look in JSON
+etags           versions of what is read, and of what is to be changed (If-Match)
+docstrings      descriptions from the source
+field_limits    limits of the model's fields, for the document
+openapi         the document
+routes          the routes in the HTTP application
+docs.html, docs.js
+                the page that shows the document
+paging          lists in pages
+brokers, namespaces, topics, subscriptions, schemas, storage, staged_queries
+                the operations of each area
+policies        what operations on policies share
+publishing      operations that publish, and webhooks
+consuming       operations that consume: polls, events, WebSocket
+"""
+
+from .operations import BASE
+from .routes import routes
+
+__all__ = ["BASE", "routes"]

@@ -1,0 +1,228 @@
+"""How types of the model look in JSON: derived from the types themselves, so that nothing is declared twice.
+
+The form of a dataclass, a named tuple or a struct is an object with the same fields; an enumeration is one of its words
+("durable", "key-shared"), a `Position` is the text that users write. msgspec reads and describes the forms. Unlike the
+native protocol, an unknown field is refused by name: it is a mistake of the caller, and ignoring it would hide that.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+from datetime import datetime
+from enum import Enum
+from functools import cache
+from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin
+
+import msgspec
+
+from pydanube.model.gaps import Gaps
+from pydanube.model.names import TopicName
+from pydanube.model.positions import Position, type_names
+
+Load = Callable[[Any], Any]
+
+
+class JsonForm(NamedTuple):
+    """The form of a type in JSON."""
+
+    type: Any
+    """The type that msgspec reads and describes."""
+    load: Load | None = None
+    """Makes the value of the model from what msgspec read; None: that is the value. Raises Invalid."""
+
+
+class FieldForm(NamedTuple):
+    name: str
+    type: Any
+    default: Any
+    """NO_DEFAULT: the field is required. Of a default that is made by a factory, what the factory made."""
+
+
+NO_DEFAULT: Final = msgspec.NODEFAULT
+
+_INT64: Final = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""Whole numbers of any size pass JSON, and nothing in the broker is meant for larger ones."""
+
+_POSITION: Final = Annotated[
+    str,
+    msgspec.Meta(
+        description=f"A position: {type_names}.",
+        min_length=1,
+        max_length=40,
+        examples=["earliest", "1000", "2026-01-31T12:00:00Z"],
+    ),
+]
+_TOPIC: Final = Annotated[
+    str, msgspec.Meta(description="The full name of a topic.", max_length=402, examples=["/default/orders"])
+]
+_SPECIAL: Final[dict[Any, JsonForm]] = {
+    Position: JsonForm(_POSITION, Position.parse),
+    TopicName: JsonForm(_TOPIC, TopicName.parse),
+    Gaps: JsonForm(list[tuple[int, int]], Gaps),
+}
+
+components: Final[dict[str, Any]] = {}
+"""The types that have a form of their own, by name: the name is that of the schema in the document."""
+
+
+@cache
+def form_of(kind: Any) -> JsonForm:
+    """Return the form of a type."""
+    if kind in _SPECIAL:
+        return _SPECIAL[kind]
+    origin = get_origin(kind)
+    if origin is Annotated:
+        annotated = get_args(kind)[0]
+        inner = JsonForm(int) if annotated is int else form_of(annotated)  # with limits of its own
+        return JsonForm(Annotated[(inner.type, *kind.__metadata__)], inner.load)
+    if origin is not None:
+        return _generic_form(kind, origin)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        words = {str(one): one for one in kind}
+        return JsonForm(Literal[tuple(words)], words.__getitem__)
+    if _has_fields(kind):
+        return _object_form(kind)
+    return JsonForm(_INT64) if kind is int else JsonForm(kind)
+
+
+def fields_of(kind: Any) -> list[FieldForm]:
+    """Return the fields of a dataclass, a named tuple or a struct, with the types of the model."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    if is_dataclass(kind):
+        own = ((one.name, _default(one.default, one.default_factory)) for one in fields(kind))
+        return [FieldForm(name, hints[name], default) for name, default in own]
+    if issubclass(kind, msgspec.Struct):
+        return [
+            FieldForm(one.encode_name, hints[one.name], _default(one.default, one.default_factory))
+            for one in msgspec.structs.fields(kind)
+        ]
+    defaults = kind._field_defaults
+    return [FieldForm(name, hints[name], defaults.get(name, NO_DEFAULT)) for name in kind._fields]
+
+
+def given_fields(read: object) -> frozenset[str]:
+    """Return which fields of an object msgspec has read; the others were absent."""
+    if not isinstance(read, msgspec.Struct):
+        return frozenset()
+    return frozenset(name for name in read.__struct_fields__ if getattr(read, name) is not msgspec.UNSET)
+
+
+def dump(value: Any) -> Any:
+    """Return a value of the model as msgspec encodes it in its form."""
+    kind: Any = type(value)
+    if _is_plain(kind):
+        return value
+    if isinstance(value, (Enum, Position, TopicName)):
+        return str(value)
+    if value is None or isinstance(value, (str, int, float, bytes, datetime, msgspec.Raw)):
+        return value
+    if isinstance(value, dict):
+        return {str(key): dump(one) for key, one in value.items()}
+    if isinstance(value, Gaps):
+        return value.ranges
+    names = _names(kind)
+    if names is None:
+        return [dump(one) for one in value]
+    found = ((shown, getattr(value, name)) for name, shown in names)
+    return {shown: dump(one) for shown, one in found if one is not msgspec.UNSET}
+
+
+# -- internal ----------------------------------------------------------------------------------------------------------
+
+
+def _has_fields(kind: Any) -> bool:
+    if not isinstance(kind, type):
+        return False
+    return is_dataclass(kind) or issubclass(kind, msgspec.Struct) or hasattr(kind, "_field_defaults")
+
+
+@cache
+def _names(kind: Any) -> list[tuple[str, str]] | None:
+    """Return the fields of a type, each with its name in JSON; None for a type without fields."""
+    if not _has_fields(kind):
+        return None
+    if issubclass(kind, msgspec.Struct):
+        return [(one.name, one.encode_name) for one in msgspec.structs.fields(kind)]
+    return [(one.name, one.name) for one in fields_of(kind)]
+
+
+@cache
+def _is_plain(kind: Any) -> bool:
+    """Return whether msgspec encodes values of a dataclass in its form by itself, which is much faster."""
+    return is_dataclass(kind) and kind not in _SPECIAL and all(_is_plain_type(one.type) for one in fields_of(kind))
+
+
+def _is_plain_type(kind: Any) -> bool:
+    if kind in (str, int, float, bool, bytes, type(None)) or get_origin(kind) is Literal:
+        return True
+    if get_origin(kind) in (list, tuple, dict, Union, types.UnionType):
+        return all(one is Ellipsis or _is_plain_type(one) for one in get_args(kind))
+    return _is_plain(kind)
+
+
+def _default(value: Any, factory: Any) -> Any:
+    if factory is not MISSING and factory is not msgspec.NODEFAULT:
+        return factory()
+    return NO_DEFAULT if value is MISSING else value
+
+
+def _generic_form(kind: Any, origin: Any) -> JsonForm:
+    arguments = get_args(kind)
+    if origin is Literal:
+        return JsonForm(kind)
+    forms = [form_of(one) if one is not Ellipsis else JsonForm(Ellipsis) for one in arguments]
+    inner = tuple(one.type for one in forms)
+    loads = [one.load for one in forms]
+    if origin in (Union, types.UnionType):
+        return JsonForm(Union[inner], _load_union(kind, loads))  # noqa: UP007 - of a tuple
+    if not any(loads):
+        return JsonForm(origin[inner])
+    if origin is dict:
+        return JsonForm(origin[inner], lambda read: {key: loads[1](one) for key, one in read.items()})  # type: ignore[misc]
+    assert origin in (list, tuple) and loads[0] is not None and all(one is None for one in loads[1:]), kind
+    load = loads[0]
+    return JsonForm(origin[inner], lambda read: origin(load(one) for one in read))
+
+
+def _load_union(kind: Any, loads: list[Load | None]) -> Load | None:
+    able = [one for one in loads if one is not None]
+    if not able:
+        return None
+    assert len(able) == 1 and set(get_args(kind)) - {type(None)} == {
+        one for one, load in zip(get_args(kind), loads, strict=True) if load is not None
+    }, f"{kind}: of a union, only `X | None` has a form"
+    return lambda read: None if read is None else able[0](read)
+
+
+def _object_form(kind: Any) -> JsonForm:
+    assert components.setdefault(kind.__name__, kind) is kind, f"two types are called {kind.__name__}"
+    loads: dict[str, Load | None] = {}
+    made: list[tuple[str, Any, Any] | tuple[str, Any]] = []
+    attributes = dict(_renamed(kind))
+    for one in fields_of(kind):
+        form = form_of(one.type)
+        loads[one.name] = form.load
+        if one.default is NO_DEFAULT:
+            made.append((one.name, form.type))
+        else:
+            nullable = Union[form.type, None] if one.default is None else form.type  # noqa: UP007 - of a variable
+            made.append((one.name, Union[nullable, msgspec.UnsetType], msgspec.UNSET))  # noqa: UP007
+    form_type = msgspec.defstruct(kind.__name__, made, forbid_unknown_fields=True, kw_only=True)
+
+    def load(read: Any) -> Any:
+        values = {}
+        for name, load_field in loads.items():
+            value = getattr(read, name)
+            if value is not msgspec.UNSET:
+                values[attributes[name]] = value if load_field is None or value is None else load_field(value)
+        return kind(**values)
+
+    return JsonForm(form_type, load)
+
+
+def _renamed(kind: Any) -> list[tuple[str, str]]:
+    """Return the name in JSON of each field, with the name of its attribute."""
+    return [(shown, name) for name, shown in _names(kind) or ()]

@@ -1,0 +1,284 @@
+"""The OpenAPI 3.1 document of the REST API, made from the table of operations and the types of the model."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from pydanube.gateway.http.errors import PROBLEM, Problem
+from pydanube.version import __version__
+
+from . import json_forms
+from .docstrings import docstrings_of
+from .field_limits import limits_of
+from .operations import JSON, PATH_PARAMETERS, NoQuery, Operation, Schema
+
+_REFERENCE: Final = "#/components/schemas/{name}"
+
+ERRORS: Final[dict[int, str]] = {
+    400: "The request is wrong (`Invalid`): the detail names what, and what is allowed.",
+    401: "Credentials are missing or wrong (`Unauthenticated`).",
+    403: "The caller may not do this (`Denied`), or a page of another origin sent the request.",
+    404: "What the path names does not exist (`NotFound`).",
+    408: "The body did not arrive in time.",
+    409: "The state of the system says no (`Refused`, `AlreadyExists`, `Held`, `StaleEpoch`).",
+    412: "The state is another one than If-Match expects (`Conflict`): read it again.",
+    413: "The body is too large.",
+    415: "The body is of a media type that is not read here.",
+    426: "This is for WebSockets.",
+    421: "Another broker owns this (`NotOwner`, with its address), or the header Host names another server.",
+    429: "A limit is reached (`Full`): wait, or raise it.",
+    431: "The request line and the headers are too long.",
+    500: "The broker made a mistake, or stored data is damaged (`Corrupt`).",
+    503: "The broker cannot do this now (`Unavailable`): send the same request again, later.",
+}
+
+COMMON_ERRORS: Final = (400, 401, 403, 421, 429, 431, 500, 503)
+BODY_ERRORS: Final = (408, 413, 415)
+
+TAGS: Final[dict[str, str]] = {
+    "brokers": "The brokers, their addresses and their health.",
+    "namespaces": "Namespaces and their policies.",
+    "topics": "Topics, their partitions, policies and statistics.",
+    "subscriptions": "Subscriptions: where they stand, and what happens to messages that fail.",
+    "dead letters": "Messages that failed too often, and sending them back.",
+    "schemas": "The schema registry, and which topic carries which schema.",
+    "storage": "Object storage: usage, segments, uploads, verification.",
+    "staged queries": "Queries that write in transactions, such as those of Spark.",
+    "data": "Publishing and consuming.",
+}
+
+_DESCRIPTION: Final = """\
+Everything that can be administered in a pydanube broker.
+
+Errors are problem details (RFC 9457). A list is answered in pages: `next` of an answer is the `after` of the next
+request, and is empty on the last page. Times are microseconds since 1970 unless their name ends in a unit. Unknown
+fields and query parameters are refused by name.
+"""
+
+
+def document(operations: tuple[Operation, ...]) -> dict[str, Any]:
+    """Return the document of these operations."""
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation)
+    used = {one.tag for one in operations}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "pydanube",
+            "version": __version__,
+            "description": _DESCRIPTION,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "tags": [{"name": name, "description": text} for name, text in TAGS.items() if name in used],
+        "paths": paths,
+        "components": {"schemas": _schemas(operations), "responses": _error_responses()},
+    }
+
+
+def _describe(operation: Operation) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "tags": [operation.tag],
+        "responses": _responses(operation),
+    }
+    if operation.description:
+        described["description"] = operation.description
+    if parameters := [*_path_parameters(operation), *_query_parameters(operation), *_headers(operation)]:
+        described["parameters"] = parameters
+    if body := _request_body(operation):
+        described["requestBody"] = body
+    return described
+
+
+# -- parameters and bodies ---------------------------------------------------------------------------------------------
+
+
+def _path_parameters(operation: Operation) -> list[dict[str, Any]]:
+    names = [one[1:-1] for one in operation.path.split("/") if one.startswith("{")]
+    return [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": PATH_PARAMETERS[name].description,
+            "schema": PATH_PARAMETERS[name].schema,
+            "example": PATH_PARAMETERS[name].example,
+        }
+        for name in names
+    ]
+
+
+def _query_parameters(operation: Operation) -> list[dict[str, Any]]:
+    if operation.query is NoQuery:
+        return []
+    schema = _schema_of_object(operation.query)
+    required = schema.get("required", ())
+    found = []
+    for name, one in schema["properties"].items():
+        shown = _without_null({key: value for key, value in one.items() if key != "description"})
+        parameter = {"name": name, "in": "query", "required": name in required, "schema": shown}
+        if "description" in one:
+            parameter["description"] = one["description"]
+        found.append(parameter)
+    return found
+
+
+def _without_null(schema: Schema) -> Schema:
+    """Return the schema of a query parameter that may be absent: there is no null in a query."""
+    others = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
+    if len(others) != 1:
+        return schema
+    return {**{key: value for key, value in schema.items() if key != "anyOf"}, **others[0]}
+
+
+def _headers(operation: Operation) -> list[dict[str, Any]]:
+    if not operation.takes_if_match:
+        return []
+    text = "Carry the operation out only if the entity tag is still this one; otherwise it is refused with 412."
+    schema = {"type": "string", "maxLength": 200}
+    return [{"name": "If-Match", "in": "header", "required": False, "description": text, "schema": schema}]
+
+
+def _request_body(operation: Operation) -> dict[str, Any] | None:
+    if operation.reads_body:
+        content = {media: {"schema": schema} for media, schema in operation.body_media.items()}
+        return {"required": not operation.body_optional, "content": content}
+    if operation.body is None:
+        return None
+    media: dict[str, Any] = {"schema": _reference(operation.body)}
+    if operation.body_example is not None:
+        media["example"] = _example(operation.body_example)
+    return {"required": not operation.body_optional, "content": {JSON: media}}
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def statuses(operation: Operation) -> set[int]:
+    """Return every status that the operation may answer."""
+    return {operation.success, *operation.other_statuses, *_error_statuses(operation)}
+
+
+def _error_statuses(operation: Operation) -> set[int]:
+    found = {*COMMON_ERRORS, *operation.errors}
+    if operation.body is not None or operation.reads_body or operation.method in ("POST", "PUT", "PATCH"):
+        found.update(BODY_ERRORS)
+    if "{" in operation.path:
+        found.add(404)
+    if operation.method != "GET":
+        found.add(409)
+    if operation.takes_if_match:
+        found.add(412)
+    return found
+
+
+def _responses(operation: Operation) -> dict[str, Any]:
+    success: dict[str, Any] = {"description": "Done." if operation.success == 204 else "The answer."}
+    if operation.reply is not None:
+        media: dict[str, Any] = {"schema": _reference(operation.reply)}
+        if operation.reply_example is not None:
+            media["example"] = _example(operation.reply_example)
+        success["content"] = {JSON: media}
+    elif operation.reply_media:
+        success["content"] = {media: {"schema": schema} for media, schema in operation.reply_media.items()}
+    if operation.has_etag:
+        text = "The entity tag of the state, for If-Match."
+        success["headers"] = {"ETag": {"description": text, "schema": {"type": "string"}}}
+    found = {str(operation.success): success}
+    for status, text in operation.other_statuses.items():
+        found[str(status)] = {**success, "description": text}
+    for status in sorted(_error_statuses(operation)):
+        found[str(status)] = {"$ref": f"#/components/responses/{_response_name(status)}"}
+    return found
+
+
+def _example(value: object) -> Any:
+    return msgspec.to_builtins(json_forms.dump(value))
+
+
+def _response_name(status: int) -> str:
+    return f"Problem{status}"
+
+
+def _error_responses() -> dict[str, Any]:
+    found = {}
+    for status, text in ERRORS.items():
+        title = text.partition("`")[2].partition("`")[0] or "HTTP"
+        example = {"title": title, "status": status, "detail": "what is wrong, and what to do about it"}
+        content = {PROBLEM: {"schema": {"$ref": _REFERENCE.format(name="Problem")}, "example": example}}
+        found[_response_name(status)] = {"description": text, "content": content}
+    return found
+
+
+# -- schemas -----------------------------------------------------------------------------------------------------------
+
+
+def _reference(kind: Any) -> Schema:
+    json_forms.form_of(kind)
+    assert json_forms.components[kind.__name__] is kind, "bodies and answers are objects"
+    return {"$ref": _REFERENCE.format(name=kind.__name__)}
+
+
+def _schemas(operations: tuple[Operation, ...]) -> dict[str, Schema]:
+    """Return the schemas of all types, with the descriptions and defaults of the model."""
+    kinds = [kind for one in operations for kind in (one.body, one.reply) if kind is not None]
+    forms = [json_forms.form_of(kind).type for kind in kinds]
+    _, found = msgspec.json.schema_components([*forms, Problem], ref_template=_REFERENCE)
+    for name, schema in found.items():
+        _simplify(schema)
+        _complete(schema, json_forms.components.get(name, Problem))
+    return dict(sorted(found.items()))
+
+
+def _schema_of_object(kind: Any) -> Schema:
+    form = json_forms.form_of(kind).type
+    _, found = msgspec.json.schema_components([form], ref_template=_REFERENCE)
+    schema: Schema = found[kind.__name__]
+    _simplify(schema)
+    _complete(schema, kind)
+    return schema
+
+
+def _complete(schema: Schema, kind: Any) -> None:
+    """Add what msgspec does not see in the type: its docstring, those of its fields, and its defaults."""
+    whole, by_field = docstrings_of(kind)
+    if whole:
+        schema["description"] = whole
+    for one in json_forms.fields_of(kind):
+        field = schema["properties"][one.name]
+        _add_limits(field, limits_of(kind, one.name))
+        if one.name in by_field:
+            field["description"] = by_field[one.name]
+        if one.default not in (json_forms.NO_DEFAULT, msgspec.UNSET):
+            default = _example(one.default)
+            if default is not None:
+                field["default"] = default
+
+
+def _simplify(schema: Any) -> None:
+    """Describe tuples of equal items as arrays of a length, because many tools do not know `prefixItems`; and leave out
+    limits that every number has."""
+    if isinstance(schema, list):
+        for one in schema:
+            _simplify(one)
+    elif isinstance(schema, dict):
+        if (schema.get("minimum"), schema.get("maximum")) == (-(2**63), 2**63 - 1):
+            del schema["minimum"], schema["maximum"]
+            schema["format"] = "int64"
+        items = schema.get("prefixItems")
+        if items is not None and all(one == items[0] for one in items):
+            del schema["prefixItems"]
+            schema.update({"items": items[0], "minItems": len(items), "maxItems": len(items)})
+        for one in schema.values():
+            _simplify(one)
+
+
+def _add_limits(field: Schema, limits: Schema) -> None:
+    """Add the limits of the model to the schema of a field, which may be null as well."""
+    target = next((one for one in field.get("anyOf", ()) if one != {"type": "null"}), field)
+    target.update(limits)

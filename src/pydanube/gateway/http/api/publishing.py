@@ -1,0 +1,123 @@
+"""Operations that publish: messages of a topic, and webhooks. `gateway.http.data` does the work."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from starlette.responses import Response
+
+from pydanube.gateway.http import errors
+from pydanube.gateway.http.data import DataEndpoints
+from pydanube.gateway.http.data.messages import PublishBody, body_form, read_messages
+from pydanube.gateway.http.data.publishing import PRODUCER, PartlyStored, PublishTarget, StoredAt
+from pydanube.model.limits import KIB, NAME_CHARACTERS_MAX, PARTITIONS_MAX, PRODUCER_NAME_BYTES_MAX
+
+from .operations import BASE, JSON, ApiCall, Operation, Schema
+
+LARGE_BODY_BYTES: Final = 256 * KIB
+"""A larger body is read in a thread: parsing it takes milliseconds."""
+
+
+class PublishQuery(msgspec.Struct):
+    partition: Annotated[int, msgspec.Meta(ge=0, lt=PARTITIONS_MAX)] | None = None
+    """The partition of all messages. Absent: that of the key of each message, and any one for those without a key."""
+    producer: Annotated[str, msgspec.Meta(min_length=1, max_length=PRODUCER_NAME_BYTES_MAX)] = PRODUCER
+    """The name of the producer; consumers see it, and requests of one name count as one producer."""
+    subject: Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)] = ""
+    """The subject in the schema registry that the payloads fit. The first publish with one binds the topic to it."""
+    version: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] = 0
+    """The version of the subject. 0: the latest."""
+    format: Literal["auto", "json", "ndjson", "raw"] = "auto"
+    """How the body is read. auto: by its media type, see docs/http-data.md."""
+
+
+class PublishResult(msgspec.Struct):
+    """Where the messages were stored, in the order of the request."""
+
+    offsets: list[StoredAt]
+
+
+def data_of(call: ApiCall) -> DataEndpoints:
+    """Return what the data operations of this listener share."""
+    found: DataEndpoints = call.request.app.state.data
+    return found
+
+
+async def _publish(call: ApiCall) -> Response:
+    query: PublishQuery = call.query
+    data, headers = data_of(call), call.request.headers
+    form = body_form("" if query.format == "auto" else query.format, headers.get("content-type", ""))
+    body = await call.request.body()
+    now_us = data.clock.now_us()
+    if len(body) > LARGE_BODY_BYTES and form != "raw":
+        messages = await asyncio.to_thread(read_messages, body, form, headers, now_us)
+    else:
+        messages = read_messages(body, form, headers, now_us)
+    target = PublishTarget(call.topic, query.partition, query.producer, query.subject, query.version)
+    try:
+        stored = await data.publisher.publish(call.principal, target, messages, len(body))
+    except PartlyStored as partly:
+        return _partly_stored(partly)
+    return Response(msgspec.json.encode(PublishResult(stored)), media_type=JSON)
+
+
+def _partly_stored(partly: PartlyStored) -> Response:
+    """Answer with the error of the partition that failed, and which messages were stored all the same."""
+    problem: dict[str, Any] = msgspec.to_builtins(errors.problem_of(partly.error))
+    problem["offsets"] = partly.offsets
+    status, headers = errors.status_of(partly.error), errors.headers_of(partly.error)
+    return Response(msgspec.json.encode(problem), status, headers, errors.PROBLEM)
+
+
+async def _webhook(call: ApiCall) -> PublishResult:
+    body = await call.request.body()
+    stored = await data_of(call).webhooks.receive(call.principal, call.path["webhook"], call.request.headers, body)
+    return PublishResult([stored])
+
+
+def _body_schema() -> Schema:
+    _, found = msgspec.json.schema_components([PublishBody], ref_template="{name}")
+    schema = dict(found["PublishBody"])
+    schema["properties"]["messages"]["items"] = found["PublishedMessage"]
+    schema["description"] = "One message, or `messages`. A message has either payload or payload_base64."
+    return schema
+
+
+_ANY_BYTES: Final[Schema] = {"type": "string", "format": "binary"}
+_STORED: Final = PublishResult([StoredAt(0, 17)])
+
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path=f"{BASE}/topics/{{namespace}}/{{topic}}/messages",
+        name="publishMessages",
+        summary="Publish messages",
+        description="The answer comes when the messages have the ack level of the topic. `messages`, and the lines of "
+        "NDJSON, become one batch (on a partitioned topic one for each partition), which is stored whole or not at "
+        "all. A body of any other media type is the payload of one message, with key and attributes from the headers "
+        "X-Danube-Key and X-Danube-Attribute-{name}.",
+        tag="data",
+        handler=_publish,
+        query=PublishQuery,
+        reads_body=True,
+        body_media={JSON: _body_schema(), "application/x-ndjson": _ANY_BYTES, "application/octet-stream": _ANY_BYTES},
+        reply=PublishResult,
+        reply_example=_STORED,
+    ),
+    Operation(
+        method="POST",
+        path="/webhooks/{webhook}",
+        name="receiveWebhook",
+        summary="Receive a webhook",
+        description="Publishes the body to the topic that the settings bind the name to, if it is signed with the "
+        "secret of the webhook.",
+        tag="data",
+        handler=_webhook,
+        reads_body=True,
+        body_media={"application/octet-stream": _ANY_BYTES, JSON: {}},
+        reply=PublishResult,
+        reply_example=_STORED,
+    ),
+)

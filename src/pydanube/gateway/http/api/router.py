@@ -1,0 +1,169 @@
+"""Routes of the REST API: finds the operation of a request, reads its parameters and body, and sends its answer.
+
+A path is matched segment by segment as it was sent, so that a name may contain an encoded slash. Nothing of an
+operation happens before all of its parameters and its body are read and checked.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pydanube.broker import Broker
+from pydanube.gateway.http.requests import principal_of
+from pydanube.model.errors import Invalid
+
+from . import json_forms
+from .operations import JSON, Answer, ApiCall, NoQuery, Operation, parse_segment
+
+_SHOWN_CHARACTERS_MAX: Final = 100
+"""How much of a wrong value an error message repeats."""
+
+_NO_STORE: Final = {"cache-control": "no-store"}
+
+
+class Router:
+    """The ASGI application of a table of operations."""
+
+    def __init__(self, broker: Broker, operations: tuple[Operation, ...]) -> None:
+        self._broker = broker
+        self._root = _Node()
+        for operation in operations:
+            self._root.add(_Endpoint(operation))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Raises what the operation raises, and HTTPException for a path or method without one."""
+        request = Request(scope, receive, send)
+        endpoint, values = self._find(request)
+        response = await endpoint.answer(self._broker, request, values)
+        await response(scope, receive, send)
+
+    def _find(self, request: Request) -> tuple[_Endpoint, list[str]]:
+        path = request.scope["raw_path"].decode("ascii", "replace")
+        node, values = self._root, []
+        for segment in path.split("/")[1:]:
+            known = node.literals.get(segment)
+            if known is None:
+                known = node.parameter
+                values.append(segment)
+            if known is None:
+                raise HTTPException(404, f"there is nothing at {path[:_SHOWN_CHARACTERS_MAX]}: see /openapi.json")
+            node = known
+        if not node.endpoints:
+            raise HTTPException(404, f"there is nothing at {path[:_SHOWN_CHARACTERS_MAX]}: see /openapi.json")
+        method = "GET" if request.method == "HEAD" else request.method
+        endpoint = node.endpoints.get(method)
+        if endpoint is None or (request.method == "HEAD" and endpoint.operation.takes_messages):
+            allowed = ", ".join(sorted(node.endpoints))
+            raise HTTPException(405, f"{request.method} is not possible here: use {allowed}", {"allow": allowed})
+        return endpoint, values
+
+
+class _Node:
+    """The operations below one beginning of a path."""
+
+    def __init__(self) -> None:
+        self.literals: dict[str, _Node] = {}
+        self.parameter: _Node | None = None
+        self.endpoints: dict[str, _Endpoint] = {}
+
+    def add(self, endpoint: _Endpoint) -> None:
+        node = self
+        for segment in endpoint.operation.path.split("/")[1:]:
+            if segment.startswith("{"):
+                node.parameter = node.parameter or _Node()
+                node = node.parameter
+            else:
+                node = node.literals.setdefault(segment, _Node())
+        method = endpoint.operation.method
+        assert method not in node.endpoints, f"{method} {endpoint.operation.path} is there twice"
+        node.endpoints[method] = endpoint
+
+
+class _Endpoint:
+    """One operation with the forms of its types."""
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+        path = operation.path.split("/")
+        self._parameters = [one[1:-1] for one in path if one.startswith("{")]
+        self._query = None if operation.query is NoQuery else json_forms.form_of(operation.query)
+        self._query_names = [one.name for one in json_forms.fields_of(operation.query)]
+        self._body = None if operation.body is None else json_forms.form_of(operation.body)
+        self._decoder = None if self._body is None else msgspec.json.Decoder(self._body.type)
+
+    async def answer(self, broker: Broker, request: Request, segments: list[str]) -> Response:
+        operation = self.operation
+        if operation.takes_messages and (refusal := request.app.state.origins.refusal(request.headers)) is not None:
+            raise refusal
+        path = {name: parse_segment(name, one) for name, one in zip(self._parameters, segments, strict=True)}
+        query = self._read_query(request)
+        self._check_if_match(request)
+        body, given = (None, frozenset[str]()) if operation.reads_body else await self._read_body(request)
+        call = ApiCall(broker, principal_of(request), path, query, body, given, request)
+        return self._respond(await operation.handler(call))
+
+    def _respond(self, value: object) -> Response:
+        if isinstance(value, Response):
+            return value
+        answer = value if isinstance(value, Answer) else Answer(value)
+        status, headers = answer.status or self.operation.success, {**_NO_STORE, **answer.headers}
+        if status == 204:
+            return Response(None, status, headers)
+        return Response(msgspec.json.encode(json_forms.dump(answer.value)), status, headers, JSON)
+
+    def _read_query(self, request: Request) -> Any:
+        given: dict[str, str] = {}
+        for name, value in request.query_params.multi_items():
+            if name not in self._query_names:
+                known = ", ".join(self._query_names)
+                hint = f"use {known}" if known else "this operation has none"
+                raise Invalid(f"query parameter {name[:_SHOWN_CHARACTERS_MAX]!r} is unknown: {hint}")
+            if name in given:
+                raise Invalid(f"query parameter {name!r} is given twice")
+            given[name] = value
+        if self._query is None:
+            return NoQuery()
+        try:
+            read = msgspec.convert(given, self._query.type, strict=False)
+        except msgspec.ValidationError as error:
+            raise Invalid(f"a query parameter is not what is expected: {error}") from None
+        assert self._query.load is not None
+        return self._query.load(read)
+
+    def _check_if_match(self, request: Request) -> None:
+        """Refuse a condition that would not be looked at."""
+        if "if-match" in request.headers and not self.operation.takes_if_match:
+            raise Invalid("this operation cannot be made conditional: leave the header If-Match away")
+
+    async def _read_body(self, request: Request) -> tuple[Any, frozenset[str]]:
+        content = await request.body()
+        if self._decoder is None or self._body is None:
+            if content:
+                raise Invalid("this operation takes no body")
+            return None, frozenset()
+        if not content:
+            if self.operation.body_optional:
+                content = b"{}"
+            else:
+                raise Invalid("this operation needs a body in JSON")
+        _check_media_type(request)
+        try:
+            read = self._decoder.decode(content)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Invalid(f"the body is not what is expected here: {error}") from None
+        except RecursionError:
+            raise Invalid("the body is nested too deeply") from None
+        load = self._body.load
+        return read if load is None else load(read), json_forms.given_fields(read)
+
+
+def _check_media_type(request: Request) -> None:
+    kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+    if kind != JSON and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise HTTPException(415, f"the body is {kind[:_SHOWN_CHARACTERS_MAX]!r}: send {JSON}")

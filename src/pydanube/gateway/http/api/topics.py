@@ -1,0 +1,300 @@
+"""Operations on topics: their partitions, policies and statistics, and where clients find them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Final
+
+import msgspec
+
+from pydanube.codec.native import requests as wire
+from pydanube.gateway.native.requests import cut_page
+from pydanube.model.addresses import BrokerAddresses
+from pydanube.model.limits import MIB, NAME_CHARACTERS_MAX, PARTITIONS_MAX
+from pydanube.model.names import TopicName, parse_namespace
+from pydanube.model.paging import TOPIC_NUMBERS, PageQuery, TopicPage
+from pydanube.model.policies import DEFAULTS, Policies
+from pydanube.model.positions import EARLIEST, Position
+from pydanube.model.statistics import PartitionStatistics, TopicStatistics, TopicSummary
+from pydanube.model.topics import PartitionDescription, TopicConfig, TopicDescription
+
+from .etags import expected_version, tagged
+from .operations import BASE, Answer, ApiCall, Operation
+from .paging import Offset, PartitionIndex
+from .policies import PATCH_TEXT, changes_of, report
+
+TOPIC_PATH: Final = f"{BASE}/topics/{{namespace}}/{{topic}}"
+_PAGE_BYTES_MAX: Final = MIB
+"""About how large a page of topics may be: a topic may have thousands of subscriptions."""
+
+_GAPS_SHOWN_MAX: Final = 100
+"""The most gaps of one partition in a description; each crash of a `written` topic leaves one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicQuery(PageQuery):
+    namespace: Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)] = ""
+    """Only topics of this namespace; empty: all of them."""
+
+
+class PartitionCount(msgspec.Struct):
+    """How many partitions a topic is to have."""
+
+    partitions: Annotated[int, msgspec.Meta(ge=1, le=PARTITIONS_MAX)]
+
+
+class PartitionOffset(msgspec.Struct):
+    """An offset of one partition."""
+
+    partition: PartitionIndex
+    offset: Offset
+
+
+class PartitionOffsets(msgspec.Struct):
+    """Offsets, by partition."""
+
+    positions: Annotated[list[PartitionOffset], msgspec.Meta(max_length=PARTITIONS_MAX)]
+
+
+class OffsetQuery(msgspec.Struct):
+    position: Position = EARLIEST
+    """The position whose offset is asked for."""
+
+
+async def _list(call: ApiCall) -> TopicPage:
+    asked: TopicQuery = call.query
+    namespace = parse_namespace(asked.namespace) if asked.namespace else None
+    page = await call.broker.listing.topics(call.principal, asked, namespace)
+    return cut_page(page, asked.order(TOPIC_NUMBERS), _PAGE_BYTES_MAX)
+
+
+async def _create(call: ApiCall) -> Answer:
+    await call.broker.create_topic(call.principal, call.topic, call.body)
+    return Answer(await _brief(call), headers={"location": f"{BASE}/topics{call.topic}"})
+
+
+async def _describe(call: ApiCall) -> Answer:
+    found = await call.broker.describe_topic(call.principal, call.topic)
+    partitions = [replace(one, gaps=one.gaps.largest(_GAPS_SHOWN_MAX)) for one in found.partitions]
+    return tagged(replace(found, partitions=partitions), found.version)
+
+
+async def _delete(call: ApiCall) -> None:
+    await call.broker.delete_topic(call.principal, call.topic, expected_version(call))
+
+
+async def _grow(call: ApiCall) -> wire.Route:
+    await call.broker.grow_topic(call.principal, call.topic, call.body.partitions, expected_version(call))
+    return await _brief(call)
+
+
+async def _truncate(call: ApiCall) -> PartitionOffsets:
+    offsets = {one.partition: one.offset for one in call.body.positions}
+    begins = await call.broker.truncate_topic(call.principal, call.topic, offsets)
+    return PartitionOffsets([PartitionOffset(*one) for one in sorted(begins.items())])
+
+
+async def _unload(call: ApiCall) -> None:
+    await call.broker.unload_topic(call.principal, call.topic)
+
+
+async def _statistics(call: ApiCall) -> TopicStatistics:
+    return await call.broker.statistics.topic(call.principal, call.topic)
+
+
+async def _policies(call: ApiCall) -> Answer:
+    return report(await call.broker.policies.get(call.principal, call.topic))
+
+
+async def _set_policies(call: ApiCall) -> Answer:
+    expected = expected_version(call)
+    return report(await call.broker.policies.set(call.principal, call.topic, changes_of(call), expected))
+
+
+async def _brief(call: ApiCall) -> wire.Route:
+    """Describe the topic and its owners without opening its partitions."""
+    topic = await call.broker.lookup(call.principal, call.topic, create=False)
+    config = topic.config
+    return wire.Route(
+        topic.name,
+        topic.topic_id,
+        config.partitions > 0,
+        config.reliable,
+        str(config.ack_level),
+        [wire.PartitionRoute(one.index, one.owner, one.epoch) for one in topic.partitions],
+        topic.brokers,
+    )
+
+
+async def _find_offset(call: ApiCall) -> wire.Offset:
+    position = call.query.position
+    return wire.Offset(await call.broker.find_offset(call.principal, call.topic, call.path["partition"], position))
+
+
+_ADDRESSES: Final = BrokerAddresses("127.0.0.1:6655", "127.0.0.1:6650", "127.0.0.1:50051", "127.0.0.1:8650")
+_NAME: Final = str(TopicName("default", "orders"))
+_CONFIG: Final = TopicConfig(partitions=3)
+_PARTITION: Final = PartitionDescription(0, _ADDRESSES.native, 1, 0, 1_000, 1, 65_536)
+_TOPIC: Final = TopicDescription(_NAME, 7, _CONFIG, [_PARTITION], ["billing"], [_ADDRESSES])
+_ROUTE: Final = wire.Route(
+    _NAME, 7, True, True, "durable", [wire.PartitionRoute(0, _ADDRESSES.native, 1)], [_ADDRESSES]
+)
+_STATISTICS: Final = TopicStatistics(_NAME, True, [PartitionStatistics(0, end_offset=1_000, published=1_000)])
+_REPORT: Final = wire.PolicyReport(Policies(retention_s=86_400), DEFAULTS)
+
+OPERATIONS: Final = (
+    Operation(
+        method="GET",
+        path=f"{BASE}/topics",
+        name="listTopics",
+        summary="List topics with what the broker has counted of each",
+        description="Nothing is opened or read for it. `sort` may be a number, such as `-backlog`.",
+        tag="topics",
+        handler=_list,
+        query=TopicQuery,
+        reply=TopicPage,
+        reply_example=TopicPage([TopicSummary(_NAME, True, "durable", 3, 1_790_000_000_000_000)]),
+        errors=(404,),
+        native=(wire.ListTopics, wire.ListTopicPage),
+    ),
+    Operation(
+        method="PUT",
+        path=TOPIC_PATH,
+        name="createTopic",
+        summary="Create a topic",
+        description="Its namespace must exist. Without a body the topic is reliable and has one partition.",
+        tag="topics",
+        handler=_create,
+        body=TopicConfig,
+        body_optional=True,
+        body_example=_CONFIG,
+        reply=wire.Route,
+        reply_example=_ROUTE,
+        status=201,
+        native=(wire.CreateTopic,),
+    ),
+    Operation(
+        method="GET",
+        path=TOPIC_PATH,
+        name="describeTopic",
+        summary="Describe a topic with its partitions",
+        tag="topics",
+        handler=_describe,
+        reply=TopicDescription,
+        reply_example=_TOPIC,
+        has_etag=True,
+        native=(wire.DescribeTopic,),
+    ),
+    Operation(
+        method="DELETE",
+        path=TOPIC_PATH,
+        name="deleteTopic",
+        summary="Delete a topic and everything in it",
+        tag="topics",
+        handler=_delete,
+        takes_if_match=True,
+        native=(wire.DeleteTopic,),
+    ),
+    Operation(
+        method="GET",
+        path=f"{TOPIC_PATH}/lookup",
+        name="lookUpTopic",
+        summary="Find the owners of a topic's partitions, with the addresses of all their listeners",
+        tag="topics",
+        handler=_brief,
+        reply=wire.Route,
+        reply_example=_ROUTE,
+        native=(wire.Lookup,),
+    ),
+    Operation(
+        method="PUT",
+        path=f"{TOPIC_PATH}/partitions",
+        name="addPartitions",
+        summary="Add partitions to a partitioned topic",
+        description="`partitions` is the number that the topic has afterwards. A key may then go to another partition.",
+        tag="topics",
+        handler=_grow,
+        body=PartitionCount,
+        body_example=PartitionCount(6),
+        reply=wire.Route,
+        reply_example=_ROUTE,
+        takes_if_match=True,
+        native=(wire.GrowTopic,),
+    ),
+    Operation(
+        method="POST",
+        path=f"{TOPIC_PATH}/truncate",
+        name="truncateTopic",
+        summary="Delete everything before an offset, in some partitions",
+        description="The answer has the offsets where these partitions begin now. Offsets are never used again; "
+        "subscriptions that stood before the offset go on there.",
+        tag="topics",
+        handler=_truncate,
+        body=PartitionOffsets,
+        body_example=PartitionOffsets([PartitionOffset(0, 1_000)]),
+        reply=PartitionOffsets,
+        reply_example=PartitionOffsets([PartitionOffset(0, 1_000)]),
+        native=(wire.TruncateTopic,),
+    ),
+    Operation(
+        method="POST",
+        path=f"{TOPIC_PATH}/unload",
+        name="unloadTopic",
+        summary="Close the partitions of a topic",
+        description="Each is opened again when it is used next; clients open their producers and consumers again.",
+        tag="topics",
+        handler=_unload,
+        native=(wire.UnloadTopic,),
+    ),
+    Operation(
+        method="GET",
+        path=f"{TOPIC_PATH}/statistics",
+        name="getTopicStatistics",
+        summary="Get the statistics of a topic, its subscriptions and their consumers",
+        tag="topics",
+        handler=_statistics,
+        reply=TopicStatistics,
+        reply_example=_STATISTICS,
+        native=(wire.GetStatistics,),
+    ),
+    Operation(
+        method="GET",
+        path=f"{TOPIC_PATH}/policies",
+        name="getTopicPolicies",
+        summary="Get the policies of a topic",
+        tag="topics",
+        handler=_policies,
+        reply=wire.PolicyReport,
+        reply_example=_REPORT,
+        has_etag=True,
+        native=(wire.GetPolicies,),
+    ),
+    Operation(
+        method="PATCH",
+        path=f"{TOPIC_PATH}/policies",
+        name="setTopicPolicies",
+        summary="Change policies of a topic",
+        description=PATCH_TEXT,
+        tag="topics",
+        handler=_set_policies,
+        body=Policies,
+        body_example={"retention_s": 86_400, "ttl_s": None},
+        reply=wire.PolicyReport,
+        reply_example=_REPORT,
+        has_etag=True,
+        takes_if_match=True,
+        native=(wire.SetPolicies,),
+    ),
+    Operation(
+        method="GET",
+        path=f"{TOPIC_PATH}/partitions/{{partition}}/offset",
+        name="findOffset",
+        summary="Find the offset of a position",
+        tag="topics",
+        handler=_find_offset,
+        query=OffsetQuery,
+        reply=wire.Offset,
+        reply_example=wire.Offset(1_000),
+        native=(wire.FindOffset,),
+    ),
+)

@@ -1,0 +1,17 @@
+"""Publishing and consuming over HTTP (docs/http-data.md). `gateway.http.api` has the operations that use this.
+
+endpoints       what the operations share
+messages        messages as JSON, read and written
+publishing      publishes batches and single messages
+subscriber      a consumer attached to all partitions of a topic, and its flow control
+sessions        consumers by their ids; silent ones are closed
+long_poll       the answer to a long poll
+events          Server-Sent Events, with and without a subscription
+websocket       a consumer over WebSocket
+webhooks        requests that become messages, authenticated by a secret
+large_messages  limits the memory of large messages that are being sent
+"""
+
+from .endpoints import DataEndpoints
+
+__all__ = ["DataEndpoints"]

@@ -1,0 +1,201 @@
+"""Publishes what HTTP requests carry: a batch as one batch, single messages gathered with others (`gateway.sends`).
+
+On a partitioned topic a message goes to the partition of its key, as in every Danube client; those without a key go
+together to one partition. So a batch becomes one batch for each partition that it has messages for. Each of these is
+stored whole or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import lru_cache, partial
+from typing import Final, NamedTuple
+
+import msgspec
+
+from pydanube.broker import Broker, Published, SharedProducer, shared_id
+from pydanube.broker.topic_addresses import Place
+from pydanube.codec.batch import encode
+from pydanube.core.access import Principal
+from pydanube.gateway.native.publish_memory import PublishMemory
+from pydanube.gateway.sends import Sends
+from pydanube.model.errors import DanubeError, Invalid, Unavailable
+from pydanube.model.key_hash import fnv1a_64
+from pydanube.model.limits import KEY_BYTES_MAX
+from pydanube.model.names import TopicAddress, TopicName
+from pydanube.runtime.randomness import seeded
+
+from .messages import MessageColumns
+
+PRODUCER: Final = "http"
+"""The name of the producer of requests that name none."""
+
+KEYS_REMEMBERED: Final = 10_000
+
+
+class StoredAt(msgspec.Struct):
+    """Where a message was stored."""
+
+    partition: int
+    offset: int
+
+
+class PublishTarget(NamedTuple):
+    """Where the messages of one request go."""
+
+    topic: TopicName
+    partition: int | None = None
+    """None: the partition of each key."""
+    producer: str = PRODUCER
+    subject: str = ""
+    """The subject whose schema the payloads have; empty: none is named."""
+    version: int = 0
+    """0: the latest."""
+
+
+class PartlyStored(Exception):
+    """Some batches of a request were stored, and others were not."""
+
+    def __init__(self, error: DanubeError, offsets: list[StoredAt | None]) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.offsets = offsets
+
+
+class Publisher:
+    """Publishes messages of HTTP clients."""
+
+    def __init__(self, broker: Broker, memory: PublishMemory | None) -> None:
+        """`memory` counts what all listeners have published and not answered; None: it is not counted."""
+        self._broker = broker
+        self._memory = memory
+        self._sends = Sends(broker)
+        self._random = seeded()
+
+    async def publish(
+        self, principal: Principal, target: PublishTarget, messages: MessageColumns, size_bytes: int
+    ) -> list[StoredAt]:
+        """Publish messages of `size_bytes` and return where each was stored, once it has the ack level of its topic.
+
+        Raises PartlyStored if only some of the partitions stored theirs. Cancelled: they may be stored all the same.
+        """
+        if self._memory is not None and not self._memory.reserve(size_bytes):
+            raise Unavailable("the broker has too many unanswered publishes: send the request again, later")
+        try:
+            return await self._publish(principal, target, messages)
+        finally:
+            if self._memory is not None:
+                self._memory.release(size_bytes)
+
+    async def _publish(self, principal: Principal, target: PublishTarget, messages: MessageColumns) -> list[StoredAt]:
+        topic, broker = target.topic, self._broker
+        broker.check_may_publish(principal, topic)
+        config = (await broker.lookup(principal, topic, create=True)).config
+        rows = self._rows_by_partition(messages.keys, config.partition_count, target)
+        schema = (0, 0)
+        if target.subject:
+            chosen = await broker.schemas.choose(principal, topic, target.subject, target.version)
+            schema = (chosen.schema_id, chosen.version)
+        producers = {
+            partition: await self._producer(principal, topic, partition, bool(config.partitions), target.producer)
+            for partition in rows
+        }
+        if len(rows) == 1:
+            ((partition, shared),) = producers.items()
+            base = await self._send(principal, shared, messages, schema)
+            return [StoredAt(partition, base + row) for row in range(len(messages.payloads))]
+        sent = [
+            self._send(principal, producers[partition], messages.select(chosen), schema)
+            for partition, chosen in rows.items()
+        ]
+        return _joined(rows, await asyncio.gather(*sent, return_exceptions=True), len(messages.payloads))
+
+    def _rows_by_partition(
+        self, keys: list[str | None], partitions: int, target: PublishTarget
+    ) -> dict[int, list[int] | range]:
+        """Return which messages go to which partition."""
+        everything = range(len(keys))
+        if target.partition is not None:
+            if not 0 <= target.partition < partitions:
+                raise Invalid(f"topic {target.topic} has no partition {target.partition}: it has {partitions}")
+            return {target.partition: everything}
+        if partitions == 1:
+            return {0: everything}
+        unkeyed = self._random.randrange(partitions)
+        chosen: dict[int, list[int] | range] = {}
+        for row, key in enumerate(keys):
+            partition = unkeyed if key is None else _key_hash(key) % partitions
+            found = chosen.setdefault(partition, [])
+            assert isinstance(found, list)
+            found.append(row)
+        return chosen
+
+    async def _producer(
+        self, principal: Principal, topic: TopicName, partition: int, is_partitioned: bool, name: str
+    ) -> SharedProducer:
+        """Return the producer that all requests share which use this name."""
+        address = topic.partition(partition) if is_partitioned else str(topic)
+        producers = self._broker.shared_producers
+        found = producers.find(principal, shared_id(address, name), address, name)
+        if found is not None:
+            return found
+        return await producers.open(principal, TopicAddress.parse(address), Place(topic, partition), name)
+
+    async def _send(
+        self, principal: Principal, shared: SharedProducer, messages: MessageColumns, schema: tuple[int, int]
+    ) -> int:
+        """Publish messages to one partition and return the offset of the first."""
+        if not messages.is_batch:
+            return await self._sends.send(principal, shared, messages.first(), *schema)
+        producer = shared.producer
+        batch = encode(
+            messages.payloads,
+            publish_times=messages.publish_times,
+            keys=messages.keys,
+            attributes=messages.attributes,
+            deliver_at=messages.deliver_at,
+            producer_name=shared.name,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            schema_id=schema[0],
+            schema_version=schema[1],
+        )
+        stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._broker.publish(principal, producer, memoryview(batch), partial(_answer, stored))
+        return await stored
+
+
+def _answer(stored: asyncio.Future[int], outcome: Published | DanubeError) -> None:
+    if stored.done():  # the request was cancelled
+        return
+    if isinstance(outcome, DanubeError):
+        stored.set_exception(outcome)
+    else:
+        stored.set_result(outcome.base_offset)
+
+
+def _joined(rows: dict[int, list[int] | range], outcomes: list[int | BaseException], count: int) -> list[StoredAt]:
+    """Return where each message was stored. Raises the error if no batch was stored, and PartlyStored if some were."""
+    placed: list[StoredAt | None] = [None] * count
+    errors: list[DanubeError] = []
+    for (partition, chosen), outcome in zip(rows.items(), outcomes, strict=True):
+        if isinstance(outcome, DanubeError):
+            errors.append(outcome)
+        elif isinstance(outcome, BaseException):
+            raise outcome
+        else:
+            for offset, row in enumerate(chosen, outcome):
+                placed[row] = StoredAt(partition, offset)
+    if len(errors) == len(rows):
+        raise errors[0]
+    if errors:
+        raise PartlyStored(errors[0], placed)
+    return [one for one in placed if one is not None]
+
+
+@lru_cache(KEYS_REMEMBERED)
+def _key_hash(key: str) -> int:
+    encoded = key.encode()
+    if len(encoded) > KEY_BYTES_MAX:
+        raise Invalid(f"key of {len(encoded)} bytes is too long: at most {KEY_BYTES_MAX}")
+    return fnv1a_64(encoded)

@@ -1,0 +1,308 @@
+"""A consumer over HTTP, attached to all partitions of a topic. Long polls, SSE and WebSocket use it.
+
+What the broker delivers is kept here until the client takes it, message by message. Flow control: a partition gets
+credit only when nothing of it is kept any more, for as many messages as the client can take and for WINDOW_BYTES. So a
+client that takes nothing costs at most one window and one batch per partition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from pydanube.broker import Attachment, Broker, Consumer, close_calls
+from pydanube.codec.batch import Batch
+from pydanube.core.access import Principal
+from pydanube.model.errors import DanubeError, Invalid, NotOwner, Unavailable
+from pydanube.model.limits import KIB, PARTITIONS_MAX
+from pydanube.model.names import TopicName
+from pydanube.runtime.clock import Clock
+
+from .messages import PayloadForm, encode_message
+
+WINDOW_MESSAGES: Final = 1_000
+WINDOW_BYTES: Final = 512 * KIB
+
+WAITED_S: Final = 0.5
+"""For messages that were kept longer than this, ack timeouts are counted from when they are taken."""
+
+_ID_CHARACTERS_MAX: Final = 64
+_NUMBER_MAX: Final = 2**63 - 1
+
+
+class Delivery(NamedTuple):
+    """Rows of a batch that are kept for the client."""
+
+    partition: int
+    batch: Batch
+    rows: Sequence[int]
+    redeliveries: Sequence[int]
+    reasons: Sequence[str | None]
+    generation: int
+    since: float
+    """When it came, on the monotonic clock."""
+
+
+class KeptMessage(NamedTuple):
+    """One message that the client takes."""
+
+    delivery: Delivery
+    place: int
+    """Which of the rows of the delivery it is."""
+
+    @property
+    def id(self) -> str:
+        """What the client acknowledges the message by: partition, offset and seek generation."""
+        delivery = self.delivery
+        offset = delivery.batch.offset_at(delivery.rows[self.place])
+        return f"{delivery.partition}.{offset}.{delivery.generation}"
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.delivery.batch.payloads[self.delivery.rows[self.place]])
+
+    def encode(self, form: PayloadForm) -> bytes:
+        """Return the message as JSON."""
+        one, index = self.delivery, self.place
+        failures = one.redeliveries[index] if one.redeliveries else 0
+        reason = one.reasons[index] if one.reasons else None
+        return encode_message(one.batch, one.rows[index], one.partition, self.id, form, failures, reason)
+
+
+class Subscriber:
+    """One consumer. Create it with `open`, and close it at the end."""
+
+    def __init__(
+        self, broker: Broker, principal: Principal, topic: TopicName, attachment: Attachment, clock: Clock
+    ) -> None:
+        self.topic = topic
+        self.attachment = attachment
+        self._broker = broker
+        self._principal = principal
+        self._clock = clock
+        self._partitions: dict[int, _PartitionSink] = {}
+        self._kept: deque[Delivery] = deque()
+        self._taken = 0
+        """How many rows of the first delivery were taken."""
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_closed = False
+        self.error: DanubeError | None = None
+        """Why the broker ended it; None: it goes on."""
+
+    @classmethod
+    async def open(
+        cls, broker: Broker, principal: Principal, topic: TopicName, attachment: Attachment, clock: Clock
+    ) -> Subscriber:
+        """Attach to every partition of the topic, which must exist. Cancelled or failed: nothing is attached."""
+        made = cls(broker, principal, topic, attachment, clock)
+        try:
+            await made.attach_missing()
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    async def attach_missing(self) -> None:
+        """Attach to partitions that were added since. Nothing happens once it is closed."""
+        if self._is_closed:
+            return
+        found = await self._broker.lookup(self._principal, self.topic, create=False)
+        for index in range(found.config.partition_count):
+            if index not in self._partitions:
+                sink = _PartitionSink(self, index)
+                subscribe = self._broker.subscriptions.subscribe
+                sink.attach(await subscribe(self._principal, self.topic, index, self.attachment, sink))
+                self._add(sink, index)
+
+    def _add(self, sink: _PartitionSink, index: int) -> None:
+        if self._is_closed:  # meanwhile
+            sink.consumer.close()
+        else:
+            self._partitions[index] = sink
+
+    def close(self) -> None:
+        """Detach: what was taken and not acknowledged is delivered again."""
+        self._is_closed = True
+        for close in close_calls([one.consumer for one in self._partitions.values()]):
+            close()
+        self._partitions.clear()
+        self._kept.clear()
+        self.wake()
+
+    # -- receiving -----------------------------------------------------------------------------------------------------
+
+    def want(self, messages: int) -> None:
+        """Let the broker deliver up to this many messages of each partition of which nothing is kept."""
+        kept = {one.partition for one in self._kept}
+        for index, sink in list(self._partitions.items()):
+            if index not in kept and self.error is None:
+                sink.consumer.top_up(messages, WINDOW_BYTES)
+
+    def pause(self) -> None:
+        """Deliver nothing until `resume`: nobody waits for messages."""
+        for sink in self._partitions.values():
+            sink.consumer.pause()
+
+    def resume(self) -> None:
+        for sink in list(self._partitions.values()):
+            sink.consumer.resume()
+
+    @property
+    def has_messages(self) -> bool:
+        return bool(self._kept)
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until something is kept, `wake` is called, or the time is over."""
+        if not self._kept:
+            await self.wait_idle(seconds)
+
+    async def wait_idle(self, seconds: float) -> None:
+        """Wait until something more is kept, `wake` is called, or the time is over."""
+        if self.error is not None:
+            return
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._waiter
+        except TimeoutError:
+            pass
+        finally:
+            self._waiter = None
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def check(self) -> None:
+        """Raise the error with which the broker ended it."""
+        if isinstance(self.error, NotOwner):  # the partition was closed, and is opened again by the next consumer
+            raise Unavailable(f"{self.error.message}: open the consumer again")
+        if self.error is not None:
+            raise self.error
+
+    def first(self) -> KeptMessage | None:
+        """Return the next message without taking it; None: nothing is kept."""
+        return KeptMessage(self._kept[0], self._taken) if self._kept else None
+
+    def take(self) -> KeptMessage | None:
+        """Take the next message; None: nothing is kept."""
+        message = self.first()
+        if message is None:
+            return None
+        self._taken += 1
+        if self._taken == len(message.delivery.rows):
+            self._kept.popleft()
+            self._taken = 0
+        if self._clock.monotonic() - message.delivery.since > WAITED_S:
+            offset = message.delivery.batch.offset_at(message.delivery.rows[message.place])
+            self._partitions[message.delivery.partition].consumer.sent([(offset, offset + 1)])
+        return message
+
+    # -- acknowledging -------------------------------------------------------------------------------------------------
+
+    def ack(self, ids: Iterable[str]) -> None:
+        """Acknowledge messages. Those that were delivered before a seek, or acknowledged before, are no error."""
+        for (partition, generation), ranges in self._ranges(ids).items():
+            self._partitions[partition].consumer.ack(ranges, False, None, generation)
+
+    def nack(self, ids: Iterable[str], delay_ms: int | None, reason: str) -> None:
+        """Report that messages could not be processed: they are delivered again, as the failure policy says."""
+        for (partition, generation), ranges in self._ranges(ids).items():
+            self._partitions[partition].consumer.nack(ranges, delay_ms, reason, generation=generation)
+
+    def _ranges(self, ids: Iterable[str]) -> dict[tuple[int, int], list[tuple[int, int]]]:
+        """Return the offsets by partition and seek generation. Raises Invalid, before anything is done."""
+        offsets: dict[tuple[int, int], set[int]] = {}
+        for text in ids:
+            partition, offset, generation = _parse_id(text)
+            if partition not in self._partitions:
+                raise Invalid(f"message id {text!r} is of partition {partition}, which this consumer does not have")
+            offsets.setdefault((partition, generation), set()).add(offset)
+        return {place: _joined(sorted(chosen)) for place, chosen in offsets.items()}
+
+    # -- called by the sinks -------------------------------------------------------------------------------------------
+
+    def keep(self, delivery: Delivery) -> None:
+        self._kept.append(delivery)
+        self.wake()
+
+    def drop_kept(self, partition: int) -> None:
+        """Forget what is kept of a partition whose subscription was sought: it is delivered anew."""
+        if self._kept and self._kept[0].partition == partition:
+            self._taken = 0
+        self._kept = deque(one for one in self._kept if one.partition != partition)
+
+    def end(self, error: DanubeError) -> None:
+        self.error = self.error or error
+        self.wake()
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+
+class _PartitionSink:
+    """Takes what the broker delivers from one partition."""
+
+    consumer: Consumer
+
+    def __init__(self, subscriber: Subscriber, partition: int) -> None:
+        self._subscriber = subscriber
+        self._partition = partition
+        self._generation = 0
+
+    def attach(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self._generation = consumer.generation
+
+    def deliver(
+        self,
+        batch: memoryview,
+        epoch: int,
+        ranges: list[tuple[int, int]],
+        redeliveries: Sequence[int],
+        reasons: Sequence[str | None],
+    ) -> None:
+        opened = Batch.trust(batch)
+        rows = [row for start, end in ranges for row in range(start, end)] if ranges else range(opened.count)
+        self._keep(opened, rows, redeliveries, reasons)
+
+    def deliver_whole(self, batches: Sequence[memoryview], epoch: int) -> None:
+        for view in batches:
+            batch = Batch.trust(view)
+            self._keep(batch, range(batch.count), (), ())
+
+    def _keep(
+        self, batch: Batch, rows: Sequence[int], redeliveries: Sequence[int], reasons: Sequence[str | None]
+    ) -> None:
+        now = self._subscriber.monotonic()
+        self._subscriber.keep(Delivery(self._partition, batch, rows, redeliveries, reasons, self._generation, now))
+
+    def changed(self, ack_timeout_ms: int, generation: int) -> None:
+        if generation != self._generation:
+            self._generation = generation
+            self._subscriber.drop_kept(self._partition)
+
+    def closed(self, error: DanubeError) -> None:
+        self._subscriber.end(error)
+
+
+def _joined(offsets: Sequence[int]) -> list[tuple[int, int]]:
+    """Return ascending offsets as ranges."""
+    ranges: list[tuple[int, int]] = []
+    for offset in offsets:
+        if ranges and ranges[-1][1] == offset:
+            ranges[-1] = (ranges[-1][0], offset + 1)
+        else:
+            ranges.append((offset, offset + 1))
+    return ranges
+
+
+def _parse_id(text: str) -> tuple[int, int, int]:
+    parts = text.split(".") if len(text) <= _ID_CHARACTERS_MAX else []
+    if len(parts) == 3 and all(one.isascii() and one.isdecimal() for one in parts):
+        partition, offset, generation = map(int, parts)
+        if partition < PARTITIONS_MAX and offset < _NUMBER_MAX and generation < _NUMBER_MAX:
+            return partition, offset, generation
+    raise Invalid(f"{text[:_ID_CHARACTERS_MAX]!r} is not the id of a message: send back what the message has as id")

@@ -1,0 +1,91 @@
+"""One WebSocket: uvicorn's protocol, with the limits of this listener.
+
+A connection begins as HTTP (`connection`), where its headers have their limits, and goes on here after the upgrade; the
+listener counts it once all the time. The largest message of a client is WEBSOCKET_MESSAGE_BYTES, messages are not
+compressed, and nothing more is read while one waits for the application. A client that does not answer pings, or reads
+nothing of what is sent for too long, is disconnected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from starlette.exceptions import HTTPException
+from uvicorn.config import Config
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+
+from pydanube.model.limits import KIB
+
+from .errors import PROBLEM, problem_of_http
+
+if TYPE_CHECKING:
+    from .connection import ConnectionOwner, HttpConnection
+
+WEBSOCKET_PATH: Final = "/websocket"
+"""A path that ends so can be upgraded; requests for any other are answered without an upgrade."""
+
+WEBSOCKET_MESSAGE_BYTES: Final = 64 * KIB
+"""The largest message of a client: thousands of acks."""
+
+
+class WebSocketConnection(WebSocketsSansIOProtocol):
+    """One client after the upgrade. All methods are called on the event loop."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        http: HttpConnection,
+        owner: ConnectionOwner,
+    ) -> None:
+        super().__init__(config, server_state, app_state, asyncio.get_running_loop())
+        self.logger = http.logger
+        self._http = http
+        self._owner = owner
+        self._unsent_bytes = 0
+        self._unsent_since = owner.monotonic()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._owner.upgrade(self._http, self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._owner.forget(self)
+
+    def handle_ping(self) -> None:
+        """Answer a ping, unless the client does not read: pongs that nobody reads would take memory without limit."""
+        output = b"".join(self.conn.data_to_send())
+        if self.writable.is_set():
+            self.transport.write(output)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.close_sent:
+            self._refuse_upgrade(self.conn.handshake_exc)
+
+    def _refuse_upgrade(self, reason: Exception) -> None:
+        """Answer a request that is no upgrade: it has a body, or too many headers for the protocol."""
+        self._owner.count_invalid()
+        self.handshake_complete = self.close_sent = True
+        body = msgspec.json.encode(problem_of_http(HTTPException(400, f"this is no request for a WebSocket: {reason}")))
+        head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: {PROBLEM}\r\nContent-Length: {len(body)}\r\n"
+        self.transport.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+        self.transport.close()
+
+    def extend_timeouts(self, seconds: float) -> None:
+        """Do not count a time in which the event loop read from no client."""
+        self._unsent_since += seconds
+
+    def check_timeouts(self, now: float) -> None:
+        """Disconnect the client if it reads nothing for too long."""
+        unsent = self.transport.get_write_buffer_size()
+        if unsent == 0 or unsent < self._unsent_bytes:
+            self._unsent_since = now
+        self._unsent_bytes = unsent
+        if unsent and (now - self._unsent_since) * 1000 > self._owner.settings.answer_timeout_ms:
+            self.transport.abort()

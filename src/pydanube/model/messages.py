@@ -1,0 +1,23 @@
+"""A stored message with everything that it has, for listeners that describe single messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as it is stored. Times are in microseconds since 1970."""
+
+    partition: int
+    offset: int
+    payload: bytes
+    key: str | None
+    attributes: dict[str, str]
+    publish_time: int
+    append_time: int
+    producer: str = ""
+    deliver_at: int = 0
+    """The time before which the message is not delivered; 0: no such time."""
+    schema_id: int = 0
+    schema_version: int = 0

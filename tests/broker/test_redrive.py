@@ -1,0 +1,148 @@
+"""Dead letters in the broker: pages, steps and their limits, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from broker_harness import TOPIC, BrokerClient, open_broker
+
+from pydanube.broker import Broker
+from pydanube.broker import dead_letters as module
+from pydanube.core.access import ANONYMOUS, Action, AllowAll, Principal
+from pydanube.model.dead_letters import NO_LETTER, REDRIVE, LetterSelection, RedriveStep
+from pydanube.model.errors import Denied, Invalid, NotFound, Refused
+from pydanube.model.names import TopicName
+from pydanube.model.positions import EARLIEST
+from pydanube.model.topics import SubscriptionType, TopicConfig
+
+LETTERS = TopicName.parse("/default/orders-dlq")
+
+
+async def publish(broker: Broker, count: int, topic: TopicName = TOPIC, subscription: str = "billing") -> None:
+    peer = BrokerClient(broker, LETTERS)
+    producer = await peer.producer()
+    attributes = [{"x-original-topic": str(topic), "x-original-subscription": subscription} for _ in range(count)]
+    await peer.publish(producer, [b"%d" % one for one in range(count)], attributes=attributes)
+    producer.close()
+
+
+async def prepare(broker: Broker) -> None:
+    for topic in (TOPIC, LETTERS):
+        await broker.create_topic(ANONYMOUS, topic, TopicConfig())
+
+
+async def step(broker: Broker, **selection: object) -> RedriveStep:
+    return await broker.dead_letters.redrive(ANONYMOUS, LETTERS, 0, LetterSelection(**selection))  # type: ignore[arg-type]
+
+
+async def test_a_step_takes_as_many_letters_as_it_may_and_says_where_the_next_begins(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SCANNED_MAX", 4)
+    async with open_broker(tmp_path) as broker:
+        await prepare(broker)
+        await publish(broker, 5)
+        await publish(broker, 3, subscription="audit")
+        assert await step(broker, letters_max=2) == RedriveStep(2, [], 2, 6)
+        assert await step(broker, start=2, original_subscription="audit") == RedriveStep(1, [], 6, 5)
+        assert await step(broker, start=2, end=4) == RedriveStep(2, [], None, 3)
+        assert await step(broker, original_topic="/default/other") == RedriveStep(0, [], None, 3)
+        assert await step(broker) == RedriveStep(3, [], None, 0)
+        assert sorted(payload for _, payload in await BrokerClient(broker).read_all()) == sorted(
+            [b"0", b"1", b"2", b"3", b"4", b"0", b"1", b"2"]
+        )
+
+
+async def test_a_step_is_limited_in_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "BYTES_AT_ONCE", 2)
+    async with open_broker(tmp_path) as broker:
+        await prepare(broker)
+        await publish(broker, 5)
+        assert await step(broker, offsets=[0, 1, 2]) == RedriveStep(2, [], 2, 3)
+        page = await broker.dead_letters.listed(ANONYMOUS, LETTERS, 0)
+        assert ([one.offset for one in page.messages], page.next_offset) == ([2, 3], 4)
+
+
+async def test_letters_are_listed_in_pages(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        await prepare(broker)
+        await publish(broker, 5)
+        letters = broker.dead_letters
+        page = await letters.listed(ANONYMOUS, LETTERS, 0, count=3)
+        assert ([one.payload for one in page.messages], page.next_offset) == ([b"0", b"1", b"2"], 3)
+        assert REDRIVE not in await broker.subscriptions.names(ANONYMOUS, LETTERS)
+        await letters.drop(ANONYMOUS, LETTERS, 0, LetterSelection([1, 3]))
+        page = await letters.listed(ANONYMOUS, LETTERS, 0, count=2)
+        assert ([one.offset for one in page.messages], page.next_offset) == ([0, 2], 4)
+        page = await letters.listed(ANONYMOUS, LETTERS, 0, page.next_offset, 2)
+        assert ([one.offset for one in page.messages], page.next_offset) == ([4], None)
+        page = await letters.listed(ANONYMOUS, LETTERS, 0, redriven=True)
+        assert len(page.messages) == 5
+        assert (await letters.get(ANONYMOUS, LETTERS, 0, 3)).payload == b"3"
+        with pytest.raises(NotFound, match="no letter at 0:5"):
+            await letters.get(ANONYMOUS, LETTERS, 0, 5)
+
+
+async def test_a_topic_without_letters_gets_no_subscription(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        await prepare(broker)
+        peer = BrokerClient(broker, LETTERS)
+        await peer.publish(await peer.producer(), [b"0", b"1"])
+        assert await step(broker) == RedriveStep()
+        assert await step(broker, offsets=[1]) == RedriveStep(0, [(1, NO_LETTER)])
+        assert await broker.subscriptions.names(ANONYMOUS, LETTERS) == []
+
+
+async def test_what_is_wrong_with_a_selection_is_refused(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        await prepare(broker)
+        for wrong in ({"letters_max": 0}, {"letters_max": 501}, {"offsets": range(501)}, {"offsets": [-1]}):
+            with pytest.raises(Invalid):
+                await step(broker, **wrong)
+        with pytest.raises(NotFound):
+            await broker.dead_letters.drop(ANONYMOUS, LETTERS, 1, LetterSelection())
+        unstored = TopicName.parse("/default/unstored")
+        await broker.create_topic(ANONYMOUS, unstored, TopicConfig(reliable=False))
+        with pytest.raises(Refused, match="keeps nothing"):
+            await broker.dead_letters.listed(ANONYMOUS, unstored, 0)
+
+
+class OnlyLetters(AllowAll):
+    """Allows everything but to publish to the topic the letters came from."""
+
+    def check(self, principal: Principal, action: Action, resource: str) -> None:
+        if action is Action.PRODUCE and resource == str(TOPIC):
+            raise Denied(f"{principal} may not {action} {resource}")
+
+
+async def test_who_may_not_publish_to_a_topic_sends_nothing_back_to_it(tmp_path):
+    async with open_broker(tmp_path, authorizer=OnlyLetters()) as broker:
+        await prepare(broker)
+        await publish(broker, 2)
+        with pytest.raises(Denied):
+            await step(broker)
+        assert (await broker.dead_letters.listed(ANONYMOUS, LETTERS, 0)).messages
+        assert await BrokerClient(broker).read_all() == []
+
+
+async def test_a_peek_has_the_messages_and_their_states(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        peer = BrokerClient(broker)
+        await peer.create(partitions=2)
+        for partition in range(2):
+            producer = await peer.producer(partition=partition)
+            await peer.publish(producer, [b"0", b"1"], keys=["a", "b"], deliver_at=[0, 2**51])
+        await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.SHARED, EARLIEST)
+        await broker.subscriptions.create(ANONYMOUS, TOPIC, "audit", SubscriptionType.EXCLUSIVE, EARLIEST)
+        found = await broker.subscriptions.peek(ANONYMOUS, TOPIC, "billing", 3)
+        assert [(one.message.partition, one.message.offset, one.message.key) for one in found] == [
+            (0, 0, "a"),
+            (0, 1, "b"),
+            (1, 0, "a"),
+        ]
+        assert [(one.pending.state, one.pending.until_us) for one in found] == [
+            ("ready", 0),
+            ("delayed", 2**51),
+            ("ready", 0),
+        ]
+        pending = await broker.subscriptions.pending(ANONYMOUS, TOPIC, "billing", 0, 10, 0)
+        assert pending.messages == [one.pending for one in found[:2]]
+        in_order = await broker.subscriptions.peek(ANONYMOUS, TOPIC, "audit", 10, partition=1)
+        assert [(one.pending.state, one.message.deliver_at) for one in in_order] == [("ready", 0), ("ready", 2**51)]

@@ -1,0 +1,137 @@
+"""Truncation: everything before an offset is deleted, cursors move up, and no offset is used again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from broker_harness import TOPIC, BrokerClient, open_broker
+
+from pydanube.core.access import ANONYMOUS, Action, AllowAll, Principal
+from pydanube.model.errors import Denied, Invalid, NotFound, Refused
+from pydanube.model.positions import EARLIEST, Position
+from pydanube.model.topics import AckLevel, SubscriptionType
+from pydanube.runtime.objects.memory import MemoryStore
+
+
+async def positions(peer: BrokerClient, name: str) -> list[tuple[int, int]]:
+    """Return position and lag of a subscription, by partition."""
+    described = await peer.broker.subscriptions.describe(ANONYMOUS, TOPIC, name)
+    return [(one.position, one.lag) for one in described.partitions]
+
+
+async def fill(peer: BrokerClient, batches: int = 3, partition: int = 0) -> None:
+    """Publish batches of ten messages."""
+    producer = await peer.producer(partition=partition)
+    for number in range(batches):
+        await peer.publish(producer, [b"%d" % (10 * number + row) for row in range(10)])
+
+
+@pytest.mark.parametrize("level", list(AckLevel))
+async def test_what_lies_before_the_offset_is_gone_and_cursors_move_up(tmp_path, level):
+    async with open_broker(tmp_path) as broker:
+        peer = BrokerClient(broker)
+        await peer.create(ack_level=level)
+        await fill(peer)
+        for name, start in (("behind", EARLIEST), ("ahead", Position("offset", 20))):
+            await broker.subscriptions.create(ANONYMOUS, TOPIC, name, SubscriptionType.SHARED, start)
+        await broker.subscriptions.settle(ANONYMOUS, TOPIC, "behind", 0, [(17, 19)])
+        assert await broker.truncate_topic(ANONYMOUS, TOPIC, {0: 15}) == {0: 15}
+        fetched = await peer.fetch()
+        assert (fetched.start_offset, fetched.end_offset) == (15, 30)
+        assert await positions(peer, "behind") == [(15, 13)]
+        assert await positions(peer, "ahead") == [(20, 10)]
+        collector = await peer.subscribe("behind", kind=SubscriptionType.SHARED)
+        expected = [15, 16, *range(19, 30)]
+        assert [offset for offset, _ in await collector.wait_for(len(expected))] == expected
+        assert await broker.subscriptions.seek(ANONYMOUS, TOPIC, "ahead", EARLIEST) == [(0, 15)]
+
+
+async def test_it_survives_a_crash_and_offsets_are_not_used_again(tmp_path):
+    async with open_broker(tmp_path, crash=True) as broker:
+        peer = BrokerClient(broker)
+        await peer.create()
+        await fill(peer)
+        await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.EXCLUSIVE, EARLIEST)
+        assert await broker.truncate_topic(ANONYMOUS, TOPIC, {0: 30}) == {0: 30}
+    async with open_broker(tmp_path) as broker:
+        peer = BrokerClient(broker)
+        assert await peer.read_all() == []
+        assert await positions(peer, "billing") == [(30, 0)]
+        assert (await peer.publish(await peer.producer(), [b"next"])).base_offset == 30
+        assert await peer.read_all() == [(30, b"next")]
+
+
+async def test_uploaded_history_is_deleted_too(tmp_path):
+    objects = MemoryStore()
+    async with open_broker(tmp_path, objects=objects) as broker:
+        peer = BrokerClient(broker)
+        await peer.create()
+        assert broker.tiers is not None
+        for _ in range(3):
+            await fill(peer, 1)
+            await broker.tiers.uploader.round(everything=True)
+        await broker.truncate_topic(ANONYMOUS, TOPIC, {0: 15})
+        segments, _ = await broker.storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 100)
+        assert [one.first_offset for one in segments] == [10, 20]
+        assert (await peer.fetch()).start_offset == 15
+    async with open_broker(tmp_path, objects=objects) as broker:
+        peer = BrokerClient(broker)
+        assert (await peer.fetch()).start_offset == 15
+        assert [offset for offset, _ in await peer.read_all()] == [*range(10, 30)], "a fetch returns whole batches"
+
+
+async def test_an_offset_past_the_end_is_refused_and_nothing_is_deleted(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        peer = BrokerClient(broker)
+        await peer.create(partitions=2)
+        await fill(peer)
+        with pytest.raises(Invalid, match=r"offset 10 is not in partition 1 of /default/orders, which ends at 0"):
+            await broker.truncate_topic(ANONYMOUS, TOPIC, {0: 10, 1: 10})
+        with pytest.raises(NotFound):
+            await broker.truncate_topic(ANONYMOUS, TOPIC, {0: 10, 2: 0})
+        with pytest.raises(Invalid):
+            await broker.truncate_topic(ANONYMOUS, TOPIC, {0: -1})
+        assert (await peer.fetch()).start_offset == 0
+        assert await broker.truncate_topic(ANONYMOUS, TOPIC, {0: 10, 1: 0}) == {0: 10, 1: 0}
+        assert await broker.truncate_topic(ANONYMOUS, TOPIC, {0: 5}) == {0: 10}, "the start never moves back"
+
+
+async def test_a_topic_that_stores_nothing_is_refused(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        peer = BrokerClient(broker)
+        await peer.create(reliable=False)
+        with pytest.raises(Refused, match="stores nothing"):
+            await broker.truncate_topic(ANONYMOUS, TOPIC, {0: 0})
+
+
+class NoDeletion(AllowAll):
+    def check(self, principal: Principal, action: Action, resource: str) -> None:
+        if action is Action.DELETE:
+            raise Denied(f"{principal} may not {action} {resource}")
+
+
+async def test_it_needs_the_permission_to_delete(tmp_path):
+    async with open_broker(tmp_path, authorizer=NoDeletion()) as broker:
+        await BrokerClient(broker).create()
+        with pytest.raises(Denied):
+            await broker.truncate_topic(ANONYMOUS, TOPIC, {0: 0})
+
+
+async def test_seeks_and_new_subscriptions_meanwhile_end_at_the_new_start(tmp_path):
+    """Whatever the order of the tasks, no subscription stands below the start afterwards."""
+    async with open_broker(tmp_path) as broker:
+        peer = BrokerClient(broker)
+        await peer.create(partitions=3)
+        for partition in range(3):
+            await fill(peer, partition=partition)
+        subscriptions = broker.subscriptions
+        await subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.SHARED, EARLIEST)
+        for end in range(1, 30):
+            await asyncio.gather(
+                broker.truncate_topic(ANONYMOUS, TOPIC, dict.fromkeys(range(3), end)),
+                *(subscriptions.seek(ANONYMOUS, TOPIC, "billing", EARLIEST) for _ in range(3)),
+                subscriptions.create(ANONYMOUS, TOPIC, f"s{end}", SubscriptionType.SHARED, EARLIEST),
+            )
+            for name in ("billing", f"s{end}"):
+                assert all(position >= end for position, _ in await positions(peer, name)), (name, end)

@@ -1,0 +1,70 @@
+"""Listings in pages as a native client gets them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from native_peer import TOPIC, Peer, open_listener
+
+from pydanube.codec.native import requests
+from pydanube.gateway.native.requests import cut_page
+from pydanube.model.errors import Invalid
+from pydanube.model.paging import Order, TopicPage
+from pydanube.model.statistics import SubscriptionSummary, TopicSummary
+
+
+async def test_topics_come_in_pages_with_their_numbers() -> None:
+    async with open_listener() as there, await Peer.greet(there) as peer:
+        for number in range(5):
+            await peer.request(requests.CreateTopic(topic=f"/default/t{number}"), requests.Done)
+        first = await peer.request(requests.ListTopicPage(limit=3), requests.TopicsListed)
+        assert [one.topic for one in first.topics] == ["/default/t0", "/default/t1", "/default/t2"]
+        assert all((one.open_partitions, one.ack_level) == (0, "durable") for one in first.topics)
+        second = await peer.request(requests.ListTopicPage(limit=3, after=first.next), requests.TopicsListed)
+        assert ([one.topic for one in second.topics], second.next) == (["/default/t3", "/default/t4"], "")
+        found = await peer.request(requests.ListTopicPage(filter="*3", namespace="default"), requests.TopicsListed)
+        assert [one.topic for one in found.topics] == ["/default/t3"]
+        for bad in ({"limit": 0}, {"limit": 1001}, {"sort": "x"}, {"after": "x"}, {"namespace": "a/b"}):
+            with pytest.raises(Invalid):
+                await peer.request(requests.ListTopicPage(**bad), requests.TopicsListed)
+
+
+async def test_names_come_in_pages_when_that_is_asked_for() -> None:
+    async with open_listener() as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        for name in ("a", "b", "c"):
+            await peer.request(requests.CreateNamespace(namespace=name), requests.Done)
+            await peer.request(requests.CreateSubscription(topic=TOPIC, subscription=name), requests.Done)
+        everything = await peer.request(requests.ListNamespaces(), requests.Names)
+        assert (everything.names, everything.next) == (["a", "b", "c", "default"], "")
+        page = await peer.request(requests.ListNamespaces(limit=3), requests.Names)
+        assert page.names == ["a", "b", "c"]
+        page = await peer.request(requests.ListNamespaces(limit=3, after=page.next), requests.Names)
+        assert (page.names, page.next) == (["default"], "")
+        page = await peer.request(requests.ListSubscriptions(topic=TOPIC, filter="[bc]"), requests.Names)
+        assert (page.names, page.next) == (["b", "c"], "")
+
+
+def summary(name: str, subscriptions: int) -> TopicSummary:
+    found = [SubscriptionSummary(f"s{number:03}", "shared", backlog=number) for number in range(subscriptions)]
+    return TopicSummary(f"/default/{name}", True, "durable", 0, 0, subscriptions=found)
+
+
+@pytest.mark.parametrize("order", [Order("name", False), Order("backlog", True)])
+def test_a_page_is_cut_to_what_fits_an_answer(order: Order) -> None:
+    topics = [summary("a", 90), summary("b", 5), summary("c", 20), summary("d", 5), summary("e", 1)]
+    limit = len(msgspec.msgpack.encode(topics[2])) + len(msgspec.msgpack.encode(topics[3]))
+    listed, following = list[tuple[str, int]](), list[str]()
+    while topics:
+        page = cut_page(TopicPage.of(topics, order, more=True), order, limit)
+        assert sum(len(msgspec.msgpack.encode(one)) for one in page.topics) <= limit
+        listed += [(one.topic[-1], len(one.subscriptions)) for one in page.topics]
+        following.append(order.parse_token(page.next)[1][-1])
+        topics = topics[len(page.topics) :]
+    assert listed == [("a", 0), ("b", 5), ("c", 20), ("d", 5), ("e", 1)]
+    assert following == ["a", "c", "e"]
+    largest = TopicPage.of([summary("a", 90), summary("b", 1)], Order("backlog", True), more=False)
+    cut = cut_page(largest, Order("backlog", True), 1_000)
+    assert Order("backlog", True).parse_token(cut.next) == (89, "/default/a"), "its place is that with subscriptions"
+    alone = cut_page(TopicPage([summary("a", 90)]), Order("name", False), 1_000)
+    assert (alone.topics[0].subscriptions, alone.next) == ([], "")
