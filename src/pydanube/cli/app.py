@@ -37,6 +37,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "table": ("table:table_", "Land topics in Delta and Iceberg tables, exactly once, and look after the tables."),
     "brokers": ("brokers:brokers", "List and describe brokers."),
     "storage": ("storage:storage", "Serve and look after object stores."),
+    "metadata": ("metadata:metadata", "Move the metadata of a broker that is stopped."),
     "inspect": ("inspect:inspect", "Look into stored files without a broker."),
     "config": ("config:config", "Show and check the configuration."),
     "doctor": ("doctor:doctor", "Check whether this machine is ready for a broker."),
