@@ -11,6 +11,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterable
+from http import HTTPStatus
 from typing import Final
 
 from starlette.applications import Starlette
@@ -185,8 +186,10 @@ def _with_headers(message: Message, added: Iterable[tuple[bytes, bytes]]) -> Mes
     return {**message, "headers": [*message.get("headers", ()), *added]} if added else message
 
 
-async def _http_error(_request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.NOT_FOUND and error.detail == HTTPStatus.NOT_FOUND.phrase:
+        error = HTTPException(404, f"nothing is at {request.url.path}: /docs shows what this broker answers")
     return errors.respond(error)
 
 
