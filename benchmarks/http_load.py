@@ -281,6 +281,10 @@ async def measure_slices(chosen: argparse.Namespace) -> None:
                 turns.append(now - last)
                 last = now
 
+        watching = asyncio.create_task(watch())
+        await asyncio.sleep(5)
+        watching.cancel()
+        print(f"without a scrape the loop was held {max(turns) * 1e3:.1f} ms at most: by rounds of uploads and expiry")
         for number in range(chosen.pairs):
             turns.clear()
             watching = asyncio.create_task(watch())

@@ -44,7 +44,7 @@ def test_a_topic_that_exists_is_refused_unless_that_is_fine(danube, topic):
 
 
 def test_a_url_that_is_none_is_wrong_usage(danube):
-    done = danube("topics", "list", "--url", "http://127.0.0.1:6655")
+    done = danube("topics", "list", "--url", "ftp://127.0.0.1:6655")
     assert done.returncode == 2
     assert "danube://" in done.stderr
 

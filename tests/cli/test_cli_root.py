@@ -97,5 +97,5 @@ def test_the_broker_may_be_named_before_the_command(danube, served):
     assert danube("--url", served.url, "brokers", "list", url=nowhere).returncode == 0
     assert danube("--url", nowhere, "brokers", "list", "--url", served.url).returncode == 0
     assert danube("--url", nowhere, "topics", "list").returncode == 1
-    wrong = danube("--url", "http://x", "topics", "list")
+    wrong = danube("--url", "ftp://x", "topics", "list")
     assert (wrong.returncode, "Error: " in wrong.stderr) == (2, True)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydanube import testing
-from pydanube.client.connection.address import BrokerAddress, parse_addresses
+from pydanube.client.connection.address import BrokerAddress, parse_servers
 from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.consuming.messages import ReceivedBatch, rows_of
 from pydanube.client.positions import wire_start
@@ -43,14 +43,30 @@ class TestAddresses:
         ],
     )
     def test_are_read_from_a_url(self, url: str, found: list[BrokerAddress]) -> None:
-        assert parse_addresses(url) == found
+        assert parse_servers(url) == (found, [])
+
+    @pytest.mark.parametrize(
+        ("url", "found"),
+        [
+            ("http://a", [BrokerAddress("a", 8650)]),
+            ("HTTP://a:1,b:2/", [BrokerAddress("a", 1), BrokerAddress("b", 2)]),
+            ("http://a:1/, http://[::1]", [BrokerAddress("a", 1), BrokerAddress("::1", 8650)]),
+        ],
+    )
+    def test_of_http_listeners_are_read_from_a_url(self, url: str, found: list[BrokerAddress]) -> None:
+        servers = parse_servers(url)
+        assert servers == ([], found)
+        assert parse_servers(str(servers)) == servers
 
     @pytest.mark.parametrize(
         "url",
         [
             "",
             "danube://",
-            "http://a:1",
+            "https://a:1",
+            "http://",
+            "http://a:1/path",
+            "http://a:1,danube://b:2",
             "a:0",
             "a:65536",
             "a:x",
@@ -64,7 +80,7 @@ class TestAddresses:
     )
     def test_that_make_no_sense_are_refused_by_name(self, url: str) -> None:
         with pytest.raises(Invalid, match="broker"):
-            parse_addresses(url)
+            parse_servers(url)
 
     def test_are_written_as_they_are_read(self) -> None:
         for text in ("h:1", "[::1]:2"):
@@ -320,7 +336,7 @@ def test_a_message_has_the_publish_time_of_its_row(times: list[int], ranges: lis
 
 def test_a_url_with_a_password_is_refused_without_repeating_it() -> None:
     with pytest.raises(Invalid, match="broker URL holds no user and no password") as refused:
-        parse_addresses("danube://user:secret@host:6655")
+        parse_servers("danube://user:secret@host:6655")
     assert "secret" not in str(refused.value)
 
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from http_peer import Peer, open_listener
 
 from pydanube import connect
@@ -22,12 +23,16 @@ class Api:
     def __init__(self, peer: Peer, broker_url: str) -> None:
         self._peer = peer
         self.broker_url = broker_url
+        self.tag = ""
+        """The entity tag of the last answer."""
 
-    async def __call__(self, method: str, path: str, body: Any = None, expect: int = 200) -> Any:
-        """Return the JSON of the answer, whose status must be `expect`."""
+    async def __call__(self, method: str, path: str, body: Any = None, expect: int = 200, tag: str = "") -> Any:
+        """Return the JSON of the answer, whose status must be `expect`. `tag` is sent as If-Match."""
         encoded = None if body is None else json.dumps(body).encode()
-        answer = await self._peer.request(method, path, encoded, content_type="application/json")
+        headers = {"if_match": tag} if tag else {}
+        answer = await self._peer.request(method, path, encoded, content_type="application/json", **headers)
         assert answer.status == expect, (answer.status, answer.body)
+        self.tag = answer.headers.get("etag", "")
         return answer.json() if answer.body else None
 
 
@@ -58,6 +63,62 @@ async def test_policies_are_changed_and_inherited() -> None:
         assert changed["own"]["retention_s"] is None
         assert "unknown field `tll_s`" in (await api("PATCH", f"{TOPIC}/policies", {"tll_s": 1}, 400))["detail"]
         assert "out of range" in (await api("PATCH", f"{TOPIC}/policies", {"ttl_s": -5}, 400))["detail"]
+
+
+@pytest.mark.parametrize(
+    ("read", "method", "path", "body"),
+    [
+        ("/api/v1/namespaces/default/policies", "PATCH", "/api/v1/namespaces/default/policies", {"ttl_s": 7}),
+        (f"{TOPIC}/policies", "PATCH", f"{TOPIC}/policies", {"ttl_s": 7}),
+        (TOPIC, "PUT", f"{TOPIC}/partitions", {"partitions": 3}),
+        (TOPIC, "PUT", f"{TOPIC}/schema", {"subject": "orders", "policy": "warn"}),
+        (TOPIC, "DELETE", TOPIC, None),
+        (f"{TOPIC}/subscriptions/billing", "DELETE", f"{TOPIC}/subscriptions/billing", None),
+        (
+            f"{TOPIC}/subscriptions/billing/failure-policy",
+            "PUT",
+            f"{TOPIC}/subscriptions/billing/failure-policy",
+            {"redeliveries_max": 3},
+        ),
+        (f"{TOPIC}/subscriptions/billing", "PUT", f"{TOPIC}/subscriptions/billing/unacked-max", {"unacked_max": 5}),
+        ("/api/v1/schemas/orders/compatibility", "PUT", "/api/v1/schemas/orders/compatibility", {"level": "none"}),
+        ("/api/v1/schema-compatibility", "PUT", "/api/v1/schema-compatibility", {"level": "none"}),
+    ],
+)
+async def test_an_update_is_refused_if_the_state_is_another_one(read: str, method: str, path: str, body: Any) -> None:
+    async with open_api() as api:
+        await api("PUT", TOPIC, {"partitions": 2, "ack_level": "written"}, 201)
+        await api("PUT", f"{TOPIC}/subscriptions/billing", expect=201)
+        await api("POST", "/api/v1/schemas/orders/versions", {"format": "avro", "text": AVRO}, 201)
+        await api("GET", read)
+        tag = api.tag
+        assert tag.startswith('"') and len(tag) > 2
+        refused = await api(method, path, body, 412, tag='"0123456789abcdef"')
+        assert refused["title"] == "Conflict"
+        await api(method, path, body, 412, tag=f"W/{tag}")
+        assert "If-Match" in (await api(method, path, body, 400, tag="plain"))["detail"]
+        await api("GET", read)
+        assert api.tag == tag
+        await api(method, path, body, 204 if method == "DELETE" else 200, tag=tag)
+        await api(method, path, body, 404 if method == "DELETE" else 412, tag=tag)
+
+
+async def test_of_two_updates_with_the_same_tag_one_is_carried_out() -> None:
+    async with open_listener() as there, await Peer.connect(there) as one, await Peer.connect(there) as other:
+        path = "/api/v1/namespaces/default/policies"
+        tag = (await one.request("GET", path)).headers["etag"]
+        for peer, seconds in ((one, b"1"), (other, b"2")):
+            peer.send("PATCH", path, b'{"ttl_s": ' + seconds + b"}", if_match=tag)
+        answers = [await one.answer(), await other.answer()]
+        assert sorted(answer.status for answer in answers) == [200, 412]
+        won = next(answer for answer in answers if answer.status == 200)
+        assert (await one.request("GET", path)).json() == won.json()
+
+
+async def test_a_condition_that_would_not_be_looked_at_is_refused() -> None:
+    async with open_api() as api:
+        assert "If-Match" in (await api("PUT", TOPIC, None, 400, tag='"a"'))["detail"]
+        await api("GET", TOPIC, expect=404)
 
 
 async def test_a_topic_is_created_described_grown_unloaded_and_deleted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from http_peer import Peer, open_listener
 
 PATH = "/api/v1/topics/default/orders/messages"
@@ -40,3 +41,15 @@ async def test_an_origin_that_is_not_configured_is_refused_beside_one_that_is() 
             assert answer.status == 403, origin
             assert "access-control-allow-origin" not in answer.headers
             assert answer.headers["vary"] == "origin"
+
+
+@pytest.mark.parametrize("headers", [{"Origin": CONSOLE}, {"Sec_Fetch_Site": "cross-site"}])
+async def test_a_page_of_another_origin_takes_no_messages(headers: dict[str, str]) -> None:
+    """A GET that is an image or a stream of another page would acknowledge messages that nobody sees."""
+    async with open_listener() as there, await Peer.connect(there) as peer:
+        assert (await peer.request("POST", PATH, b"x")).status == 200
+        topic = PATH.removesuffix("/messages")
+        for path in (f"{topic}/subscriptions/workers/events?start=earliest", f"{topic}/events?start=earliest"):
+            assert (await peer.request("GET", path, **headers)).status == 403
+        assert (await peer.request("GET", f"{topic}/subscriptions/workers")).status == 404, "it was not created"
+        assert (await peer.request("GET", topic, Sec_Fetch_Site="cross-site")).status == 200, "this changes nothing"

@@ -98,6 +98,18 @@ async def test_messages_come_as_events_and_are_acked_once_they_are_sent() -> Non
         await there.until(lambda: len(sessions(there)) == 0)
 
 
+async def test_head_takes_no_messages() -> None:
+    async with open_listener() as there:
+        await publish(there, "a")
+        for path in (f"{WORKERS}/events?start=earliest", f"{TOPIC}/events?start=earliest"):
+            async with await Peer.connect(there) as peer:
+                peer.send("HEAD", path, Connection="close")
+                assert (await peer.closed()).startswith(b"HTTP/1.1 405 ")
+        async with await EventPeer.connect(there) as peer:
+            await peer.begin(f"{WORKERS}/events?start=earliest")
+            assert (await peer.event()).data["payload"] == "a", "it is still there"
+
+
 async def test_a_json_payload_with_line_breaks_is_one_line_of_data() -> None:
     async with open_listener() as there, await EventPeer.connect(there) as peer:
         await publish(there, '{\n "a": "x\\ny",\r\n "b": 1}')

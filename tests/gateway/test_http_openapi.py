@@ -6,6 +6,7 @@ examples is fixed, so that a failure can be repeated.
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,3 +176,14 @@ def test_the_statuses_of_an_error_are_described() -> None:
     assert set(STATUS.values()) <= described
     for operation in OPERATIONS:
         assert all(one < 300 or one in described for one in statuses(operation))
+
+
+def test_the_documentation_lists_every_path() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
+    topic = "topics/{namespace}/{topic}"
+    for operation in OPERATIONS:
+        if operation.tag != "data":
+            path = operation.path.removeprefix("/api/v1/").replace(topic, "T")
+            path = path.replace("T/subscriptions/{subscription}", "S")
+            (line,) = [one for one in text.splitlines() if one.startswith("|") and f"`{path}`" in one]
+            assert operation.method in line.split("|")[2], line

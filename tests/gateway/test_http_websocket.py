@@ -17,7 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 import pydanube
-from pydanube.gateway.http.websocket_connection import WEBSOCKET_MESSAGE_BYTES
+from pydanube.gateway.http.websocket_connection import WEBSOCKET_MESSAGE_BYTES, WebSocketConnection
 from pydanube.runtime.clock import ManualClock
 
 TOPIC = "/api/v1/topics/default/orders"
@@ -212,6 +212,20 @@ async def test_messages_of_a_client_have_a_limit_whole_and_in_fragments() -> Non
                 peer.write(b"".join(frames))
                 await peer.closed()
             await there.until(lambda: there.server.connections == 0)
+
+
+async def test_fragments_without_end_take_no_memory() -> None:
+    async with open_listener() as there:
+        await publish(there, "a", "b")
+        async with await upgraded(there) as peer:
+            peer.write(frame(1, b'{"ack":', final=False) + frame(0, b"", final=False) * 10_000)
+            peer.write(b"".join(frame(0, b" ", final=False) for _ in range(10_000)) + frame(9, b"now"))
+            await peer._reader.readuntil(b"\x8a\x03now")
+            (connection,) = there.server._connections
+            assert isinstance(connection, WebSocketConnection)
+            assert len(connection.frames) == 1
+            peer.write(frame(0, b'["0.0.0"]}'))
+            await until_position(there, 1)
 
 
 async def test_invalid_text_and_garbage_end_their_own_connection(caplog: pytest.LogCaptureFixture) -> None:

@@ -449,6 +449,16 @@ class StoreConformance:
         assert {event.key for event in events[:3]} == {"/w/a", "/w/b", "/w/gone"}
         assert [event.revision for event in events] == [together, together, together, later]
 
+    async def test_megabytes_of_history_are_watched_in_order(self, store: MetadataStore) -> None:
+        size = 900_000
+        revisions = [await put(store, f"/w/{number}", b"x" * size) for number in range(8)]
+        together = [Put(f"/w/many/{number:03}", b"x" * 8_000) for number in range(METADATA_OPERATIONS_MAX)]
+        revisions += [(await store.transact([], together)).revision] * len(together)
+        revisions.append(await put(store, "/w/last"))
+        events = await take(store.watch("/w/", revisions[0]), len(revisions))
+        assert [event.revision for event in events] == revisions
+        assert [event.key for event in events[8:-1]] == [write.key for write in together]
+
     async def test_a_failed_transaction_is_no_event(self, store: MetadataStore) -> None:
         events = store.watch("/", await store.revision() + 1)
         await store.transact([Compare.version("/a", 5)], [Put("/a", b"")])

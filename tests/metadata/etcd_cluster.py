@@ -62,6 +62,7 @@ class EtcdMember:
         self.peer_port = peer_port
         self.peer_address = f"127.0.0.1:{peer_port}"
         """Where the other members reach this one; a proxy may stand in between."""
+        self.scheme = "http"
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -74,12 +75,8 @@ class EtcdMember:
         self.process = subprocess.Popen(
             [
                 *(self.program, "--name", self.name, "--data-dir", str(self.directory)),
-                *(
-                    "--listen-client-urls",
-                    f"http://{self.address}",
-                    "--advertise-client-urls",
-                    f"http://{self.address}",
-                ),
+                *("--listen-client-urls", f"{self.scheme}://{self.address}"),
+                *("--advertise-client-urls", f"{self.scheme}://{self.address}"),
                 *("--listen-peer-urls", f"http://127.0.0.1:{self.peer_port}"),
                 *("--initial-advertise-peer-urls", f"http://{self.peer_address}"),
                 *("--initial-cluster", cluster, "--initial-cluster-state", "new", "--log-level", "warn"),

@@ -31,6 +31,7 @@ def test_methods_name_their_path_messages_and_streams() -> None:
     assert put.request is schema.message("pydanube.storage.v1.PutRequest")
     assert put.reply is schema.messages("pydanube.storage.v1")["Info"]
     assert (listing.request_streams, listing.reply_streams) == (False, True)
+    assert schema.methods(SERVICE, path_of="theirs.Storage")["Put"].path == "/theirs.Storage/Put"
 
 
 def test_what_is_not_in_the_set_is_a_key_error() -> None:

@@ -25,7 +25,7 @@ from pydanube.spark.options import ReadOptions
 from pydanube.spark.reading import direct_reads as direct
 from pydanube.spark.reading import fetching
 from pydanube.spark.reading.planning import OffsetRange
-from pydanube.testing import broker_thread
+from pydanube.testing import _server_thread, broker_thread
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "runtime"))
 from object_servers import S3_BUCKET, s3_server, s3_settings
@@ -415,3 +415,11 @@ def test_what_was_truncated_in_the_middle_of_a_batch_is_reported_and_not_read(tm
         with pytest.raises(Refused, match=r"offsets 0\.\.150 \(150\): retention or truncation removed them"):
             numbers(wanted, chosen)
         assert numbers(wanted, replace(chosen, fail_on_data_loss=False)) == list(range(150, 300))
+
+
+def test_a_task_finds_the_broker_by_its_http_url(tmp_path: Path) -> None:
+    with _server_thread(tmp_path, {}) as server, pydanube.connect_blocking(server.url) as client:
+        client.create_topic(TOPIC)
+        publish(client, 0, 300)
+        chosen = options(server.http_url, directRead="never")
+        assert numbers(planned(client, chosen), chosen) == list(range(300))

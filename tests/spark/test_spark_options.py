@@ -15,6 +15,7 @@ TOPIC = {"topic": "/default/orders"}
 
 def test_a_topic_is_enough() -> None:
     options = ReadOptions.parse(TOPIC)
+    assert ReadOptions.parse({**TOPIC, "servers": "http://a,b:1"}).servers == "http://a:8650,b:1"
     assert (options.servers, options.topics, options.patterns) == ("danube://127.0.0.1:6655", ("/default/orders",), ())
     assert (options.columns, options.fail_on_data_loss, options.direct_read) == (COLUMNS, True, "auto")
     assert ReadOptions.parse({"path": "/default/orders"}) == options
@@ -65,7 +66,7 @@ def test_topics_subscriptions_and_offsets_have_dots_in_their_names() -> None:
             "option 'subscribepattern' is Kafka's: here it is 'topic', with a glob such as /default/orders-\\*",
         ),
         ({**TOPIC, "queryid": "x"}, "option 'queryId' is not for reading"),
-        ({**TOPIC, "servers": "http://x"}, "option servers: broker URL"),
+        ({**TOPIC, "servers": "ftp://x"}, "option servers: broker URL"),
         ({**TOPIC, "maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is '0': use a whole number"),
         ({**TOPIC, "maxOffsetsPerTrigger": "many"}, "option maxOffsetsPerTrigger is 'many'"),
         ({**TOPIC, "maxBytesPerTrigger": "1 elephant"}, "option maxBytesPerTrigger is '1 elephant'"),

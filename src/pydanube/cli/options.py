@@ -76,13 +76,13 @@ COMPRESSION: Final = click.Choice(["none", "lz4", "zstd"])
 
 def _check_url(context: click.Context, _parameter: click.Parameter, url: str | None) -> str | None:
     """Check the URL before connecting. `danube --url URL COMMAND` applies if COMMAND has no --url."""
-    from pydanube.client.connection.address import parse_addresses
+    from pydanube.client.connection.address import parse_servers
 
     if context.get_parameter_source("url") is not click.core.ParameterSource.COMMANDLINE:
         url = context.find_root().params.get("url") or url
     try:
         if url is not None:
-            parse_addresses(url)
+            parse_servers(url)
     except Invalid as error:
         raise click.BadParameter(error.message) from None
     return url
@@ -95,7 +95,7 @@ url_option = click.option(
     show_default=True,
     show_envvar=True,
     callback=_check_url,
-    help="Where the broker is.",
+    help="Where the broker is: danube://HOST:PORT, or http://HOST:PORT of its HTTP listener.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of a table.")
 config_option = click.option(

@@ -239,12 +239,12 @@ def list_pipelines(paths: tuple[Path, ...], variables: tuple[tuple[str, str], ..
 
 def _given_url(url: str | None) -> str | None:
     """Return the broker of the command line, also that of `danube --url URL pipeline ...`; None: none was given."""
-    from pydanube.client.connection.address import parse_addresses
+    from pydanube.client.connection.address import parse_servers
 
     url = url or click.get_current_context().find_root().params.get("url")
     try:
         if url is not None:
-            parse_addresses(url)
+            parse_servers(url)
     except Invalid as error:
         raise click.BadParameter(error.message, param_hint="--url") from None
     return url

@@ -20,7 +20,7 @@ from weakref import WeakSet
 from pydanube.client.admin.admin import Admin
 from pydanube.client.admin.dead_letters import DeadLetters
 from pydanube.client.admin.schemas import Schemas
-from pydanube.client.connection.address import BrokerAddress, parse_addresses
+from pydanube.client.connection.address import Servers, parse_servers
 from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.connection.routing import Brokers
 from pydanube.client.consuming.consumer import Consumer, ConsumerOptions
@@ -64,9 +64,9 @@ class Client(Admin, StagedWrites):
     def __init__(self, url: str | None = None, *, timeout: float = 30.0, clock: Clock | None = None) -> None:
         super().__init__()
         check_number("timeout", timeout, 0.001, 1e6)
-        self.url, addresses = _where(url)
+        self.url, servers = _where(url)
         self._timeout = timeout
-        self._brokers = Brokers(addresses, clock or SystemClock(), seeded(), timeout)
+        self._brokers = Brokers(servers, clock or SystemClock(), seeded(), timeout)
         self._made: WeakSet[Openable] = WeakSet()
         self._writer_schemas = WriterSchemas(self.schemas, self._brokers.clock)
 
@@ -341,13 +341,13 @@ class Client(Admin, StagedWrites):
             await self._brokers.close()
 
 
-def _where(url: str | None) -> tuple[str, list[BrokerAddress]]:
-    """Return the URL, or that of the environment if it is None, and the brokers that it lists. Raises Invalid."""
+def _where(url: str | None) -> tuple[str, Servers]:
+    """Return the URL, or that of the environment if it is None, and the servers that it lists. Raises Invalid."""
     if url is not None:
-        return url, parse_addresses(url)
+        return url, parse_servers(url)
     url = broker_url()
     try:
-        return url, parse_addresses(url)
+        return url, parse_servers(url)
     except Invalid as error:
         raise Invalid(f"the environment variable {URL_VARIABLE} is wrong: {error.message}") from None
 
@@ -355,6 +355,7 @@ def _where(url: str | None) -> tuple[str, list[BrokerAddress]]:
 def connect(url: str | None = None, *, timeout: float = 30.0) -> Client:
     """Return a client for the brokers at ``danube://host:port[,host:port...]``, to be opened with `async with`.
 
+    ``http://host:port[,host:port...]`` names HTTP listeners of brokers, which tell where the native ones are.
     Without a URL, the environment variable DANUBE_URL tells where they are, and else danube://127.0.0.1:6655 does.
     `timeout` is how many seconds a request that may succeed later is tried again before it raises Unavailable.
     """

@@ -56,7 +56,7 @@ _lock = threading.Lock()
 
 @contextmanager
 def client(servers: str, timeout: float = 30.0) -> Iterator[BlockingClient]:
-    """Lend a client for `servers` (``host:port,host:port``, with or without ``danube://``). Do not close it."""
+    """Lend a client for `servers`, as `pydanube.connect` takes them, also without a scheme. Do not close it."""
     key = ("client", servers, timeout)
     with _borrow(key, lambda: connect_blocking(servers, timeout=timeout)) as shared:
         yield shared

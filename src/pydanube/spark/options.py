@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, Literal, TypeVar, cast
 
-from pydanube.client.connection.address import parse_addresses
+from pydanube.client.connection.address import parse_servers
 from pydanube.codec.batch import Codec
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import KEY_BYTES_MAX, PARTITIONS_MAX, PRODUCER_NAME_BYTES_MAX
@@ -307,8 +307,7 @@ class _RawOptions:
         return path if topic is None else topic
 
     def servers(self) -> str:
-        addresses = self.parsed("servers", parse_addresses, parse_addresses(DEFAULT_SERVERS))
-        return "danube://" + ",".join(str(one) for one in addresses)
+        return str(self.parsed("servers", parse_servers, parse_servers(DEFAULT_SERVERS)))
 
     def number(self, name: str, low: int, high: int) -> int:
         text = self._values[name].strip()

@@ -5,5 +5,6 @@ pending_answers         what the requests of a connection wait for
 routing                 which broker owns a partition; all connections of a client
 owner_session           finds the owner, opens a handle there, and opens it again after a disconnect
 backoff                 how long to wait between attempts
+discovery               asks HTTP listeners where the native ones are
 address, foreign_peer   parse addresses; recognise a server that is not a broker
 """

@@ -1,35 +1,38 @@
 """Where brokers listen: ``danube://host:port,host:port``, or the same without the scheme.
 
-Every broker of the list can tell where the others are; several are listed in case one is down.
+Every broker of the list can tell where the others are; several are listed in case one is down. ``http://host:port``
+lists HTTP listeners instead, which tell where the native ones are (`discovery`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from pydanube.model.errors import Invalid
 
 SCHEME: Final = "danube"
 DEFAULT_PORT: Final = 6655
-_EXAMPLE: Final = "write it as danube://host:port, for example danube://127.0.0.1:6655"
+HTTP_SCHEME: Final = "http"
+DEFAULT_HTTP_PORT: Final = 8650
+_EXAMPLE: Final = "write it as danube://host:port, for example danube://127.0.0.1:6655, or http://host:8650"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class BrokerAddress:
-    """Host and port of the native listener of one broker."""
+    """Host and port of one listener of a broker, mostly of the native one."""
 
     host: str
     port: int
 
     @classmethod
-    def parse(cls, text: str) -> Self:
+    def parse(cls, text: str, default_port: int = DEFAULT_PORT) -> Self:
         """Parse ``host``, ``host:port``, ``[ipv6]`` or ``[ipv6]:port``."""
         host, port_text = _split(text)
         if not host or any(character in host for character in " /?#@,"):
             raise Invalid(f"broker address {text!r} has no usable host: {_EXAMPLE}")
         if not port_text:
-            return cls(host, DEFAULT_PORT)
+            return cls(host, default_port)
         if not (port_text.isascii() and port_text.isdecimal() and 0 < int(port_text) < 65_536):
             raise Invalid(f"broker address {text!r} has no usable port: {_EXAMPLE}")
         return cls(host, int(port_text))
@@ -38,19 +41,33 @@ class BrokerAddress:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_addresses(url: str) -> list[BrokerAddress]:
-    """Return the brokers that a URL lists, in its order and without duplicates."""
+class Servers(NamedTuple):
+    """What a URL lists, in its order and without duplicates: native listeners of brokers, or HTTP listeners."""
+
+    native: list[BrokerAddress]
+    http: list[BrokerAddress]
+
+    def __str__(self) -> str:
+        scheme, addresses = (SCHEME, self.native) if self.native else (HTTP_SCHEME, self.http)
+        return f"{scheme}://" + ",".join(str(one) for one in addresses)
+
+
+def parse_servers(url: str) -> Servers:
+    """Parse ``danube://host:port,host:port``, the same without a scheme, or ``http://host:port,host:port``."""
     if not isinstance(url, str):
         raise Invalid(f"broker URL {url!r} is not text: {_EXAMPLE}")
     scheme, separator, rest = url.strip().partition("://")
     if not separator:
         rest = scheme
-    elif scheme.lower() != SCHEME:
+    elif scheme.lower() not in (SCHEME, HTTP_SCHEME):
         raise Invalid(f"broker URL {url!r} has the scheme {scheme!r}: {_EXAMPLE}")
     if "@" in rest:  # not repeated in the message: it may hold a password
         raise Invalid(f"a broker URL holds no user and no password: {_EXAMPLE}")
-    addresses = [BrokerAddress.parse(part.strip()) for part in rest.removesuffix("/").split(",")]
-    return list(dict.fromkeys(addresses))
+    is_http = bool(separator) and scheme.lower() == HTTP_SCHEME
+    port = DEFAULT_HTTP_PORT if is_http else DEFAULT_PORT
+    parts = [part.strip().removeprefix(f"{HTTP_SCHEME}://" if is_http else "") for part in rest.split(",")]
+    addresses = list(dict.fromkeys(BrokerAddress.parse(part.removesuffix("/"), port) for part in parts))
+    return Servers([], addresses) if is_http else Servers(addresses, [])
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -1,7 +1,8 @@
 """Finds the broker that owns a partition, and keeps the connections of one client.
 
 Addresses come from three places: the list the user gave, the answers to lookups, and NotOwner errors. If the advertised
-address of an owner cannot be reached (behind a port forward, for example), the listed addresses are tried.
+address of an owner cannot be reached (behind a port forward, for example), the listed addresses are tried. A user may
+list HTTP listeners instead; the list is then what one of them says, and it is asked again when none of it is reachable.
 
 Invariants
     there is one connection per address, and one lookup per topic at a time, however many callers ask for it
@@ -26,7 +27,7 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from .address import BrokerAddress
+from .address import BrokerAddress, Servers
 from .backoff import RetryBackoff
 from .connection import HANDSHAKE_SECONDS, SILENT_INTERVALS_MAX, Connection, KeepAlive
 from .foreign_peer import ForeignPeer
@@ -67,9 +68,12 @@ def close_limit_reason(timeout: float | None) -> str:
 class Brokers:
     """The connections of one client, and its cache of partition owners."""
 
-    def __init__(self, addresses: list[BrokerAddress], clock: Clock, random: Random, timeout: float) -> None:
-        assert addresses
-        self.addresses = addresses
+    def __init__(self, servers: Servers, clock: Clock, random: Random, timeout: float) -> None:
+        assert servers.native or servers.http
+        self.addresses = servers.native
+        """The native addresses that are listed; empty until HTTP listeners are asked for them."""
+        self._http_servers = servers.http
+        self._discovery: asyncio.Task[list[BrokerAddress]] | None = None
         self.clock = clock
         self.random = random
         self.timeout = timeout
@@ -82,7 +86,7 @@ class Brokers:
         """Whether any broker has ever greeted this client."""
         self._tasks = Tasks(on_crash=lambda _task, _error: None)  # callers that await a task get its error
         # a listed broker that does not answer leaves time to try the others
-        self._handshake_seconds = min(HANDSHAKE_SECONDS, timeout / (len(addresses) + 1))
+        self._handshake_seconds = min(HANDSHAKE_SECONDS, timeout / (len(servers.native + servers.http) + 1))
         self._connections: dict[BrokerAddress, Connection] = {}
         self._connecting: dict[BrokerAddress, asyncio.Task[Connection]] = {}
         self._lookups: dict[tuple[str, bool], asyncio.Task[requests.Route]] = {}
@@ -203,16 +207,38 @@ class Brokers:
             if known is not None and known.usable:
                 return known
         failures: list[DanubeError] = []
-        now = self.clock.monotonic()
-        for address in sorted(self.addresses, key=lambda one: self._unreachable.get(one, 0.0) > now):
-            try:
-                return await self.connect_to(address)
-            except (Unavailable, Invalid) as error:
-                failures.append(error)
+        if self.addresses and (connection := await self._try_addresses(self.addresses, failures)) is not None:
+            return connection
+        if self._http_servers:
+            found = [one for one in await self._discover() if not failures or one not in self.addresses]
+            self.addresses = found or self.addresses
+            if found and (connection := await self._try_addresses(found, failures)) is not None:
+                return connection
         told = "; ".join(one.message for one in failures)
         if all(isinstance(one, Invalid) for one in failures):
             raise Invalid(told)
         raise Unavailable(f"no broker can be reached: {told}")
+
+    async def _try_addresses(self, addresses: list[BrokerAddress], failures: list[DanubeError]) -> Connection | None:
+        """Return a connection to the first broker that answers; None: none did, and `failures` has the reasons."""
+        now = self.clock.monotonic()
+        for address in sorted(addresses, key=lambda one: self._unreachable.get(one, 0.0) > now):
+            try:
+                return await self.connect_to(address)
+            except (Unavailable, Invalid) as error:
+                failures.append(error)
+        return None
+
+    async def _discover(self) -> list[BrokerAddress]:
+        """Ask the HTTP listeners for the native addresses; callers at the same time share one answer."""
+        if self._closed:
+            raise Unavailable("this client is closed")
+        if self._discovery is None or self._discovery.done():
+            from .discovery import find_brokers  # imports an HTTP client: only where it is used
+
+            asking = find_brokers(self._http_servers, self._handshake_seconds)
+            self._discovery = self._tasks.spawn(asking, "find brokers")
+        return await self._wait_shared(self._discovery)
 
     async def owner(self, topic: str, partition: int) -> Connection:
         """Return a connection to the owner of a partition, according to the cached or looked-up route.

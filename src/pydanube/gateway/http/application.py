@@ -11,6 +11,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterable
+from http import HTTPStatus
 from typing import Final
 
 from starlette.applications import Starlette
@@ -68,6 +69,7 @@ class Application:
         ]
         self._routes = Starlette(routes=routes, exception_handlers=handlers)
         self._routes.state.data = self._data
+        self._routes.state.origins = self._origins
 
     def drain(self) -> None:
         """Refuse new requests from now on; those that run are answered, and streams end."""
@@ -121,9 +123,7 @@ class Application:
         if self._draining and scope["path"] not in _ALWAYS_SERVED:
             return Unavailable("the broker is shutting down: send the request again, later or to another broker")
         is_safe = scope["type"] == "http" and scope["method"] in _SAFE_METHODS
-        if not is_safe and self._origins.is_foreign(headers):
-            return HTTPException(403, f"a page of {headers['origin']} may not change anything here")
-        return None
+        return None if is_safe else self._origins.refusal(headers)
 
     def _not_ready(self) -> list[str]:
         return [*(["the broker is shutting down"] if self._draining else []), *self._broker.write_problems()]
@@ -186,8 +186,10 @@ def _with_headers(message: Message, added: Iterable[tuple[bytes, bytes]]) -> Mes
     return {**message, "headers": [*message.get("headers", ()), *added]} if added else message
 
 
-async def _http_error(_request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.NOT_FOUND and error.detail == HTTPStatus.NOT_FOUND.phrase:
+        error = HTTPException(404, f"nothing is at {request.url.path}: /docs shows what this broker answers")
     return errors.respond(error)
 
 

@@ -10,12 +10,16 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
 METHODS: Final = "GET, HEAD, POST, PUT, PATCH, DELETE"
 EXPOSED: Final = "ETag, Location, Retry-After"
 MAX_AGE_S: Final = 600
+
+_OWN_SITES: Final = frozenset({"same-origin", "none"})
+"""Sec-Fetch-Site of a page of this listener, and of an address that the user entered."""
 
 
 class Origins:
@@ -24,10 +28,22 @@ class Origins:
     def __init__(self, allowed: tuple[str, ...]) -> None:
         self._allowed = frozenset(one.lower() for one in allowed)
 
+    def refusal(self, headers: Headers) -> HTTPException | None:
+        """Return why a request that changes something is refused, or None."""
+        if not self.is_foreign(headers):
+            return None
+        page = f"a page of {headers['origin']}" if "origin" in headers else "a page of another origin"
+        return HTTPException(403, f"{page} may not change anything here")
+
     def is_foreign(self, headers: Headers) -> bool:
-        """Return whether a browser sends the request for a page of an origin that is not allowed."""
+        """Return whether a browser sends the request for a page of an origin that is not allowed.
+
+        For an image or a link, which are GET requests, a browser sends no Origin, but Sec-Fetch-Site.
+        """
         origin = headers.get("origin")
-        if origin is None or origin.lower() in self._allowed:
+        if origin is None:
+            return headers.get("sec-fetch-site", "none").lower() not in _OWN_SITES
+        if origin.lower() in self._allowed:
             return False
         try:
             return urlsplit(origin).netloc != headers.get("host")

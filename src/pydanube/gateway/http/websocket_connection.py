@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.frames import Frame
 
 from pydanube.model.limits import KIB
 
@@ -62,6 +63,16 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         output = b"".join(self.conn.data_to_send())
         if self.writable.is_set():
             self.transport.write(output)
+
+    def handle_cont(self, event: Frame) -> None:
+        """Join a fragment to those before: kept apart, fragments of one byte or none would take memory that the limit
+        of a message does not count."""
+        first: Any = self.frames[0]
+        joined = first if isinstance(first, bytearray) else bytearray(first)
+        joined += event.data
+        self.frames = [joined]  # type: ignore[list-item]  # read like bytes
+        if event.fin:
+            self.send_receive_event_to_app()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
-from pydanube.client.connection.address import parse_addresses
+from pydanube.client.connection.address import parse_servers
 from pydanube.model.errors import Invalid
 from pydanube.model.names import TopicName
 from pydanube.spark.options import COMMON, KAFKAS, ONLY_BATCHES, READING, STORE_PREFIX, ReadOptions, WriteOptions
@@ -408,7 +408,7 @@ class _Parser:
 
 
 def _servers(text: str) -> str:
-    parse_addresses(text)
+    parse_servers(text)
     return text
 
 

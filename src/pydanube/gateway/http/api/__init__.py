@@ -4,6 +4,8 @@ operations      what an operation is: method, path, types, handler
 table           all operations
 router          finds the operation of a request, reads it, sends the answer
 json_forms      how types of the model look in JSON
+etags           versions of what is read, and of what is to be changed (If-Match)
+docstrings      descriptions from the source
 field_limits    limits of the model's fields, for the document
 openapi         the document
 routes          the routes in the HTTP application

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from pydanube.codec.native import requests as wire
-from pydanube.model.errors import NotFound
+from pydanube.gateway.http.health import Health
+from pydanube.model.errors import NotFound, Unavailable
 from pydanube.model.topics import BrokerDescription
 
 from .operations import BASE, ApiCall, Operation
@@ -26,6 +27,12 @@ async def _describe(call: ApiCall) -> BrokerDescription:
     if call.path["broker"] != about.node:
         raise NotFound(f"broker {call.path['broker']} does not exist: there is {about.node}")
     return about
+
+
+async def _health(call: ApiCall) -> Health:
+    if reasons := call.broker.write_problems():
+        raise Unavailable(f"the broker accepts no writes: {'; '.join(reasons)}")
+    return Health("ready")
 
 
 _EXAMPLE = BrokerDescription("0.1.0", "broker-1", "6f1c", "ok", 12, 1_790_000_000_000_000)
@@ -52,5 +59,17 @@ OPERATIONS = (
         reply=BrokerDescription,
         reply_example=_EXAMPLE,
         native=(wire.DescribeBroker,),
+    ),
+    Operation(
+        method="GET",
+        path=f"{BASE}/health",
+        name="getHealth",
+        summary="Get whether this broker accepts writes",
+        description="While the broker cannot store what it is sent, the answer is 503 and says why. `/healthz` and "
+        "`/readyz` are for supervisors and load balancers.",
+        tag="brokers",
+        handler=_health,
+        reply=Health,
+        reply_example=Health("ready"),
     ),
 )

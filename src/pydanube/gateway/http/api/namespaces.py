@@ -8,8 +8,9 @@ from pydanube.codec.native import requests as wire
 from pydanube.model.paging import NamePage, PageQuery
 from pydanube.model.policies import DEFAULTS, Policies
 
+from .etags import expected_version
 from .operations import BASE, Answer, ApiCall, Operation
-from .policies import PATCH_TEXT, changes_of
+from .policies import PATCH_TEXT, changes_of, report
 
 _PATH: Final = f"{BASE}/namespaces/{{namespace}}"
 _REPORT: Final = wire.PolicyReport(Policies(retention_s=86_400), DEFAULTS)
@@ -26,16 +27,16 @@ async def _create(call: ApiCall) -> Answer:
 
 
 async def _delete(call: ApiCall) -> None:
-    await call.broker.delete_namespace(call.principal, call.path["namespace"])
+    await call.broker.delete_namespace(call.principal, call.path["namespace"], expected_version(call))
 
 
-async def _policies(call: ApiCall) -> wire.PolicyReport:
-    return wire.PolicyReport(*await call.broker.policies.get(call.principal, call.path["namespace"]))
+async def _policies(call: ApiCall) -> Answer:
+    return report(await call.broker.policies.get(call.principal, call.path["namespace"]))
 
 
-async def _set_policies(call: ApiCall) -> wire.PolicyReport:
-    found = await call.broker.policies.set(call.principal, call.path["namespace"], changes_of(call))
-    return wire.PolicyReport(*found)
+async def _set_policies(call: ApiCall) -> Answer:
+    target, expected = call.path["namespace"], expected_version(call)
+    return report(await call.broker.policies.set(call.principal, target, changes_of(call), expected))
 
 
 OPERATIONS: Final = (
@@ -71,6 +72,7 @@ OPERATIONS: Final = (
         description="Refused while topics are in it.",
         tag="namespaces",
         handler=_delete,
+        takes_if_match=True,
         native=(wire.DeleteNamespace,),
     ),
     Operation(
@@ -82,6 +84,7 @@ OPERATIONS: Final = (
         handler=_policies,
         reply=wire.PolicyReport,
         reply_example=_REPORT,
+        has_etag=True,
         native=(wire.GetPolicies,),
     ),
     Operation(
@@ -96,6 +99,8 @@ OPERATIONS: Final = (
         body_example={"retention_s": 86_400, "ttl_s": None},
         reply=wire.PolicyReport,
         reply_example=_REPORT,
+        has_etag=True,
+        takes_if_match=True,
         native=(wire.SetPolicies,),
     ),
 )

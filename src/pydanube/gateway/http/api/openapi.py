@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import re
-import textwrap
-from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +10,7 @@ from pydanube.gateway.http.errors import PROBLEM, Problem
 from pydanube.version import __version__
 
 from . import json_forms
+from .docstrings import docstrings_of
 from .field_limits import limits_of
 from .operations import JSON, PATH_PARAMETERS, NoQuery, Operation, Schema
 
@@ -250,7 +246,7 @@ def _schema_of_object(kind: Any) -> Schema:
 
 def _complete(schema: Schema, kind: Any) -> None:
     """Add what msgspec does not see in the type: its docstring, those of its fields, and its defaults."""
-    whole, by_field = _docstrings(kind)
+    whole, by_field = docstrings_of(kind)
     if whole:
         schema["description"] = whole
     for one in json_forms.fields_of(kind):
@@ -286,29 +282,3 @@ def _add_limits(field: Schema, limits: Schema) -> None:
     """Add the limits of the model to the schema of a field, which may be null as well."""
     target = next((one for one in field.get("anyOf", ()) if one != {"type": "null"}), field)
     target.update(limits)
-
-
-@cache
-def _docstrings(kind: type) -> tuple[str, dict[str, str]]:
-    """Return the docstring of a class, and those that stand below its fields; none where there is no source."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    except (OSError, TypeError, SyntaxError):
-        return "", {}
-    assert isinstance(tree, ast.ClassDef)
-    by_field = dict(_docstrings(kind.__base__)[1]) if kind.__base__ not in (None, object, msgspec.Struct) else {}
-    last = ""
-    for statement in tree.body:
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            last = statement.target.id
-        elif last and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-            by_field[last] = _in_json(str(statement.value.value))
-            last = ""
-        else:
-            last = ""
-    return _in_json(ast.get_docstring(tree) or ""), by_field
-
-
-def _in_json(docstring: str) -> str:
-    """Return a docstring in the words of JSON."""
-    return re.sub(r"\bNone\b", "null", inspect.cleandoc(docstring))

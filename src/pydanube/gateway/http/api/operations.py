@@ -115,6 +115,9 @@ class Operation:
     """Whether the answer has an entity tag."""
     takes_if_match: bool = False
     """Whether the operation can be made conditional by If-Match."""
+    takes_messages: bool = False
+    """Whether it is a GET that delivers messages, which may acknowledge them or create a subscription. It has no HEAD,
+    and a page of another origin may not send it."""
     native: tuple[type[Any], ...] = ()
     """The requests of the native protocol that the operation offers."""
 

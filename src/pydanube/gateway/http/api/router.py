@@ -58,7 +58,7 @@ class Router:
             raise HTTPException(404, f"there is nothing at {path[:_SHOWN_CHARACTERS_MAX]}: see /openapi.json")
         method = "GET" if request.method == "HEAD" else request.method
         endpoint = node.endpoints.get(method)
-        if endpoint is None:
+        if endpoint is None or (request.method == "HEAD" and endpoint.operation.takes_messages):
             allowed = ", ".join(sorted(node.endpoints))
             raise HTTPException(405, f"{request.method} is not possible here: use {allowed}", {"allow": allowed})
         return endpoint, values
@@ -99,6 +99,8 @@ class _Endpoint:
 
     async def answer(self, broker: Broker, request: Request, segments: list[str]) -> Response:
         operation = self.operation
+        if operation.takes_messages and (refusal := request.app.state.origins.refusal(request.headers)) is not None:
+            raise refusal
         path = {name: parse_segment(name, one) for name, one in zip(self._parameters, segments, strict=True)}
         query = self._read_query(request)
         self._check_if_match(request)

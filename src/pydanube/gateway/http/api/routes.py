@@ -13,7 +13,8 @@ from typing import Final
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Receive, Scope, Send
 
 from pydanube.broker import Broker
 
@@ -38,8 +39,24 @@ def routes(broker: Broker) -> list[BaseRoute]:
         Route("/docs", _page),
         Route("/docs.js", _script),
         *WEBSOCKET_ROUTES,
-        *(Route(f"{base}/{{rest:path}}", router) for base in sorted(bases)),
+        *(_Below(f"{base}/", router) for base in sorted(bases)),
     ]
+
+
+class _Below(BaseRoute):
+    """Everything below a path. The paths of Starlette's routes match no line breaks, which the router refuses by
+    name."""
+
+    def __init__(self, base: str, router: Router) -> None:
+        self._base = base
+        self._router = router
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        is_below = scope["type"] == "http" and scope["path"].startswith(self._base)
+        return (Match.FULL if is_below else Match.NONE), {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._router(scope, receive, send)
 
 
 @cache

@@ -23,6 +23,7 @@ from pydanube.model.schemas import (
     SubjectDescription,
 )
 
+from .etags import expected_version, tagged
 from .operations import BASE, Answer, ApiCall, Operation
 from .topics import TOPIC_PATH
 
@@ -161,41 +162,42 @@ async def _by_schema_id(call: ApiCall) -> SchemaVersion:
 # -- compatibility -----------------------------------------------------------------------------------------------------
 
 
-def _setting(own: Compatibility | None, effective: Compatibility) -> CompatibilitySetting:
-    return CompatibilitySetting(effective, own)
-
-
-async def _compatibility(call: ApiCall) -> CompatibilitySetting:
-    return _setting(*await call.broker.schemas.compatibility(call.principal, call.path.get("subject")))
-
-
-async def _set_compatibility(call: ApiCall) -> CompatibilitySetting:
+async def _compatibility(call: ApiCall) -> Answer:
     schemas, subject = call.broker.schemas, call.path.get("subject")
-    return _setting(*await schemas.set_compatibility(call.principal, subject, call.body.level))
+    own, effective = await schemas.compatibility(call.principal, subject)
+    version = await schemas.compatibility_version(call.principal, subject)
+    return tagged(CompatibilitySetting(effective, own), version)
 
 
-async def _unset_compatibility(call: ApiCall) -> CompatibilitySetting:
-    schemas, subject = call.broker.schemas, call.path.get("subject")
-    return _setting(*await schemas.set_compatibility(call.principal, subject, None))
+async def _set_compatibility(call: ApiCall) -> Answer:
+    subject, expected = call.path.get("subject"), expected_version(call)
+    await call.broker.schemas.set_compatibility(call.principal, subject, call.body.level, expected)
+    return await _compatibility(call)
+
+
+async def _unset_compatibility(call: ApiCall) -> Answer:
+    subject, expected = call.path.get("subject"), expected_version(call)
+    await call.broker.schemas.set_compatibility(call.principal, subject, None, expected)
+    return await _compatibility(call)
 
 
 # -- topics ------------------------------------------------------------------------------------------------------------
 
 
-async def _binding(call: ApiCall) -> Binding:
+async def _binding(call: ApiCall) -> Answer:
     found = await call.broker.schemas.binding(call.principal, call.topic)
     if found is None:
         raise NotFound(f"topic {call.topic} is not bound to a subject")
-    return found
+    return tagged(found, (await call.broker.policies.get(call.principal, call.topic)).version)
 
 
-async def _bind(call: ApiCall) -> Binding:
-    await call.broker.schemas.bind(call.principal, call.topic, call.body)
+async def _bind(call: ApiCall) -> Answer:
+    await call.broker.schemas.bind(call.principal, call.topic, call.body, expected_version(call))
     return await _binding(call)
 
 
 async def _unbind(call: ApiCall) -> None:
-    await call.broker.schemas.unbind(call.principal, call.topic)
+    await call.broker.schemas.unbind(call.principal, call.topic, expected_version(call))
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -384,6 +386,7 @@ OPERATIONS: Final = (
                 handler=_compatibility,
                 reply=CompatibilitySetting,
                 reply_example=_LEVEL,
+                has_etag=True,
                 native=(wire.GetCompatibility,),
             ),
             Operation(
@@ -397,6 +400,8 @@ OPERATIONS: Final = (
                 body_example=CompatibilityRequest(Compatibility.FULL),
                 reply=CompatibilitySetting,
                 reply_example=CompatibilitySetting(Compatibility.FULL, Compatibility.FULL),
+                has_etag=True,
+                takes_if_match=True,
                 native=(wire.SetCompatibility,),
             ),
             Operation(
@@ -408,6 +413,8 @@ OPERATIONS: Final = (
                 handler=_unset_compatibility,
                 reply=CompatibilitySetting,
                 reply_example=_LEVEL,
+                has_etag=True,
+                takes_if_match=True,
                 native=(wire.SetCompatibility,),
             ),
         )
@@ -421,6 +428,7 @@ OPERATIONS: Final = (
         handler=_binding,
         reply=Binding,
         reply_example=Binding("orders-value"),
+        has_etag=True,
         native=(wire.GetBinding,),
     ),
     Operation(
@@ -434,6 +442,8 @@ OPERATIONS: Final = (
         body_example=Binding("orders-value"),
         reply=Binding,
         reply_example=Binding("orders-value"),
+        has_etag=True,
+        takes_if_match=True,
         native=(wire.BindTopic,),
     ),
     Operation(
@@ -443,6 +453,7 @@ OPERATIONS: Final = (
         summary="Let a topic carry anything again",
         tag=_TAG,
         handler=_unbind,
+        takes_if_match=True,
         native=(wire.UnbindTopic,),
     ),
 )

@@ -17,6 +17,7 @@ from pydanube.model.positions import EARLIEST, LATEST, Position
 from pydanube.model.statistics import ConsumerStatistics, SubscriptionStatistics
 from pydanube.model.topics import SubscriptionDescription, SubscriptionPartition, SubscriptionType
 
+from .etags import expected_version, tagged
 from .operations import BASE, Answer, ApiCall, Operation
 from .paging import Limit, Offset, PartitionIndex
 from .stored_messages import EXAMPLE, ShownMessage, show
@@ -167,15 +168,18 @@ async def _create(call: ApiCall) -> Answer:
         call.principal, call.topic, call.subscription, asked.type, asked.start, asked.failure_policy, positions
     )
     location = f"{BASE}/topics{call.topic}/subscriptions/{call.subscription}"
-    return Answer(await _describe(call), headers={"location": location})
+    described = await _describe(call)
+    return described._replace(headers={**described.headers, "location": location})
 
 
-async def _describe(call: ApiCall) -> SubscriptionDescription:
-    return await call.broker.subscriptions.describe(call.principal, call.topic, call.subscription)
+async def _describe(call: ApiCall) -> Answer:
+    found = await call.broker.subscriptions.describe(call.principal, call.topic, call.subscription)
+    return tagged(found, found.version)
 
 
 async def _delete(call: ApiCall) -> None:
-    await call.broker.subscriptions.delete(call.principal, call.topic, call.subscription)
+    expected = expected_version(call)
+    await call.broker.subscriptions.delete(call.principal, call.topic, call.subscription, expected)
 
 
 async def _statistics(call: ApiCall) -> SubscriptionReport:
@@ -245,19 +249,22 @@ async def _peek(call: ApiCall) -> PeekedMessages:
     return PeekedMessages([PeekedMessage(show(one.message, asked.payload), one.pending) for one in found])
 
 
-async def _failure_policy(call: ApiCall) -> FailurePolicy:
-    return (await _describe(call)).failure_policy
+async def _failure_policy(call: ApiCall) -> Answer:
+    found = await call.broker.subscriptions.describe(call.principal, call.topic, call.subscription)
+    return tagged(found.failure_policy, found.version)
 
 
-async def _set_failure_policy(call: ApiCall) -> FailurePolicy:
-    await call.broker.subscriptions.set_failure_policy(call.principal, call.topic, call.subscription, call.body)
+async def _set_failure_policy(call: ApiCall) -> Answer:
+    subscriptions, expected = call.broker.subscriptions, expected_version(call)
+    await subscriptions.set_failure_policy(call.principal, call.topic, call.subscription, call.body, expected)
     return await _failure_policy(call)
 
 
-async def _set_unacked_max(call: ApiCall) -> UnackedMax:
-    subscriptions, limit = call.broker.subscriptions, call.body.unacked_max
-    await subscriptions.set_unacked_max(call.principal, call.topic, call.subscription, limit)
-    return UnackedMax(await subscriptions.unacked_max(call.principal, call.topic, call.subscription))
+async def _set_unacked_max(call: ApiCall) -> Answer:
+    subscriptions, limit, expected = call.broker.subscriptions, call.body.unacked_max, expected_version(call)
+    await subscriptions.set_unacked_max(call.principal, call.topic, call.subscription, limit, expected)
+    found = await subscriptions.unacked_max(call.principal, call.topic, call.subscription)
+    return tagged(UnackedMax(found), await subscriptions.version(call.principal, call.topic, call.subscription))
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -297,6 +304,7 @@ OPERATIONS: Final = (
         reply=SubscriptionDescription,
         reply_example=_DESCRIBED,
         status=201,
+        has_etag=True,
         native=(wire.CreateSubscription,),
     ),
     Operation(
@@ -308,6 +316,7 @@ OPERATIONS: Final = (
         handler=_describe,
         reply=SubscriptionDescription,
         reply_example=_DESCRIBED,
+        has_etag=True,
         native=(wire.DescribeSubscription,),
     ),
     Operation(
@@ -317,6 +326,7 @@ OPERATIONS: Final = (
         summary="Delete a subscription",
         tag=_TAG,
         handler=_delete,
+        takes_if_match=True,
         native=(wire.DeleteSubscription,),
     ),
     Operation(
@@ -431,6 +441,7 @@ OPERATIONS: Final = (
         handler=_failure_policy,
         reply=FailurePolicy,
         reply_example=_POLICY,
+        has_etag=True,
         native=(wire.DescribeSubscription,),
     ),
     Operation(
@@ -445,6 +456,8 @@ OPERATIONS: Final = (
         body_example=_POLICY,
         reply=FailurePolicy,
         reply_example=_POLICY,
+        has_etag=True,
+        takes_if_match=True,
         native=(wire.SetFailurePolicy,),
     ),
     Operation(
@@ -458,6 +471,8 @@ OPERATIONS: Final = (
         body_example=UnackedMax(1_000),
         reply=UnackedMax,
         reply_example=UnackedMax(1_000),
+        has_etag=True,
+        takes_if_match=True,
         native=(wire.SetUnackedMax,),
     ),
 )

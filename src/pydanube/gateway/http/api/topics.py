@@ -18,9 +18,10 @@ from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.statistics import PartitionStatistics, TopicStatistics, TopicSummary
 from pydanube.model.topics import PartitionDescription, TopicConfig, TopicDescription
 
+from .etags import expected_version, tagged
 from .operations import BASE, Answer, ApiCall, Operation
 from .paging import Offset, PartitionIndex
-from .policies import PATCH_TEXT, changes_of
+from .policies import PATCH_TEXT, changes_of, report
 
 TOPIC_PATH: Final = f"{BASE}/topics/{{namespace}}/{{topic}}"
 _PAGE_BYTES_MAX: Final = MIB
@@ -72,18 +73,18 @@ async def _create(call: ApiCall) -> Answer:
     return Answer(await _brief(call), headers={"location": f"{BASE}/topics{call.topic}"})
 
 
-async def _describe(call: ApiCall) -> TopicDescription:
+async def _describe(call: ApiCall) -> Answer:
     found = await call.broker.describe_topic(call.principal, call.topic)
     partitions = [replace(one, gaps=one.gaps.largest(_GAPS_SHOWN_MAX)) for one in found.partitions]
-    return replace(found, partitions=partitions)
+    return tagged(replace(found, partitions=partitions), found.version)
 
 
 async def _delete(call: ApiCall) -> None:
-    await call.broker.delete_topic(call.principal, call.topic)
+    await call.broker.delete_topic(call.principal, call.topic, expected_version(call))
 
 
 async def _grow(call: ApiCall) -> wire.Route:
-    await call.broker.grow_topic(call.principal, call.topic, call.body.partitions)
+    await call.broker.grow_topic(call.principal, call.topic, call.body.partitions, expected_version(call))
     return await _brief(call)
 
 
@@ -101,12 +102,13 @@ async def _statistics(call: ApiCall) -> TopicStatistics:
     return await call.broker.statistics.topic(call.principal, call.topic)
 
 
-async def _policies(call: ApiCall) -> wire.PolicyReport:
-    return wire.PolicyReport(*await call.broker.policies.get(call.principal, call.topic))
+async def _policies(call: ApiCall) -> Answer:
+    return report(await call.broker.policies.get(call.principal, call.topic))
 
 
-async def _set_policies(call: ApiCall) -> wire.PolicyReport:
-    return wire.PolicyReport(*await call.broker.policies.set(call.principal, call.topic, changes_of(call)))
+async def _set_policies(call: ApiCall) -> Answer:
+    expected = expected_version(call)
+    return report(await call.broker.policies.set(call.principal, call.topic, changes_of(call), expected))
 
 
 async def _brief(call: ApiCall) -> wire.Route:
@@ -180,6 +182,7 @@ OPERATIONS: Final = (
         handler=_describe,
         reply=TopicDescription,
         reply_example=_TOPIC,
+        has_etag=True,
         native=(wire.DescribeTopic,),
     ),
     Operation(
@@ -189,6 +192,7 @@ OPERATIONS: Final = (
         summary="Delete a topic and everything in it",
         tag="topics",
         handler=_delete,
+        takes_if_match=True,
         native=(wire.DeleteTopic,),
     ),
     Operation(
@@ -214,6 +218,7 @@ OPERATIONS: Final = (
         body_example=PartitionCount(6),
         reply=wire.Route,
         reply_example=_ROUTE,
+        takes_if_match=True,
         native=(wire.GrowTopic,),
     ),
     Operation(
@@ -261,6 +266,7 @@ OPERATIONS: Final = (
         handler=_policies,
         reply=wire.PolicyReport,
         reply_example=_REPORT,
+        has_etag=True,
         native=(wire.GetPolicies,),
     ),
     Operation(
@@ -275,6 +281,8 @@ OPERATIONS: Final = (
         body_example={"retention_s": 86_400, "ttl_s": None},
         reply=wire.PolicyReport,
         reply_example=_REPORT,
+        has_etag=True,
+        takes_if_match=True,
         native=(wire.SetPolicies,),
     ),
     Operation(

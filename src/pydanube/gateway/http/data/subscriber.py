@@ -204,16 +204,19 @@ class Subscriber:
 
     def ack(self, ids: Iterable[str]) -> None:
         """Acknowledge messages. Those that were delivered before a seek, or acknowledged before, are no error."""
-        for (partition, generation), ranges in self._ranges(ids).items():
-            self._partitions[partition].consumer.ack(ranges, False, None, generation)
+        self.settle(ids, (), None, "")
 
-    def nack(self, ids: Iterable[str], delay_ms: int | None, reason: str) -> None:
-        """Report that messages could not be processed: they are delivered again, as the failure policy says."""
-        for (partition, generation), ranges in self._ranges(ids).items():
+    def settle(self, acked: Iterable[str], failed: Iterable[str], delay_ms: int | None, reason: str) -> None:
+        """Acknowledge messages, and report others that could not be processed: those are delivered again, as the
+        failure policy says. Raises Invalid, before anything is done."""
+        acks, nacks = self._ranges(acked), self._ranges(failed)
+        for (partition, generation), ranges in acks.items():
+            self._partitions[partition].consumer.ack(ranges, False, None, generation)
+        for (partition, generation), ranges in nacks.items():
             self._partitions[partition].consumer.nack(ranges, delay_ms, reason, generation=generation)
 
     def _ranges(self, ids: Iterable[str]) -> dict[tuple[int, int], list[tuple[int, int]]]:
-        """Return the offsets by partition and seek generation. Raises Invalid, before anything is done."""
+        """Return the offsets by partition and seek generation. Raises Invalid."""
         offsets: dict[tuple[int, int], set[int]] = {}
         for text in ids:
             partition, offset, generation = _parse_id(text)
