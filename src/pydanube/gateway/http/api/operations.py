@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import unquote
 
@@ -215,6 +216,7 @@ PATH_PARAMETERS: Final[dict[str, PathParameter]] = {
 }
 
 
+@lru_cache(maxsize=4_096)  # the same topics again and again
 def parse_segment(name: str, segment: str) -> Any:
     """Return the value of a parameter from its segment of the path as it was sent. Raises Invalid."""
     try:

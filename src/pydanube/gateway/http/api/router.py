@@ -93,6 +93,8 @@ class _Endpoint:
         path = operation.path.split("/")
         self._parameters = [one[1:-1] for one in path if one.startswith("{")]
         self._query = None if operation.query is NoQuery else json_forms.form_of(operation.query)
+        self._no_query: Any = None
+        """What a request without a query has; handlers do not change it."""
         self._query_names = [one.name for one in json_forms.fields_of(operation.query)]
         self._body = None if operation.body is None else json_forms.form_of(operation.body)
         self._decoder = None if self._body is None else msgspec.json.Decoder(self._body.type)
@@ -118,6 +120,14 @@ class _Endpoint:
         return Response(msgspec.json.encode(json_forms.dump(answer.value)), status, headers, JSON)
 
     def _read_query(self, request: Request) -> Any:
+        if self._no_query is not None and not request.scope["query_string"]:
+            return self._no_query
+        query = self._parse_query(request)
+        if not request.scope["query_string"]:
+            self._no_query = query
+        return query
+
+    def _parse_query(self, request: Request) -> Any:
         given: dict[str, str] = {}
         for name, value in request.query_params.multi_items():
             if name not in self._query_names:

@@ -154,7 +154,7 @@ class Publisher:
         batch = encode(
             messages.payloads,
             publish_times=messages.publish_times,
-            keys=messages.keys,
+            keys=None if messages.keys.count(None) == len(messages.keys) else messages.keys,
             attributes=messages.attributes,
             deliver_at=messages.deliver_at,
             producer_name=shared.name,
