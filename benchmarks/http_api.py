@@ -1,11 +1,11 @@
 """How much of a Starlette server's speed publishing over HTTP keeps: 100-message JSON batches on one connection.
 
-    .venv/bin/python benchmarks/http_api.py [--rounds 7] [--seconds 2]
+    .venv/bin/python benchmarks/http_api.py [--rounds 200] [--keys]
 
 A client with one keep-alive connection sends the same batches in turn to two servers, each in a process of its own: one
 of Starlette on uvicorn that reads the body into the same structs and does nothing with it, and a broker that publishes
-it and answers the offsets. Rounds are interleaved; the median of the ratios of each round is what counts, absolute
-numbers depend on the machine. Topics of each ack level are measured: a client that waits for every answer waits for the
+it and answers the offsets. Rounds are short and interleaved, so that other load on the machine meets both; the median of
+the ratios of the rounds is what counts, absolute numbers depend on the machine. Topics of each ack level are measured: a client that waits for every answer waits for the
 disk too where the topic is durable, so that the ratio of that one says more about the disk than about HTTP. The
 processor time of the broker per batch does not depend on that.
 """
@@ -79,14 +79,12 @@ class Client:
         while left > 0:
             left -= len(self._socket.recv(65536))
 
-    def rate(self, seconds: float) -> tuple[float, int]:
-        """Return batches per second, and how many were sent."""
+    def rate(self, count: int) -> float:
+        """Return batches per second."""
         began = time.perf_counter()
-        count = 0
-        while (took := time.perf_counter() - began) < seconds:
+        for _ in range(count):
             self.send()
-            count += 1
-        return count / took, count
+        return count / (time.perf_counter() - began)
 
 
 def start(command: list[str]) -> tuple[subprocess.Popen[str], int]:
@@ -114,8 +112,8 @@ def create_topics(url: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--requests", type=int, default=20, help="of each round")
     parser.add_argument("--keys", action="store_true", help="every message has a key of its own")
     parser.add_argument("--serve-nothing", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -148,25 +146,27 @@ def measure(options: argparse.Namespace, broker: tuple[int, int], nothing: tuple
     baseline = Client(nothing[1], "/x", body)
     clients = {level: Client(broker[1], f"/api/v1/topics/default/{level}/messages", body) for level in LEVELS}
     for client in (baseline, *clients.values()):
-        client.rate(0.5)
+        client.rate(200)
     rates: dict[str, list[tuple[float, float]]] = {level: [] for level in LEVELS}
-    used: dict[str, list[float]] = {"nothing": [], **{level: [] for level in LEVELS}}
+    used: dict[str, float] = dict.fromkeys(["nothing", *LEVELS], 0.0)
 
     def run(name: str, pid: int, client: Client) -> float:
-        before = processor_s(pid)
-        rate, count = client.rate(options.seconds)
-        used[name].append((processor_s(pid) - before) / count)
+        used[name] -= processor_s(pid)
+        rate = client.rate(options.requests)
+        used[name] += processor_s(pid)
         return rate
 
-    for _ in range(options.rounds):
-        for level, client in clients.items():
+    for level, client in clients.items():
+        for _ in range(options.rounds):
             rates[level].append((run("nothing", nothing[0], baseline), run(level, broker[0], client)))
     for level, pairs in rates.items():
         ratio = statistics.median(ours / base for base, ours in pairs)
         ours = statistics.median(ours for _, ours in pairs)
         base = statistics.median(base for base, _ in pairs)
         print(f"{level}: {ours:.0f} batches/s, Starlette that only parses {base:.0f}, ratio {ratio:.2f}")
-    times = {name: f"{1e6 * statistics.median(some):.0f} us" for name, some in used.items()}
+    requests = options.rounds * options.requests
+    used["nothing"] /= len(LEVELS)
+    times = {name: f"{1e6 * seconds / requests:.0f} us" for name, seconds in used.items()}
     print(f"processor time of the server per batch of {MESSAGES}: {times}")
 
 

@@ -30,6 +30,7 @@ HOSTS = {
     "json-schema.org",
     "www.w3.org",
     "etcd.io",
+    "www.standardwebhooks.com",
     "127.0.0.1",
     "localhost",
 }

@@ -160,12 +160,12 @@ async def test_an_upgrade_is_refused_like_any_request() -> None:
 
 
 async def test_a_page_of_another_origin_gets_no_websocket() -> None:
-    async with open_listener(cors_origins=("https://console.example.org",)) as there:
+    async with open_listener(cors_origins=("https://example.com",)) as there:
         await publish(there, "a")
         with pytest.raises(InvalidStatus) as refused:
-            await open_websocket(there, origin="https://evil.example.org")
+            await open_websocket(there, origin="https://evil")
         assert refused.value.response.status_code == 403
-        async with open_websocket(there, origin="https://console.example.org") as websocket:
+        async with open_websocket(there, origin="https://example.com") as websocket:
             assert "consumer" in await receive(websocket)
         async with open_websocket(there, origin=there.url) as websocket:
             assert "consumer" in await receive(websocket)

@@ -23,7 +23,7 @@ _OWN_SITES: Final = frozenset({"same-origin", "none"})
 
 
 class Origins:
-    """The origins that are allowed, such as https://console.example.org."""
+    """The origins that are allowed, such as https://example.com."""
 
     def __init__(self, allowed: tuple[str, ...]) -> None:
         self._allowed = frozenset(one.lower() for one in allowed)
