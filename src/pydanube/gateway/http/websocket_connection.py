@@ -43,7 +43,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         http: HttpConnection,
         owner: ConnectionOwner,
     ) -> None:
-        super().__init__(config, server_state, app_state, asyncio.get_running_loop())
+        super().__init__(config, server_state, {**app_state, "connection": self}, asyncio.get_running_loop())
         self.logger = http.logger
         self._http = http
         self._owner = owner
@@ -57,6 +57,20 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._owner.forget(self)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """How much of what was sent the operating system has not taken yet."""
+        return self.transport.get_write_buffer_size()
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the client has read enough of what was sent for more to be sent."""
+        return self.writable.is_set()
+
+    async def until_writable(self) -> None:
+        """Wait until the client has read enough, or is gone."""
+        await self.writable.wait()
 
     def handle_ping(self) -> None:
         """Answer a ping, unless the client does not read: pongs that nobody reads would take memory without limit."""

@@ -162,6 +162,8 @@ class WebSocketConsumer:
                     self._permits -= 1
                 if message.size_bytes > PIECE_BYTES:
                     await self._send_frame(encoded)
+                    encoded.clear()
+                    await self._websocket.state.connection.until_writable()
                     return
         if encoded:
             await self._send_frame(encoded)
