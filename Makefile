@@ -103,7 +103,7 @@ ETCDS = $(shell printf '%s\n' "$$(PATH="$$PATH:/usr/sbin" command -v etcd)" $(wi
 test-cluster: setup ## metadata on real etcd servers: conformance with one member and three, and faults
 	@cd tests/metadata && DANUBE_ETCD="$(ETCDS)" ../../$(BIN)/python -c 'import etcd_cluster, sys; \
 	  sys.exit(etcd_cluster.missing_etcd() or 0)'
-	DANUBE_ETCD="$(ETCDS)" $(PYTEST) -m "etcd and not soak" tests
+	DANUBE_ETCD="$(ETCDS)" $(PYTEST) -m "etcd and not soak" tests/metadata
 
 etcd: setup ## build a newer etcd with Go for test-cluster, where Go is present
 	@command -v go >/dev/null || { echo "etcd $(ETCD_VERSION) needs Go 1.24 or later" >&2; exit 1; }
