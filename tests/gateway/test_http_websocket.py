@@ -297,10 +297,16 @@ async def test_a_refused_upgrade_logs_no_error(capsys: pytest.CaptureFixture[str
     assert "request_failed" not in "".join(capsys.readouterr())
 
 
-async def test_closing_the_listener_logs_no_error(capsys: pytest.CaptureFixture[str]) -> None:
-    async with open_listener() as there:
+@pytest.mark.parametrize("turns", range(6))
+async def test_closing_the_listener_logs_no_error(turns: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether the connections or their consumers end first: `turns` of the loop are between the two."""
+    async with open_listener(drain_s=60.0) as there:
         await publish(there, "a")
         peers = [await upgraded(there, "type=shared") for _ in range(3)]
+        await there.until(lambda: all(one.handshake_complete for one in there.server._connections))  # type: ignore[union-attr]
+        there.server.drain()
+        for _ in range(turns):
+            await asyncio.sleep(0)
     for peer in peers:
         await peer.closed()
         await peer.__aexit__()
