@@ -289,6 +289,30 @@ async def test_shutdown_closes_websockets_as_going_away() -> None:
         assert refused.value.response.status_code == 503
 
 
+async def test_a_refused_upgrade_logs_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    async with open_listener() as there:
+        for path in (WORKERS, "/api/v1/websocket", "/api/v1/topics/default/%00/subscriptions/x/websocket"):
+            with pytest.raises(InvalidStatus):
+                await open_websocket(there, path=path)
+    assert "request_failed" not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_closing_the_listener_logs_no_error(turns: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether the connections or their consumers end first: `turns` of the loop are between the two."""
+    async with open_listener(drain_s=60.0) as there:
+        await publish(there, "a")
+        peers = [await upgraded(there, "type=shared") for _ in range(3)]
+        await there.until(lambda: all(one.handshake_complete for one in there.server._connections))  # type: ignore[union-attr]
+        there.server.drain()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    for peer in peers:
+        await peer.closed()
+        await peer.__aexit__()
+    assert "request_failed" not in "".join(capsys.readouterr())
+
+
 async def test_a_deleted_subscription_is_reported() -> None:
     async with open_listener() as there, pydanube.connect(there.broker_url) as client:
         await publish(there, "a")

@@ -25,7 +25,7 @@ def place_in(cluster: EtcdCluster, prefix: str, **changes: object) -> EtcdPlace:
 
 class EtcdConformance(StoreConformance):
     persistent = True
-    lease_ms = 4_000
+    lease_ms = 3_000
     members: int
 
     running: EtcdCluster

@@ -20,7 +20,7 @@ from conformance import keys, put, take
 from pydanube.metadata import Put
 from pydanube.metadata.etcd.place import EtcdPlace, TlsFiles
 from pydanube.metadata.etcd.store import EtcdStore
-from pydanube.model.errors import DanubeError, Denied, NotFound, Refused, Unauthenticated, Unavailable
+from pydanube.model.errors import DanubeError, Denied, Full, NotFound, Refused, Unauthenticated, Unavailable
 from pydanube.runtime.clock import SystemClock
 
 needs_etcd = pytest.mark.skipif(bool(missing_etcd()), reason=missing_etcd() or "etcd is there")
@@ -91,6 +91,14 @@ async def test_a_broker_without_its_etcd_ends_with_one_line_and_touches_nothing(
     assert ended.stderr.count("\n") == 1
     assert ended.stderr.startswith(f"danube: {url} cannot be used")
     assert not (tmp_path / "data").exists()
+
+
+async def test_too_many_requests_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pydanube.metadata.etcd.store.WAITING_MAX", 3)
+    store = EtcdStore(EtcdPlace((f"127.0.0.1:{free_ports(1)[0]}",), timeout_s=0.5), SystemClock())
+    results = await asyncio.gather(*(store.get("/a") for _ in range(5)), return_exceptions=True)
+    await store.close()
+    assert [type(result) for result in results] == [Unavailable] * 3 + [Full] * 2
 
 
 # Something else there

@@ -56,7 +56,6 @@ from .store import (
     StoreIdentity,
     Succession,
     TransactionResult,
-    entry_bytes,
     key_bytes,
     prefix_bytes,
 )
@@ -203,8 +202,9 @@ class Database:
         page: list[KeyValue] = []
         page_bytes = 0
         for row in rows:
-            page.append(self._checked(row).key_value())
-            page_bytes += entry_bytes(page[-1])
+            entry = self._checked(row).key_value()
+            page.append(entry)
+            page_bytes += len(entry.key) + len(entry.value)  # as `entry_bytes` counts, without a call for each row
             if page_bytes >= METADATA_PAGE_BYTES_MAX:
                 break
         rows.close()

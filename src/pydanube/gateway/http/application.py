@@ -10,6 +10,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Final
@@ -21,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Mount
 from starlette.types import Message, Receive, Scope, Send
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from pydanube.broker import Broker
 from pydanube.gateway.native.publish_memory import PublishMemory
@@ -110,10 +111,11 @@ class Application:
 
     async def _serve_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope)
-        if refusal is None:
-            await self._routes(scope, receive, send)
-        else:
-            await WebSocket(scope, receive, send).send_denial_response(errors.respond(refusal))
+        with contextlib.suppress(WebSocketDisconnect):  # the client left before the last thing was sent
+            if refusal is None:
+                await self._routes(scope, receive, send)
+            else:
+                await WebSocket(scope, receive, send).send_denial_response(errors.respond(refusal))
 
     def _refusal(self, scope: Scope) -> DanubeError | HTTPException | None:
         """Return why the request is refused before its body is read, or None."""

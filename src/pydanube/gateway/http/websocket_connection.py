@@ -78,6 +78,11 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         if self.writable.is_set():
             self.transport.write(output)
 
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True  # by a refusal, which uvicorn would log as a mistake of the application
+
     def handle_cont(self, event: Frame) -> None:
         """Join a fragment to those before: kept apart, fragments of one byte or none would take memory that the limit
         of a message does not count."""

@@ -37,7 +37,7 @@ from pydanube.metadata.store import (
     key_bytes,
     prefix_bytes,
 )
-from pydanube.model.errors import Corrupt, DanubeError, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.errors import Corrupt, DanubeError, Full, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.limits import METADATA_PAGE_BYTES_MAX
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.protobuf import ServiceMethod
@@ -79,6 +79,9 @@ PAGE_KEYS: Final = 1000
 
 PAGE_ATTEMPTS: Final = 10
 """How often a page is begun anew because its revision was compacted between two of its requests."""
+
+WAITING_MAX: Final = 10_000
+"""How many requests may wait for an answer; more are refused with Full."""
 
 PROBE_SECONDS: Final = 1.0
 """How often a write is tried while writes fail."""
@@ -373,6 +376,8 @@ class EtcdStore:
     def _in_progress(self) -> Iterator[None]:
         if self._closing:
             raise Unavailable("the metadata store has been closed")
+        if self._running >= WAITING_MAX:
+            raise Full(f"{WAITING_MAX} metadata requests are waiting already: wait for some of them first")
         self._running += 1
         self._idle.clear()
         try:
