@@ -73,7 +73,7 @@ def test_every_setting_can_be_given_in_every_way(file: Path) -> None:
         "grpc.admin": "false",
         "grpc.advertised": "broker.example.net:6650",
         "http.advertised": "broker.example.net:8650",
-        "http.cors_origins": "https://console.example.org,http://localhost:3000",
+        "http.cors_origins": "https://example.com,http://localhost:3000",
         "http.webhooks": "shop topic=/default/sales scheme=hmac window_s=60 secret_file=/run/shop headers=x-kind",
         "http.allowed_hosts": "broker.example.net,10.0.0.7",
         "log.directory": "/wal",

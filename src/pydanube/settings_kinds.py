@@ -326,7 +326,7 @@ HOSTS: Final = TextList(
     "host names and IP addresses with commas between them, *, or empty", re.compile(r"[A-Za-z0-9._:%-]{1,255}|\*")
 )
 ORIGINS: Final = TextList(
-    "origins such as https://console.example.org, with commas between them, or empty",
+    "origins such as https://example.com, with commas between them, or empty",
     re.compile(r"https?://[A-Za-z0-9.\[\]:_-]{1,255}"),
 )
 NODE_NAME: Final = Text(

@@ -35,6 +35,7 @@ async def listed(broker: Broker, namespace: str | None = None, **query: Any) -> 
         assert len(found.topics) == query["limit"]
         found = await page(broker, namespace, **query, after=found.next)
         names += [one.topic for one in found.topics]
+        assert len(names) <= 100, "the pages do not end"
     return names
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
 from lifetimes_harness import open_client
+from tiering_harness import SMALL, WAL, upload_all
 
 from pydanube.broker import Broker
 from pydanube.core.access import ANONYMOUS, BROKER, Action, Principal
@@ -16,6 +18,8 @@ from pydanube.model.names import TopicName
 from pydanube.model.statistics import TopicSummary
 from pydanube.model.topics import SubscriptionType, TopicConfig
 from pydanube.runtime.clock import ManualClock
+from pydanube.runtime.objects.memory import MemoryStore
+from pydanube.storage.stream import LoggedStream
 
 
 async def summaries(broker: Broker, namespace: str | None = None) -> list[TopicSummary]:
@@ -83,6 +87,28 @@ async def test_no_partition_is_opened_and_nothing_is_read(tmp_path: Path, clock:
         (billing,) = found.subscriptions
         assert (found.open_partitions, found.published, billing.backlog) == (2, 0, 495)
         assert billing.backlog_s == pytest.approx(exact, rel=0.01)
+
+
+async def test_the_age_of_what_only_objects_hold_comes_from_the_catalog(tmp_path: Path, clock: ManualClock):
+    objects = MemoryStore()
+    options: dict[str, Any] = {"clock": clock, "objects": objects, "wal": WAL, "tiering": SMALL}
+    async with open_client(tmp_path, **options) as client:
+        await client.create()
+        await client.subscription()
+        producer = await client.producer()
+        for _ in range(12):
+            await client.fill(producer, 1, rows=300, every_s=60, size=300)
+            await upload_all(client.broker)
+        await client.settle((0, 905))
+    async with open_client(tmp_path, **options, tail_bytes=0) as client:
+        exact = (await client.counted()).backlog_s
+        partition = await client.broker._partitions.get(TOPIC, 0)
+        assert isinstance(partition.stream, LoggedStream)
+        in_log = [client.broker._writer.ledger(one) for one in partition.stream.ledger_ids]
+        assert all(one is None or one.first_offset > 905 for one in in_log), "the log has it no more"
+        (found,) = await summaries(client.broker)
+        assert exact == 9 * 60
+        assert found.subscriptions[0].backlog_s == pytest.approx(exact, abs=60)
 
 
 async def test_a_total_falls_only_when_the_topic_is_unloaded(client):

@@ -28,6 +28,9 @@ NOT_OURS = {
     "pyspark/daemon.py",  # of Spark
     "pydanube.object_stores",  # an entry point group
     "pydanube.storage.v1.ObjectStorage",  # a gRPC service
+    "storage/collect",  # of the REST API
+    "storage/uploads",
+    "storage/verify",
 }
 
 

@@ -56,8 +56,8 @@ async def open_listener(
         memory = PublishMemory(memory_bytes)
         async with Tasks() as tasks:
             server = GrpcServer(broker, GrpcSettings(**settings), SystemClock(), tasks, memory)
-            await server.open_data("127.0.0.1", 0)
-            await server.open_admin("127.0.0.1", 0)
+            broker_server.grpc_address = await server.open_data("127.0.0.1", 0)
+            broker_server.admin_address = await server.open_admin("127.0.0.1", 0)
             await server.start()
             try:
                 yield GrpcListener(server, broker, broker_server.url, memory)

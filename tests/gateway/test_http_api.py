@@ -27,7 +27,10 @@ async def test_what_a_request_has_too_much_is_refused_by_name() -> None:
         answer = await call(there, "GET", "/api/v1/brokers?colour=red")
         assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json")
         assert "'colour'" in answer.json()["detail"]
-        assert (await call(there, "GET", "/api/v1/nothing")).status == 404
+        for path in ("/api/v1/nothing", "/api/v1", "/api/v1/", "/api/v1/topics/", "/api/v10"):
+            assert (await call(there, "GET", path)).status == 404, path
+        nowhere = await call(there, "GET", "/nothing")
+        assert (nowhere.status, "/docs" in nowhere.json()["detail"]) == (404, True)
         answer = await call(there, "DELETE", "/api/v1/brokers")
         assert (answer.status, answer.headers["allow"]) == (405, "GET")
 

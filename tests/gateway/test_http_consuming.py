@@ -10,6 +10,7 @@ import pytest
 from http_peer import Answer, HttpListener, Peer, open_listener
 
 import pydanube
+from pydanube.gateway.http.api.consuming import ACKS_MAX
 from pydanube.runtime.clock import ManualClock
 
 TOPIC = "/api/v1/topics/default/orders"
@@ -151,6 +152,18 @@ async def test_a_closed_consumer_gives_its_messages_to_the_next() -> None:
         assert (await request(there, "DELETE", consumer)).status == 204
         assert (await request(there, "DELETE", consumer)).status == 404
         assert len(await poll(there, await open_consumer(there))) == 2
+
+
+async def test_acks_that_are_wrong_in_part_change_nothing() -> None:
+    async with open_listener() as there:
+        await publish(there, "a", "b")
+        consumer = await open_consumer(there)
+        first, _ = await poll(there, consumer)
+        answer = await request(there, "POST", f"{consumer}/acks", {"ack": [first["id"]], "nack": ["wrong"]})
+        assert (answer.status, await backlog(there)) == (400, 2)
+        answer = await request(there, "POST", f"{consumer}/acks", {"ack": [first["id"]] * (ACKS_MAX + 1)})
+        assert answer.status == 400 and str(ACKS_MAX) in answer.json()["detail"]
+        assert await backlog(there) == 2
 
 
 async def test_a_nacked_message_comes_again_with_its_reason() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import weakref
 from typing import Any, NamedTuple
 
 import pytest
@@ -203,6 +204,54 @@ async def test_many_clients_read_a_topic_without_a_subscription() -> None:
             assert (await peer.event()).data["payload"] == "c"
             await peer.__aexit__()
         await there.until(lambda: not there.server._application._data.topic_streams)
+
+
+class RecordedFetches:
+    """A broker that remembers which of the batches that it returned are still in use."""
+
+    def __init__(self, broker: Any) -> None:
+        self._broker = broker
+        self.count = 0
+        self._batches: list[weakref.ref[memoryview]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
+
+    async def fetch(self, *arguments: Any) -> Any:
+        found = await self._broker.fetch(*arguments)
+        self.count += 1
+        views = [one[:] for one in found.batches]  # the broker's cache has the batches themselves
+        self._batches += [weakref.ref(one) for one in views]
+        return found._replace(batches=views)
+
+    @property
+    def batches_in_use(self) -> int:
+        return sum(one() is not None for one in self._batches)
+
+
+@pytest.mark.parametrize(("payload_bytes", "count"), [(30_000, 140), (100_000, 40)])
+async def test_a_stream_without_subscription_keeps_nothing_for_a_client_that_does_not_read(
+    payload_bytes: int, count: int
+) -> None:
+    partitions = 4
+    async with open_listener(wrap=RecordedFetches) as there, pydanube.connect(there.broker_url) as client:
+        await client.create_topic("/default/orders", partitions=partitions)
+        for partition in range(partitions):
+            for _ in range(count // 20):
+                body = {"messages": [{"payload": "x" * payload_bytes}] * 20}
+                await request(there, "POST", f"{TOPIC}/messages?partition={partition}", body)
+        async with await EventPeer.connect(there) as peer:
+            await peer.begin(f"{TOPIC}/events?start=earliest")
+            peer.stop_reading()
+            (stream,) = there.server._application._data.topic_streams
+            (connection,) = there.server._connections
+            await there.until(lambda: there.broker.count >= partitions and not connection.is_writable)
+            await there.until(lambda: there.broker.batches_in_use == 0)
+            assert connection.unsent_bytes < 65_536 + 2 * payload_bytes
+            peer._writer.transport.resume_reading()  # type: ignore[attr-defined]
+            events = [await peer.event() for _ in range(partitions * count)]
+            assert len({one.data["id"] for one in events}) == partitions * count, "each came once"
+            assert stream._next == dict.fromkeys(range(partitions), count)
 
 
 async def test_a_stream_without_subscription_goes_on_after_the_last_event() -> None:

@@ -17,7 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 import pydanube
-from pydanube.gateway.http.websocket_connection import WEBSOCKET_MESSAGE_BYTES
+from pydanube.gateway.http.websocket_connection import WEBSOCKET_MESSAGE_BYTES, WebSocketConnection
 from pydanube.runtime.clock import ManualClock
 
 TOPIC = "/api/v1/topics/default/orders"
@@ -160,12 +160,12 @@ async def test_an_upgrade_is_refused_like_any_request() -> None:
 
 
 async def test_a_page_of_another_origin_gets_no_websocket() -> None:
-    async with open_listener(cors_origins=("https://console.example.org",)) as there:
+    async with open_listener(cors_origins=("https://example.com",)) as there:
         await publish(there, "a")
         with pytest.raises(InvalidStatus) as refused:
-            await open_websocket(there, origin="https://evil.example.org")
+            await open_websocket(there, origin="https://evil")
         assert refused.value.response.status_code == 403
-        async with open_websocket(there, origin="https://console.example.org") as websocket:
+        async with open_websocket(there, origin="https://example.com") as websocket:
             assert "consumer" in await receive(websocket)
         async with open_websocket(there, origin=there.url) as websocket:
             assert "consumer" in await receive(websocket)
@@ -212,6 +212,20 @@ async def test_messages_of_a_client_have_a_limit_whole_and_in_fragments() -> Non
                 peer.write(b"".join(frames))
                 await peer.closed()
             await there.until(lambda: there.server.connections == 0)
+
+
+async def test_fragments_without_end_take_no_memory() -> None:
+    async with open_listener() as there:
+        await publish(there, "a", "b")
+        async with await upgraded(there) as peer:
+            peer.write(frame(1, b'{"ack":', final=False) + frame(0, b"", final=False) * 10_000)
+            peer.write(b"".join(frame(0, b" ", final=False) for _ in range(10_000)) + frame(9, b"now"))
+            await peer._reader.readuntil(b"\x8a\x03now")
+            (connection,) = there.server._connections
+            assert isinstance(connection, WebSocketConnection)
+            assert len(connection.frames) == 1
+            peer.write(frame(0, b'["0.0.0"]}'))
+            await until_position(there, 1)
 
 
 async def test_invalid_text_and_garbage_end_their_own_connection(caplog: pytest.LogCaptureFixture) -> None:
@@ -273,6 +287,30 @@ async def test_shutdown_closes_websockets_as_going_away() -> None:
         with pytest.raises(InvalidStatus) as refused:
             await open_websocket(there)
         assert refused.value.response.status_code == 503
+
+
+async def test_a_refused_upgrade_logs_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    async with open_listener() as there:
+        for path in (WORKERS, "/api/v1/websocket", "/api/v1/topics/default/%00/subscriptions/x/websocket"):
+            with pytest.raises(InvalidStatus):
+                await open_websocket(there, path=path)
+    assert "request_failed" not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_closing_the_listener_logs_no_error(turns: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether the connections or their consumers end first: `turns` of the loop are between the two."""
+    async with open_listener(drain_s=60.0) as there:
+        await publish(there, "a")
+        peers = [await upgraded(there, "type=shared") for _ in range(3)]
+        await there.until(lambda: all(one.handshake_complete for one in there.server._connections))  # type: ignore[union-attr]
+        there.server.drain()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    for peer in peers:
+        await peer.closed()
+        await peer.__aexit__()
+    assert "request_failed" not in "".join(capsys.readouterr())
 
 
 async def test_a_deleted_subscription_is_reported() -> None:

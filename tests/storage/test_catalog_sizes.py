@@ -21,7 +21,8 @@ async def fill(store, count: int) -> int:
         for number in range(first, min(count, first + 60)):
             size = 1000 if number < count // 2 else 3000
             total += size
-            record = SegmentRecord(f"o-{number}", number * 10, 0, size, size, size + 100, total=total)
+            times = {"first_time": number * 1000 + 1, "last_time": number * 1000 + 900}
+            record = SegmentRecord(f"o-{number}", number * 10, 0, size, size, size + 100, total=total, **times)
             writes += entries(CatalogSegment(7, 0, number * 10 + 10, record))
         await store.transact([], writes)
     return total
@@ -31,7 +32,8 @@ async def test_few_segments_are_counted_one_by_one(store):
     total = await fill(store, 100)
     sizes = await Catalog(store).sizes(7, 0, 0, 1000)
     assert len(sizes) == 100
-    assert sum(size for _, _, size in sizes) == total
+    assert sum(one.bytes for one in sizes) == total
+    assert sizes[7] == (70, 80, 1000, 7001, 7900)
     assert await Catalog(store).sizes(7, 0, 905, 1000) == sizes[90:]
     assert await Catalog(store).sizes(8, 0, 0, 1000) == []
 
@@ -41,8 +43,11 @@ async def test_of_many_samples_are_taken_that_add_up(store):
     total = await fill(store, count)
     sizes = await Catalog(store).sizes(7, 0, 0, count * 10)
     assert len(sizes) < 100
-    assert sum(size for _, _, size in sizes) == total
-    assert [first for first, _, _ in sizes[1:]] == [end for _, end, _ in sizes[:-1]]
-    assert sizes[-1][1] == count * 10
-    half = sum(size for _, end, size in sizes if end <= count * 5)
+    assert sum(one.bytes for one in sizes) == total
+    assert [one.first for one in sizes[1:]] == [one.end for one in sizes[:-1]]
+    assert sizes[-1].end == count * 10
+    assert sizes[0].first_time == 1
+    assert all(one.last_time == one.end * 100 - 100 for one in sizes)
+    assert [one.first_time for one in sizes[1:]] == [one.last_time for one in sizes[:-1]]
+    half = sum(one.bytes for one in sizes if one.end <= count * 5)
     assert half == pytest.approx(count * 500, rel=0.1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from operator import add, attrgetter
 from typing import Any, Final
 
 from pydanube.broker.partitions.backlog_quota import backlog_bytes
@@ -15,9 +16,9 @@ from pydanube.model.statistics import SubscriptionStatistics, SubscriptionSummar
 from pydanube.runtime.clock import MICROSECONDS
 from pydanube.runtime.slices import Slices
 
-_SUMMED: Final = tuple(
-    one.name for one in fields(SubscriptionSummary) if one.name not in ("name", "type", "consumers", "backlog_s")
-)
+_NOT_SUMMED: Final = ("name", "type", "consumers", "backlog_bytes", "backlog_s")
+_SUMMED: Final = tuple(one.name for one in fields(SubscriptionSummary) if one.name not in _NOT_SUMMED)
+_values_of: Final[Callable[[SubscriptionStatistics], tuple[Any, ...]]] = attrgetter(*_SUMMED)
 
 
 async def summarize(
@@ -69,26 +70,24 @@ async def _subscription(
     live: Sequence[tuple[Partition, LiveSubscription]], now_us: int, slices: Slices
 ) -> SubscriptionSummary:
     """Sum one subscription over its partitions."""
-    sums: dict[str, Any] = dict.fromkeys(_SUMMED, 0)
-    consumers, backlog_s = set[str](), 0.0
+    sums: tuple[Any, ...] | None = None
+    consumers, backlog_s, size = set[str](), 0.0, 0
     for partition, one in live:
-        counted = _counted(partition, one)
-        for name in _SUMMED:
-            sums[name] += getattr(counted, name)
+        counted = one.statistics(with_consumers=False)
+        values = _values_of(counted)
+        sums = values if sums is None else tuple(map(add, sums, values))
         if counted.backlog:
+            stream = partition.stream
             backlog_s = max(backlog_s, _age_s(partition, counted.position, now_us))
+            size += backlog_bytes(partition.sizes, stream.gaps, one.cursor, stream.end_offset)
         consumers.update(one.consumer_names)
         await slices.pause_if_spent()
+    assert sums is not None, "a subscription is on at least one partition"
     first = live[0][1]
-    return SubscriptionSummary(first.name, str(first.type), len(consumers), backlog_s=backlog_s, **sums)
-
-
-def _counted(partition: Partition, live: LiveSubscription) -> SubscriptionStatistics:
-    stream, counted = partition.stream, live.statistics(with_consumers=False)
-    if not counted.backlog:
-        return counted
-    size = backlog_bytes(partition.sizes, stream.gaps, live.cursor, stream.end_offset)
-    return replace(counted, backlog_bytes=size)
+    summed = dict(zip(_SUMMED, sums, strict=True))
+    return SubscriptionSummary(
+        first.name, str(first.type), len(consumers), backlog_bytes=size, backlog_s=backlog_s, **summed
+    )
 
 
 def _age_s(partition: Partition, offset: int, now_us: int) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pydanube.codec.batch import read_header
 from pydanube.codec.batch.header import offsets_of
@@ -59,6 +59,16 @@ async def append_time_at(stream: PartitionStream, offset: int) -> int | None:
     return read_header(views[0]).append_time if views else None
 
 
+class StoredRange(NamedTuple):
+    """Offsets [first, end) that are in object storage. Times are append times in microseconds; 0: unknown."""
+
+    first: int
+    end: int
+    bytes: int
+    first_time: int = 0
+    last_time: int = 0
+
+
 class UploadedHistory(Protocol):
     """The part of a partition in object storage: everything below `end`, whether the log still has it or not."""
 
@@ -66,8 +76,8 @@ class UploadedHistory(Protocol):
     start: int
     """Where this part begins; `end` if it is empty."""
 
-    sizes: list[tuple[int, int, int]]
-    """Estimated sizes when the partition was opened: (first, end, bytes) of offset ranges, in order."""
+    sizes: list[StoredRange]
+    """What was there when the partition was opened, in order; the sizes are estimates."""
 
     async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
         """Return batches, beginning with the first one that ends after `offset`; none after the last."""

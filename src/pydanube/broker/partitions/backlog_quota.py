@@ -117,7 +117,7 @@ def stored_sizes(stream: PartitionStream, writer: LogWriter) -> Sizes:
     them."""
     if not isinstance(stream, LoggedStream):
         return Sizes(stream.end_offset)
-    found = list(stream.history.sizes) if stream.history is not None else []
+    found = [(one.first, one.end, one.bytes) for one in stream.history.sizes] if stream.history is not None else []
     for one in [one for ledger_id in stream.ledger_ids if (one := writer.ledger(ledger_id)) is not None]:
         first = max(one.first_offset, found[-1][1] if found else 0)
         if first < one.end_offset:

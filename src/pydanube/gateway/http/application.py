@@ -10,7 +10,9 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
+from http import HTTPStatus
 from typing import Final
 
 from starlette.applications import Starlette
@@ -20,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Mount
 from starlette.types import Message, Receive, Scope, Send
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from pydanube.broker import Broker
 from pydanube.gateway.native.publish_memory import PublishMemory
@@ -84,7 +86,7 @@ class Application:
             await self._serve_websocket(scope, receive, send)
             return
         assert scope["type"] == "http", "uvicorn runs without lifespan"
-        added = self._origins.headers(Headers(scope=scope))
+        added = self._origins.headers(scope)
         body = _Body(scope, receive, self._bodies, self._settings)
 
         async def send_after_body(message: Message) -> None:
@@ -97,7 +99,7 @@ class Application:
 
         try:
             refusal = self._refusal(scope) or body.check_announced()
-            preflight = self._origins.preflight(scope["method"], Headers(scope=scope))
+            preflight = self._origins.preflight(scope)
             if refusal is not None:
                 await errors.respond(refusal)(scope, receive, send_after_body)
             elif preflight is not None:
@@ -109,10 +111,11 @@ class Application:
 
     async def _serve_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope)
-        if refusal is None:
-            await self._routes(scope, receive, send)
-        else:
-            await WebSocket(scope, receive, send).send_denial_response(errors.respond(refusal))
+        with contextlib.suppress(WebSocketDisconnect):  # the client left before the last thing was sent
+            if refusal is None:
+                await self._routes(scope, receive, send)
+            else:
+                await WebSocket(scope, receive, send).send_denial_response(errors.respond(refusal))
 
     def _refusal(self, scope: Scope) -> DanubeError | HTTPException | None:
         """Return why the request is refused before its body is read, or None."""
@@ -185,8 +188,10 @@ def _with_headers(message: Message, added: Iterable[tuple[bytes, bytes]]) -> Mes
     return {**message, "headers": [*message.get("headers", ()), *added]} if added else message
 
 
-async def _http_error(_request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.NOT_FOUND and error.detail == HTTPStatus.NOT_FOUND.phrase:
+        error = HTTPException(404, f"nothing is at {request.url.path}: /docs shows what this broker answers")
     return errors.respond(error)
 
 

@@ -133,6 +133,15 @@ class HttpConnection(H11Protocol):
         """How much of the answer the operating system has not taken yet."""
         return self.transport.get_write_buffer_size()
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether the client has read enough of what was sent for more to be sent."""
+        return not self.flow.write_paused
+
+    async def until_writable(self) -> None:
+        """Wait until the client has read enough, or is gone."""
+        await self.flow.drain()
+
     # -- timeouts ------------------------------------------------------------------------------------------------------
 
     def extend_timeouts(self, seconds: float) -> None:

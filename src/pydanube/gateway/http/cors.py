@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 METHODS: Final = "GET, HEAD, POST, PUT, PATCH, DELETE"
 EXPOSED: Final = "ETag, Location, Retry-After"
@@ -22,7 +23,7 @@ _OWN_SITES: Final = frozenset({"same-origin", "none"})
 
 
 class Origins:
-    """The origins that are allowed, such as https://console.example.org."""
+    """The origins that are allowed, such as https://example.com."""
 
     def __init__(self, allowed: tuple[str, ...]) -> None:
         self._allowed = frozenset(one.lower() for one in allowed)
@@ -49,12 +50,13 @@ class Origins:
         except ValueError:  # brackets that are no IPv6 address
             return True
 
-    def preflight(self, method: str, headers: Headers) -> Response | None:
+    def preflight(self, scope: Scope) -> Response | None:
         """Return the answer to the question of a browser whether it may send a request; None: this is no such
         question, or the origin is not allowed."""
-        origin = headers.get("origin", "")
-        asked = "access-control-request-method" in headers
-        if method != "OPTIONS" or not asked or origin.lower() not in self._allowed:
+        if scope["method"] != "OPTIONS" or not self._allowed:
+            return None
+        headers = Headers(scope=scope)
+        if "access-control-request-method" not in headers or headers.get("origin", "").lower() not in self._allowed:
             return None
         allowed = {
             "access-control-allow-methods": METHODS,
@@ -63,11 +65,11 @@ class Origins:
         }
         return Response(None, 204, {name: value for name, value in allowed.items() if value})
 
-    def headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:
-        """Return the headers of an answer to a request with these headers."""
+    def headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """Return the headers that an answer to the request gets."""
         if not self._allowed:
             return []
-        origin = headers.get("origin", "")
+        origin = Headers(scope=scope).get("origin", "")
         if origin.lower() not in self._allowed:
             return [(b"vary", b"origin")]
         return [

@@ -65,23 +65,23 @@ class _Scrapes:
 
     async def _render(self, principal: Principal, text_format: TextFormat) -> list[bytes]:
         """Return the text in parts, made in slices. Cancelled: nothing is held."""
-        slices = Slices(self._clock)
         parts = [format_family(one, text_format).encode() for one in self._broker.metric_families(principal)]
         if self._settings.topics:
-            parts += await self._render_topics(principal, text_format, slices)
+            parts += await self._render_topics(principal, text_format)
         if text_format is TextFormat.OPENMETRICS:
             parts.append(END_OF_OPENMETRICS.encode())
         return parts
 
-    async def _render_topics(self, principal: Principal, text_format: TextFormat, slices: Slices) -> list[bytes]:
+    async def _render_topics(self, principal: Principal, text_format: TextFormat) -> list[bytes]:
         series = TopicSeries(self._settings.series_max)
         async for chunk in self._broker.statistics.all(principal):
-            await slices.pause()
+            slices = Slices(self._clock)  # others ran just before, and run again when the next chunk is asked for
             for topic in chunk:
                 series.add(topic)
                 await slices.pause_if_spent()
         left_out = MetricFamily("danube_metrics_left_out", MetricKind.GAUGE, _LEFT_OUT, [Sample(series.left_out)])
         parts = [format_family(left_out, text_format).encode()]
+        slices = Slices(self._clock)
         for text in series.texts(text_format):
             parts.append(text.encode())
             await slices.pause_if_spent()

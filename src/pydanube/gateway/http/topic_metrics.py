@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from pydanube.model.metrics import MetricKind
 from pydanube.model.statistics import SubscriptionSummary, TopicSummary
 
-from .prometheus_text import TextFormat, family_head, format_labels, format_value
+from .prometheus_text import TextFormat, family_head, format_labels
 
 _LINES_AT_ONCE: Final = 5_000
 """So many lines are joined and sent at a time: more would hold the event loop for too long."""
@@ -105,8 +105,8 @@ class TopicSeries:
 
     def _add(self, series: tuple[_Series, ...], labels: str, of: TopicSummary | SubscriptionSummary) -> None:
         lines = self._lines
-        for one in series:
-            lines[one.name].append(f"{one.name}{labels} {format_value(one.value(of))}\n")
+        for name, _, _, value in series:
+            lines[name].append(f"{name}{labels} {value(of)}\n")
         self.count += len(series)
 
     def texts(self, text_format: TextFormat) -> Iterator[str]:

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.frames import Frame
 
 from pydanube.model.limits import KIB
 
@@ -42,7 +43,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         http: HttpConnection,
         owner: ConnectionOwner,
     ) -> None:
-        super().__init__(config, server_state, app_state, asyncio.get_running_loop())
+        super().__init__(config, server_state, {**app_state, "connection": self}, asyncio.get_running_loop())
         self.logger = http.logger
         self._http = http
         self._owner = owner
@@ -57,11 +58,40 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
         self._owner.forget(self)
 
+    @property
+    def unsent_bytes(self) -> int:
+        """How much of what was sent the operating system has not taken yet."""
+        return self.transport.get_write_buffer_size()
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the client has read enough of what was sent for more to be sent."""
+        return self.writable.is_set()
+
+    async def until_writable(self) -> None:
+        """Wait until the client has read enough, or is gone."""
+        await self.writable.wait()
+
     def handle_ping(self) -> None:
         """Answer a ping, unless the client does not read: pongs that nobody reads would take memory without limit."""
         output = b"".join(self.conn.data_to_send())
         if self.writable.is_set():
             self.transport.write(output)
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True  # by a refusal, which uvicorn would log as a mistake of the application
+
+    def handle_cont(self, event: Frame) -> None:
+        """Join a fragment to those before: kept apart, fragments of one byte or none would take memory that the limit
+        of a message does not count."""
+        first: Any = self.frames[0]
+        joined = first if isinstance(first, bytearray) else bytearray(first)
+        joined += event.data
+        self.frames = [joined]  # type: ignore[list-item]  # read like bytes
+        if event.fin:
+            self.send_receive_event_to_app()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -24,6 +24,7 @@ import msgspec
 from pydanube.metadata.store import Compare, Delete, KeyValue, MetadataStore, Put
 from pydanube.model.errors import Corrupt
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
+from pydanube.storage.stream import StoredRange
 
 GARBAGE: Final = "/garbage/"
 OBJECTS: Final = "/objects/"
@@ -170,18 +171,27 @@ class Catalog:
                 start = segment.end_offset
         return best
 
-    async def sizes(self, topic_id: int, index: int, start: int, end: int) -> list[tuple[int, int, int]]:
-        """Return approximate sizes as (first offset, end offset, bytes), in order. Reads a bounded number of
-        entries."""
+    async def sizes(self, topic_id: int, index: int, start: int, end: int) -> list[StoredRange]:
+        """Return ranges with their approximate sizes and their times, in order. Reads a bounded number of entries."""
         found = await self.after(topic_id, index, start, SIZES_READ_MAX)
         if len(found) < SIZES_READ_MAX:
-            return [(one.first_offset, one.end_offset, one.bytes) for one in found]
-        sizes = [(found[0].first_offset, found[-1].end_offset, sum(one.bytes for one in found))]
+            return [
+                StoredRange(one.first_offset, one.end_offset, one.bytes, one.record.first_time, one.record.last_time)
+                for one in found
+            ]
+        begin, size = found[0], sum(one.bytes for one in found)
+        sizes = [
+            StoredRange(
+                begin.first_offset, found[-1].end_offset, size, begin.record.first_time, found[-1].record.last_time
+            )
+        ]
         last, read_end = found[-1], found[-1].end_offset
         for sample in range(1, SAMPLES + 1):
             one = await self.find(topic_id, index, read_end + (end - 1 - read_end) * sample // SAMPLES)
             if one is not None and one.end_offset > sizes[-1][1]:
-                sizes.append((sizes[-1][1], one.end_offset, max(0, one.record.total - last.record.total)))
+                size = max(0, one.record.total - last.record.total)
+                before = last.record.last_time
+                sizes.append(StoredRange(sizes[-1].end, one.end_offset, size, before, one.record.last_time))
                 last = one
         return sizes
 

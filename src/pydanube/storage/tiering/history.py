@@ -32,6 +32,7 @@ from pydanube.model.errors import Corrupt, DanubeError, NotFound, Unavailable
 from pydanube.model.ledgers import ProducerEntry
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
+from pydanube.storage.stream import StoredRange
 
 from .catalog import Catalog, CatalogSegment, is_lost_between
 
@@ -304,8 +305,8 @@ class PartitionHistory:
         self._index = index
         self.start = start
         self.end = end
-        self.sizes: list[tuple[int, int, int]] = []
-        """Approximate sizes when the partition was opened: (first offset, end offset, bytes)."""
+        self.sizes: list[StoredRange] = []
+        """What was there when the partition was opened; the sizes are approximate."""
         self._latest: CatalogSegment | None = None
         """The segment that was read last; most readers continue in it."""
 

@@ -11,8 +11,9 @@ openapi         the document
 routes          the routes in the HTTP application
 docs.html, docs.js
                 the page that shows the document
-paging          lists in pages
-brokers, namespaces, topics, subscriptions, schemas, storage, staged_queries
+paging          types of parameters that lists have
+stored_messages stored messages as JSON
+brokers, namespaces, topics, subscriptions, backlogs, dead_letters, schemas, topic_schemas, storage, staged_queries
                 the operations of each area
 policies        what operations on policies share
 publishing      operations that publish, and webhooks

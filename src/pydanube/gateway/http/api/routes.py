@@ -39,12 +39,12 @@ def routes(broker: Broker) -> list[BaseRoute]:
         Route("/docs", _page),
         Route("/docs.js", _script),
         *WEBSOCKET_ROUTES,
-        *(_Below(f"{base}/", router) for base in sorted(bases)),
+        *(_Below(base, router) for base in sorted(bases)),
     ]
 
 
 class _Below(BaseRoute):
-    """Everything below a path. The paths of Starlette's routes match no line breaks, which the router refuses by
+    """A path and everything below it. The paths of Starlette's routes match no line breaks, which the router refuses by
     name."""
 
     def __init__(self, base: str, router: Router) -> None:
@@ -52,8 +52,8 @@ class _Below(BaseRoute):
         self._router = router
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        is_below = scope["type"] == "http" and scope["path"].startswith(self._base)
-        return (Match.FULL if is_below else Match.NONE), {}
+        is_ours = scope["type"] == "http" and f"{scope['path']}/".startswith(f"{self._base}/")
+        return (Match.FULL if is_ours else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._router(scope, receive, send)

@@ -7,6 +7,7 @@ from typing import Any, Final
 from pydanube.codec.native import requests as wire
 
 from . import (
+    backlogs,
     brokers,
     consuming,
     dead_letters,
@@ -16,6 +17,7 @@ from . import (
     staged_queries,
     storage,
     subscriptions,
+    topic_schemas,
     topics,
 )
 from .operations import Operation
@@ -25,8 +27,10 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *namespaces.OPERATIONS,
     *topics.OPERATIONS,
     *subscriptions.OPERATIONS,
+    *backlogs.OPERATIONS,
     *dead_letters.OPERATIONS,
     *schemas.OPERATIONS,
+    *topic_schemas.OPERATIONS,
     *storage.OPERATIONS,
     *staged_queries.OPERATIONS,
     *publishing.OPERATIONS,

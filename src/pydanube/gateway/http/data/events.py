@@ -8,20 +8,22 @@ requests of its own; what it has not acknowledged is delivered again.
 Without a subscription (`TopicEvents`): the client says where to begin, and its browser says by Last-Event-ID where to
 go on. The broker remembers nothing.
 
-A slow client stops the broker's sending: the next events are made when the connection takes them.
+A slow client stops the broker's sending: the next events are made, and without a subscription read, when the connection
+takes them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Final
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pydanube.broker import Broker
+from pydanube.broker import Broker, FetchResult
 from pydanube.codec.batch import Batch
 from pydanube.core.access import Principal
 from pydanube.gateway.http.errors import problem_of
@@ -30,7 +32,7 @@ from pydanube.model.limits import KIB
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 
-from .large_messages import PIECE_BYTES, LargeMessages
+from .large_messages import PIECE_BYTES, ClientConnection, LargeMessages
 from .messages import PayloadForm, encode_message
 from .sessions import Session, Sessions
 from .subscriber import WINDOW_MESSAGES
@@ -52,19 +54,13 @@ _HEADERS: Final = [
 _ONE_LINE: Final = bytes.maketrans(b"\r\n", b"  ")
 
 
-def unsent_bytes(scope: Scope) -> Callable[[], int]:
-    """Return a function that returns how much the operating system has not taken yet of what was sent."""
-    connection = scope["state"].get("connection")
-    return lambda: 0 if connection is None else connection.unsent_bytes
-
-
 class EventStream(Response):
     """An answer that goes on until the client leaves, the broker shuts down or `run` ends."""
 
     def __init__(self, heartbeat_s: float) -> None:
         self._heartbeat_s = heartbeat_s
         self._send: Send
-        self._unsent: Callable[[], int]
+        self._connection: ClientConnection
         self._is_gone = False
 
     async def run(self) -> None:
@@ -78,7 +74,7 @@ class EventStream(Response):
         """Give back what the stream had."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._send, self._unsent = send, unsent_bytes(scope)
+        self._send, self._connection = send, scope["state"]["connection"]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             await self.write(f"retry: {RETRY_MS}\n\n".encode())
@@ -134,7 +130,7 @@ class SubscriptionEvents(EventStream):
         self._session.end()
 
     def close(self) -> None:
-        if not self._unsent():
+        if not self._connection.unsent_bytes:
             self._ack_taken()
         self._sessions.close(self._session)
 
@@ -160,21 +156,30 @@ class SubscriptionEvents(EventStream):
         return self._session.is_ending
 
     async def _send_piece(self) -> None:
-        subscriber, pieces, size = self._session.subscriber, [], 0
-        while size <= PIECE_BYTES and (message := subscriber.take()) is not None:
-            async with self._large.sending(message.size_bytes):
-                number = message.id
-                pieces.append(_event(message.encode(self._form), number=number))
+        """Send some events at once; a large message is alone, and has its memory until the client has read it."""
+        subscriber, size = self._session.subscriber, 0
+        pieces: list[bytes] = []
+        while size <= PIECE_BYTES and (first := subscriber.first()) is not None:
+            if pieces and first.size_bytes > PIECE_BYTES:
+                break
+            async with self._large.sending(first.size_bytes):
+                message = subscriber.take()
+                if message is None:  # a seek happened while this waited for memory
+                    break
+                pieces.append(_event(message.encode(self._form), number=message.id))
                 size += len(pieces[-1])
                 if self._is_auto:
-                    self._unacked.append(number)
+                    self._unacked.append(message.id)
                 if message.size_bytes > PIECE_BYTES:
+                    await self.write(pieces.pop())
+                    await self._connection.until_writable()
                     break
-        await self.write(b"".join(pieces))
+        if pieces:
+            await self.write(b"".join(pieces))
         self._ack_taken()
 
     def _ack_taken(self) -> None:
-        if self._unacked and not self._is_gone and not self._unsent():
+        if self._unacked and not self._is_gone and not self._connection.unsent_bytes:
             taken, self._unacked = self._unacked, []
             self._session.subscriber.ack(taken)
 
@@ -202,7 +207,9 @@ class TopicEvents(EventStream):
         self._form = form
         self._streams = streams
         self._next: dict[int, int] = {}
-        """By partition: the offset that is read next. It is the id of every event."""
+        """By partition: the offset that is sent next. It is the id of every event."""
+        self._turn = asyncio.Lock()
+        """Held by the partition that sends: only its messages take memory, and ids name no event that comes later."""
         self._ended = asyncio.Event()
         streams.add(self)
 
@@ -229,27 +236,74 @@ class TopicEvents(EventStream):
 
     async def _read(self, partition: int) -> None:
         """Send what comes to one partition, until cancelled. An error ends the stream."""
+        wait_ms = 0
         try:
             while True:
-                start = Position("offset", self._next[partition])
+                found: FetchResult | None = await self._fetch(partition, wait_ms)
                 wait_ms = round(self._heartbeat_s * 1000)
-                found = await self._broker.fetch(self._principal, self._topic, partition, start, FETCH_BYTES, wait_ms)
-                for view in found.batches:
-                    await self._send_batch(partition, Batch.trust(view))
-                self._next[partition] = max(self._next[partition], found.next_offset)
+                if found is None or not found.batches:
+                    continue
+                if self._turn.locked() or not self._connection.is_writable:
+                    found = None  # it is read again when the client takes it
+                async with self._turn:
+                    sending = self._send_in_turn(partition, found)
+                    found = None  # `sending` has it, and gives it up before it waits
+                    await sending
+                wait_ms = 0
+                await asyncio.sleep(0)  # a fast client must not keep the event loop from the others
         except DanubeError as error:
             await self.write(_event(msgspec.json.encode(problem_of(error)), "error"))
             self._ended.set()
 
-    async def _send_batch(self, partition: int, batch: Batch) -> None:
-        for row in range(batch.count):
-            offset = batch.offset_at(row)
-            if offset < self._next[partition]:
-                continue
-            async with self._large.sending(len(batch.payloads[row])):
+    async def _fetch(self, partition: int, wait_ms: int) -> FetchResult:
+        start = Position("offset", self._next[partition])
+        found = await self._broker.fetch(self._principal, self._topic, partition, start, FETCH_BYTES, wait_ms)
+        if not found.batches:
+            self._next[partition] = max(self._next[partition], found.next_offset)
+        return found
+
+    async def _send_in_turn(self, partition: int, found: FetchResult | None) -> None:
+        """Send messages of one partition as long as the client takes them; None: read them when it does.
+
+        Nothing that was read is kept while this waits for the client, or for the memory of a large message.
+        """
+        needed_bytes = 0
+        while True:
+            async with AsyncExitStack() as memory:
+                await memory.enter_async_context(self._large.sending(needed_bytes))
+                await self._connection.until_writable()
+                found = found or await self._fetch(partition, 0)
+                needed_bytes, found = await self._send_batches(partition, found, needed_bytes, memory), None
+                if not needed_bytes:
+                    await self._connection.until_writable()
+                    return
+
+    async def _send_batches(
+        self, partition: int, found: FetchResult, reserved_bytes: int, memory: AsyncExitStack
+    ) -> int:
+        """Send messages until the client is slow. Return the size of a large message that has to wait for memory.
+
+        `memory` has what is reserved for the large message that was sent last, until the client has read it.
+        """
+        for batch in map(Batch.trust, found.batches):
+            for row in range(batch.count):
+                offset, size = batch.offset_at(row), len(batch.payloads[row])
+                if offset < self._next[partition]:
+                    continue
+                if not self._connection.is_writable:
+                    return 0
+                if size > max(reserved_bytes, PIECE_BYTES):
+                    if not self._large.is_free(size):
+                        return size
+                    await memory.enter_async_context(self._large.sending(size))
                 encoded = encode_message(batch, row, partition, f"{partition}.{offset}", self._form)
                 self._next[partition] = offset + 1
                 await self.write(_event(encoded, number=self._position()))
+                if size > PIECE_BYTES and self._connection.is_writable:
+                    reserved_bytes = 0
+                    await memory.aclose()
+        self._next[partition] = max(self._next[partition], found.next_offset)
+        return 0
 
     def _position(self) -> str:
         return ",".join(f"{partition}.{offset}" for partition, offset in self._next.items())

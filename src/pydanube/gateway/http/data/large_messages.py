@@ -6,12 +6,24 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, Protocol
 
 from pydanube.model.limits import KIB
 
 PIECE_BYTES: Final = 64 * KIB
 """What is sent to one client at a time, and the size above which a message is large."""
+
+
+class ClientConnection(Protocol):
+    """What is known of how fast a client reads."""
+
+    @property
+    def unsent_bytes(self) -> int: ...
+
+    @property
+    def is_writable(self) -> bool: ...
+
+    async def until_writable(self) -> None: ...
 
 
 class LargeMessages:
@@ -43,6 +55,10 @@ class LargeMessages:
             yield
         finally:
             self._give_back(size_bytes)
+
+    def is_free(self, size_bytes: int) -> bool:
+        """Return whether there is memory for a message of this size without waiting."""
+        return size_bytes <= PIECE_BYTES or (not self._waiting and self._fits(size_bytes))
 
     def _fits(self, size_bytes: int) -> bool:
         return not self._used_bytes or self._used_bytes + size_bytes <= self._limit_bytes

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from pydanube.model.limits import MIB
 
-from .large_messages import PIECE_BYTES, LargeMessages
+from .large_messages import PIECE_BYTES, ClientConnection, LargeMessages
 from .messages import PayloadForm
 from .sessions import Session, Sessions
 
@@ -58,7 +58,7 @@ class LongPoll(Response):
             finally:
                 subscriber.pause()
             if is_there:
-                await self._answer(send)
+                await self._answer(send, scope["state"]["connection"])
 
     async def _wait(self, receive: Receive) -> bool:
         """Wait for messages; return False if the client is gone."""
@@ -78,7 +78,7 @@ class LongPoll(Response):
             watching.cancel()
         return not is_gone
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, send: Send, connection: ClientConnection) -> None:
         subscriber = self._session.subscriber
         pieces, size, payload_bytes, count, is_begun = [_BEGIN], 0, 0, 0, False
         while count < self._messages_max and payload_bytes < ANSWER_BYTES:
@@ -97,6 +97,7 @@ class LongPoll(Response):
                         is_begun = True
                     await send({"type": "http.response.body", "body": b"".join(pieces), "more_body": True})
                     pieces, size = [], 0
+                    await connection.until_writable()
         body = b"".join([*pieces, _END])
         if not is_begun:
             length = (b"content-length", str(len(body)).encode())

@@ -90,14 +90,17 @@ class Publisher:
     async def _publish(self, principal: Principal, target: PublishTarget, messages: MessageColumns) -> list[StoredAt]:
         topic, broker = target.topic, self._broker
         broker.check_may_publish(principal, topic)
-        config = (await broker.lookup(principal, topic, create=True)).config
-        rows = self._rows_by_partition(messages.keys, config.partition_count, target)
+        is_partitioned, partitions = False, 1
+        if broker.addresses.find(TopicAddress(str(topic), topic)) is None:  # it is partitioned, or does not exist yet
+            config = (await broker.lookup(principal, topic, create=True)).config
+            is_partitioned, partitions = bool(config.partitions), config.partition_count
+        rows = self._rows_by_partition(messages.keys, partitions, target)
         schema = (0, 0)
         if target.subject:
             chosen = await broker.schemas.choose(principal, topic, target.subject, target.version)
             schema = (chosen.schema_id, chosen.version)
         producers = {
-            partition: await self._producer(principal, topic, partition, bool(config.partitions), target.producer)
+            partition: await self._producer(principal, topic, partition, is_partitioned, target.producer)
             for partition in rows
         }
         if len(rows) == 1:

@@ -1,8 +1,8 @@
 """A consumer over HTTP, attached to all partitions of a topic. Long polls, SSE and WebSocket use it.
 
 What the broker delivers is kept here until the client takes it, message by message. Flow control: a partition gets
-credit only when nothing of it is kept any more, for as many messages as the client can take and for WINDOW_BYTES. So a
-client that takes nothing costs at most one window and one batch per partition.
+credit only when nothing of it is kept any more, for as many messages as the client can take and for its part of
+WINDOW_BYTES. So a client that takes nothing costs at most one window, and one batch per partition.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from .messages import PayloadForm, encode_message
 
 WINDOW_MESSAGES: Final = 1_000
 WINDOW_BYTES: Final = 512 * KIB
+"""What all partitions together may deliver at once; each may deliver a whole batch in any case."""
+
+PARTITION_WINDOW_BYTES_MIN: Final = 16 * KIB
 
 WAITED_S: Final = 0.5
 """For messages that were kept longer than this, ack timeouts are counted from when they are taken."""
@@ -136,9 +139,10 @@ class Subscriber:
     def want(self, messages: int) -> None:
         """Let the broker deliver up to this many messages of each partition of which nothing is kept."""
         kept = {one.partition for one in self._kept}
+        window_bytes = max(WINDOW_BYTES // max(1, len(self._partitions)), PARTITION_WINDOW_BYTES_MIN)
         for index, sink in list(self._partitions.items()):
             if index not in kept and self.error is None:
-                sink.consumer.top_up(messages, WINDOW_BYTES)
+                sink.consumer.top_up(messages, window_bytes)
 
     def pause(self) -> None:
         """Deliver nothing until `resume`: nobody waits for messages."""
@@ -204,16 +208,19 @@ class Subscriber:
 
     def ack(self, ids: Iterable[str]) -> None:
         """Acknowledge messages. Those that were delivered before a seek, or acknowledged before, are no error."""
-        for (partition, generation), ranges in self._ranges(ids).items():
-            self._partitions[partition].consumer.ack(ranges, False, None, generation)
+        self.settle(ids, (), None, "")
 
-    def nack(self, ids: Iterable[str], delay_ms: int | None, reason: str) -> None:
-        """Report that messages could not be processed: they are delivered again, as the failure policy says."""
-        for (partition, generation), ranges in self._ranges(ids).items():
+    def settle(self, acked: Iterable[str], failed: Iterable[str], delay_ms: int | None, reason: str) -> None:
+        """Acknowledge messages, and report others that could not be processed: those are delivered again, as the
+        failure policy says. Raises Invalid, before anything is done."""
+        acks, nacks = self._ranges(acked), self._ranges(failed)
+        for (partition, generation), ranges in acks.items():
+            self._partitions[partition].consumer.ack(ranges, False, None, generation)
+        for (partition, generation), ranges in nacks.items():
             self._partitions[partition].consumer.nack(ranges, delay_ms, reason, generation=generation)
 
     def _ranges(self, ids: Iterable[str]) -> dict[tuple[int, int], list[tuple[int, int]]]:
-        """Return the offsets by partition and seek generation. Raises Invalid, before anything is done."""
+        """Return the offsets by partition and seek generation. Raises Invalid."""
         offsets: dict[tuple[int, int], set[int]] = {}
         for text in ids:
             partition, offset, generation = _parse_id(text)

@@ -125,8 +125,7 @@ class WebSocketConsumer:
             raise Invalid("permits are counted only if the URL has permits=N: connect again with it")
         if not 0 <= frame.permits <= PERMITS_MAX:
             raise Invalid(f"permits={frame.permits} is not allowed: use 1 to {PERMITS_MAX}")
-        subscriber.ack(frame.ack)
-        subscriber.nack(frame.nack, frame.delay_ms, frame.reason)
+        subscriber.settle(frame.ack, frame.nack, frame.delay_ms, frame.reason)
         if self._permits is not None and frame.permits:
             self._permits = min(PERMITS_MAX, self._permits + frame.permits)
             subscriber.wake()
@@ -163,6 +162,8 @@ class WebSocketConsumer:
                     self._permits -= 1
                 if message.size_bytes > PIECE_BYTES:
                     await self._send_frame(encoded)
+                    encoded.clear()
+                    await self._websocket.state.connection.until_writable()
                     return
         if encoded:
             await self._send_frame(encoded)
