@@ -11,7 +11,7 @@ the processor time of the broker per message is shown beside it, because it depe
 
     python benchmarks/http_load.py --slices                     # how long a scrape holds the event loop
 
-runs a broker in this process and measures, while it is scraped, the processor time between two turns of its loop.
+runs a broker in this process and measures the processor time that a scrape takes between two pauses.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import ClassVar
 
 from pydanube import testing
+from pydanube.broker import statistics as statistics_of_broker
 from pydanube.cli.bench.broker import BrokerProcess
 from pydanube.client import Client, connect
+from pydanube.gateway.http import metrics
+from pydanube.runtime.slices import Slices
 
 EVENTS_TOPIC = "/default/events"
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -264,38 +268,35 @@ async def take_turns(chosen: argparse.Namespace, broker: int, load: Connection, 
         )
 
 
+class MeasuredSlices(Slices):
+    """Slices that note how much processor time each of them took before its pause."""
+
+    held: ClassVar[list[float]] = []
+    resumed = 0.0
+
+    async def pause(self) -> None:
+        self.held.append(time.thread_time() - MeasuredSlices.resumed)
+        await super().pause()
+        MeasuredSlices.resumed = time.thread_time()
+
+
 async def measure_slices(chosen: argparse.Namespace) -> None:
-    """Scrape a broker on this loop, and measure how long each turn of the loop was busy."""
+    """Scrape a broker in this process, and measure how long each slice of the scrape holds the event loop."""
+    statistics_of_broker.Slices = metrics.Slices = MeasuredSlices  # type: ignore[misc]
     async with testing._server(None, {}) as server:
         http = await fill(server.url, chosen.topics)
         host, _, port = http.rpartition(":")
         gc.collect()
         gc.freeze()
-        turns: list[float] = []
-
-        async def watch() -> None:
-            last = time.thread_time()
-            while True:
-                await asyncio.sleep(0)
-                now = time.thread_time()
-                turns.append(now - last)
-                last = now
-
-        watching = asyncio.create_task(watch())
-        await asyncio.sleep(5)
-        watching.cancel()
-        print(f"without a scrape the loop was held {max(turns) * 1e3:.1f} ms at most: by rounds of uploads and expiry")
+        held = MeasuredSlices.held
         for number in range(chosen.pairs):
-            turns.clear()
-            watching = asyncio.create_task(watch())
+            held.clear()
             began = time.perf_counter()
             size = await asyncio.to_thread(asyncio.run, scrape((host, int(port))))
             took = time.perf_counter() - began
-            watching.cancel()
-            turns.sort()
             print(
-                f"scrape {number + 1}: {took:.3f} s, {size / 1e6:.1f} MB; the loop was held {turns[-1] * 1e3:.1f} ms "
-                f"at most, {sum(one > 0.005 for one in turns)} times for more than 5 ms, {len(turns)} turns",
+                f"scrape {number + 1}: {took:.3f} s, {size / 1e6:.1f} MB; {len(held) - 1} slices held the loop for "
+                f"{sum(held[1:]):.3f} s of processor time, the longest for {max(held[1:]) * 1e3:.1f} ms",
                 flush=True,
             )
 

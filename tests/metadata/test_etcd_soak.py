@@ -17,6 +17,7 @@ from pydanube.metadata.etcd.place import EtcdPlace
 from pydanube.metadata.etcd.store import EtcdStore
 from pydanube.model.errors import NotFound, Unavailable
 from pydanube.runtime.clock import SystemClock
+from pydanube.runtime.tasks import Tasks
 
 pytestmark = [
     pytest.mark.etcd,
@@ -68,12 +69,8 @@ class History:
                             assert value == self.seen[event.key] + 1, "a change was left out"
                             self.seen[event.key] = value
 
-    async def hold_lease(self, store: MetadataStore, done: asyncio.Event) -> None:
-        """Keep a lease alive; when it may have ended by our own count, its key may be gone, and never before."""
-        before = time.monotonic()
-        lease, ttl_ms = await store.grant_lease(30_000)
-        deadline = before + ttl_ms / 1000
-        await store.transact([], [Put("/session", b"", lease)])
+    async def hold_lease(self, store: MetadataStore, lease: int, deadline: float, done: asyncio.Event) -> None:
+        """Keep a lease alive, which counts until `deadline` so far. It may end after our own deadline, never before."""
         while not done.is_set():
             before = time.monotonic()
             try:
@@ -147,19 +144,21 @@ async def test_a_history_under_mixed_faults_has_no_gap_and_loses_nothing(program
             through = [proxy.address for proxy in proxies]
             direct = await opened([member.address for member in cluster.members])
             stores = [await opened(through[number:] + through[:number]) for number in range(3)]
-            working = [asyncio.ensure_future(history.count_up(store, key, done)) for store in stores for key in KEYS]
-            working.append(asyncio.ensure_future(history.hold_lease(stores[0], done)))
-            following = asyncio.ensure_future(history.follow(stores[1]))
-            await disturb(random.Random(seed), cluster, proxies, direct)
-            done.set()
-            async with asyncio.timeout(PATIENCE_S):
-                await asyncio.gather(*working)
-                final = {entry.key: int(entry.value) for entry in await direct.list("/count/")}
-                while history.seen != final:
-                    assert not following.done(), following.exception()
-                    await asyncio.sleep(0.1)
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+            before = time.monotonic()
+            lease, ttl_ms = await direct.grant_lease(30_000)
+            deadline = before + ttl_ms / 1000
+            async with Tasks() as tasks:  # whatever fails, nobody goes on with closed stores
+                working = [tasks.spawn(history.count_up(store, key, done), key) for store in stores for key in KEYS]
+                working.append(tasks.spawn(history.hold_lease(stores[0], lease, deadline, done), "lease"))
+                following = tasks.spawn(history.follow(stores[1]), "watch")
+                await disturb(random.Random(seed), cluster, proxies, direct)
+                done.set()
+                async with asyncio.timeout(PATIENCE_S):
+                    await asyncio.gather(*working)
+                    final = {entry.key: int(entry.value) for entry in await direct.list("/count/")}
+                    while history.seen != final:
+                        assert not following.done(), following.exception()
+                        await asyncio.sleep(0.1)
     written = sum(map(len, history.acknowledged.values()))
     print("acknowledged", written, "in doubt", history.in_doubt, "lists", history.lists)
     assert written > 100

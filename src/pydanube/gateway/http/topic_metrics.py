@@ -15,7 +15,7 @@ from pydanube.model.statistics import SubscriptionSummary, TopicSummary
 
 from .prometheus_text import TextFormat, family_head, format_labels
 
-_LINES_AT_ONCE: Final = 5_000
+_LINES_AT_ONCE: Final = 2_000
 """So many lines are joined and sent at a time: more would hold the event loop for too long."""
 
 
