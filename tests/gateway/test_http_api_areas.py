@@ -147,6 +147,8 @@ async def test_a_topic_is_created_described_grown_unloaded_and_deleted() -> None
         assert await api("POST", f"{TOPIC}/truncate", cut) == cut
         assert (await api("GET", TOPIC))["partitions"][full]["start_offset"] == 3
         await api("POST", f"{TOPIC}/truncate", {"positions": [{"partition": full, "offset": 11}]}, 400)
+        twice = {"positions": [{"partition": full, "offset": 4}, {"partition": full, "offset": 5}]}
+        assert "twice" in (await api("POST", f"{TOPIC}/truncate", twice, 400))["detail"]
         (listed,) = (await api("GET", "/api/v1/topics?namespace=default"))["topics"]
         assert (listed["topic"], listed["partitions"]) == ("/default/orders", 4)
         await api("DELETE", TOPIC, expect=204)
