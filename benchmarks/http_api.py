@@ -4,10 +4,10 @@
 
 A client with one keep-alive connection sends the same batches in turn to two servers, each in a process of its own: one
 of Starlette on uvicorn that reads the body into the same structs and does nothing with it, and a broker that publishes
-it and answers the offsets. Rounds are short and interleaved, so that other load on the machine meets both; the median of
-the ratios of the rounds is what counts, absolute numbers depend on the machine. Topics of each ack level are measured: a client that waits for every answer waits for the
-disk too where the topic is durable, so that the ratio of that one says more about the disk than about HTTP. The
-processor time of the broker per batch does not depend on that.
+it and answers the offsets. Rounds are short and interleaved, so that other load on the machine meets both; the median
+of the ratios of the rounds is what counts, absolute numbers depend on the machine. Topics of each ack level are
+measured: a client that waits for every answer waits for the disk too where the topic is durable, so that the ratio of
+that one says more about the disk than about HTTP. The processor time of the broker per batch does not depend on that.
 """
 
 from __future__ import annotations
