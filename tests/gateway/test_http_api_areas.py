@@ -61,7 +61,10 @@ async def test_policies_are_changed_and_inherited() -> None:
         changed = await api("PATCH", f"{TOPIC}/policies", {"retention_s": None})
         assert changed == await api("GET", f"{TOPIC}/policies")
         assert changed["own"]["retention_s"] is None
-        assert "unknown field `tll_s`" in (await api("PATCH", f"{TOPIC}/policies", {"tll_s": 1}, 400))["detail"]
+        unknown = (await api("PATCH", f"{TOPIC}/policies", {"tll_s": 1}, 400))["detail"]
+        assert "unknown field `tll_s`: use producers_max, " in unknown
+        wrong = (await api("PATCH", f"{TOPIC}/policies", {"backlog_action": "x"}, 400))["detail"]
+        assert wrong.endswith("at `$.backlog_action`: use refuse, evict")
         assert "out of range" in (await api("PATCH", f"{TOPIC}/policies", {"ttl_s": -5}, 400))["detail"]
 
 
