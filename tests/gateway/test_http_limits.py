@@ -81,6 +81,14 @@ async def test_what_is_no_request_is_answered_as_a_problem() -> None:
         await there.until(lambda: there.server.connections == 0)
 
 
+async def test_a_native_client_is_told_at_once_whose_port_this_is() -> None:
+    async with open_listener() as there:
+        with pytest.raises(
+            Invalid, match=r"is not a danube broker: .*HTTP.* answered; .* or with http:// to its HTTP port"
+        ):
+            await pydanube.connect(there.url.replace("http://", "danube://"), timeout=60).open()
+
+
 async def test_a_broken_body_is_answered_once_and_without_noise(caplog, capsys) -> None:
     class Started:
         """An application that begins its answer and then waits for the client to leave."""

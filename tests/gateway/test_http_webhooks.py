@@ -167,7 +167,7 @@ def test_secrets_are_not_shown(tmp_path: Any) -> None:
     ("options", "what"),
     [
         ({}, "needs a topic"),
-        ({"topic": "orders"}, "not a full name"),
+        ({"topic": "orders"}, "webhook 'shop': topic 'orders' is not a full name"),
         ({"topic": "/default/hooks"}, "either secret or secret_file"),
         ({"topic": "/default/hooks", "secret": "short"}, "fewer than 8"),
         ({"topic": "/default/hooks", "secret": SECRET, "scheme": "md5"}, "md5"),

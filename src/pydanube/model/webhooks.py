@@ -82,9 +82,13 @@ class Webhook:
                 raise Invalid(f"{here}: {one} is text")
         if scheme not in list(WebhookScheme):
             raise Invalid(f"{here}: scheme {scheme!r} is unknown: use {', '.join(WebhookScheme)}")
+        try:
+            topic = TopicName.parse(values["topic"])
+        except Invalid as error:
+            raise Invalid(f"{here}: {error.message}") from None
         return cls(
             name,
-            TopicName.parse(values["topic"]),
+            topic,
             WebhookScheme(scheme),
             values.get("secret", ""),
             values.get("secret_file", ""),

@@ -22,6 +22,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from pydanube.codec.native.frames import PREAMBLE
 from pydanube.model.limits import KIB
 from pydanube.runtime.telemetry import get_logger
 
@@ -93,6 +94,10 @@ class HttpConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():  # refused, and the client had sent something before
+            return
+        if self._phase is _Phase.HEADER and data.startswith(PREAMBLE):  # the parser would wait for a line end
+            self._owner.count_invalid()
+            self._answer_and_close(400, "this is the HTTP port of a broker, and the client speaks its native protocol")
             return
         super().data_received(data)
         self._note_phase()
