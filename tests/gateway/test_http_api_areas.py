@@ -100,6 +100,7 @@ async def test_an_update_is_refused_if_the_state_is_another_one(read: str, metho
         assert refused["title"] == "Conflict"
         await api(method, path, body, 412, tag=f"W/{tag}")
         assert "If-Match" in (await api(method, path, body, 400, tag="plain"))["detail"]
+        assert "empty" in (await api(method, path, body, 400, tag=" "))["detail"]
         await api("GET", read)
         assert api.tag == tag
         await api(method, path, body, 204 if method == "DELETE" else 200, tag=tag)

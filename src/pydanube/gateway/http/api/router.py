@@ -154,8 +154,11 @@ class _Endpoint:
 
     def _check_if_match(self, request: Request) -> None:
         """Refuse a condition that would not be looked at."""
-        if "if-match" in request.headers and not self.operation.takes_if_match:
+        given = request.headers.get("if-match")
+        if given is not None and not self.operation.takes_if_match:
             raise Invalid("this operation cannot be made conditional: leave the header If-Match away")
+        if given is not None and not given.strip():  # a tag that got lost, not the wish to write in any case
+            raise Invalid("the header If-Match is empty: send the entity tag of an answer, or *")
 
     async def _read_body(self, request: Request) -> tuple[Any, frozenset[str]]:
         content = await request.body()
