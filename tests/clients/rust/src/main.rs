@@ -455,27 +455,39 @@ async fn selection(client: &DanubeClient, topic: &str, subject: &str) -> Outcome
 
 // -- kill -9 of the broker --------------------------------------------------------------------------------------------
 
-async fn restart(client: &DanubeClient, topic: &str, kills: usize, messages: usize) -> Outcome {
+/// The consumers of a topic with partitions are one for each partition, each with a channel of its own. One consumer of the
+/// whole topic would hang: where the connection breaks while it opens a stream again, `partition_receive_loop` gets
+/// `Cancelled` ("connection closed") or `Unknown` ("transport error"), which `is_retryable_error` does not list, and
+/// returns. The loops of the other partitions keep the channel open, so the application waits for ever for the messages
+/// of a partition that nobody reads, and not even a health check that is answered with CLOSE starts the loop again.
+async fn restart(client: &DanubeClient, topic: &str, kills: usize, messages: usize, partitions: usize) -> Outcome {
     let mut wanted = builder(client, topic, "producer").with_reliable_dispatch();
     wanted = wanted.with_options(ProducerOptions::new(200, 50, 200));
+    let mut topics = vec![topic.to_string()];
+    if partitions > 0 {
+        wanted = wanted.with_partitions(partitions);
+        topics = (0..partitions).map(|number| format!("{topic}-part-{number}")).collect();
+    }
     let producer = Arc::new(create(wanted).await?);
     let received = Arc::new(Mutex::new([Vec::<String>::new(), Vec::new()]));
     for (place, (name, kind)) in [("exclusive", SubType::Exclusive), ("shared", SubType::Shared)].into_iter().enumerate() {
-        let mut one = receiver(client, topic, name, "consumer", kind.clone(), &[]).await?;
-        let (received, client, topic) = (received.clone(), client.clone(), topic.to_string());
-        tokio::spawn(async move {
-            loop {
-                while let Some(message) = one.channel.recv().await {
-                    let _ = one.consumer.ack(&message).await; // of a killed broker: the message comes again
-                    received.lock().unwrap()[place].push(text(&message));
+        for topic in &topics {
+            let mut one = receiver(client, topic, name, "consumer", kind.clone(), &[]).await?;
+            let (received, client, topic, kind) = (received.clone(), client.clone(), topic.clone(), kind.clone());
+            tokio::spawn(async move {
+                loop {
+                    while let Some(message) = one.channel.recv().await {
+                        let _ = one.consumer.ack(&message).await; // of a killed broker: the message comes again
+                        received.lock().unwrap()[place].push(text(&message));
+                    }
+                    // So is a broken connection of a consumer, whose channel then ends: subscribe again.
+                    if let Ok(again) = receiver(&client, &topic, name, "consumer", kind.clone(), &[]).await {
+                        one = again;
+                    }
+                    tokio::time::sleep(TICK * 25).await;
                 }
-                // So is a broken connection of a consumer, whose channel then ends: subscribe again.
-                if let Ok(again) = receiver(&client, &topic, name, "consumer", kind.clone(), &[]).await {
-                    one = again;
-                }
-                tokio::time::sleep(TICK * 25).await;
-            }
-        });
+            });
+        }
     }
     let sent = Arc::new(Mutex::new(Vec::<String>::new()));
     let stopping = Arc::new(AtomicBool::new(false));
@@ -551,8 +563,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         "sessions.reconnection" => reconnection(&client, topic).await,
         "sessions.exclusive" => exclusive(&client, topic).await,
         "schemas.selection" => selection(&client, topic, arguments["subject"].as_str().unwrap_or_default()).await,
-        // Not with partitions: where the connection breaks, this client ends the loop of one partition and tells nobody.
-        "restart.run" if size("partitions") == 0 => restart(&client, topic, size("kills"), size("messages")).await,
+        "restart.run" => restart(&client, topic, size("kills"), size("messages"), size("partitions")).await,
         _ => {
             println!("{}", json!({"missing": name}));
             return Ok(());
