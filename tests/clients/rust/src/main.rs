@@ -455,11 +455,11 @@ async fn selection(client: &DanubeClient, topic: &str, subject: &str) -> Outcome
 
 // -- kill -9 of the broker --------------------------------------------------------------------------------------------
 
-/// The consumers of a topic with partitions are one for each partition, each with a channel of its own. One consumer of the
-/// whole topic would hang: where the connection breaks while it opens a stream again, `partition_receive_loop` gets
-/// `Cancelled` ("connection closed") or `Unknown` ("transport error"), which `is_retryable_error` does not list, and
-/// returns. The loops of the other partitions keep the channel open, so the application waits for ever for the messages
-/// of a partition that nobody reads, and not even a health check that is answered with CLOSE starts the loop again.
+/// A topic with partitions has one consumer for each partition here, because one of the whole topic does not survive
+/// a kill: a partition's `partition_receive_loop` (consumer.rs) that opens its stream again while the connection breaks
+/// gets `Cancelled` ("connection closed") or `Unknown` ("transport error") from tonic, which `is_retryable_error` does
+/// not list, and returns; nothing starts it again, not even a health check that is answered with CLOSE, and the loops of
+/// the other partitions keep the channel open, so that the application waits for ever.
 async fn restart(client: &DanubeClient, topic: &str, kills: usize, messages: usize, partitions: usize) -> Outcome {
     let mut wanted = builder(client, topic, "producer").with_reliable_dispatch();
     wanted = wanted.with_options(ProducerOptions::new(200, 50, 200));
