@@ -105,6 +105,7 @@ async def test_a_broker_that_starts_later_is_found(tmp_path: Path) -> None:
         (http("200 OK", b" " * (1 << 20)), "sends more than"),
         (b"SSH-2.0-OpenSSH_9.6p1\r\n", "does not speak HTTP.*8650 by default"),
         (b"HTTP/1.1 abc\r\n\r\n", "does not speak HTTP"),
+        (b"x\0\0\0\xa4code", "does not speak HTTP; http:// takes"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "does not speak HTTP"),
     ],
 )

@@ -61,7 +61,10 @@ async def test_policies_are_changed_and_inherited() -> None:
         changed = await api("PATCH", f"{TOPIC}/policies", {"retention_s": None})
         assert changed == await api("GET", f"{TOPIC}/policies")
         assert changed["own"]["retention_s"] is None
-        assert "unknown field `tll_s`" in (await api("PATCH", f"{TOPIC}/policies", {"tll_s": 1}, 400))["detail"]
+        unknown = (await api("PATCH", f"{TOPIC}/policies", {"tll_s": 1}, 400))["detail"]
+        assert "unknown field `tll_s`: use producers_max, " in unknown
+        wrong = (await api("PATCH", f"{TOPIC}/policies", {"backlog_action": "x"}, 400))["detail"]
+        assert wrong.endswith("at `$.backlog_action`: use refuse, evict")
         assert "out of range" in (await api("PATCH", f"{TOPIC}/policies", {"ttl_s": -5}, 400))["detail"]
 
 
@@ -147,6 +150,8 @@ async def test_a_topic_is_created_described_grown_unloaded_and_deleted() -> None
         assert await api("POST", f"{TOPIC}/truncate", cut) == cut
         assert (await api("GET", TOPIC))["partitions"][full]["start_offset"] == 3
         await api("POST", f"{TOPIC}/truncate", {"positions": [{"partition": full, "offset": 11}]}, 400)
+        twice = {"positions": [{"partition": full, "offset": 4}, {"partition": full, "offset": 5}]}
+        assert "twice" in (await api("POST", f"{TOPIC}/truncate", twice, 400))["detail"]
         (listed,) = (await api("GET", "/api/v1/topics?namespace=default"))["topics"]
         assert (listed["topic"], listed["partitions"]) == ("/default/orders", 4)
         await api("DELETE", TOPIC, expect=204)

@@ -122,6 +122,24 @@ async def test_a_query_that_is_wrong_is_refused_by_name(query: str, said: str) -
         assert said in answer.json()["detail"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "said"),
+    [
+        ("GET", "/api/v1/topics/orders", 404, "/api/v1/topics/{namespace}/ goes on with {topic}; /docs shows"),
+        ("GET", f"{TOPIC}/polices", 404, "lookup, messages, partitions, policies, "),
+        ("GET", f"{TOPIC}/policies/x", 404, "policies/x: /docs shows every path"),
+        ("POST", "/api/v1/topics/orders/messages", 405, "POST is not possible at /api/v1/topics/{namespace}/{topic}: "),
+    ],
+)
+async def test_a_wrong_path_is_answered_with_those_that_there_are(
+    method: str, path: str, status: int, said: str
+) -> None:
+    async with open_listener() as there:
+        answer = await send(there, method, path)
+        assert answer.status == status
+        assert said in answer.json()["detail"]
+
+
 async def test_a_body_of_another_media_type_is_refused() -> None:
     async with open_listener() as there:
         answer = await send(there, "PUT", TOPIC, b"{}", content_type="application/x-www-form-urlencoded")

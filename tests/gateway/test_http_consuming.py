@@ -185,8 +185,9 @@ async def test_messages_that_nobody_polls_for_go_to_other_consumers() -> None:
         await request(there, "POST", f"{idle}/acks", {"ack": [first["id"]]})
         assert await poll(there, idle, "wait_ms=1") == []
         busy = await open_consumer(there, type="shared")
-        await publish(there, "second")
-        assert [one["payload"] for one in await poll(there, busy)] == ["second"]
+        for number in range(10):
+            await publish(there, str(number))
+            assert [one["payload"] for one in await poll(there, busy, "wait_ms=20000")] == [str(number)]
 
 
 async def test_an_ack_from_before_a_seek_is_ignored() -> None:

@@ -17,7 +17,8 @@ def test_every_class_of_the_tree_is_mapped_by_itself() -> None:
 
 @pytest.mark.parametrize("kind", OURS, ids=lambda kind: kind.__name__)
 def test_an_error_is_a_problem_with_its_status_code_and_message(kind) -> None:
-    answer = http_errors.respond(kind("no such thing"))
+    error = NotOwner("no such thing", "b:6655") if kind is NotOwner else kind("no such thing")
+    answer = http_errors.respond(error)
     assert 400 <= answer.status_code < 600
     assert answer.headers["content-type"] == "application/problem+json"
     problem = json.loads(answer.body)
@@ -40,6 +41,13 @@ def test_a_class_of_another_package_has_the_status_of_its_base() -> None:
 
 def test_the_owner_is_named() -> None:
     assert json.loads(http_errors.respond(NotOwner("elsewhere", "b:6655")).body)["owner"] == "b:6655"
+
+
+def test_a_topic_that_was_unloaded_is_asked_for_again() -> None:
+    """There is no other broker to ask, and the next request opens it."""
+    answer = http_errors.respond(NotOwner("/default/orders was unloaded: open it again"))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert json.loads(answer.body)["retryable"] is True
 
 
 def test_what_may_be_tried_again_says_when() -> None:

@@ -137,7 +137,7 @@ async def test_messages_that_arrive_together_share_a_batch() -> None:
     ("body", "what"),
     [
         (b"{", "the body is not what is expected here"),
-        (b'{"payload": "x", "colour": "red"}', "colour"),
+        (b'{"payload": "x", "colour": "red"}', "`colour`; a message is"),
         (b'{"key": "k"}', "message 0 has neither payload nor payload_base64"),
         (b'{"payload": "x", "payload_base64": "AA=="}', "both"),
         (b'{"messages": []}', "1 to 100000 messages"),

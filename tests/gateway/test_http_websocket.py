@@ -253,6 +253,8 @@ async def test_a_client_that_does_not_read_stops_the_delivery_and_gets_no_pongs(
             for _ in range(100):
                 peer.write(frame(9, b"ping") * 1000)
                 await peer.flushed()
+            peer.write(frame(1, b'{"ack": ["0.0.0"]}'))
+            await until_position(there, 1)  # so that all pings have been read
             (session,) = there.server._application._data.sessions._open.values()
             assert connection.transport.get_write_buffer_size() <= unsent
             assert sum(len(one.batch.view) for one in session.subscriber._kept) < 2_000_000

@@ -36,7 +36,7 @@ DANUBE_LOGGING_LEVEL=debug danube serve         'danube config show' lists every
 @click.option("--port", type=PORT, help="Native protocol; 0 chooses one.  [default: 6655]")
 @click.option("--grpc-port", type=PORT, help="Danube gRPC API (extra `grpc`).  [default: 6650]")
 @click.option("--admin-port", type=PORT, help="Danube gRPC admin API (extra `grpc`).  [default: 50051]")
-@click.option("--http-port", type=PORT, help="HTTP: health and the schema registry.  [default: 8650]")
+@click.option("--http-port", type=PORT, help="HTTP: REST, metrics, health and the schema registry.  [default: 8650]")
 @click.option("--no-grpc", is_flag=True, help="Open no listener for the Danube gRPC API.")
 @click.option("--no-admin", is_flag=True, help="Open no listener for the Danube gRPC admin API.")
 @click.option("--no-http", is_flag=True, help="Open no HTTP listener.")

@@ -59,4 +59,6 @@ def _parse(received: bytes) -> HttpAnswer:
         response.begin()
         return HttpAnswer(response.status, response.read())
     except (http.client.HTTPException, ValueError) as error:
-        raise NotHttp(f"it does not speak HTTP ({received[:40]!r})") from error
+        line = received[:40].partition(b"\r\n")[0].decode("ascii", "replace")
+        shown = f" ({line!r})" if line.isprintable() and "\ufffd" not in line else ""
+        raise NotHttp(f"it does not speak HTTP{shown}") from error

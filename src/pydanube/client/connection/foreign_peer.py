@@ -24,7 +24,9 @@ from .address import DEFAULT_PORT
 FIRST_BYTES: Final = 64
 """How much of what a peer sent is looked at and quoted."""
 
-NATIVE_PORT_HINT: Final = f"clients connect to the native port of a broker, {DEFAULT_PORT} by default"
+NATIVE_PORT_HINT: Final = (
+    f"clients connect to the native port of a broker, {DEFAULT_PORT} by default, or with http:// to its HTTP port"
+)
 
 _FIRST_FRAME_BYTES_MAX: Final = HEADER.size + CONTROL_BYTES_MAX + ALIGNMENT
 _LENGTH: Final = struct.Struct("<I")

@@ -72,14 +72,21 @@ class Problem(msgspec.Struct, omit_defaults=True):
 
 
 def status_of(error: DanubeError) -> int:
-    """Return the status of an error; a class that is not in the table has that of its nearest base."""
+    """Return the status of an error; a class that is not in the table has that of its nearest base.
+
+    A NotOwner that names no owner is for clients with something to open again, when a partition was unloaded. A request
+    over HTTP only has to be sent again.
+    """
+    if isinstance(error, NotOwner) and not error.owner:
+        return STATUS[Unavailable]
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
 
 def problem_of(error: DanubeError) -> Problem:
     owner = error.owner if isinstance(error, NotOwner) else ""
-    kind = type(error)
-    return Problem(kind.__name__, status_of(error), error.message, kind.code, kind.retryable, owner)
+    kind, status = type(error), status_of(error)
+    is_retryable = kind.retryable or status == STATUS[Unavailable]
+    return Problem(kind.__name__, status, error.message, kind.code, is_retryable, owner)
 
 
 def problem_of_http(error: HTTPException) -> Problem:

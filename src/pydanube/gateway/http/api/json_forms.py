@@ -83,9 +83,16 @@ def form_of(kind: Any) -> JsonForm:
     if isinstance(kind, type) and issubclass(kind, Enum):
         words = {str(one): one for one in kind}
         return JsonForm(Literal[tuple(words)], words.__getitem__)
-    if _has_fields(kind):
+    if has_fields(kind):
         return _object_form(kind)
     return JsonForm(_INT64) if kind is int else JsonForm(kind)
+
+
+def has_fields(kind: Any) -> bool:
+    """Return whether a type is a dataclass, a named tuple or a struct."""
+    if not isinstance(kind, type):
+        return False
+    return is_dataclass(kind) or issubclass(kind, msgspec.Struct) or hasattr(kind, "_field_defaults")
 
 
 def fields_of(kind: Any) -> list[FieldForm]:
@@ -133,16 +140,10 @@ def dump(value: Any) -> Any:
 # -- internal ----------------------------------------------------------------------------------------------------------
 
 
-def _has_fields(kind: Any) -> bool:
-    if not isinstance(kind, type):
-        return False
-    return is_dataclass(kind) or issubclass(kind, msgspec.Struct) or hasattr(kind, "_field_defaults")
-
-
 @cache
 def _names(kind: Any) -> list[tuple[str, str]] | None:
     """Return the fields of a type, each with its name in JSON; None for a type without fields."""
-    if not _has_fields(kind):
+    if not has_fields(kind):
         return None
     if issubclass(kind, msgspec.Struct):
         return [(one.name, one.encode_name) for one in msgspec.structs.fields(kind)]

@@ -50,11 +50,12 @@ TAGS: Final[dict[str, str]] = {
 }
 
 _DESCRIPTION: Final = """\
-Everything that can be administered in a pydanube broker.
+Everything that can be administered in a pydanube broker, and publishing and consuming (`data`). Not in this document:
+`/metrics` for Prometheus, `/healthz` and `/readyz`, and the Confluent Schema Registry API at `/schema-registry`.
 
 Errors are problem details (RFC 9457). A list is answered in pages: `next` of an answer is the `after` of the next
-request, and is empty on the last page. Times are microseconds since 1970 unless their name ends in a unit. Unknown
-fields and query parameters are refused by name.
+request, and is empty on the last page. Times are microseconds since 1970 unless their name ends in a unit; those
+of messages are text such as `2026-01-31T12:00:00Z`. Unknown fields and query parameters are refused by name.
 """
 
 
@@ -146,7 +147,9 @@ def _headers(operation: Operation) -> list[dict[str, Any]]:
 
 def _request_body(operation: Operation) -> dict[str, Any] | None:
     if operation.reads_body:
-        content = {media: {"schema": schema} for media, schema in operation.body_media.items()}
+        content: dict[str, dict[str, Any]] = {kind: {"schema": schema} for kind, schema in operation.body_media.items()}
+        if operation.body_example is not None:
+            content[JSON]["example"] = _example(operation.body_example)
         return {"required": not operation.body_optional, "content": content}
     if operation.body is None:
         return None

@@ -102,6 +102,7 @@ OPERATIONS = (
         handler=_publish,
         query=PublishQuery,
         reads_body=True,
+        body_example={"payload": {"id": 1}, "key": "alice"},
         body_media={JSON: _body_schema(), "application/x-ndjson": _ANY_BYTES, "application/octet-stream": _ANY_BYTES},
         reply=PublishResult,
         reply_example=_STORED,

@@ -6,7 +6,8 @@ operation happens before all of its parameters and its body are read and checked
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, Literal, get_args, get_origin
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -52,22 +53,24 @@ class Router:
                 known = node.parameter
                 values.append(segment)
             if known is None:
-                raise HTTPException(404, f"there is nothing at {path[:_SHOWN_CHARACTERS_MAX]}: see /openapi.json")
+                raise _nothing_at(path, node)
             node = known
         if not node.endpoints:
-            raise HTTPException(404, f"there is nothing at {path[:_SHOWN_CHARACTERS_MAX]}: see /openapi.json")
+            raise _nothing_at(path, node)
         method = "GET" if request.method == "HEAD" else request.method
         endpoint = node.endpoints.get(method)
         if endpoint is None or (request.method == "HEAD" and endpoint.operation.takes_messages):
             allowed = ", ".join(sorted(node.endpoints))
-            raise HTTPException(405, f"{request.method} is not possible here: use {allowed}", {"allow": allowed})
+            text = f"{request.method} is not possible at {node.template}: use {allowed}"
+            raise HTTPException(405, text, {"allow": allowed})
         return endpoint, values
 
 
 class _Node:
     """The operations below one beginning of a path."""
 
-    def __init__(self) -> None:
+    def __init__(self, template: str = "") -> None:
+        self.template = template
         self.literals: dict[str, _Node] = {}
         self.parameter: _Node | None = None
         self.endpoints: dict[str, _Endpoint] = {}
@@ -75,11 +78,12 @@ class _Node:
     def add(self, endpoint: _Endpoint) -> None:
         node = self
         for segment in endpoint.operation.path.split("/")[1:]:
+            below = _Node(f"{node.template}/{segment}")
             if segment.startswith("{"):
-                node.parameter = node.parameter or _Node()
+                node.parameter = node.parameter or below
                 node = node.parameter
             else:
-                node = node.literals.setdefault(segment, _Node())
+                node = node.literals.setdefault(segment, below)
         method = endpoint.operation.method
         assert method not in node.endpoints, f"{method} {endpoint.operation.path} is there twice"
         node.endpoints[method] = endpoint
@@ -92,11 +96,13 @@ class _Endpoint:
         self.operation = operation
         path = operation.path.split("/")
         self._parameters = [one[1:-1] for one in path if one.startswith("{")]
+        self._query_words = _words_of(operation.query)
         self._query = None if operation.query is NoQuery else json_forms.form_of(operation.query)
         self._no_query: Any = None
         """What a request without a query has; handlers do not change it."""
         self._query_names = [one.name for one in json_forms.fields_of(operation.query)]
         self._body = None if operation.body is None else json_forms.form_of(operation.body)
+        self._body_words = {} if operation.body is None else _words_of(operation.body)
         self._decoder = None if self._body is None else msgspec.json.Decoder(self._body.type)
 
     async def answer(self, broker: Broker, request: Request, segments: list[str]) -> Response:
@@ -142,7 +148,7 @@ class _Endpoint:
         try:
             read = msgspec.convert(given, self._query.type, strict=False)
         except msgspec.ValidationError as error:
-            raise Invalid(f"a query parameter is not what is expected: {error}") from None
+            raise Invalid(f"a query parameter is not what is expected: {_explain(error, self._query_words)}") from None
         assert self._query.load is not None
         return self._query.load(read)
 
@@ -166,7 +172,7 @@ class _Endpoint:
         try:
             read = self._decoder.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Invalid(f"the body is not what is expected here: {error}") from None
+            raise Invalid(f"the body is not what is expected here: {_explain(error, self._body_words)}") from None
         except RecursionError:
             raise Invalid("the body is nested too deeply") from None
         load = self._body.load
@@ -176,4 +182,36 @@ class _Endpoint:
 def _check_media_type(request: Request) -> None:
     kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if kind != JSON and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise HTTPException(415, f"the body is {kind[:_SHOWN_CHARACTERS_MAX]!r}: send {JSON}")
+        raise HTTPException(415, f"the body is {kind[:_SHOWN_CHARACTERS_MAX]!r}: send the header Content-Type: {JSON}")
+
+
+def _nothing_at(path: str, last: _Node) -> HTTPException:
+    """Return the error for a path that goes on after `last` with something unknown, or ends there."""
+    names = sorted(last.literals)
+    if last.parameter is not None:
+        names.append(last.parameter.template.rpartition("/")[2])
+    known = f"{last.template}/ goes on with {', '.join(names)}; " if names else ""
+    return HTTPException(404, f"there is nothing at {path[:_SHOWN_CHARACTERS_MAX]}: {known}/docs shows every path")
+
+
+def _words_of(kind: Any) -> dict[str, tuple[str, ...]]:
+    """Return the fields of a type, and which words are allowed for each; none: it is not one of some words."""
+    if not json_forms.has_fields(kind):
+        return {}
+    return {one.name: _words_in(json_forms.form_of(one.type).type) for one in json_forms.fields_of(kind)}
+
+
+def _words_in(form: Any) -> tuple[str, ...]:
+    if get_origin(form) is Literal:
+        return get_args(form)
+    return tuple(word for one in get_args(form) for word in _words_in(one))
+
+
+def _explain(error: Exception, fields: Mapping[str, tuple[str, ...]]) -> str:
+    """Return what msgspec says, and what is allowed instead if that is about a field of the object itself."""
+    text = str(error)
+    problem, _, place = text.partition(" - at ")
+    if not place and "unknown field" in problem and fields:
+        return f"{text}: use {', '.join(fields)}"
+    words = fields.get(place.strip("`").removeprefix("$."), ())
+    return f"{text}: use {', '.join(words)}" if words and "enum value" in problem else text

@@ -18,7 +18,7 @@ from pydanube.model.topics import SubscriptionDescription, SubscriptionPartition
 from .etags import expected_version, tagged
 from .operations import BASE, Answer, ApiCall, Operation
 from .paging import PartitionIndex
-from .topics import TOPIC_PATH, PartitionOffset, PartitionOffsets
+from .topics import TOPIC_PATH, PartitionOffset, PartitionOffsets, offset_by_partition
 
 SUBSCRIPTION_PATH: Final = f"{TOPIC_PATH}/subscriptions/{{subscription}}"
 
@@ -80,7 +80,7 @@ async def _list(call: ApiCall) -> NamePage:
 
 async def _create(call: ApiCall) -> Answer:
     asked: NewSubscription = call.body
-    positions = {one.partition: one.offset for one in asked.positions}
+    positions = offset_by_partition(asked.positions)
     await call.broker.subscriptions.create(
         call.principal, call.topic, call.subscription, asked.type, asked.start, asked.failure_policy, positions
     )

@@ -10,6 +10,7 @@ import msgspec
 from pydanube.codec.native import requests as wire
 from pydanube.gateway.native.requests import cut_page
 from pydanube.model.addresses import BrokerAddresses
+from pydanube.model.errors import Invalid
 from pydanube.model.limits import MIB, NAME_CHARACTERS_MAX, PARTITIONS_MAX
 from pydanube.model.names import TopicName, parse_namespace
 from pydanube.model.paging import TOPIC_NUMBERS, PageQuery, TopicPage
@@ -56,6 +57,14 @@ class PartitionOffsets(msgspec.Struct):
     positions: Annotated[list[PartitionOffset], msgspec.Meta(max_length=PARTITIONS_MAX)]
 
 
+def offset_by_partition(positions: list[PartitionOffset]) -> dict[int, int]:
+    """Return the offsets by partition. Raises Invalid if a partition has two."""
+    found = {one.partition: one.offset for one in positions}
+    if len(found) < len(positions):
+        raise Invalid("positions name a partition twice: give one offset for each")
+    return found
+
+
 class OffsetQuery(msgspec.Struct):
     position: Position = EARLIEST
     """The position whose offset is asked for."""
@@ -89,7 +98,7 @@ async def _grow(call: ApiCall) -> wire.Route:
 
 
 async def _truncate(call: ApiCall) -> PartitionOffsets:
-    offsets = {one.partition: one.offset for one in call.body.positions}
+    offsets = offset_by_partition(call.body.positions)
     begins = await call.broker.truncate_topic(call.principal, call.topic, offsets)
     return PartitionOffsets([PartitionOffset(*one) for one in sorted(begins.items())])
 

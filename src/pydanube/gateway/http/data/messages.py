@@ -104,6 +104,7 @@ _read_body: Final = msgspec.json.Decoder(PublishBody).decode
 _read_lines: Final = msgspec.json.Decoder(PublishedMessage).decode_lines
 _read_text: Final = msgspec.json.Decoder(str).decode
 _TIME_MAX: Final = 2**63 - 1
+_MESSAGE_HINT: Final = 'a message is {"payload": ...}, and with ?format=raw the whole body is one payload'
 
 
 def body_form(form: str, content_type: str) -> BodyForm:
@@ -129,7 +130,7 @@ def read_messages(body: bytes, form: BodyForm, headers: Headers, now_us: int) ->
             body.decode()  # values are stored as they are written, so that msgspec would not look into them
         found, is_batch = (_read_lines(body), True) if form == "ndjson" else _read_json(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Invalid(f"the body is not what is expected here: {error}") from None
+        raise Invalid(f"the body is not what is expected here: {error}; {_MESSAGE_HINT}") from None
     except RecursionError:
         raise Invalid("the body is nested too deeply") from None
     if not 1 <= len(found) <= BATCH_MESSAGES_MAX:
