@@ -100,6 +100,7 @@ async def test_a_bad_message_fails_alone(broker: GrpcBroker, peer: DanubePeer) -
 async def test_producers_of_partitions_create_and_grow_the_topic(broker: GrpcBroker, peer: DanubePeer) -> None:
     producers = [await peer.producer(f"{TOPIC}-part-{index}", f"p-{index}") for index in range(3)]
     assert await peer.partitions(TOPIC) == [f"{TOPIC}-part-{index}" for index in range(3)]
+    assert await peer.partitions(f"{TOPIC}-part-1") == [f"{TOPIC}-part-1"]
     for index, producer in enumerate(producers):
         await producer.send(b"%d" % index)
         assert [one.payload for one in await stored(broker, partition=index)] == [b"%d" % index]
