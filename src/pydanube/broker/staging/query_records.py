@@ -11,7 +11,16 @@ from pydanube.broker.registry.records import QUERIES, pack, query_key, unpack
 from pydanube.broker.registry.registry import Registry
 from pydanube.core import staging as core
 from pydanube.core.staging import QueryRecord
-from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, fits_transaction, list_all
+from pydanube.metadata.store import (
+    Compare,
+    Delete,
+    KeyValue,
+    MetadataStore,
+    Put,
+    fits_transaction,
+    is_last_page,
+    list_all,
+)
 from pydanube.model.errors import Unavailable
 from pydanube.runtime.clock import Clock
 
@@ -112,8 +121,16 @@ class QueryRecords:
         return result.succeeded
 
     async def page(self, after: str, count: int) -> list[QueryRecord]:
+        """Return `count` records in the order of their names, from the one behind `after` on; fewer at the end."""
         start_after = query_key(after) if after else ""
-        found = await self._store.list(QUERIES, start_after=start_after, limit=count)
+        found: list[KeyValue] = []
+        while len(found) < count:  # a page of the store has a limit of bytes too
+            wanted = count - len(found)
+            some = await self._store.list(QUERIES, start_after=start_after, limit=wanted)
+            found += some
+            if is_last_page(some, wanted):
+                break
+            start_after = some[-1].key
         return [unpack(one.value, QueryRecord) for one in found]
 
     async def all(self) -> AsyncIterator[KnownQuery]:
