@@ -14,6 +14,7 @@ import pydanube
 from pydanube.codec.batch import encode
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.store import list_all
+from pydanube.model.limits import METADATA_OPERATIONS_MAX
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects.local import LocalStore
 
@@ -136,7 +137,7 @@ async def test_killing_the_broker_between_every_two_steps_of_a_commit_loses_and_
 
 @pytest.mark.process
 async def test_killing_the_broker_while_a_decision_is_spread_over_many_partitions_loses_and_repeats_nothing(directory):
-    died = await kill_at_every_step(directory, 101, "transact", most=9)
+    died = await kill_at_every_step(directory, METADATA_OPERATIONS_MAX + 1, "transact", most=9)
     print("\n".join(died))
     assert died.count("after the put of pending") == 2
     assert died.count("after the put of decisions") == 1
