@@ -45,7 +45,7 @@ async def test_an_origin_that_is_not_configured_is_refused_beside_one_that_is() 
 
 @pytest.mark.parametrize("headers", [{"Origin": CONSOLE}, {"Sec_Fetch_Site": "cross-site"}])
 async def test_a_page_of_another_origin_takes_no_messages(headers: dict[str, str]) -> None:
-    """A GET that is an image or a stream of another page would acknowledge messages that nobody sees."""
+    """A GET that is an image or a stream of another page would acknowledge messages that no consumer has processed."""
     async with open_listener() as there, await Peer.connect(there) as peer:
         assert (await peer.request("POST", PATH, b"x")).status == 200
         topic = PATH.removesuffix("/messages")

@@ -34,10 +34,10 @@ class EventPeer(Peer):
         assert first == "HTTP/1.1 200 OK", head + (await self._reader.read(1000)).decode()
         self._text = b""
         found = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-        assert (await self._block()) == ["retry: 1000"]
+        assert (await self.block()) == ["retry: 1000"]
         return found
 
-    async def _block(self) -> list[str]:
+    async def block(self) -> list[str]:
         """The next block of lines, of one event or one comment."""
         async with asyncio.timeout(TIMEOUT_S):
             while b"\n\n" not in self._text:
@@ -50,14 +50,10 @@ class EventPeer(Peer):
 
     async def event(self) -> Event:
         """The next event; comments are left out."""
-        while (lines := await self._block()) == [":"]:
+        while (lines := await self.block()) == [":"]:
             pass
         fields = {name: value for name, _, value in (line.partition(": ") for line in lines)}
         return Event(fields.get("event", ""), fields.get("id", ""), json.loads(fields["data"]))
-
-    async def comment(self) -> None:
-        while await self._block() != [":"]:
-            pass
 
 
 async def request(there: HttpListener, method: str, path: str, body: Any) -> Answer:
@@ -167,8 +163,7 @@ async def test_a_stream_without_messages_sends_comments() -> None:
     async with open_listener(heartbeat_ms=10) as there, await EventPeer.connect(there) as peer:
         await publish(there, "a")
         await peer.begin(f"{WORKERS}/events")
-        for _ in range(3):
-            await peer.comment()
+        assert [await peer.block() for _ in range(3)] == [[":"]] * 3
 
 
 async def test_a_stream_is_ended_by_shutdown_and_by_the_end_of_its_subscription() -> None:

@@ -206,12 +206,14 @@ async def test_websockets_count_as_connections() -> None:
 async def test_messages_of_a_client_have_a_limit_whole_and_in_fragments() -> None:
     async with open_listener() as there:
         await publish(there, "a")
-        half = b" " * (WEBSOCKET_MESSAGE_BYTES // 2 + 1)
-        for frames in ([frame(1, half + half)], [frame(1, half, final=False), frame(0, half, final=False)]):
+        ack = b'{"ack": ["0.0.0"]}'.ljust(WEBSOCKET_MESSAGE_BYTES + 1)
+        half = len(ack) // 2
+        for frames in ([frame(1, ack)], [frame(1, ack[:half], final=False), frame(0, ack[half:])]):
             async with await upgraded(there) as peer:
                 peer.write(b"".join(frames))
                 await peer.closed()
             await there.until(lambda: there.server.connections == 0)
+            assert await position(there) == 0, "a message that is too long has no effect"
 
 
 async def test_fragments_without_end_take_no_memory() -> None:
@@ -274,6 +276,7 @@ async def test_a_client_that_reads_nothing_for_too_long_is_disconnected() -> Non
                 clock.advance(0.1)
                 await asyncio.sleep(0.001)
             await there.until(lambda: there.server.connections == 0)
+            assert connection.transport.is_closing()
             await there.until(lambda: len(there.server._application._data.sessions) == 0)
 
 
