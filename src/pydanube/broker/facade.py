@@ -103,6 +103,23 @@ class BrokerParts:
     """Returns what is wrong with the disk of the metadata, in one sentence; empty while nothing is."""
 
 
+def _open_object_storage(parts: BrokerParts, open_partitions: PartitionTable, cluster: str) -> ObjectStorage | None:
+    """Return the object storage of a broker that has one."""
+    if parts.objects is None or parts.tiering is None:
+        return None
+    return ObjectStorage(
+        parts.objects,
+        parts.store,
+        parts.registry,
+        open_partitions,
+        parts.writer,
+        parts.clock,
+        parts.tasks,
+        parts.tiering,
+        cluster,
+    )
+
+
 class Broker:
     """One broker. All listeners call this, and only this."""
 
@@ -119,19 +136,7 @@ class Broker:
         self.metrics = BrokerMetrics()
         self._cache = TailCache(settings.tail_bytes)
         open_partitions = PartitionTable()
-        self.tiers: ObjectStorage | None = None
-        if parts.objects is not None and parts.tiering is not None:
-            self.tiers = ObjectStorage(
-                parts.objects,
-                parts.store,
-                registry,
-                open_partitions,
-                writer,
-                clock,
-                parts.tasks,
-                parts.tiering,
-                settings.cluster,
-            )
+        self.tiers = _open_object_storage(parts, open_partitions, settings.cluster)
         policies = EffectivePolicies(registry, broker_policies(settings.message_bytes_max, settings.remembered_us))
         self._partitions = Partitions(
             registry,
@@ -170,22 +175,26 @@ class Broker:
         self.storage = StorageAdministration(
             registry, self._partitions, authorizer, parts.store, writer, clock, parts.tasks, self.tiers
         )
-        self._staging: Staging | None = None
-        if self.tiers is not None:
-            self._staging = Staging(
-                registry,
-                self._partitions,
-                self.producers,
-                authorizer,
-                parts.store,
-                clock,
-                self.tiers,
-                self.decompression,
-                self.schemas,
-            )
+        self._staging = self._open_staging(parts, self.tiers)
         self._metric_sources = MetricSources(self.metrics, registry, open_partitions, writer, self._cache, self.tiers)
         self._deletion = TopicDeletion(registry, self._partitions, writer, self.tiers, self._staging)
         self.lifetimes = Expiration(registry, self._partitions, self.subscriptions, self._deletion, clock)
+
+    def _open_staging(self, parts: BrokerParts, tiers: ObjectStorage | None) -> Staging | None:
+        """Return the staged writes, whose stages are in the object storage; None if there is none."""
+        if tiers is None:
+            return None
+        return Staging(
+            parts.registry,
+            self._partitions,
+            self.producers,
+            parts.authorizer,
+            parts.store,
+            parts.clock,
+            tiers,
+            self.decompression,
+            self.schemas,
+        )
 
     @property
     def address(self) -> str:
