@@ -37,7 +37,7 @@ HOSTS = {
 """Whom our pages and programs may point at: anybody can reach them."""
 
 RESERVED = re.compile(r"(.+\.)?example(\.org|\.com)?")
-"""Names that belong to nobody, for examples and tests."""
+"""Names that are reserved for examples, so that no host has them."""
 
 THIS_MACHINE = ["/" + "work/", "/" + "root/", "/" + "opt/wheels", "/home/" + "runner"]
 INSTALLING = ["index-" + "url", "trusted-" + "host", "find-" + "links"]

@@ -227,7 +227,7 @@ async def test_a_decision_waits_while_a_deletion_is_uncertain_and_is_published_i
         assert broker.staging.decisions.publisher.dropped == 0
 
 
-# -- topics that nobody uses ---------------------------------------------------------------------------------------
+# -- topics without clients ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

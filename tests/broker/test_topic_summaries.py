@@ -82,7 +82,7 @@ async def test_no_partition_is_opened_and_nothing_is_read(tmp_path: Path, clock:
         assert list(client.broker._partitions) == []
         exact = (await client.counted()).backlog_s  # opens the partitions
         for partition in client.broker._partitions:
-            setattr(partition.stream, "read", None)  # noqa: B010 - whoever reads this stream fails
+            setattr(partition.stream, "read", None)  # noqa: B010 - reading this stream fails
         (found,) = await summaries(client.broker)
         (billing,) = found.subscriptions
         assert (found.open_partitions, found.published, billing.backlog) == (2, 0, 495)

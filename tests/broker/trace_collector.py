@@ -29,7 +29,7 @@ class Collector:
             self._changed.notify_all()
 
     def wait_for(self, count: int) -> list[Any]:
-        """Return the spans once there are so many."""
+        """Return all spans once at least `count` have arrived."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.spans) >= count, TIMEOUT_S), f"{len(self.spans)} spans came"
             return list(self.spans)

@@ -126,7 +126,7 @@ def encoded(value: bytes) -> str:
 
 
 class EtcdCluster:
-    """Members of one etcd, and somebody else who writes to it all the time, so that revisions are not dense."""
+    """Members of one etcd. Another client writes to it all the time, so that revisions are not dense."""
 
     def __init__(self, directory: Path, size: int, program: str, flags: Sequence[str] = ()) -> None:
         help_text = subprocess.run([program, "--help"], capture_output=True, check=False)

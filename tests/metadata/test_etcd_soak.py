@@ -147,7 +147,7 @@ async def test_a_history_under_mixed_faults_has_no_gap_and_loses_nothing(program
             before = time.monotonic()
             lease, ttl_ms = await direct.grant_lease(30_000)
             deadline = before + ttl_ms / 1000
-            async with Tasks() as tasks:  # whatever fails, nobody goes on with closed stores
+            async with Tasks() as tasks:  # after a failure, no task goes on with closed stores
                 working = [tasks.spawn(history.count_up(store, key, done), key) for store in stores for key in KEYS]
                 working.append(tasks.spawn(history.hold_lease(stores[0], lease, deadline, done), "lease"))
                 following = tasks.spawn(history.follow(stores[1]), "watch")

@@ -681,7 +681,7 @@ def test_five_thousand_partitions_are_planned_in_a_moment(broker: Broker, client
     with query(broker.url, startingOffsets="earliest", subscription="spark") as stream:
         begin = time.process_time()
         tasks = stream.trigger()
-        spent = time.process_time() - begin  # of both sides, and of nobody else on this machine
+        spent = time.process_time() - begin  # of broker and driver, which share this process; other load does not count
         assert spans(tasks) == [(0, 0, 3), (4_999, 0, 4)]
         assert spent < 5, f"{spent:.1f} s"
         begin = time.process_time()

@@ -127,8 +127,8 @@ def failure_policy(topic: TopicName, subscription: str, expected: str, url: str,
     Only what is given changes, at once and for what is running too. A message fails when its consumer gives it back
     (nack) or does not ack it in time; a consumer that goes away costs it nothing. It comes again after a delay. After
     the last try it is poison: it blocks its subscription (key-shared: its key), is dropped, or is published to the dead
-    letter topic. Durations are seconds, or have a unit: 500ms, 30s, 10m. If somebody else changes the subscription at
-    the same moment, the command fails and changes nothing.
+    letter topic. Durations are seconds, or have a unit: 500ms, 30s, 10m. If the subscription is changed elsewhere
+    at the same moment, the command fails and changes nothing.
     """
     from pydanube.client import Client
 

@@ -75,7 +75,7 @@ def page_options(numbers: Sequence[str] = ()) -> Callable[[Callable[..., None]],
         options = [
             click.option("--filter", default="", help="Only names that match: a glob such as '/shop/*', or a part."),
             click.option("--reverse", is_flag=True, help="The other way round."),
-            click.option("--limit", type=click.IntRange(min=1), help="At most so many."),
+            click.option("--limit", type=click.IntRange(min=1), help="Show at most this many."),
             click.option("--after", default="", metavar="TOKEN", help="Go on after a page; it names the token."),
         ]
         if numbers:

@@ -33,7 +33,7 @@ danube topics truncate /default/clicks --before latest --yes        deletes all 
 @url_option
 @json_option
 def truncate(topic: TopicName, before: Position, partition: int | None, yes: bool, url: str, as_json: bool) -> None:
-    """Delete everything before an offset, a time or the end of a topic, whoever has not consumed it yet.
+    """Delete everything before an offset, a time or the end of a topic, also what subscriptions have not consumed.
 
     Offsets are not used again. Subscriptions that stand before that position move up to it. This cannot be undone.
     """

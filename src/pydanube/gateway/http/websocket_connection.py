@@ -73,7 +73,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         await self.writable.wait()
 
     def handle_ping(self) -> None:
-        """Answer a ping, unless the client does not read: pongs that nobody reads would take memory without limit."""
+        """Answer a ping, unless the client does not read: pongs that wait for it would take memory without limit."""
         output = b"".join(self.conn.data_to_send())
         if self.writable.is_set():
             self.transport.write(output)

@@ -103,7 +103,7 @@ async fn exclusive_receiver(client: &DanubeClient, topic: &str) -> Result<Receiv
     receiver(client, topic, "subscription", "consumer", SubType::Exclusive, &[]).await
 }
 
-/// Receive and ack until these have so many messages together.
+/// Receive and ack until these have received `count` messages together.
 async fn drain(receivers: &mut [&mut Receiver], count: usize) -> Result<(), DanubeError> {
     while receivers.iter().map(|one| one.received.len()).sum::<usize>() < count {
         let mut idle = true;

@@ -145,7 +145,7 @@ class Subscriber:
                 sink.consumer.top_up(messages, window_bytes)
 
     def pause(self) -> None:
-        """Deliver nothing until `resume`: nobody waits for messages."""
+        """Deliver nothing until `resume`: no request waits for messages now."""
         for sink in self._partitions.values():
             sink.consumer.pause()
 

@@ -87,7 +87,7 @@ class _BoundWebhook:
         except BaseException as error:
             self._seen.pop(signature.text, None)  # it may be sent again
             stored.set_exception(error if isinstance(error, Exception) else Invalid("the first request was aborted"))
-            stored.exception()  # mark it as retrieved: nobody else may be waiting
+            stored.exception()  # asyncio logs an exception that no task has retrieved
             raise
         stored.set_result(place)
         return place
