@@ -8,7 +8,7 @@ CLIENT_STAMP := $(CLIENT)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup danube-client lock check protos check-protos check-deploy format test test-pythons test-spark test-stores test-cluster etcd test-danube-clients soak soak-cluster soak-damage soak-delivery soak-grpc soak-spark demo bench bench-spark serve clean
+.PHONY: help setup danube-client lock check protos check-protos check-deploy format test test-pythons test-spark test-stores test-cluster etcd test-danube-clients soak soak-cluster soak-simulation soak-damage soak-delivery soak-grpc soak-spark demo bench bench-spark serve cluster clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,10 +100,12 @@ ETCD_VERSION := v3.6.5
 ETCD := $(abspath $(VENV))/etcd-$(ETCD_VERSION)
 ETCDS = $(shell printf '%s\n' "$$(PATH="$$PATH:/usr/sbin" command -v etcd)" $(wildcard $(ETCD)) | paste -sd: | sed 's/^://')
 
-test-cluster: setup ## metadata on real etcd servers: conformance with one member and three, and faults
-	@cd tests/metadata && DANUBE_ETCD="$(ETCDS)" ../../$(BIN)/python -c 'import etcd_cluster, sys; \
-	  sys.exit(etcd_cluster.missing_etcd() or 0)'
-	DANUBE_ETCD="$(ETCDS)" $(PYTEST) -m "etcd and not soak" tests/metadata
+NEEDS_ETCD = cd tests/metadata && DANUBE_ETCD="$(ETCDS)" PYTHONPATH=../process ../../$(BIN)/python -c \
+  'import etcd_cluster, sys; sys.exit(etcd_cluster.missing_etcd() or 0)'
+
+test-cluster: setup ## three brokers on three real etcd members under faults, and metadata on etcd (four minutes)
+	@$(NEEDS_ETCD)
+	DANUBE_ETCD="$(ETCDS)" $(PYTEST) -n 2 --dist loadgroup -m "etcd and not soak" tests/metadata tests/cluster
 
 etcd: setup ## build a newer etcd with Go for test-cluster, where Go is present
 	@command -v go >/dev/null || { echo "etcd $(ETCD_VERSION) needs Go 1.24 or later" >&2; exit 1; }
@@ -124,10 +126,14 @@ test-danube-clients: setup ## the conformance tests with the official Rust clien
 	DANUBE_CLIENT_PROGRAM=$(abspath $(RUST_PROGRAM)) $(PYTEST) -m "not soak" tests/conformance
 
 soak: setup ## the long durability tests: 50 kill -9 and thousands of power cuts
-	$(PYTEST) -m "soak and not spark_kill and not etcd" -s --timeout 3600
+	$(PYTEST) -m "soak and not spark_kill and not etcd and not simulation" -s --timeout 3600
 
-soak-cluster: setup ## minutes of mixed faults on three etcd members (DANUBE_SEED repeats a run)
-	DANUBE_ETCD="$(ETCDS)" $(PYTEST) -m "etcd and soak" -s --timeout 3600 tests/metadata
+soak-cluster: setup ## minutes of mixed faults on three brokers and three etcd members (DANUBE_SEED repeats a run)
+	@$(NEEDS_ETCD)
+	DANUBE_ETCD="$(ETCDS)" $(PYTEST) -m "etcd and soak" -s --timeout 3600 tests/metadata tests/cluster
+
+soak-simulation: setup ## five thousand seeds of a simulated cluster (an hour; DANUBE_SEED is the first of them)
+	$(PYTEST) -m simulation -s --timeout 7200 tests/cluster
 
 soak-damage: setup ## hundreds of damages to every kind of stored file: served whole, named, refused, never wrong
 	$(PYTEST) -m soak -s --timeout 3600 tests/damage
@@ -153,6 +159,9 @@ bench-spark: setup ## Spark with danube beside Spark with sources that have noth
 serve: setup ## run a broker on 127.0.0.1:6655 with ./danube-data
 	$(BIN)/danube serve
 
-clean: ## remove everything that was built, installed or cached (not ./danube-data)
+cluster: setup ## run three brokers, three etcd members and an object store in ./danube-cluster (ARGS=--s3: an S3 server)
+	@$(BIN)/python deploy/cluster/run.py $(ARGS)
+
+clean: ## remove everything that was built, installed or cached (not ./danube-data and ./danube-cluster)
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

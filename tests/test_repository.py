@@ -32,6 +32,7 @@ HOSTS = {
     "etcd.io",
     "www.standardwebhooks.com",
     "127.0.0.1",
+    "0.0.0.0",
     "localhost",
 }
 """Whom our pages and programs may point at: anybody can reach them."""

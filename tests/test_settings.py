@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pydanube.metadata.etcd.place import EtcdPlace, TlsFiles
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import KIB, MESSAGE_BYTES_MAX, MIB
-from pydanube.model.topics import AckLevel
 from pydanube.settings import LogSettings, SettingDescription, Settings, environment_name
 from pydanube.settings_kinds import ADDRESS, HOST, Flag, Number, RequiredPath, Size
 
@@ -42,7 +41,7 @@ def test_nothing_needs_to_be_said() -> None:
     assert (settings.server.grpc_port, settings.server.admin_port, settings.server.http_port) == (6650, 50051, 8650)
     assert settings.log.file_bytes == 128 * MIB
     assert settings.limits.message_bytes_max == MESSAGE_BYTES_MAX
-    assert settings.topics.ack_level is AckLevel.DURABLE
+    assert settings.topics.ack_level is None
     assert settings.producers.remembered_s == 604_800
     assert settings.sources == {}
 
@@ -67,6 +66,8 @@ def test_every_setting_can_be_given_in_every_way(file: Path) -> None:
         "server.data_dir": "/data",
         "server.host": "::",
         "server.advertised": "broker.example.net:6655",
+        "server.advertised_inside": "10.0.0.7:6655",
+        "server.inside": "10.0.0.0/8,fd00::/8",
         "server.name": "node-1",
         "server.http": "false",
         "grpc.data": "false",
@@ -85,6 +86,36 @@ def test_every_setting_can_be_given_in_every_way(file: Path) -> None:
         "metadata.key_file": "/etc/danube/key.pem",
         "metadata.user": "danube",
         "metadata.password": "***",
+        "cluster.zone": "rack-1",
+        **{
+            f"{section}.{key}": value
+            for section in ("tls", "tls_native", "tls_grpc", "tls_admin", "tls_http")
+            for key, value in {
+                "cert_file": f"/etc/{section}/cert.pem",
+                "key_file": f"/etc/{section}/key.pem",
+                "client_ca_file": f"/etc/{section}/clients.pem",
+                "client_certificates": "required",
+                **({"enabled": "false"} if section != "tls" else {"peer_ca_file": "/etc/tls/peers.pem"}),
+                **({"allow_unsafe_key_mode": "true"} if section == "tls" else {}),
+            }.items()
+        },
+        "auth.enabled": "true",
+        "auth.super_users": "user:root,service_account:setup",
+        "auth.jwks_file": "/etc/danube/jwks.json",
+        "auth.jwks_url": "https://example.com/jwks",
+        "auth.jwks_ca_file": "/etc/danube/jwks-ca.pem",
+        "auth.jwks_allow_plain": "true",
+        "auth.issuer": "https://example.com/",
+        "auth.audience": "danube",
+        "auth.name_claim": "email",
+        "auth.groups_claim": "realm_access.roles",
+        "auth.secret": "***",
+        "auth.secret_file": "/run/secrets/danube",
+        "auth.certificate_rules": "subject CN=([^,]+) => user:{1}; SAN DNS:(.*) => service_account:{1}",
+        "auth.cluster_token": "***",
+        "auth.cluster_token_file": "/run/secrets/cluster",
+        "auth.allow_plaintext": "true",
+        "auth.allow_readable_files": "true",
         "topics.auto_create": "false",
         "topics.ack_level": "written",
         "storage.url": "s3://bucket/prefix",
@@ -347,6 +378,12 @@ def reference(described: list[SettingDescription]) -> str:
         default = f"`{one.default}`" if one.default else "empty"
         lines.append(f"| `{one.key}`<br>`{one.env}` | {default} | {one.type} | {one.help} |")
     return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def test_a_secret_of_the_wrong_kind_is_refused_without_showing_it(file: Path) -> None:
+    file.write_text("[auth]\nsecret = 271828182845\n")
+    said = refusal(file)
+    assert "auth.secret=***" in said and "271828182845" not in said
 
 
 def test_the_documentation_lists_every_setting_as_it_is() -> None:

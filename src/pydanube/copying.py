@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+from .broker.cluster.node_records import IDENTITY_KEY
 from .metadata.opening import MetadataPlace, open_metadata
 from .metadata.store import Compare, MetadataStore, Put, StoreIdentity, Succession, list_all, split_writes
 from .model.errors import Refused
 from .model.limits import METADATA_TRANSACTION_BYTES_MAX
 from .runtime.clock import Clock
-from .server import IDENTITY_KEY
 from .storage.tiering.manifest import BASE_KEY, number_at
 
 OnCopied = Callable[[int], None]

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from .broker.cluster.joining import METADATA_PART
+from .broker.cluster.node_records import IDENTITY_KEY
 from .broker.tiering.disaster_recovery import OnProgress, Restored, rebuild
 from .metadata.journal import journal_path
 from .metadata.opening import open_metadata
@@ -19,7 +21,7 @@ from .model.errors import Refused
 from .runtime.disk import Disk
 from .runtime.objects import ObjectStore
 from .runtime.objects.opening import open_store
-from .server import DEFAULT_NODE, IDENTITY_KEY, METADATA_PART, Components
+from .server import DEFAULT_NODE, Components
 from .settings import Settings
 from .storage.directory import IDENTITY, DataDirectory
 from .storage.tiering.store_ownership import StoreOwner, read_owner

@@ -22,17 +22,35 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 import msgspec
 
 from .broker import Broker, BrokerParts, BrokerSettings
+from .broker.cluster.cluster_membership import ClusterMembership
+from .broker.cluster.joining import METADATA_PART, Joining, join_cluster
+from .broker.cluster.loads import ClusterLoads
+from .broker.cluster.node_records import FOUNDER_LOG_KEY, IDENTITY_KEY, log_key
+from .broker.cluster.owners import ClusterOwners
+from .broker.cluster.parts import ClusterParts, sole_cluster
+from .broker.partitions.broker_slices import SliceSettings
 from .broker.registry.ids import LEDGER_COUNTER
 from .broker.registry.registry import Registry
 from .broker.registry.tombstones import KnownLedgers
+from .broker.security.first_key import create_first_key
+from .broker.security.security import SecurityParts
+from .broker.security.security_store import SecurityStore
 from .broker.tiering.object_storage import TieringSettings
 from .broker.tracing import BatchTracer
+from .codec.state import FORMAT as STATE_FORMAT
+from .codec.wal import FORMAT as LOG_FORMAT
+from .codec.wal import NodeIdentity
 from .core.access import AllowAll, Authorizer
+from .core.access_rules import AccessRules
+from .core.slice_sequence import SliceLimits
 from .gateway.native import NativeServer, NativeSettings
+from .gateway.native.peers import NativePeers
 from .metadata.counters import last_id
+from .metadata.following import Follower
 from .metadata.opening import open_metadata
 from .metadata.store import Compare, MetadataStore, Put
-from .model.addresses import BrokerAddresses
+from .model.addresses import NO_ADDRESSES, BrokerAddresses
+from .model.cluster import BrokerSession
 from .model.errors import DanubeError, Refused
 from .model.webhooks import Webhook
 from .runtime.clock import Clock, SystemClock
@@ -46,15 +64,20 @@ from .runtime.file_descriptors import (
     raise_descriptor_limit,
 )
 from .runtime.network import check_free
-from .runtime.objects.opening import open_store
+from .runtime.objects import ObjectStore
+from .runtime.objects.opening import open_store, peek_store
 from .runtime.service_manager import notify
-from .runtime.signals import on_hangup, on_stop_signals
+from .runtime.signals import has_terminal, on_hangup, on_stop_signals
 from .runtime.tasks import Tasks, run_together
 from .runtime.telemetry import get_logger
+from .runtime.tls import OFF, OPTIONAL, PeerContexts, ServerCertificates, ServerTls
+from .securing import check_settings, cluster_token, open_authentication
 from .settings import Settings
+from .storage.directory import FORMAT as DIRECTORY_FORMAT
 from .storage.directory import DataDirectory
 from .storage.metadata_seen import read_seen, refuse_older, write_seen
-from .storage.wal import LogWriter, MetadataStamp, RecoveredLog, WalSettings
+from .storage.tiering.store_proof import StoreProof, refuse_missing
+from .storage.wal import LogWriter, MetadataStamp, RecoveredLog, WalSettings, check_manifest
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -64,14 +87,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 DEFAULT_NODE: Final = "broker-1"
-METADATA_PART: Final = "metadata"
 LOG_PART: Final = "wal"
-LOG_KEY: Final = "/log"
-"""In the metadata store: the generation of the file that the log began at the last start. A log without it is older."""
-
-IDENTITY_KEY: Final = "/identity"
-"""The key of the broker's identity in the metadata store. It shows when metadata and data directory belong to
-different brokers."""
 
 REVISION_INTERVAL_S: Final = 10.0
 """How often the revision of the metadata is saved in the data directory and noted in the log, if it has changed."""
@@ -95,8 +111,15 @@ UPLOAD_INTERVAL_S: Final = 1.0
 DRAIN_SECONDS: Final = 10.0
 """How long a closing broker goes on answering requests that clients have sent."""
 
+LAST_REVISION_S: Final = 3.0
+"""How long a closing broker waits for the revision of the metadata."""
+
 HTTP_DRAIN_SECONDS_MIN: Final = 1.0
 """How long HTTP requests get at least, when native clients needed all of that time."""
+
+
+FORMATS: Final = (f"data-directory/{DIRECTORY_FORMAT}", f"log/{LOG_FORMAT}", f"state/{STATE_FORMAT}")
+"""What a broker of a cluster tells the others about the stored formats that it reads and writes."""
 
 
 class Listener(NamedTuple):
@@ -113,6 +136,31 @@ ADMIN: Final = Listener("gRPC admin", "admin_port", "--admin-port")
 HTTP: Final = Listener("HTTP", "http_port", "--http-port")
 
 T = TypeVar("T")
+
+
+class Opened(NamedTuple):
+    """What is opened first: the metadata, the data directory and the object store."""
+
+    store: MetadataStore
+    directory: DataDirectory
+    objects: ObjectStore | None
+    """None: it is opened after the log."""
+    founder: NodeIdentity | None
+    """The founder of the cluster; None if this broker is no part of one."""
+
+    @property
+    def is_founder(self) -> bool:
+        """Whether this broker founded its cluster, or is no part of one."""
+        return self.founder is None or self.founder.incarnation == self.directory.identity.incarnation
+
+    @property
+    def log_key(self) -> str:
+        """The metadata key of the newest file of this broker's log."""
+        return FOUNDER_LOG_KEY if self.is_founder else log_key(self.directory.identity.incarnation)
+
+    def is_own_log(self, log: str) -> bool:
+        """See Membership.is_own_log; for the start, when there is no session yet."""
+        return self.founder is None or log == self.directory.identity.incarnation or (not log and self.is_founder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +184,17 @@ class Server:
         self._components = components
         self._parts = AsyncExitStack()
         self._native: NativeServer | None = None
+        self._member: Broker | None = None
+        """The broker, once it is a member of a cluster."""
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
         self._saved: MetadataStamp | None = None
         self._saving: asyncio.Future[None] | None = None
         self._metadata_trouble = ""
+        self._certificates: dict[ServerTls, ServerCertificates] = {}
+        self._listener_tls: dict[Listener, ServerCertificates] = {}
+        """The certificates of the listeners that have TLS."""
+        self._tasks = Tasks()
         self.native_address = ("", 0)
         self.http_address = ("", 0)
         self.grpc_address = ("", 0)
@@ -159,8 +213,11 @@ class Server:
         return server
 
     async def close(self) -> None:
-        """Stop accepting, answer what was sent, sync, unlock the directory. Cancelled: the directory is as after a
-        crash."""
+        """Give partitions to the other brokers of the cluster, stop accepting, answer what was sent, sync, unlock the
+        directory. Cancelled: the directory is as after a crash."""
+        member, self._member = self._member, None
+        if member is not None:
+            await member.leave(self._settings.cluster.drain_s)
         native, self._native = self._native, None
         http, self._http = self._http, None
         grpc, self._grpc = self._grpc, None
@@ -178,12 +235,26 @@ class Server:
     @property
     def url(self) -> str:
         host, port = self.native_address
-        return f"danube://{_bracketed(host)}:{port}"
+        return f"{'danubes' if NATIVE in self._listener_tls else 'danube'}://{_bracketed(host)}:{port}"
+
+    @property
+    def data_dir(self) -> Path:
+        return self._settings.server.data_dir
 
     @property
     def http_url(self) -> str:
         host, port = self.http_address
-        return f"http://{_bracketed(host)}:{port}"
+        return f"{'https' if HTTP in self._listener_tls else 'http'}://{_bracketed(host)}:{port}"
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether some listener has a certificate."""
+        return bool(self._certificates)
+
+    def reload_certificates(self) -> None:
+        """Read certificates again whose files have changed."""
+        for one in self._certificates.values():
+            self._tasks.spawn(one.reload(), "certificates reloading")
 
     @property
     def ready_line(self) -> str:
@@ -194,59 +265,172 @@ class Server:
         return f"danube ready native={host}:{port} grpc={host}:{grpc} admin={host}:{admin} http={host}:{http}"
 
     async def _open(self) -> None:
-        settings, clock, disk = self._settings, self._components.clock, self._components.disk
+        settings, clock = self._settings, self._components.clock
+        check_settings(settings)
         listeners = self._listeners()
         for listener in listeners:
             await self._on_port(listener, check_free)  # before the data directory is touched
+        self._open_certificates(listeners)
         node = settings.server.name or DEFAULT_NODE
         is_in_directory = isinstance(settings.metadata_place, Path)
-        store = None if is_in_directory else await self._open_metadata()  # before the data directory is touched
-        directory = DataDirectory.open(disk, settings.server.data_dir, cluster=None, node=node)
-        self._parts.callback(directory.close)
-        store = store or await self._open_metadata()
-        await self._check_metadata(store, directory)
-        registry = Registry(store, clock)
+        opened = await (self._open_alone(node) if is_in_directory else self._open_member(node))
+        store, directory, objects, founder = opened
+        registry, follower = Registry(store, clock), Follower(store, clock)
+        if founder is not None:
+            registry.follow(follower)
+            await follower.start()
         await registry.load()
-        writer = await self._open_log(directory, store, await registry.known_ledgers())
+        writer = await self._open_log(opened, await registry.known_ledgers(opened.is_own_log))
         await self._save_revision(store, directory, writer)
-        self._parts.push_async_callback(self._save_revision, store, directory, writer)
-        objects = await open_store(settings.store_url, settings.storage.options)
-        self._parts.push_async_callback(objects.close)
-        tasks = Tasks()
+        self._parts.push_async_callback(self._save_last_revision, store, directory, writer)
+        objects = objects or await self._open_objects()
+        tasks = self._tasks
         self._parts.push_async_callback(tasks.close)
+        if founder is None:
+            cluster = sole_cluster(node, self._advertised_addresses, inside=self._inside_addresses)
+        else:
+            membership = self._membership(store, follower, tasks, directory.identity, founder)
+            cluster = self._cluster(membership, follower, tasks)
         broker_settings = _broker_settings(settings, directory.identity.node, directory.identity.cluster)
+        security = await self._security(store)
         parts = BrokerParts(
             store,
             registry,
             writer,
-            self._components.authorizer,
+            self._components.authorizer if security is None else security.rules,
             clock,
             tasks,
             self._advertised_addresses,
             objects,
             _tiering_settings(settings),
             lambda: self._metadata_trouble,
+            cluster,
+            None if founder is None else follower,
+            security,
         )
         broker = Broker(parts, broker_settings)
         self._open_tracing(broker)
         self._parts.push_async_callback(broker.close)
         await broker.start()
-        assert broker.tiers is not None
-        tasks.spawn(broker.metrics.measure_loop_delay(), "event loop delay")
-        tasks.spawn(broker.tiers.run(), "object storage")
+        if security is not None:
+            await create_first_key(security.store, clock, self._components.disk, directory.path)
+        if founder is not None:
+            tasks.spawn(follower.run(), "metadata following")
+        self._run_tasks(broker, tasks)
         tasks.spawn(self._keep_saving_revision(store, directory, writer), "metadata revision remembering")
         if is_in_directory:
             await self._check_metadata_disk()
             tasks.spawn(self._keep_checking_metadata_disk(), "metadata disk checking")
-        tasks.spawn(broker.lifetimes.run(settings.topics.lifetimes_interval_s), "lifetimes")
         host = await self._open_listeners(broker, tasks, listeners)
+        if founder is not None:
+            await membership.join()  # its addresses are known now; what needs a session is Unavailable until here
+            broker.joined()
+            self._member = broker
         log.info("broker.started", address=broker.address, data_dir=str(directory.path), node=directory.identity.node)
-        if not _is_loopback(host):
+        if security is None and not _is_loopback(host):
             log.warning(
                 "broker.unprotected",
                 host=host,
                 advice="anyone who reaches this address may do anything",
             )
+
+    async def _security(self, store: MetadataStore) -> SecurityParts | None:
+        """Return the rules of access and who checks credentials; None if there is no authentication."""
+        auth = self._settings.auth
+        if not auth.enabled:
+            return None
+        rules = AccessRules(auth.super_users)
+        access = SecurityStore(store, self._components.clock, rules)
+        authenticator = await open_authentication(self._settings, access, self._components.clock)
+        return SecurityParts(rules, access, authenticator)
+
+    def _run_tasks(self, broker: Broker, tasks: Tasks) -> None:
+        """Start what a broker does at intervals, until `tasks` is closed."""
+        tasks.spawn(broker.metrics.measure_loop_delay(), "event loop delay")
+        for name, work in broker.background_work(self._settings.topics.lifetimes_interval_s):
+            tasks.spawn(work, name)
+        tasks.spawn(broker.security.run(), "credentials expiring")
+        for one in self._certificates.values():
+            tasks.spawn(one.run(self._settings.tls.reload_interval_s), "certificates")
+
+    async def _open_alone(self, node: str) -> Opened:
+        """Open the data directory of a broker that is no part of a cluster, and its metadata."""
+        directory = DataDirectory.open(self._components.disk, self._settings.server.data_dir, cluster=None, node=node)
+        self._parts.callback(directory.close)
+        store = await self._open_metadata()
+        await self._check_metadata(store, directory)
+        return Opened(store, directory, None, None)
+
+    async def _open_member(self, node: str) -> Opened:
+        """Open the metadata, the object store and the data directory of a broker of a cluster. What does not belong
+        together is refused before anything is written."""
+        settings, disk = self._settings, self._components.disk
+        _refuse_own_store(settings)
+        store = await self._open_metadata(create=False)
+        place, path = settings.metadata_place, settings.server.data_dir
+        joining = await join_cluster(store, place, disk, path, node, partial(self._check_member, store))
+        objects = await self._open_objects()
+        await StoreProof(objects, store, node).prove()
+        directory = joining.open_directory(disk, path)
+        self._parts.callback(directory.close)
+        directory.add_part(METADATA_PART)
+        await self._refuse_older_metadata(store, path)
+        return Opened(store, directory, objects, joining.founder)
+
+    async def _check_member(self, store: MetadataStore, joining: Joining) -> None:
+        """Raise Refused if the object store, the log or the metadata of a broker does not belong to its cluster. Writes
+        nothing, and creates no directory."""
+        settings, disk = self._settings, self._components.disk
+        objects = await peek_store(settings.store_url, settings.storage.options)
+        if objects is None:
+            await refuse_missing(store, joining.name, settings.store_url)
+        else:
+            try:
+                proof = StoreProof(objects, store, joining.name)
+                await proof.refuse_foreign(joining.founder.cluster)
+                await proof.check()
+            finally:
+                await objects.close()
+        _, parts = DataDirectory.peek(disk, settings.server.data_dir) or (None, frozenset())
+        check_manifest(disk, settings.log_directory, joining.identity, must_exist=LOG_PART in parts)
+        await self._refuse_older_metadata(store, settings.server.data_dir)
+
+    async def _open_objects(self) -> ObjectStore:
+        objects = await open_store(self._settings.store_url, self._settings.storage.options)
+        self._parts.push_async_callback(objects.close)
+        return objects
+
+    def _cluster(self, membership: ClusterMembership, follower: Follower, tasks: Tasks) -> ClusterParts:
+        token = cluster_token(self._settings.auth) if self._settings.auth.enabled else ""
+        own = self._listener_tls.get(NATIVE)
+        tls = None if own is None else PeerContexts(own, self._settings.tls.peer_ca_file).newest
+        peers = NativePeers(membership, self._components.clock, tasks, token, tls)
+        self._parts.callback(peers.close)
+        return ClusterParts(membership, ClusterOwners(membership, follower), peers, ClusterLoads(follower))
+
+    def _membership(
+        self, store: MetadataStore, follower: Follower, tasks: Tasks, identity: NodeIdentity, founder: NodeIdentity
+    ) -> ClusterMembership:
+        """Return the membership of a broker of a cluster; it joins when the listeners are open."""
+        settings = self._settings
+
+        def describe() -> BrokerSession:
+            return BrokerSession(
+                identity.node,
+                0,
+                self._advertised_addresses(),
+                inside=self._inside_addresses(),
+                log=identity.incarnation,
+                zone=settings.cluster.zone,
+                version=__version__,
+                formats=FORMATS,
+            )
+
+        membership = ClusterMembership(
+            store, follower, self._components.clock, tasks, describe, founder.incarnation, settings.cluster.session_s
+        )
+        self._parts.push_async_callback(membership.leave)  # after the broker has closed its partitions
+        return membership
 
     def _open_tracing(self, broker: Broker) -> None:
         tracing = self._settings.tracing
@@ -278,18 +462,21 @@ class Server:
         grpc_places = _grpc_places(settings) if GRPC in listeners or ADMIN in listeners else 0
         places = _http_places(settings) if HTTP in listeners else ConnectionLimits(0, 0)
         reserved = grpc_places + places.connections + 3 * places.at_once
-        self._native = NativeServer(broker, _native_settings(settings, reserved), clock, tasks)
+        tls = self._listener_tls
+        self._native = NativeServer(broker, _native_settings(settings, reserved), clock, tasks, tls.get(NATIVE))
         memory = self._native.publish_memory
         if HTTP in listeners:
             from .gateway.http import HttpServer  # imports a web framework: only where it is used
 
-            self._http = HttpServer(broker, _http_settings(settings, places), clock, tasks, memory)
+            http_settings = _http_settings(settings, places)
+            self._http = HttpServer(broker, http_settings, clock, tasks, memory, tls.get(HTTP))
             self.http_address = await self._on_port(HTTP, self._http.start)
         if grpc_places:
             from .gateway.grpc import GrpcServer  # imports grpcio, which is an extra
 
             grpc_settings = _grpc_settings(settings, grpc_places)
-            self._grpc = GrpcServer(broker, grpc_settings, clock, tasks, memory)
+            certificates = tls.get(GRPC), tls.get(ADMIN)
+            self._grpc = GrpcServer(broker, grpc_settings, clock, tasks, memory, *certificates)
             if GRPC in listeners:
                 self.grpc_address = await self._on_port(GRPC, self._grpc.open_data)
             if ADMIN in listeners:
@@ -297,6 +484,25 @@ class Server:
             await self._grpc.start()
         self.native_address = await self._on_port(NATIVE, self._native.start)
         return self.native_address[0]
+
+    def _open_certificates(self, listeners: list[Listener]) -> None:
+        """Read the certificates of the listeners. Raises Refused, with the remedy."""
+        settings = self._settings
+        sections = {
+            NATIVE: settings.tls_native,
+            GRPC: settings.tls_grpc,
+            ADMIN: settings.tls_admin,
+            HTTP: settings.tls_http,
+        }
+        for listener in listeners:
+            files = settings.listener_tls(sections[listener])
+            if files is None:
+                continue
+            if listener in (GRPC, ADMIN) and files.client_certificates == OPTIONAL:
+                files = _without_optional(files, listener, sections[listener].client_certificates == OPTIONAL)
+            if files not in self._certificates:
+                self._certificates[files] = ServerCertificates(files, self._components.clock)
+            self._listener_tls[listener] = self._certificates[files]
 
     async def _on_port(self, listener: Listener, act: Callable[[str, int], Awaitable[T]]) -> T:
         """Call `act` with host and port of a listener. Raises Refused, with the way to another port, if it is taken."""
@@ -326,8 +532,21 @@ class Server:
             http=_advertised(self.http_address, self._settings.http.advertised, native),
         )
 
-    async def _open_metadata(self) -> MetadataStore:
-        store = await open_metadata(self._settings.metadata_place, self._components.clock)
+    def _inside_addresses(self) -> BrokerAddresses:
+        """Return the addresses that other brokers, and clients in the networks of server.inside, are told; none if they
+        are the same as for all."""
+        inside = self._settings.server.advertised_inside
+        if not inside:
+            return NO_ADDRESSES
+        return BrokerAddresses(
+            native=inside,
+            grpc=_advertised(self.grpc_address, "", inside),
+            admin=_advertised(self.admin_address, "", inside),
+            http=_advertised(self.http_address, "", inside),
+        )
+
+    async def _open_metadata(self, *, create: bool = True) -> MetadataStore:
+        store = await open_metadata(self._settings.metadata_place, self._components.clock, create=create)
         self._parts.push_async_callback(store.close)
         return store
 
@@ -348,14 +567,14 @@ class Server:
                 )
             await store.transact([Compare.missing(IDENTITY_KEY)], [Put(IDENTITY_KEY, mine)])
         directory.add_part(METADATA_PART)
-        await self._refuse_older_metadata(store, directory)
+        await self._refuse_older_metadata(store, directory.path)
 
-    async def _refuse_older_metadata(self, store: MetadataStore, directory: DataDirectory) -> None:
+    async def _refuse_older_metadata(self, store: MetadataStore, path: Path) -> None:
         """Refuse metadata that is older than the data directory: it would give out ids and offsets a second time."""
-        seen = read_seen(self._components.disk, directory.path)
+        seen = read_seen(self._components.disk, path)
         if seen is not None:
             identity, revision = await store.identity(), await store.revision()
-            refuse_older(identity, revision, dict([seen]), directory.path, self._settings.metadata_place)
+            refuse_older(identity, revision, dict([seen]), path, self._settings.metadata_place)
 
     async def _save_revision(self, store: MetadataStore, directory: DataDirectory, writer: LogWriter) -> None:
         """Save the revision of the metadata in the data directory, so that a later start refuses an older copy.
@@ -376,6 +595,14 @@ class Server:
                 self._saved = seen
         except (OSError, DanubeError) as error:
             log.warning("metadata.revision_not_written", error=str(error))
+
+    async def _save_last_revision(self, store: MetadataStore, directory: DataDirectory, writer: LogWriter) -> None:
+        """Save the revision when the broker stops, unless the metadata does not answer: an older one is saved."""
+        try:
+            async with asyncio.timeout(LAST_REVISION_S):
+                await self._save_revision(store, directory, writer)
+        except TimeoutError:
+            log.warning("metadata.revision_not_written", error=f"no answer within {LAST_REVISION_S} s")
 
     async def _keep_saving_revision(self, store: MetadataStore, directory: DataDirectory, writer: LogWriter) -> None:
         while True:
@@ -401,13 +628,14 @@ class Server:
             log.warning("metadata.disk_full", path=str(where), reason=trouble)
         self._metadata_trouble = trouble
 
-    async def _open_log(self, directory: DataDirectory, store: MetadataStore, known: KnownLedgers) -> LogWriter:
+    async def _open_log(self, opened: Opened, known: KnownLedgers) -> LogWriter:
+        store, directory = opened.store, opened.directory
         metadata_place, log_directory = self._settings.metadata_place, self._settings.log_directory
         identity, revision = await store.identity(), await store.revision()
 
         async def check(recovered: RecoveredLog) -> None:
             refuse_older(identity, revision, recovered.metadata, log_directory, metadata_place)
-            begun = await store.get(LOG_KEY)
+            begun = await store.get(opened.log_key)
             if begun is not None and recovered.newest_generation < int(begun.value):
                 raise Refused(
                     f"{log_directory} ends with file {recovered.newest_generation}, and {metadata_place} has seen file "
@@ -435,9 +663,33 @@ class Server:
         )
         self._parts.push_async_callback(writer.close)
         directory.add_part(LOG_PART)
-        await store.transact([], [Put(LOG_KEY, b"%d" % writer.newest_generation)])
+        await store.transact([], [Put(opened.log_key, b"%d" % writer.newest_generation)])
         writer.forget(set(writer.recovered.ledgers) - known.needed)
         return writer
+
+
+def _without_optional(files: ServerTls, listener: Listener, is_its_own: bool) -> ServerTls:
+    """Return the files of a gRPC listener without client certificates: gRPC cannot ask for them and do without. Raises
+    Refused if just this listener is to have them."""
+    why = "gRPC knows client certificates that are off or required, not optional ones"
+    if is_its_own:
+        raise Refused(f"the {listener.name} listener cannot have optional client certificates: {why}; choose one")
+    log.warning("tls.no_optional_client_certificates", listener=listener.name, reason=why)
+    return replace(files, client_certificates=OFF)
+
+
+def _refuse_own_store(settings: Settings) -> None:
+    """Raise Refused unless the object store of a broker of a cluster may be one that other brokers reach."""
+    if not settings.storage.url:
+        raise Refused(
+            f"the brokers on {settings.metadata_place} share one object store, and none is given: add --storage-url "
+            f"(storage.url), the same for all of them"
+        )
+    if settings.storage.url.startswith("memory:"):
+        raise Refused(
+            f"{settings.storage.url} is seen by this broker alone: give all brokers on {settings.metadata_place} a "
+            f"--storage-url that all of them reach"
+        )
 
 
 async def run(settings: Settings) -> None:
@@ -447,7 +699,10 @@ async def run(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     on_stop_signals(loop, stop.set)
     on_hangup(loop, stop.set)
+    had_terminal = has_terminal()
     server = await Server.start(settings)
+    if server.has_tls:
+        on_hangup(loop, partial(_hang_up, server, stop, had_terminal))
     gc.collect()
     gc.freeze()  # what was imported and opened stays: the collector can skip it
     print(server.ready_line, flush=True)  # noqa: T201 - the contract: one readiness line on stdout
@@ -460,6 +715,14 @@ async def run(settings: Settings) -> None:
     on_stop_signals(loop, task.cancel)
     await server.close()
     log.info("broker.stopped")
+
+
+def _hang_up(server: Server, stop: asyncio.Event, had_terminal: bool) -> None:
+    """Handle SIGHUP of a broker with TLS: at the end of its terminal stop, else read the certificates again."""
+    if had_terminal and not has_terminal():
+        stop.set()
+    else:
+        server.reload_certificates()
 
 
 def _wal_settings(settings: Settings) -> WalSettings:
@@ -571,7 +834,15 @@ def _broker_settings(settings: Settings, node: str, cluster: str) -> BrokerSetti
         offset_block=settings.topics.offset_block,
         remembered_max=settings.producers.remembered_max,
         remembered_us=settings.producers.remembered_s * 1_000_000,
+        slices=_slice_settings(settings),
+        inside=settings.server.inside,
     )
+
+
+def _slice_settings(settings: Settings) -> SliceSettings:
+    slices = settings.slices
+    limits = SliceLimits(slices.in_flight_max, slices.interval_ms / 1000, slices.slice_bytes, slices.waiting_bytes_max)
+    return SliceSettings(limits, slices.state_interval_ms / 1000)
 
 
 def _tiering_settings(settings: Settings) -> TieringSettings:
@@ -589,6 +860,7 @@ def _tiering_settings(settings: Settings) -> TieringSettings:
         grace_s=storage.grace_s,
         stage_keep_s=storage.stage_keep_s,
         staged_query_keep_s=storage.staged_query_keep_s,
+        state_upload_s=storage.state_upload_s,
     )
 
 

@@ -15,32 +15,40 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, cast
 
 from .metadata.etcd.place import EtcdPlace, TlsFiles, parse_members
+from .model.cluster import Network
 from .model.errors import Invalid
 from .model.limits import KIB, MESSAGE_BYTES_MAX, MIB
 from .model.policies import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN
 from .model.topics import AckLevel
 from .model.webhooks import Webhook
 from .runtime.telemetry import LEVELS
+from .runtime.tls import CLIENT_CERTIFICATES, OFF, ServerTls
 from .settings_kinds import (
     ADDRESS,
+    CLAIM,
+    CLAIM_VALUE,
+    CLIENT_CERTIFICATES_OR_EMPTY,
     ENDPOINT,
     HOST,
     HOSTS,
     NODE_NAME,
     ORIGINS,
     PORT,
+    PRINCIPALS,
     USER_NAME,
     AckLevelKind,
     Choice,
     Flag,
     MetadataUrl,
+    NetworksKind,
     Number,
     OptionalPath,
     OptionsKind,
     RequiredPath,
+    RulesKind,
     Secret,
     Size,
     StoreUrl,
@@ -84,7 +92,11 @@ class ServerSettings(Section):
     http_port: int = setting(8650, PORT, "HTTP: REST, metrics, health and the schema registry.")
     http: bool = setting(True, Flag(), "Whether there is an HTTP listener.")
     advertised: str = setting("", ADDRESS, "What clients are told to connect to, host:port; empty: host and port.")
-    name: str = setting("", NODE_NAME, "What this node is called in the cluster; empty: made up once, then kept.")
+    advertised_inside: str = setting(
+        "", ADDRESS, "What other brokers and clients in the networks `inside` are told; empty: the same as all."
+    )
+    inside: tuple[Network, ...] = setting((), NetworksKind(), "Networks whose clients are told advertised_inside.")
+    name: str = setting("", NODE_NAME, "What this broker is called, unique in its cluster; empty: broker-1.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +126,129 @@ class MetadataSettings(Section):
     timeout_ms: int = setting(
         10_000, Number(1_000, 600_000), "How long a request to etcd may take, all attempts together."
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings(Section):
+    section: ClassVar[str] = "cluster"
+    session_s: int = setting(
+        10,
+        Number(2, 600),
+        "A broker that etcd has not heard from for this long counts as gone.",
+    )
+    drain_s: int = setting(
+        30,
+        Number(0, 3600),
+        "A broker that is stopped has this long to give its partitions to others, where others can go on with them.",
+    )
+    zone: str = setting(
+        "", NODE_NAME, "The zone (rack, data centre) of this broker: partitions of a topic are spread over zones."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AuthSettings(Section):
+    section: ClassVar[str] = "auth"
+    enabled: bool = setting(False, Flag(), "Whether callers must show credentials, and may do only what a role allows.")
+    super_users: tuple[str, ...] = setting(
+        ("user:admin",), PRINCIPALS, "Principals, as type:name, that may do everything."
+    )
+    jwks_file: Path | None = setting(
+        None, OptionalPath(), "The public keys of JWTs, a JWKS; read again when it changes. Needs the extra `auth`."
+    )
+    jwks_url: str = setting("", ENDPOINT, "The same at a URL with https, instead of jwks_file.")
+    jwks_ca_file: Path | None = setting(
+        None, OptionalPath(), "Certificates (PEM) that the server of jwks_url must be signed by; empty: the system's."
+    )
+    jwks_refresh_s: int = setting(300, Number(1, 86_400), "How often jwks_url is read.")
+    jwks_stale_s: int = setting(
+        86_400, Number(1, 31_536_000), "For how long known keys are used when they cannot be read any more."
+    )
+    jwks_allow_plain: bool = setting(False, Flag(), "Whether jwks_url may be http to another machine.")
+    issuer: str = setting("", CLAIM_VALUE, "What `iss` of a JWT must be; needed with a JWKS.")
+    audience: str = setting("", CLAIM_VALUE, "What `aud` of a JWT must name; needed with a JWKS.")
+    leeway_s: int = setting(10, Number(0, 300), "How many seconds clocks may differ when a JWT is checked.")
+    name_claim: str = setting("sub", CLAIM, "The claim of a JWT that is the name of the user.")
+    groups_claim: str = setting(
+        "groups", CLAIM, "The claim of a JWT with groups; dots lead into it: realm_access.roles. Empty: none."
+    )
+    secret: str = setting("", Secret(), "The secret of Danube's tokens (HS256), 32 bytes or more; empty: none.")
+    secret_file: Path | None = setting(None, OptionalPath(), "The file with the secret, instead of `secret`.")
+    certificate_rules: tuple[str, ...] = setting(
+        (), RulesKind(), "Whom client certificates stand for: `SAN PATTERN => TYPE:NAME` or `subject ...`."
+    )
+    cluster_token: str = setting(
+        "", Secret(), "What the brokers of a cluster show to each other, 32 characters or more; empty: none."
+    )
+    cluster_token_file: Path | None = setting(
+        None, OptionalPath(), "The file with the cluster token, instead of `cluster_token`."
+    )
+    failures_max: int = setting(
+        20, Number(1, 1_000_000), "Wrong credentials from one address in a minute, before it is refused for a while."
+    )
+    failures_block_s: int = setting(30, Number(1, 86_400), "How long such an address is refused.")
+    allow_plaintext: bool = setting(False, Flag(), "Whether credentials may cross a network without encryption.")
+    allow_readable_files: bool = setting(
+        False, Flag(), "Whether other users of the machine may be able to read files with secrets."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings(Section):
+    section: ClassVar[str] = "tls"
+    cert_file: Path | None = setting(
+        None, OptionalPath(), "The broker's certificate (PEM), then those between it and its root; empty: no TLS."
+    )
+    key_file: Path | None = setting(
+        None, OptionalPath(), "The private key (PEM) of cert_file, without a passphrase and of mode 0600."
+    )
+    client_ca_file: Path | None = setting(
+        None, OptionalPath(), "Authorities (PEM) that certificates of clients must be signed by."
+    )
+    client_certificates: str = setting(
+        OFF, Choice(CLIENT_CERTIFICATES), "Whether clients may or must show a certificate of client_ca_file."
+    )
+    peer_ca_file: Path | None = setting(
+        None,
+        OptionalPath(),
+        "Authorities (PEM) that certificates of other brokers must be signed by; empty: client_ca_file, else the "
+        "system's.",
+    )
+    allow_unsafe_key_mode: bool = setting(False, Flag(), "Accept a key_file that group or others can read.")
+    reload_interval_s: int = setting(
+        10, Number(1, _DAY_S), "How often it is checked whether these files have changed. SIGHUP checks at once."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TlsListenerSettings(Section):
+    """What one listener has instead of the section `tls`."""
+
+    enabled: bool = setting(True, Flag(), "Whether this listener has TLS, if it has a cert_file here or in `tls`.")
+    cert_file: Path | None = setting(None, OptionalPath(), "As tls.cert_file; empty, here and below: the same.")
+    key_file: Path | None = setting(None, OptionalPath(), "As tls.key_file.")
+    client_ca_file: Path | None = setting(None, OptionalPath(), "As tls.client_ca_file.")
+    client_certificates: str = setting("", CLIENT_CERTIFICATES_OR_EMPTY, "As tls.client_certificates.")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsNativeSettings(TlsListenerSettings):
+    section: ClassVar[str] = "tls_native"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsGrpcSettings(TlsListenerSettings):
+    section: ClassVar[str] = "tls_grpc"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsAdminSettings(TlsListenerSettings):
+    section: ClassVar[str] = "tls_admin"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsHttpSettings(TlsListenerSettings):
+    section: ClassVar[str] = "tls_http"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +328,10 @@ class HttpSection(Section):
 class TopicSettings(Section):
     section: ClassVar[str] = "topics"
     auto_create: bool = setting(True, Flag(), "Publishing to a topic that does not exist creates it.")
-    ack_level: AckLevel = setting(
-        AckLevel.DURABLE, AckLevelKind(), "The ack level of topics that a first publish creates."
+    ack_level: AckLevel | None = setting(
+        None,
+        AckLevelKind(),
+        "The ack level of topics that a first publish creates; empty: `stored` in a cluster, else `durable`.",
     )
     offset_block: int = setting(
         100_000, Number(1, 1_000_000_000), "Offsets reserved at a time by `written` and `memory` topics."
@@ -228,6 +365,11 @@ class StorageSettings(Section):
         Number(0, 30 * _DAY_S),
         "A message is uploaded after this time at the latest, also if there is less than segment_bytes.",
     )
+    state_upload_s: int = setting(
+        60,
+        Number(1, _DAY_S),
+        "In a cluster, positions of subscriptions go to the store with each upload, and this often while they move.",
+    )
     shared_below_bytes: int = setting(4 * MIB, Size(0, GIB), "Less than this shares an object with other partitions.")
     upload_bytes_per_s: int = setting(0, Size(0, 1024 * GIB), "How fast uploads may be. 0: as fast as they go.")
     shutdown_upload_s: int = setting(
@@ -244,6 +386,30 @@ class StorageSettings(Section):
     stage_keep_s: int = setting(_DAY_S, Number(1, 30 * _DAY_S), "How long a stage waits for the commit that names it.")
     staged_query_keep_s: int = setting(
         90 * _DAY_S, Number(1, 3650 * _DAY_S), "How long it is remembered what a query wrote last by stages."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SlicesSection(Section):
+    section: ClassVar[str] = "slices"
+    in_flight_max: int = setting(4, Number(1, 64), "How many slices are on their way to the object store at once.")
+    interval_ms: int = setting(
+        50,
+        Number(0, 60_000),
+        "While a slice is on its way, the next one leaves this long after it. More: fewer puts.",
+    )
+    slice_bytes: int = setting(
+        4 * MIB,
+        Size(64 * 1024, 256 * MIB),
+        "A slice of this size leaves as soon as there is room for it on the way.",
+    )
+    waiting_bytes_max: int = setting(
+        64 * MIB, Size(MIB, 16 * GIB), "What waits for the object store, in memory; more publishes are refused."
+    )
+    state_interval_ms: int = setting(
+        1000,
+        Number(1, 60_000),
+        "How long acks wait for messages to leave with; so much is delivered again after a loss.",
     )
 
 
@@ -292,6 +458,13 @@ class Settings:
     server: ServerSettings = field(default_factory=ServerSettings)
     log: LogSettings = field(default_factory=LogSettings)
     metadata: MetadataSettings = field(default_factory=MetadataSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    auth: AuthSettings = field(default_factory=AuthSettings)
+    tls: TlsSettings = field(default_factory=TlsSettings)
+    tls_native: TlsNativeSettings = field(default_factory=TlsNativeSettings)
+    tls_grpc: TlsGrpcSettings = field(default_factory=TlsGrpcSettings)
+    tls_admin: TlsAdminSettings = field(default_factory=TlsAdminSettings)
+    tls_http: TlsHttpSettings = field(default_factory=TlsHttpSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     grpc: GrpcSection = field(default_factory=GrpcSection)
@@ -299,6 +472,7 @@ class Settings:
     topics: TopicSettings = field(default_factory=TopicSettings)
     producers: ProducersSection = field(default_factory=ProducersSection)
     storage: StorageSettings = field(default_factory=StorageSettings)
+    slices: SlicesSection = field(default_factory=SlicesSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)
     tracing: TracingSection = field(default_factory=TracingSection)
     logging: LoggingSettings = field(default_factory=LoggingSettings)
@@ -307,6 +481,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         problems = [*self._unordered(), *self._narrow_log(), *self._shared_ports(), *self._wrong_metadata()]
+        problems += self._wrong_tls()
         if problems:
             raise Invalid("; ".join(problems))
 
@@ -386,6 +561,19 @@ class Settings:
         members, prefix = parse_members(given.url)
         return EtcdPlace(members, prefix, tls, given.user, given.password, given.timeout_ms / 1000)
 
+    def listener_tls(self, listener: TlsListenerSettings) -> ServerTls | None:
+        """Return the files of a listener, of its own section and of `tls`; None if it has no TLS."""
+        pair = listener if listener.cert_file is not None else self.tls
+        if not listener.enabled or pair.cert_file is None or pair.key_file is None:
+            return None
+        return ServerTls(
+            pair.cert_file,
+            pair.key_file,
+            listener.client_ca_file or self.tls.client_ca_file,
+            listener.client_certificates or self.tls.client_certificates,
+            self.tls.allow_unsafe_key_mode,
+        )
+
     def advertised_address(self, port: int) -> str:
         """Return the address for clients when the native listener uses `port`, which the system chose if the setting is
         0."""
@@ -427,6 +615,19 @@ class Settings:
         except Invalid as problem:
             yield problem.message
 
+    def _wrong_tls(self) -> Iterator[str]:
+        listeners = (self.tls_native, self.tls_grpc, self.tls_admin, self.tls_http)
+        for one in (self.tls, *listeners):
+            if (one.cert_file is None) != (one.key_file is None):
+                yield f"{one.section}.cert_file and {one.section}.key_file belong together: give both or none"
+        for listener in listeners:
+            files = self.listener_tls(listener)
+            if files is not None and files.client_certificates != OFF and files.client_ca_file is None:
+                yield (
+                    f"{listener.section}: client certificates are {files.client_certificates}, and nothing says who "
+                    f"signs them: set tls.client_ca_file"
+                )
+
     def _value(self, key: str) -> Any:
         section, _, name = key.partition(".")
         return getattr(getattr(self, section), name)
@@ -453,22 +654,16 @@ _NOT_LARGER: Final = (
 """Relations between settings: the first must not be larger than the second."""
 
 _ENVIRONMENT_PREFIX: Final = "DANUBE_"
-_NO_SETTINGS: Final = {"DANUBE_STORAGE_TOKEN"}
-"""Variables that are named like a setting but are read by a command itself (`danube storage serve`)."""
-_SECTIONS: Final[tuple[type[Section], ...]] = (
-    ServerSettings,
-    LogSettings,
-    MetadataSettings,
-    CacheSettings,
-    LimitSettings,
-    GrpcSection,
-    HttpSection,
-    TopicSettings,
-    ProducersSection,
-    StorageSettings,
-    MetricsSection,
-    TracingSection,
-    LoggingSettings,
+_NO_SETTINGS: Final = {
+    "DANUBE_STORAGE_TOKEN",
+    "DANUBE_TLS_CA_FILE",
+    "DANUBE_TLS_CLIENT_CERT_FILE",
+    "DANUBE_TLS_CLIENT_KEY_FILE",
+    "DANUBE_TLS_INSECURE_SKIP_VERIFY",
+}
+"""Variables that are named like a setting but are read by a command itself (`danube storage serve`), or by clients."""
+_SECTIONS: Final[tuple[type[Section], ...]] = tuple(
+    cast(type[Section], one.default_factory) for one in fields(Settings) if one.name != "sources"
 )
 
 
@@ -492,7 +687,8 @@ def _read(key: str, kind: ValueKind, value: object, source: str) -> Any:
         return kind.read(value)
     except ValueError:
         where = f"{source}: " if source else ""
-        raise Invalid(f"{where}{key}={value!r} is not allowed: use {kind.allowed}") from None
+        shown = "***" if isinstance(kind, Secret) else repr(value)
+        raise Invalid(f"{where}{key}={shown} is not allowed: use {kind.allowed}") from None
 
 
 def _from_file(path: Path | None, problems: list[str]) -> Iterator[tuple[str, object, str]]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from .model.cluster import Network
 from .model.errors import Invalid
 from .model.topics import AckLevel
 from .model.webhooks import Webhook
@@ -129,22 +131,24 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class AckLevelKind:
-    """An ack level."""
+    """An ack level; None, written as the empty text: the broker chooses."""
 
-    allowed: str = "one of durable, written, memory"
+    allowed: str = "one of durable, stored, written, memory, or empty"
 
-    def read(self, value: object) -> AckLevel:
-        if isinstance(value, AckLevel):
+    def read(self, value: object) -> AckLevel | None:
+        if value is None or isinstance(value, AckLevel):
             return value
         if not isinstance(value, str):
             raise ValueError
+        if not value.strip():
+            return None
         try:
             return AckLevel.parse(value.strip())
         except Invalid:
             raise ValueError from None
 
-    def show(self, value: AckLevel) -> str:
-        return str(value)
+    def show(self, value: AckLevel | None) -> str:
+        return "" if value is None else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +324,39 @@ class TextList:
         return ",".join(value)
 
 
+@dataclass(frozen=True, slots=True)
+class RulesKind:
+    """Rules, each a line of text: an array of the file, or text with semicolons between them."""
+
+    allowed: str = "rules such as 'subject CN=([^,]+) => user:{1}', with ; between them, or empty"
+
+    def read(self, value: object) -> tuple[str, ...]:
+        given = value.split(";") if isinstance(value, str) else value
+        if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
+            raise ValueError
+        return tuple(one.strip() for one in given if one.strip())
+
+    def show(self, value: tuple[str, ...]) -> str:
+        return "; ".join(value)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworksKind:
+    """Networks in CIDR form: an array of the file, or text with commas between them."""
+
+    allowed: str = "networks such as 10.0.0.0/8, with commas between them, or empty"
+
+    def read(self, value: object) -> tuple[Network, ...]:
+        given = value.split(",") if isinstance(value, str) else value
+        if not isinstance(given, list | tuple):
+            raise ValueError
+        texts = [str(one).strip() for one in given]
+        return tuple(ip_network(one) for one in texts if texts != [""])
+
+    def show(self, value: tuple[Network, ...]) -> str:
+        return ",".join(map(str, value))
+
+
 PORT: Final = Number(0, 65_535)
 HOST: Final = Text("a host name or an IP address", re.compile(r"[A-Za-z0-9._:%-]{1,255}"))
 HOSTS: Final = TextList(
@@ -329,10 +366,19 @@ ORIGINS: Final = TextList(
     "origins such as https://example.com, with commas between them, or empty",
     re.compile(r"https?://[A-Za-z0-9.\[\]:_-]{1,255}"),
 )
+PRINCIPALS: Final = TextList(
+    "principals such as user:admin, with commas between them, or empty",
+    re.compile(r"(user|service_account):[^\s:/,][^\s,]{0,254}"),
+)
+CLIENT_CERTIFICATES_OR_EMPTY: Final = Text(
+    "one of off, optional, required, or empty", re.compile(r"(off|optional|required)?")
+)
 NODE_NAME: Final = Text(
     "up to 200 letters, digits, '.', '_' and '-', or empty",
     re.compile(r"[A-Za-z0-9._-]{0,200}"),
 )
+CLAIM: Final = Text("the name of a claim, or empty", re.compile(r"[!-~]{0,200}"))
+CLAIM_VALUE: Final = Text("text without white space, or empty", re.compile(r"\S{0,1000}"))
 USER_NAME: Final = Text("up to 200 characters, or empty", re.compile(r"[^\x00-\x1f]{0,200}"))
 ADDRESS: Final = Text(
     "host:port with a port from 1 to 65535, or empty",

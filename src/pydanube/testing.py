@@ -3,6 +3,10 @@
 async with pydanube.testing.broker() as url: ...        # on the running loop
 with pydanube.testing.broker_thread() as url: ...       # on its own thread and loop, for blocking code
 def test_something(danube_url): ...                     # the same, as a pytest fixture
+
+async with pydanube.testing.broker(auth=True) as secured:       # a SecuredBroker, which asks for credentials
+    async with secured.admin() as client: ...                   # user:admin, who may do everything
+def test_permissions(danube_secured): ...                       # the same on a thread, as a pytest fixture
 """
 
 from __future__ import annotations
@@ -10,33 +14,111 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, overload
 
 from .model.errors import Invalid
 
 if TYPE_CHECKING:
+    from .client import BlockingClient, Client
     from .server import Server
 
 
-@asynccontextmanager
-async def broker(data_dir: Path | str | None = None, **overrides: object) -> AsyncIterator[str]:
-    """Run a broker on the running loop and yield its URL.
+@dataclass(frozen=True, slots=True)
+class SecuredBroker:
+    """A broker of a test that asks its callers for credentials, and the key with which everything can be set up."""
+
+    url: str
+    admin_key: str = field(repr=False)
+    """The API key of user:admin, who may do everything."""
+
+    def admin(self, timeout: float = 30.0) -> Client:
+        """Return a client of user:admin, to be opened with `async with`."""
+        from .client import connect
+
+        return connect(self.url, timeout=timeout, api_key=self.admin_key)
+
+    def admin_blocking(self, timeout: float = 30.0) -> BlockingClient:
+        """Return a blocking client of user:admin, to be opened with `with`."""
+        from .client import connect_blocking
+
+        return connect_blocking(self.url, timeout=timeout, api_key=self.admin_key)
+
+
+@overload
+def broker(  # type: ignore[overload-overlap]  # settings of a dictionary do not turn authentication on
+    data_dir: Path | str | None = None, *, auth: Literal[True], **overrides: object
+) -> AbstractAsyncContextManager[SecuredBroker]: ...
+
+
+@overload
+def broker(
+    data_dir: Path | str | None = None, *, auth: object = False, **overrides: object
+) -> AbstractAsyncContextManager[str]: ...
+
+
+def broker(
+    data_dir: Path | str | None = None, *, auth: object = False, **overrides: object
+) -> AbstractAsyncContextManager[str] | AbstractAsyncContextManager[SecuredBroker]:
+    """Run a broker on the running loop and yield its URL; with `auth`, a SecuredBroker.
 
     data_dir    kept after the test; None: a temporary directory
+    auth        whether it asks callers for credentials, and denies what nobody has allowed
     overrides   settings, such as ``cache_tail_bytes="1MiB"`` for ``cache.tail_bytes``
     """
+    return _secured(data_dir, overrides) if auth else _open(data_dir, overrides)
+
+
+@overload
+def broker_thread(  # type: ignore[overload-overlap]  # settings of a dictionary do not turn authentication on
+    data_dir: Path | str | None = None, *, auth: Literal[True], **overrides: object
+) -> AbstractContextManager[SecuredBroker]: ...
+
+
+@overload
+def broker_thread(
+    data_dir: Path | str | None = None, *, auth: object = False, **overrides: object
+) -> AbstractContextManager[str]: ...
+
+
+def broker_thread(
+    data_dir: Path | str | None = None, *, auth: object = False, **overrides: object
+) -> AbstractContextManager[str] | AbstractContextManager[SecuredBroker]:
+    """Run a broker on its own thread and loop, which end with the block, and yield its URL. Arguments as `broker`."""
+    return _secured_thread(data_dir, overrides) if auth else _open_thread(data_dir, overrides)
+
+
+@asynccontextmanager
+async def _open(data_dir: Path | str | None, overrides: dict[str, object]) -> AsyncIterator[str]:
     async with _server(data_dir, overrides) as server:
         yield server.url
 
 
+@asynccontextmanager
+async def _secured(data_dir: Path | str | None, overrides: dict[str, object]) -> AsyncIterator[SecuredBroker]:
+    async with _server(data_dir, {"auth_enabled": True, **overrides}) as server:
+        yield _with_admin_key(server)
+
+
 @contextmanager
-def broker_thread(data_dir: Path | str | None = None, **overrides: object) -> Iterator[str]:
-    """Run a broker on its own thread and loop, which end with the block, and yield its URL. Arguments as `broker`."""
+def _open_thread(data_dir: Path | str | None, overrides: dict[str, object]) -> Iterator[str]:
     with _server_thread(data_dir, overrides) as server:
         yield server.url
+
+
+@contextmanager
+def _secured_thread(data_dir: Path | str | None, overrides: dict[str, object]) -> Iterator[SecuredBroker]:
+    with _server_thread(data_dir, {"auth_enabled": True, **overrides}) as server:
+        yield _with_admin_key(server)
+
+
+def _with_admin_key(server: Server) -> SecuredBroker:
+    from .broker.security.first_key import FILE_NAME
+
+    return SecuredBroker(server.url, (server.data_dir / FILE_NAME).read_text().strip())
 
 
 @contextmanager
@@ -113,3 +195,9 @@ else:
         """The URL of a broker that runs as long as the test."""
         with broker_thread() as url:
             yield url
+
+    @pytest.fixture
+    def danube_secured() -> Iterator[SecuredBroker]:
+        """A broker with authentication that runs as long as the test: its URL, the administrator's key and clients."""
+        with broker_thread(auth=True) as secured:
+            yield secured

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +14,12 @@ from metadata_harness import FaultyStore
 from pydanube.broker import Attachment, Broker, BrokerParts, BrokerSettings, Consumer, FetchResult, Producer, Published
 from pydanube.broker.producers import Access
 from pydanube.broker.registry.registry import Registry
+from pydanube.broker.security.security import SecurityParts
 from pydanube.broker.tiering.object_storage import TieringSettings
 from pydanube.codec.batch import Batch, encode
 from pydanube.core.access import ANONYMOUS, AllowAll, Authorizer
 from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import DanubeError
 from pydanube.model.names import TopicName
@@ -73,12 +75,14 @@ async def open_broker(
     metadata: FaultyStore | None = None,
     metadata_disk: Disk | None = None,
     stamped: bool = True,
+    security: Callable[[MetadataStore, Clock], SecurityParts] | None = None,
     **changes: Any,
 ) -> AsyncIterator[Broker]:
     """Open a broker in the directory and yield it.
 
     crash     the broker is not closed at the end: the next one finds what a killed process leaves
     metadata  wraps the real store, and fails where the test says so
+    security  makes the authentication and the rules of access; None: everybody may do everything
     stamped   False: the log does not name its metadata, like a log of an earlier release
     """
     clock = clock or SystemClock()
@@ -104,19 +108,22 @@ async def open_broker(
         writer.forget(set(writer.recovered.ledgers) - known.needed)
         tasks = Tasks()
         parts.push_async_callback(tasks.close)
+        secured = security(store, clock) if security is not None else None
         broker_parts = BrokerParts(
             store,
             registry,
             writer,
-            authorizer or AllowAll(),
+            authorizer or (AllowAll() if secured is None else secured.rules),
             clock,
             tasks,
             lambda: BrokerAddresses("127.0.0.1:1"),
             objects,
             tiering or TIERING,
+            security=secured,
         )
         broker = Broker(broker_parts, replace(SETTINGS, **changes))
         await broker.schemas.start()
+        await broker.security.load()
         if not crash:
             parts.push_async_callback(broker.close)
         yield broker

@@ -55,7 +55,7 @@ class TimedClient(BrokerClient):
 
     async def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
-        await self.broker.lifetimes.round()
+        await self.broker._lifetimes.round()
 
     async def round_and_meanwhile(self, happens: Callable[[], Awaitable[object]]) -> None:
         """Run a round of expiration, and call `happens` in the middle of it: after its search by time, before its next
@@ -70,7 +70,7 @@ class TimedClient(BrokerClient):
             return found
 
         setattr(stream, "find_time", slow)  # noqa: B010 - this stream's only
-        await self.broker.lifetimes.round()
+        await self.broker._lifetimes.round()
         assert stream.find_time == find_time, "the round did not search by time"
 
     async def start(self, partition: int = 0) -> int:

@@ -162,7 +162,7 @@ async def test_of_many_exclusive_producers_opened_at_once_one_stays(tmp_path):
             except StaleEpoch:
                 continue
         assert len(able) == 1
-        assert broker.producers.count((await broker.lookup(ANONYMOUS, TOPIC, False)).topic_id) == 1
+        assert broker._producers.count((await broker.lookup(ANONYMOUS, TOPIC, False)).topic_id) == 1
 
 
 async def test_exclusive_access_does_not_affect_other_topics(tmp_path):

@@ -16,6 +16,7 @@ from pydanube.broker.registry.records import ConsumerRecord
 from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.metadata.store import list_all
 from pydanube.model.positions import LATEST
 from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.clock import MICROSECONDS, ManualClock, SystemClock
@@ -76,11 +77,11 @@ async def test_records_end_with_their_subscription_and_their_topic(tmp_path: Pat
         number = await known.save(await subscribed(broker))
         await broker.subscriptions.delete(ANONYMOUS, TOPIC, "billing")
         assert known.find(number) is None
-        assert not [one async for one in consumers_module.list_all(broker._store, records.CONSUMERS)]
+        assert not [one async for one in list_all(broker._store, records.CONSUMERS)]
         assert await known.save(await subscribed(broker)) == number
         await broker.delete_topic(ANONYMOUS, TOPIC)
         assert known.find(number) is None
-        assert not [one async for one in consumers_module.list_all(broker._store, records.CONSUMERS)]
+        assert not [one async for one in list_all(broker._store, records.CONSUMERS)]
 
 
 async def test_a_record_of_a_deleted_subscription_is_removed_at_the_next_start(tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ async def test_a_record_is_removed_after_long_disuse(tmp_path: Path) -> None:
         clock.advance(USE_NOTED_US / MICROSECONDS + 1)
         await known.note_use(used)
         clock.advance((UNUSED_US - USE_NOTED_US) / MICROSECONDS)
-        await broker.lifetimes.round()
+        await broker._lifetimes.round()
         assert known.find(unused) is None
         assert known.find(used) is not None and known.find(live) is not None
 
@@ -129,8 +130,8 @@ async def test_consumers_are_restored_from_a_manifest(tmp_path: Path) -> None:
     async with open_broker(tmp_path / "before", objects=objects, tiering=tiering) as broker:
         one = await subscribed(broker)
         number = await broker._registry.consumers.save(one)
-        assert broker.tiers is not None
-        await broker.tiers.manifests.write()
+        assert broker._tiers is not None
+        await broker._tiers.manifests.write()
     async with await EmbeddedStore.open(tmp_path / "after" / "metadata.db", clock) as store:
         await rebuild(objects, store, clock, StoreOwner("cluster"))
     async with open_broker(tmp_path / "after", objects=objects, tiering=tiering) as broker:

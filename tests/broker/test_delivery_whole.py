@@ -17,6 +17,7 @@ from pydanube.codec.batch import Batch, encode
 from pydanube.codec.batch.gather import gather_range
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.topics import AckLevel, SubscriptionType
+from pydanube.runtime.objects.memory import MemoryStore
 
 MANY = 1 << 30
 
@@ -105,7 +106,7 @@ async def test_a_memory_topic_delivers_before_the_producer_is_answered_and_a_sto
     tmp_path: Path, ack_level: AckLevel
 ):
     order: list[str] = []
-    async with open_broker(tmp_path) as broker:
+    async with open_broker(tmp_path, objects=MemoryStore()) as broker:
         client = BrokerClient(broker)
         await client.create(ack_level=ack_level)
         producer = await client.producer()

@@ -54,9 +54,9 @@ class Gapped:
             await read.ack((0, BEFORE))
             await some.ack((0, 5), (10, 20))
             if self.how != "written, in the log":
-                while await broker.tiers.uploader.round(everything=True):
+                while await broker._tiers.uploader.round(everything=True):
                     pass
-                await broker.tiers.manifests.write()
+                await broker._tiers.manifests.write()
         if self.how == "restored":
             self.clock.advance(77.5)
             self.directory = self.directory / "restored"
@@ -113,7 +113,7 @@ async def test_the_gap_at_the_end_is_no_message_before_anything_follows_it(gappe
         assert found.gaps == Gaps([(BEFORE, found.end_offset)])
         assert (await statistics(client))[0].messages == BEFORE
         assert await lags(client) == {"unread": 30, "read": 0, "some": 15}
-        (tiered,) = broker.tiers.partitions.values()
+        (tiered,) = broker._tiers.partitions.values()
         waits = gapped.how == "written, in the log"
         assert (tiered.waiting() is not None) is waits, "a gap is nothing to upload"
 
@@ -280,7 +280,7 @@ async def test_a_gap_before_the_first_message_stays_when_retention_takes_what_wa
         assert (found.start_offset, found.messages) == (BEFORE, 0)
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": -1})
         await gapped.more(client)
-        while await broker.tiers.uploader.round(everything=True):
+        while await broker._tiers.uploader.round(everything=True):
             pass
     async with gapped.opened() as broker:
         client = BrokerClient(broker)
@@ -294,7 +294,7 @@ async def test_an_empty_partition_is_restored_without_a_message_and_without_a_lo
     gapped = Gapped("restored", tmp_path)
     async with gapped.opened() as broker:
         await BrokerClient(broker).create()
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
     (tmp_path / "restored").mkdir()
     gapped.directory = tmp_path / "restored"
     async with await EmbeddedStore.open(gapped.directory / "metadata.db", gapped.clock) as store:
@@ -313,13 +313,13 @@ async def test_what_the_catalog_lost_is_no_gap(tmp_path: Path):
     await gapped.make()
     async with gapped.opened() as broker:
         await gapped.more(BrokerClient(broker))
-        while await broker.tiers.uploader.round(everything=True):
+        while await broker._tiers.uploader.round(everything=True):
             pass
-        topic_id = next(iter(broker.tiers.partitions))[0]
-        segments = [one async for page in broker.tiers.catalog.pages(topic_id, 0) for one in page]
+        topic_id = next(iter(broker._tiers.partitions))[0]
+        segments = [one async for page in broker._tiers.catalog.pages(topic_id, 0) for one in page]
         lost = next(one for one in segments if one.end_offset == BEFORE)
         assert lost.first_offset > 0
-        await broker.tiers.catalog.remove([lost], 1)
+        await broker._tiers.catalog.remove([lost], 1)
     async with gapped.opened() as broker:
         client = BrokerClient(broker)
         assert not (await description(client)).gaps, "nobody knows any more where it began"

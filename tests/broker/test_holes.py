@@ -40,7 +40,7 @@ async def lose_ledger(directory, number: int) -> None:
         topic_id = records.unpack(found.value, records.TopicRecord).topic_id
         pairs = [one async for one in list_all(store, records.ledgers_of(topic_id))]
         data = [one.key for one in pairs if records.unpack(one.value, records.LedgerRecord).kind == "data"]
-        for writes in drop_writes([data[number]]):
+        for writes in drop_writes([(data[number], "")]):
             await store.transact([], writes)
 
 
@@ -72,7 +72,7 @@ async def test_what_is_in_the_catalog_is_not_a_hole(tmp_path):
     async with open_broker(tmp_path, objects=objects) as broker:
         await broker._partitions.get(TOPIC, 0)
         await broker.storage.upload(ANONYMOUS, TOPIC)
-        await broker.tiers.upload(broker.tiers.partitions.keys())
+        await broker._tiers.upload(broker._tiers.partitions.keys())
     await lose_ledger(tmp_path, 1)
     async with open_broker(tmp_path, objects=objects) as broker:
         assert [offset for offset, _ in await BrokerClient(broker).read_all()] == list(range(30))

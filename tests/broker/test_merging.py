@@ -51,14 +51,14 @@ async def crumbs(broker, count: int, first: int = 0, topic: TopicName = TOPIC, s
     for number in range(first, first + count):
         payloads = [b"%06d" % (number * 100 + n) + b"x" * 50 for n in range(100)]
         await client.publish(producer, payloads, sequence=(number - first) * 100 if sequence else -1)
-        assert await broker.tiers.uploader.round(everything=True) == 1
-    await broker.tiers.trim()
+        assert await broker._tiers.uploader.round(everything=True) == 1
+    await broker._tiers.trim()
     return producer
 
 
 async def merged(broker) -> int:
     made = 0
-    while await broker.tiers.merger.round():
+    while await broker._tiers.merger.round():
         made += 1
     return made
 
@@ -73,7 +73,7 @@ async def keys(objects: ObjectStore) -> list[str]:
 
 async def segments(broker, topic: TopicName = TOPIC):
     topic_id = broker._registry.topic(topic).topic_id
-    return [one async for page in broker.tiers.catalog.pages(topic_id, 0) for one in page]
+    return [one async for page in broker._tiers.catalog.pages(topic_id, 0) for one in page]
 
 
 async def test_small_segments_are_merged_and_their_objects_are_deleted_after_the_grace_period(
@@ -92,7 +92,7 @@ async def test_small_segments_are_merged_and_their_objects_are_deleted_after_the
         assert len(await keys(objects)) == 31
         assert await everything(broker) == list(range(3000))
         clock.advance(3601)
-        await broker.tiers.collector.collect_garbage()
+        await broker._tiers.collector.collect_garbage()
         assert not set(before) & set(await keys(objects))
         assert await everything(broker) == list(range(3000))
 
@@ -147,14 +147,14 @@ async def test_shared_objects_are_left_to_the_others_in_them(tmp_path: Path, obj
             for topic in (TOPIC, OTHER):
                 client = BrokerClient(broker, topic)
                 await client.publish(await client.producer(), [b"%06d" % number])
-            assert await broker.tiers.uploader.round(everything=True) == 1
-        await broker.tiers.merger.round()
+            assert await broker._tiers.uploader.round(everything=True) == 1
+        await broker._tiers.merger.round()
         clock.advance(3601)
-        await broker.tiers.collector.collect_garbage()
+        await broker._tiers.collector.collect_garbage()
         assert await everything(broker) == await everything(broker, OTHER) == list(range(20))
         assert await merged(broker) == 1
         clock.advance(3601)
-        await broker.tiers.collector.collect_garbage()
+        await broker._tiers.collector.collect_garbage()
         assert len(await keys(objects)) == 2
         assert await everything(broker) == await everything(broker, OTHER) == list(range(20))
 
@@ -176,14 +176,14 @@ async def test_a_merge_cut_before_its_transaction_leaves_an_orphan_and_begins_ag
     async with opened(tmp_path, objects, clock=clock, crash=True) as broker:
         await BrokerClient(broker).create()
         await crumbs(broker, 20)
-        (tiered,) = broker.tiers.partitions.values()
+        (tiered,) = broker._tiers.partitions.values()
 
-        async def killed(_writes):
+        async def killed(_writes, _compares):
             raise Unavailable("the process is gone")
 
         tiered.rewrite = killed
         with pytest.raises(Unavailable):
-            await broker.tiers.merger.round()
+            await broker._tiers.merger.round()
         assert len(await segments(broker)) == 20
     async with opened(tmp_path, objects, clock=clock) as broker:
         assert await everything(broker) == list(range(2000))
@@ -191,7 +191,7 @@ async def test_a_merge_cut_before_its_transaction_leaves_an_orphan_and_begins_ag
         assert len(await keys(objects)) == 22
         clock.advance(3601)
         objects_now = await segments(broker)
-        await broker.tiers.collector.collect_garbage()
+        await broker._tiers.collector.collect_garbage()
         assert await everything(broker) == list(range(2000))
         assert objects_now[0].record.object in await keys(objects)
         assert len(await keys(objects)) == 2, "the orphan is found by the listing of the store"
@@ -205,12 +205,12 @@ async def test_a_merge_cut_after_its_transaction_counts(tmp_path: Path, objects:
         async def killed(_key, _now_us):
             raise Unavailable("the process is gone")
 
-        broker.tiers.catalog.note_unused = killed
-        assert await broker.tiers.merger.round()
+        broker._tiers.catalog.note_unused = killed
+        assert await broker._tiers.merger.round()
     async with opened(tmp_path, objects) as broker:
         assert len(await segments(broker)) == 1
         assert await everything(broker) == list(range(2000))
-        assert (await broker.tiers.collector.collect_garbage()).waiting == 20, (
+        assert (await broker._tiers.collector.collect_garbage()).waiting == 20, (
             "known as garbage by the same transaction"
         )
 
@@ -219,13 +219,13 @@ async def test_a_fenced_owner_merges_nothing(tmp_path: Path, objects: Counted):
     async with opened(tmp_path, objects, crash=True) as former:
         await BrokerClient(former).create()
         await crumbs(former, 20)
-        (tiered,) = former.tiers.partitions.values()
+        (tiered,) = former._tiers.partitions.values()
 
-        async def fenced(_writes):
+        async def fenced(_writes, _compares):
             raise StaleEpoch("taken")
 
         tiered.rewrite = fenced
-        assert not await former.tiers.merger.round()
+        assert not await former._tiers.merger.round()
         assert len(await segments(former)) == 20
 
 
@@ -238,7 +238,7 @@ async def test_a_damaged_small_segment_is_skipped_and_others_are_merged(tmp_path
         whole = bytearray(await objects.get(key))
         whole[1000] ^= 1
         await objects.put(key, whole)
-        await broker.tiers.merger.round()
+        await broker._tiers.merger.round()
         assert await merged(broker) == 1
         assert len(await segments(broker)) == 20
         assert len(await segments(broker, OTHER)) == 1
@@ -253,10 +253,10 @@ async def test_retention_while_merging_and_after_it_is_kept(tmp_path: Path, obje
         clock.advance(100)
         await crumbs(broker, 10, first=10)
         assert await merged(broker) == 1
-        await broker.lifetimes.round()
+        await broker._lifetimes.round()
         assert await everything(broker) == list(range(1000, 2000))
         clock.advance(100)
-        await broker.lifetimes.round()
+        await broker._lifetimes.round()
         assert await everything(broker) == []
         assert await segments(broker) == []
 
@@ -269,9 +269,9 @@ async def test_a_long_catalog_is_merged_from_end_to_end(tmp_path: Path, objects:
         producer = await client.producer()
         for number in range(600):
             await client.publish(producer, [b"%06d" % number])
-            await broker.tiers.uploader.round(everything=True)
+            await broker._tiers.uploader.round(everything=True)
         assert len(await segments(broker)) == 600
         for _ in range(100):
-            await broker.tiers.merger.round()
+            await broker._tiers.merger.round()
         assert len(await segments(broker)) < 600 * 256 / (1 << 14) * 4
         assert await everything(broker) == list(range(600))

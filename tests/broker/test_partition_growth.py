@@ -124,7 +124,7 @@ async def start_after_retention(client: BrokerClient, partition: int) -> int:
     """Publish ten messages, let retention drop all that subscriptions have acked, and return the start offset."""
     await client.publish(await client.producer(partition=partition), [b"x"] * 10)
     await client.broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": 0})
-    await client.broker.lifetimes.round()
+    await client.broker._lifetimes.round()
     return (await client.fetch(partition=partition)).start_offset
 
 

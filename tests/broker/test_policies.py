@@ -127,7 +127,7 @@ async def test_closed_producers_do_not_count_towards_the_limit(tmp_path):
                 producer.close()
                 producer.close()
             (await client.producer("meter")).close()
-        assert not broker.producers._groups, "nothing stays behind"
+        assert not broker._producers._groups, "nothing stays behind"
 
 
 async def test_a_producer_of_many_partitions_counts_once(tmp_path):
@@ -141,7 +141,7 @@ async def test_a_producer_of_many_partitions_counts_once(tmp_path):
         with pytest.raises(Full):
             await client.producer(partition=1)
         described = await broker.describe_topic(ANONYMOUS, TOPIC)
-        assert broker.producers.count(described.topic_id) == 1
+        assert broker._producers.count(described.topic_id) == 1
         assert [one.producers for one in broker._partitions] == [1, 1, 1, 1]
 
 

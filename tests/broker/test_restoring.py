@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from access_harness import ADMIN, secured
 from broker_harness import TIERING, TOPIC, BrokerClient, open_broker
 
 from pydanube.broker.tiering.disaster_recovery import IDS_SKIPPED, OFFSETS_PER_S, Restored, rebuild
@@ -41,7 +42,7 @@ async def restored(path: Path, objects: ObjectStore, clock: Clock | None = None)
 
 
 async def upload(broker) -> None:
-    while await broker.tiers.uploader.round(everything=True):
+    while await broker._tiers.uploader.round(everything=True):
         pass
 
 
@@ -63,7 +64,7 @@ async def test_everything_that_was_uploaded_is_there_again(tmp_path: Path, objec
         await BrokerClient(broker, other).publish(await BrokerClient(broker, other).producer(partition=2), [b"event"])
         await broker.policies.set(ANONYMOUS, other, {"producers_max": 5})
         await upload(broker)
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
     report = await restored(tmp_path / "after", objects)
     assert (report.topics, report.partitions, report.missing, report.left_out) == (2, 4, [], [])
     assert (report.messages, report.cluster) == (31, "cluster")
@@ -81,7 +82,7 @@ async def test_restored_metadata_is_another_store_and_names_the_one_it_succeeds(
         await BrokerClient(broker).create()
         former = await broker._store.identity()
         revision = await broker._store.revision()
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
     await restored(tmp_path / "after", objects)
     async with await EmbeddedStore.open(tmp_path / "after" / "metadata.db", SystemClock()) as store:
         identity = await store.identity()
@@ -97,7 +98,7 @@ async def test_a_producer_goes_on_and_what_it_repeats_is_not_stored_twice(tmp_pa
         for n in range(30):
             await client.publish(producer, [b"x"], sequence=n)
         await upload(broker)
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
     await restored(tmp_path / "after", objects)
     async with opened(tmp_path / "after", objects) as broker:
         client = BrokerClient(broker)
@@ -117,7 +118,7 @@ async def test_no_offset_is_used_again_and_the_gap_counts_as_consumed(tmp_path: 
         await client.subscribe("behind")
         done = await client.subscribe("done")
         await upload(broker)
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
         await client.publish(producer, [b"lost"] * 9)
         await done.ack((0, 1))
     clock.advance(100)
@@ -126,7 +127,7 @@ async def test_no_offset_is_used_again_and_the_gap_counts_as_consumed(tmp_path: 
         client = BrokerClient(broker)
         await broker.policies.set(ANONYMOUS, TOPIC, {"backlog_messages_max": 3})
         assert await client.read_all() == [(0, b"kept")]
-        (tiered,) = broker.tiers.partitions.values()
+        (tiered,) = broker._tiers.partitions.values()
         assert tiered.waiting() is None, "a gap is nothing to upload"
         answer = await client.publish(await client.producer(), [b"new"])
         assert answer.base_offset == 1 + 101 * OFFSETS_PER_S
@@ -144,7 +145,7 @@ async def test_a_producer_whose_last_messages_are_lost_is_told_to_open_again(tmp
         producer = await client.producer("meter")
         await client.publish(producer, [b"kept"], sequence=0)
         await upload(broker)
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
         await client.publish(producer, [b"lost"], sequence=1)
     await restored(tmp_path / "after", objects)
     async with opened(tmp_path / "after", objects) as broker:
@@ -164,7 +165,7 @@ async def test_subscriptions_keep_their_positions(tmp_path: Path, objects: Objec
         await consumer.wait_for(20)
         await consumer.ack((0, 5), (7, 9), (15, 20))
         await upload(broker)
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
     assert (await restored(tmp_path / "after", objects)).subscriptions == 1
     for _ in range(2):
         async with opened(tmp_path / "after", objects) as broker:
@@ -185,10 +186,10 @@ async def test_positions_of_partitions_that_are_not_open_are_kept_from_manifest_
         consumer = await client.subscribe()
         await consumer.ack((0, 5))
         await upload(broker)
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
     async with opened(tmp_path / "before", objects, crash=True) as broker:
         await BrokerClient(broker, TopicName.parse("/default/other")).create()
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
     await restored(tmp_path / "after", objects)
     async with opened(tmp_path / "after", objects) as broker:
         consumer = await BrokerClient(broker).subscribe()
@@ -203,7 +204,7 @@ async def test_ids_are_never_used_again(tmp_path: Path, objects: ObjectStore):
         await client.subscribe()
         await client.publish(await client.producer(), [b"x"])
         await upload(broker)
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
         before = {name: await last_id(broker._registry._store, name) for name in names}
         topic_id = broker._registry.topic(TOPIC).topic_id
     await restored(tmp_path / "after", objects)
@@ -223,7 +224,7 @@ async def test_segments_newer_than_the_manifest_are_added_where_they_continue_it
         producer = await client.producer()
         await client.publish(producer, [b"0"], sequence=0)
         await upload(broker)
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
         for n in range(1, 5):
             await client.publish(producer, [b"%d" % n], sequence=n)
             await upload(broker)
@@ -235,7 +236,7 @@ async def test_segments_newer_than_the_manifest_are_added_where_they_continue_it
     assert report.left_out == later[2:]
     async with opened(tmp_path / "after", objects) as broker:
         client = BrokerClient(broker)
-        assert (await broker.tiers.collector.collect_garbage()).waiting == 1, "what is left out has a grace period"
+        assert (await broker._tiers.collector.collect_garbage()).waiting == 1, "what is left out has a grace period"
         assert await client.read_all() == [(n, b"%d" % n) for n in range(3)]
         again = await client.come_back(producer)
         assert (await client.publish(again, [b"2"], sequence=2)).duplicate
@@ -245,7 +246,7 @@ async def test_a_damaged_later_segment_ends_what_is_added(tmp_path: Path, object
     async with opened(tmp_path / "before", objects, crash=True) as broker:
         client = BrokerClient(broker)
         await client.create()
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
         for n in range(3):
             await client.publish(await client.producer(), [b"%d" % n])
             await upload(broker)
@@ -263,9 +264,9 @@ async def test_a_damaged_newest_manifest_is_passed_over_and_named(tmp_path: Path
         await client.create()
         await client.publish(await client.producer(), [b"0"])
         await upload(broker)
-        former = await broker.tiers.manifests.write()
+        former = await broker._tiers.manifests.write()
         await BrokerClient(broker, TopicName.parse("/default/later")).create()
-        newest = await broker.tiers.manifests.write()
+        newest = await broker._tiers.manifests.write()
     await objects.put(newest, bytes(await objects.get(newest))[:-1])
     report = await restored(tmp_path / "after", objects)
     assert (report.manifest, report.damaged_manifests, report.topics) == (former, [newest], 1)
@@ -285,7 +286,7 @@ async def test_a_missing_object_is_reported_and_read_as_damage(tmp_path: Path, o
         await client.create()
         await client.publish(await client.producer(), [b"0"])
         await upload(broker)
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
     (key,) = await keys(objects, "segments/")
     await objects.delete([key])
     assert (await restored(tmp_path / "after", objects)).missing == [key]
@@ -308,7 +309,7 @@ async def test_a_restored_broker_can_be_restored_again(tmp_path: Path, objects: 
             await client.publish(await client.producer(), [b"%d" % round_])
             payloads.append(b"%d" % round_)
             await upload(broker)
-            await broker.tiers.manifests.write()
+            await broker._tiers.manifests.write()
             assert [payload for _, payload in await client.read_all()] == payloads
     assert len({key.split("-")[0] for key in await keys(objects, "manifests/")}) == 3
 
@@ -319,14 +320,14 @@ async def test_what_a_lost_broker_uploads_after_the_restore_is_not_history(tmp_p
         await client.create()
         await client.publish(await client.producer(), [b"0"])
         await upload(broker)
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
         await restored(tmp_path / "second", objects)
         await client.publish(await client.producer(), [b"of a ghost"])
         await upload(broker)
         ghost = (await keys(objects, "segments/"))[-1]
     async with opened(tmp_path / "second", objects, crash=True) as broker:
         client = BrokerClient(broker)
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
         answer = await client.publish(await client.producer(), [b"1"])
         await upload(broker)
     report = await restored(tmp_path / "third", objects)
@@ -346,7 +347,7 @@ async def test_topics_with_weaker_ack_levels_are_restored_too(
         await client.publish(await client.producer(), [b"0"])
         await client.subscribe()
         await upload(broker)
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
     await restored(tmp_path / "after", objects)
     async with opened(tmp_path / "after", objects) as broker:
         client = BrokerClient(broker)
@@ -365,9 +366,9 @@ async def test_a_deleted_topic_does_not_come_back(tmp_path: Path, objects: Objec
         await client.create()
         await client.publish(await client.producer(), [b"0"])
         await upload(broker)
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
         await broker.delete_topic(ANONYMOUS, TOPIC)
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
     report = await restored(tmp_path / "after", objects)
     assert (report.topics, report.segments, len(report.left_out)) == (0, 0, 1)
 
@@ -380,7 +381,7 @@ async def test_a_manifest_follows_a_change_soon_positions_within_a_minute_and_no
 ):
     clock = ManualClock()
     async with opened(tmp_path / "data", objects, clock=clock) as broker:
-        write_if_due, client = broker.tiers.manifests.write_if_due, BrokerClient(broker)
+        write_if_due, client = broker._tiers.manifests.write_if_due, BrokerClient(broker)
         assert await write_if_due()
         await client.create()
         assert not await write_if_due(), "several changes share a manifest"
@@ -408,13 +409,13 @@ async def test_a_manifest_follows_a_change_soon_positions_within_a_minute_and_no
 
 async def test_a_clean_end_leaves_a_last_manifest(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects) as broker:
-        assert await broker.tiers._is_ours()
+        assert await broker._tiers._is_ours()
         client = BrokerClient(broker)
         await client.create()
         await client.publish(await client.producer(), [b"%d" % n for n in range(20)])
         consumer = await client.subscribe()
         await upload(broker)
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
         await consumer.ack((0, 5))
     await restored(tmp_path / "after", objects)
     async with opened(tmp_path / "after", objects) as broker:
@@ -435,16 +436,16 @@ async def test_a_store_that_is_away_stops_manifests_and_nothing_else(tmp_path: P
     async with opened(tmp_path / "data", objects, clock=clock) as broker:
         client = BrokerClient(broker)
         await client.create()
-        assert not await broker.tiers.manifests.write_if_due()
+        assert not await broker._tiers.manifests.write_if_due()
         assert broker.describe(ANONYMOUS).state == (
             "manifests, which a restore needs, cannot be written: no route to the store"
         )
         await client.publish(await client.producer(), [b"x"])
         objects.unreachable = False
-        assert not await broker.tiers.manifests.write_if_due(), "not at once again"
+        assert not await broker._tiers.manifests.write_if_due(), "not at once again"
         clock.advance(5)
-        assert await broker.tiers.manifests.write_if_due()
-        assert broker.tiers.manifests.failure is None
+        assert await broker._tiers.manifests.write_if_due()
+        assert broker._tiers.manifests.failure is None
         assert broker.describe(ANONYMOUS).state == "ok"
 
 
@@ -454,7 +455,7 @@ async def test_the_gap_of_a_restore_does_not_count_as_waiting(tmp_path: Path, ob
         await client.create()
         await client.publish(await client.producer(), [b"x"] * 10)
         await upload(broker)
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
     await restored(tmp_path / "after", objects)
     async with opened(tmp_path / "after", objects) as broker:
         _, (partition,), _ = await broker.storage.usage(ANONYMOUS, None, StoragePlace())
@@ -469,11 +470,26 @@ async def test_objects_that_a_restore_left_out_are_kept_for_a_day(tmp_path: Path
     clock = ManualClock()
     async with opened(tmp_path / "before", objects, clock=clock, crash=True) as broker:
         await BrokerClient(broker).create()
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
     await objects.put("segments/shared/00000000/unknown.seg", b"no segment at all")
     assert (await restored(tmp_path / "after", objects, clock)).left_out == ["segments/shared/00000000/unknown.seg"]
     async with opened(tmp_path / "after", objects, clock=clock) as broker:
         for hours, left in [(2, 1), (21, 1), (3, 0)]:
             clock.advance(hours * 3600)
-            await broker.tiers._collect(orphans=True)
+            await broker._tiers._collect(orphans=True)
             assert len(await keys(objects, "segments/")) == left
+
+
+async def test_a_restored_broker_has_its_roles_and_no_api_key(tmp_path: Path, objects: ObjectStore):
+    async with opened(tmp_path / "before", objects, crash=True, security=secured()) as broker:
+        await broker.access.create_role(ADMIN, "loader", ["produce"])
+        await broker.access.create_binding(ADMIN, "user:bob", ["loader"], "/default", "b1")
+        await broker.access.create_key(ADMIN, "user:bob")
+        revoked = await broker.access.create_key(ADMIN, "user:bob")
+        await broker._tiers.manifests.write()
+        await broker.access.revoke_key(ADMIN, revoked.key.id)  # the manifest is older than this
+    await restored(tmp_path / "after", objects)
+    async with opened(tmp_path / "after", objects, security=secured()) as broker:
+        assert broker.access.get_role(ADMIN, "loader").actions == ("produce",)
+        assert broker.access.can(ADMIN, "produce", str(TOPIC), "user:bob").binding == "b1"
+        assert broker.access.list_keys(ADMIN).keys == []

@@ -129,7 +129,7 @@ async def test_the_start_survives_a_restart_and_never_moves_back(tmp_path, clock
         await client.policies(retention_s=-1)
     async with open_client(tmp_path, clock=clock) as client:
         assert await client.start() == 40
-        await client.broker.lifetimes.round()
+        await client.broker._lifetimes.round()
         assert await client.start() == 40
         assert [offset for offset, _ in await client.read_all()] == list(range(40, 100))
         assert (await client.publish(await client.producer(), [b"on"])).base_offset == 100
@@ -141,7 +141,7 @@ async def test_after_a_restart_partitions_that_nobody_opened_are_looked_at_too(t
         await client.fill(await client.producer(), 1)
     clock.advance(8 * DAY)
     async with open_broker(tmp_path, clock=clock) as broker:
-        await broker.lifetimes.round()
+        await broker._lifetimes.round()
         opened = list(broker._partitions)
         assert [one.stream.start_offset for one in opened] == [10]
 
@@ -235,8 +235,8 @@ async def test_a_partition_that_cannot_be_opened_now_does_not_keep_what_is_old_i
     metadata = FaultyStore()
     async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
         not_now = metadata.refuse_all(puts(partition_key(topic_id, 1)))
-        await broker.lifetimes.round()
+        await broker._lifetimes.round()
         assert starts(broker) == {0: 10, 2: 10}
         not_now.end()
-        await broker.lifetimes.round()
+        await broker._lifetimes.round()
         assert starts(broker) == {0: 10, 1: 10, 2: 10}

@@ -69,7 +69,7 @@ class History:
                     begun = True
                 self.consumers = []
                 self.producer = await self.client.producer()
-                ((_, self.live),) = await broker.subscriptions._on_partitions(TOPIC, "billing")
+                ((_, self.live),) = await broker.subscriptions._on_partitions(TOPIC, "billing", [0])
                 self.check()
                 await self.publish()
                 await self.attach()

@@ -11,6 +11,7 @@ from pydanube.core.access import ANONYMOUS
 from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.topics import AckLevel, SubscriptionType
 from pydanube.runtime.clock import ManualClock
+from pydanube.runtime.objects.memory import MemoryStore
 
 
 async def position(client: BrokerClient, name: str = "billing") -> int:
@@ -27,7 +28,7 @@ async def test_a_seek_to_offsets_that_retention_is_trimming_goes_behind_them(tmp
         await client.fill(await client.producer(), 10, every_s=10)  # at 0, 10, ... 90 s; now it is 100 s
         await client.settle((0, 100))
         moving = metadata.hold(puts("/partitions/"))
-        round_ = asyncio.create_task(client.broker.lifetimes.round())
+        round_ = asyncio.create_task(client.broker._lifetimes.round())
         await moving.asked.wait()
         assert await client.seek(where) == [(0, 40)]
         moving.go_on()
@@ -74,7 +75,7 @@ async def test_a_consumer_that_was_detached_during_a_seek_gets_the_new_generatio
 @pytest.mark.parametrize("kind", SubscriptionType)
 @pytest.mark.parametrize("ack_level", AckLevel)
 async def test_acks_and_nacks_of_deliveries_before_a_seek_are_answered_and_ignored(tmp_path, kind, ack_level):
-    async with open_broker(tmp_path) as broker:
+    async with open_broker(tmp_path, objects=MemoryStore()) as broker:
         client = BrokerClient(broker)
         await client.create(ack_level=ack_level)
         await client.publish(await client.producer(), [b"x"] * 20)
@@ -89,7 +90,7 @@ async def test_acks_and_nacks_of_deliveries_before_a_seek_are_answered_and_ignor
         await consumer.ack(*[(offset, offset + 1) for offset in range(0, 20, 2)], generation=0)
         consumer.consumer.nack([(0, 20)], reason="too late", generation=0)
         assert await position(client) == 0
-        ((_, live),) = await broker.subscriptions._on_partitions(TOPIC, "billing")
+        ((_, live),) = await broker.subscriptions._on_partitions(TOPIC, "billing", [0])
         assert (live.dispatcher.unacked, live.dispatcher.counts.failed) == (20, 0)
         assert live.statistics().stale_acks >= 3
         await consumer.ack((0, 7), generation=consumer.generation)
@@ -126,7 +127,7 @@ async def test_a_generation_survives_a_restart_and_is_never_used_twice(tmp_path,
                 await broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", Position("offset", offset))
                 given.append(consumer.consumer.generation)
             if snapshots:
-                ((partition, _),) = await broker.subscriptions._on_partitions(TOPIC, "billing")
+                ((partition, _),) = await broker.subscriptions._on_partitions(TOPIC, "billing", [0])
                 partition.state.snapshot()
             await consumer.ack((1, 2), generation=consumer.consumer.generation)
     assert given == sorted(set(given))
@@ -139,7 +140,7 @@ async def test_a_generation_that_a_crash_lost_is_not_used_by_another_seek(tmp_pa
         await client.publish(await client.producer(), [b"x"] * 10)
         consumer = await client.subscribe()
         await consumer.ack((0, 1), generation=0)
-        ((_, live),) = await broker.subscriptions._on_partitions(TOPIC, "billing")
+        ((_, live),) = await broker.subscriptions._on_partitions(TOPIC, "billing", [0])
         live._context.state.change = lambda *_: None  # what would have been synced is lost with the process
         live.seek(0, lambda error: None)
         forgotten = consumer.consumer.generation

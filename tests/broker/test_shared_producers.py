@@ -27,8 +27,8 @@ async def test_both_protocols_publish_under_one_name_and_fence_nobody(tmp_path: 
         client = BrokerClient(broker)
         await client.create()
         native = await client.producer(NAME)
-        shared = await broker.producers.open_shared(TOPIC, 0, NAME, ID)
-        assert await broker.producers.open_shared(TOPIC, 0, NAME, ID) is shared
+        shared = await broker._producers.open_shared(ANONYMOUS, TOPIC, 0, NAME, ID)
+        assert await broker._producers.open_shared(ANONYMOUS, TOPIC, 0, NAME, ID) is shared
         await client.publish(native, [b"native"])
         await client.publish(shared, [b"shared"])
         again = await client.producer(NAME)
@@ -36,20 +36,20 @@ async def test_both_protocols_publish_under_one_name_and_fence_nobody(tmp_path: 
         await client.publish(again, [b"native again"])
         await client.publish(shared, [b"shared again"])
         shared.close()
-        assert broker.producers.count(broker._registry.topic(TOPIC).topic_id) == 1
+        assert broker._producers.count(broker._registry.topic(TOPIC).topic_id) == 1
 
 
 async def test_an_exclusive_native_producer_ends_the_shared_one_until_it_closes(tmp_path: Path) -> None:
     async with open_broker(tmp_path) as broker:
         client = BrokerClient(broker)
         await client.create()
-        shared = await broker.producers.open_shared(TOPIC, 0, NAME, ID)
+        shared = await broker._producers.open_shared(ANONYMOUS, TOPIC, 0, NAME, ID)
         exclusive = await client.producer("other", access="exclusive")
         assert isinstance(shared.fenced, StaleEpoch)
         with pytest.raises(Refused, match="exclusive access"):
-            await broker.producers.open_shared(TOPIC, 0, NAME, ID)
+            await broker._producers.open_shared(ANONYMOUS, TOPIC, 0, NAME, ID)
         exclusive.close()
-        shared = await broker.producers.open_shared(TOPIC, 0, NAME, ID)
+        shared = await broker._producers.open_shared(ANONYMOUS, TOPIC, 0, NAME, ID)
         assert shared.fenced is None
 
 
@@ -59,22 +59,22 @@ async def test_exclusive_access_over_grpc_fences_nobody(tmp_path: Path) -> None:
         await client.create()
         native = await client.producer("other")
         with pytest.raises(Refused, match="other producers"):
-            await broker.producers.open_shared(TOPIC, 0, NAME, ID, exclusive=True)
+            await broker._producers.open_shared(ANONYMOUS, TOPIC, 0, NAME, ID, exclusive=True)
         assert native.fenced is None
         native.close()
-        shared = await broker.producers.open_shared(TOPIC, 0, NAME, ID, exclusive=True)
+        shared = await broker._producers.open_shared(ANONYMOUS, TOPIC, 0, NAME, ID, exclusive=True)
         with pytest.raises(Refused, match="exclusive access"):
-            await broker.producers.open_shared(TOPIC, 0, "x", shared_id(str(TOPIC), "x"))
-        assert await broker.producers.open_shared(TOPIC, 0, NAME, ID) is shared
+            await broker._producers.open_shared(ANONYMOUS, TOPIC, 0, "x", shared_id(str(TOPIC), "x"))
+        assert await broker._producers.open_shared(ANONYMOUS, TOPIC, 0, NAME, ID) is shared
         shared.close()
-        await broker.producers.open_shared(TOPIC, 0, "x", shared_id(str(TOPIC), "x"))
+        await broker._producers.open_shared(ANONYMOUS, TOPIC, 0, "x", shared_id(str(TOPIC), "x"))
 
 
 async def test_a_native_client_cannot_present_the_id_of_a_shared_producer(tmp_path: Path) -> None:
     async with open_broker(tmp_path) as broker:
         client = BrokerClient(broker)
         await client.create()
-        await broker.producers.open_shared(TOPIC, 0, NAME, ID)
+        await broker._producers.open_shared(ANONYMOUS, TOPIC, 0, NAME, ID)
         with pytest.raises(Refused, match="never given out"):
             await client.producer(producer_id=ID)
 
@@ -84,9 +84,9 @@ async def test_shared_producers_count_against_the_limit(tmp_path: Path) -> None:
         client = BrokerClient(broker)
         await client.create()
         await broker.policies.set(ANONYMOUS, TOPIC, {"producers_max": 1})
-        await broker.producers.open_shared(TOPIC, 0, NAME, ID)
-        await broker.producers.open_shared(TOPIC, 0, NAME, ID)
+        await broker._producers.open_shared(ANONYMOUS, TOPIC, 0, NAME, ID)
+        await broker._producers.open_shared(ANONYMOUS, TOPIC, 0, NAME, ID)
         with pytest.raises(Full):
-            await broker.producers.open_shared(TOPIC, 0, "x", shared_id(str(TOPIC), "x"))
+            await broker._producers.open_shared(ANONYMOUS, TOPIC, 0, "x", shared_id(str(TOPIC), "x"))
         with pytest.raises(Invalid):
-            await broker.producers.open_shared(TOPIC, 0, "", ID)
+            await broker._producers.open_shared(ANONYMOUS, TOPIC, 0, "", ID)

@@ -29,7 +29,7 @@ async def pass_time(clock: ManualClock, seconds: float) -> None:
 
 
 def count(broker: Broker) -> int:
-    return broker.producers.count(broker._registry.topic(TOPIC).topic_id)
+    return broker._producers.count(broker._registry.topic(TOPIC).topic_id)
 
 
 async def test_a_silent_producer_is_closed_and_its_next_message_opens_it(tmp_path: Path) -> None:

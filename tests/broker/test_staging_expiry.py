@@ -110,11 +110,11 @@ async def test_stages_of_a_removed_query_are_deleted(aging, clock):
     clock.advance(11 * DAY_S)
     assert await aging.staging.expiry.forget_queries() == 1
     await aging.staging.expiry.expire_stages()
-    assert await stages_in(aging.tiers.objects) == []
+    assert await stages_in(aging._tiers.objects) == []
 
 
 async def test_the_collection_of_orphans_leaves_stages_alone(aging, clock):
     stage = await Query(aging).stage(0, {0: [b"1"]})
     clock.advance(DAY_S / 2)
-    await aging.tiers.collector.collect_orphans()
+    await aging._tiers.collector.collect_orphans()
     assert await Query(aging).commit(0, stage) == (False, True)

@@ -249,7 +249,7 @@ async def unused(tmp_path, metadata):
 
 
 async def is_kept(client: TimedClient) -> bool:
-    await client.broker.lifetimes.round()
+    await client.broker._lifetimes.round()
     return str(TOPIC) in await client.broker.list_topics(ANONYMOUS)
 
 

@@ -182,7 +182,7 @@ async def test_a_batch_that_is_committed_again_after_a_restore_in_other_pieces_i
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         query = Query(broker)
         stages = [await query.stage(0, {0: rows[:3]}), await query.stage(0, {0: rows[3:]})]
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
         manifests = await keys(objects, "manifests/")
         objects.hidden = stages[1]
         await query.commit(0, *stages, wait_ms=0)

@@ -287,7 +287,7 @@ async def test_after_a_restore_a_query_goes_on_behind_its_last_batch(tmp_path: P
         await quiet(broker)
         await upload_all(broker)
         before = await broker.staging._records.find("query")
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
     (tmp_path / "after").mkdir()
     clock = SystemClock()
     async with await EmbeddedStore.open(tmp_path / "after" / "metadata.db", clock) as store:

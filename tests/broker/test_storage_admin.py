@@ -62,8 +62,8 @@ async def test_a_long_history_is_counted_in_parts(
         _, whole = await usage(broker)
         assert [one.segments for one in whole] == [4, 4]
         monkeypatch.setattr(administration, "COUNTED_MAX", 1)
-        pages = broker.tiers.catalog.pages
-        monkeypatch.setattr(broker.tiers.catalog, "pages", lambda *place: pages(*place, size=1))
+        pages = broker._tiers.catalog.pages
+        monkeypatch.setattr(broker._tiers.catalog, "pages", lambda *place: pages(*place, size=1))
         _, parts = await usage(broker)
         assert len(parts) > 8
         for one in whole:
@@ -124,8 +124,8 @@ async def test_an_upload_that_is_done_by_others_while_it_waits_has_not_failed(tm
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 3)
-        await broker.tiers.check_ours()
-        uploader, asked = broker.tiers.uploader, asyncio.Event()
+        await broker._tiers.check_ours()
+        uploader, asked = broker._tiers.uploader, asyncio.Event()
         objects.fault = "hanging"
         others = asyncio.create_task(uploader.round(everything=True))
         await objects.waiting.wait()
@@ -264,13 +264,13 @@ async def test_what_retention_took_is_not_missed(tmp_path: Path, objects: Unreac
             await uploaded(broker)
             clock.advance(100)
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 150})
-        await broker.lifetimes.round()
+        await broker._lifetimes.round()
         found = await verified(broker)
         assert (found.segments, found.damages) == (1, [])
         status, _ = await usage(broker)
         assert status.garbage == 2
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 0})
-        await broker.lifetimes.round()
+        await broker._lifetimes.round()
         assert await verified(broker) == StorageVerified()
 
 
@@ -341,6 +341,9 @@ class AskedFor:
             self.asked.append((action, resource))
             raise Denied(f"{principal} may not {action} {resource}")
 
+    def allows(self, principal: Principal, action: Action, resource: str) -> bool:
+        return not self.on
+
 
 async def test_the_authorizer_is_asked_before_anything_else(tmp_path: Path, objects: UnreachableStore):
     authorizer = AskedFor()
@@ -348,7 +351,6 @@ async def test_the_authorizer_is_asked_before_anything_else(tmp_path: Path, obje
         authorizer.on = True
         storage, place = broker.storage, StoragePlace()
         calls = [
-            lambda topic: storage.usage(ANONYMOUS, topic, place),
             lambda topic: storage.upload(ANONYMOUS, topic),
             lambda topic: storage.verify(ANONYMOUS, topic, place, 1),
         ]
@@ -356,15 +358,18 @@ async def test_the_authorizer_is_asked_before_anything_else(tmp_path: Path, obje
             for topic in (None, TOPIC):
                 with pytest.raises(Denied):
                     await call(topic)
+        status, partitions, _ = await storage.usage(ANONYMOUS, None, place)
+        assert (status.url, status.uploads, partitions) == ("", "hidden", [])
         for call in (
+            storage.usage(ANONYMOUS, TOPIC, place),
             storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 1),
             storage.upload_state(ANONYMOUS, 1),
             storage.collect(ANONYMOUS, False, False, ""),
         ):
             with pytest.raises(Denied):
                 await call
-        assert [resource for _, resource in authorizer.asked] == ["/", str(TOPIC)] * 3 + [str(TOPIC), "/", "/"]
-        assert {action for action, _ in authorizer.asked} == {Action.DESCRIBE, Action.ADMINISTER}
+        assert [resource for _, resource in authorizer.asked] == ["/", str(TOPIC)] * 2 + [str(TOPIC)] * 2 + ["/", "/"]
+        assert {action for action, _ in authorizer.asked} == {Action.DESCRIBE, Action.READ, Action.ADMINISTER}
 
 
 @pytest.mark.parametrize(
@@ -391,7 +396,7 @@ async def test_nothing_is_collected_in_the_store_of_another_cluster(tmp_path: Pa
         for orphans in (False, True):
             with pytest.raises(Refused, match="somebody else"):
                 await broker.storage.collect(ANONYMOUS, orphans, False, "")
-            await broker.tiers._collect(orphans)
+            await broker._tiers._collect(orphans)
         assert len(await keys(objects)) == 1
 
 
@@ -413,7 +418,7 @@ async def test_what_is_on_its_way_into_the_catalog_is_no_orphan_however_long_it_
                     await go_on.wait()
                 return info
 
-        broker.tiers.uploader._objects = Slow()
+        broker._tiers.uploader._objects = Slow()
         uploading = asyncio.create_task(uploaded(broker))
         await there.wait()
         clock.advance(10**9)
@@ -438,10 +443,10 @@ async def test_segments_that_are_merged_while_they_are_verified_are_not_missed(
         while place is not None:
             assert step.damages == []
             if steps % 7 == 3:
-                await broker.tiers.merger.round()
+                await broker._tiers.merger.round()
             step, place = await broker.storage.verify(ANONYMOUS, None, place, 1)
             steps += 1
-        assert broker.tiers.merger.merged > 0
+        assert broker._tiers.merger.merged > 0
         found = await verified(broker)
         assert (found.messages, found.damages) == (6000, [])
         assert found.segments < 60
@@ -468,7 +473,7 @@ async def test_a_verification_gets_on_with_a_store_that_fails_now_and_then(tmp_p
         await uploaded(broker)
         segments = await broker.storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 1000)
         lost = segments[0][4]
-        await broker.tiers._store.transact([], [Delete(segment_key(1, 0, lost.end_offset))])
+        await broker._tiers._store.transact([], [Delete(segment_key(1, 0, lost.end_offset))])
         objects.shaky = True
         found, place, failures = StorageVerified(), StoragePlace(), 0
         async with asyncio.timeout(60):

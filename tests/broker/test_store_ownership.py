@@ -90,28 +90,28 @@ async def test_a_broker_that_was_restored_elsewhere_stops_writing_to_the_store(t
         client = BrokerClient(lost)
         await client.create()
         await filled(client, 20)
-        assert await lost.tiers._round()
-        await lost.tiers.manifests.write()
+        assert await lost._tiers._round()
+        await lost._tiers.manifests.write()
         await restored(tmp_path / "new", objects)
         await filled(client, 10, first=20)
-        assert await lost.tiers.upload(lost.tiers.partitions.keys()), "nobody has taken it over yet"
+        assert await lost._tiers.upload(lost._tiers.partitions.keys()), "nobody has taken it over yet"
         async with opened(tmp_path / "new", objects) as new:
-            await new.tiers._round()
+            await new._tiers._round()
             await filled(BrokerClient(new), 10, first=30)
             await upload_all(new)
             before = await keys(objects, "")
             await filled(client, 10, first=40)
-            lost.tiers.ownership._checked_at -= DELETE_CHECK_S
+            lost._tiers.ownership._checked_at -= DELETE_CHECK_S
             with pytest.raises(Refused, match="taken over"):
-                await lost.tiers.objects.delete(before)
-            lost.tiers.ownership._checked_at -= CHECK_S
-            assert await lost.tiers._round() == 0
+                await lost._tiers.objects.delete(before)
+            lost._tiers.ownership._checked_at -= CHECK_S
+            assert await lost._tiers._round() == 0
             assert "was taken over by a broker that was restored" in lost.describe(ANONYMOUS).state
             for orphans in (False, True):
-                await lost.tiers._collect(orphans=orphans)
+                await lost._tiers._collect(orphans=orphans)
             with pytest.raises(Refused, match="taken over"):
                 await lost.storage.collect(ANONYMOUS, False, False, "")
-            await lost.tiers.close()
+            await lost._tiers.close()
             assert await keys(objects, "") == before
             assert (await client.publish(await client.producer(), [b"00000000"])).base_offset > 0, "it serves on"
             assert await everything(BrokerClient(new)) == [*range(2000), *range(3000, 4000)]
@@ -124,15 +124,15 @@ async def test_what_is_garbage_to_the_lost_broker_stays_if_the_restored_one_need
         client = BrokerClient(lost)
         await client.create()
         await filled(client, 20)
-        await lost.tiers._round()
-        await lost.tiers.manifests.write()
+        await lost._tiers._round()
+        await lost._tiers.manifests.write()
         await lost.delete_topic(ANONYMOUS, TOPIC)
         clock.advance(3000)
         await restored(tmp_path / "new", objects, clock)
         async with opened(tmp_path / "new", objects, clock=clock) as new:
-            await new.tiers._round()
+            await new._tiers._round()
             clock.advance(1000)
-            await lost.tiers._collect(orphans=True)
+            await lost._tiers._collect(orphans=True)
             assert await everything(BrokerClient(new)) == list(range(2000))
 
 
@@ -140,7 +140,7 @@ async def test_of_two_restores_the_one_that_starts_first_gets_the_store(tmp_path
     objects = MemoryStore()
     async with opened(tmp_path / "lost", objects) as lost:
         await BrokerClient(lost).create()
-        await lost.tiers._round()
+        await lost._tiers._round()
     for name in ("one", "two"):
         await restored(tmp_path / name, objects)
     async with ownership_of(tmp_path / "two", objects) as second, ownership_of(tmp_path / "one", objects) as first:
@@ -160,13 +160,13 @@ async def test_manifests_of_a_restored_broker_are_newer_than_any_of_the_lost_one
     objects = MemoryStore()
     async with opened(tmp_path / "lost", objects) as lost:
         await BrokerClient(lost).create()
-        await lost.tiers._round()
+        await lost._tiers._round()
         await restored(tmp_path / "new", objects)
         async with opened(tmp_path / "new", objects) as new:
-            newest = await new.tiers.manifests.write()
+            newest = await new._tiers.manifests.write()
         for number in range(20):
             await lost.create_namespace(ANONYMOUS, f"n-{number}")
-        await lost.tiers.manifests.write()
+        await lost._tiers.manifests.write()
         assert (await candidates(objects))[0].key == newest
 
 
@@ -201,7 +201,7 @@ async def test_a_store_without_conditional_puts_is_taken_over_too(tmp_path: Path
     objects = Simple()
     async with opened(tmp_path / "lost", objects) as lost:
         await BrokerClient(lost).create()
-        await lost.tiers._round()
+        await lost._tiers._round()
     await restored(tmp_path / "new", objects)
     async with ownership_of(tmp_path / "new", objects) as ownership, ownership_of(tmp_path / "lost", objects) as former:
         await ownership.check()
@@ -221,7 +221,7 @@ async def test_a_store_that_does_not_allow_the_take_over_says_so(tmp_path: Path)
     objects = ReadOnly()
     async with opened(tmp_path / "lost", objects) as lost:
         await BrokerClient(lost).create()
-        await lost.tiers._round()
+        await lost._tiers._round()
     await restored(tmp_path / "new", objects)
     objects.closed = True
     async with ownership_of(tmp_path / "new", objects) as ownership:
@@ -234,22 +234,22 @@ async def test_an_old_copy_of_a_data_directory_leaves_alone_what_was_uploaded_si
     async with opened(tmp_path / "data", objects, clock=clock) as broker:
         await BrokerClient(broker).create()
         await filled(BrokerClient(broker), 10)
-        await broker.tiers._round()
-        await broker.tiers.manifests.write()
+        await broker._tiers._round()
+        await broker._tiers.manifests.write()
     await asyncio.to_thread(shutil.copytree, tmp_path / "data", tmp_path / "copy")
     async with opened(tmp_path / "data", objects, clock=clock) as broker:
         await filled(BrokerClient(broker), 10, first=10)
-        await broker.tiers._round()
-        await broker.tiers.manifests.write()
+        await broker._tiers._round()
+        await broker._tiers.manifests.write()
     stored = await keys(objects, "")  # with the manifest of its end, if it wrote one
     clock.advance(10**9)
     async with opened(tmp_path / "copy", objects, clock=clock) as copy:
         await BrokerClient(copy).fetch()
-        assert await copy.tiers._round() == 0
-        await copy.tiers._collect(orphans=True)
+        assert await copy._tiers._round() == 0
+        await copy._tiers._collect(orphans=True)
         assert "older copy" in copy.describe(ANONYMOUS).state
     assert await keys(objects, "") == stored
     async with opened(tmp_path / "data", objects, clock=clock) as broker:
-        await broker.tiers._round()
+        await broker._tiers._round()
         assert broker.describe(ANONYMOUS).state == "ok"
         assert await everything(BrokerClient(broker)) == list(range(2000))

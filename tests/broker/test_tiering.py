@@ -44,9 +44,9 @@ async def test_what_is_uploaded_leaves_the_log_and_is_read_from_objects(tmp_path
         await client.create()
         await filled(client, 100)
         before = broker._writer.stored_bytes
-        while await broker.tiers.uploader.round(everything=True):
+        while await broker._tiers.uploader.round(everything=True):
             pass
-        await broker.tiers.trim()
+        await broker._tiers.trim()
         assert broker._writer.stored_bytes < before / 2
         assert len(await keys(objects)) >= 4
         assert await everything(client) == list(range(10_000))
@@ -57,8 +57,8 @@ async def test_reading_goes_on_from_objects_to_log_to_cache_without_a_gap(tmp_pa
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 50)
-        await broker.tiers.uploader.round(everything=True)
-        await broker.tiers.trim()
+        await broker._tiers.uploader.round(everything=True)
+        await broker._tiers.trim()
         await filled(client, 50, first=50)
         assert await everything(client) == list(range(10_000))
         consumer = await client.subscribe("late")
@@ -72,14 +72,14 @@ async def test_a_restart_goes_on_where_it_was(tmp_path: Path, objects: ObjectSto
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 40)
-        while await broker.tiers.uploader.round(everything=True):
+        while await broker._tiers.uploader.round(everything=True):
             pass
-        await broker.tiers.trim()
+        await broker._tiers.trim()
     async with open_broker(tmp_path, **settings) as broker:
         client = BrokerClient(broker)
         await filled(client, 10, first=40)
         assert await everything(client) == list(range(5000))
-        await broker.tiers.uploader.round(everything=True)
+        await broker._tiers.uploader.round(everything=True)
         assert await everything(client) == list(range(5000))
 
 
@@ -91,9 +91,9 @@ async def test_a_producer_is_remembered_although_all_its_batches_left_the_log(tm
         producer = await client.producer()
         for n in range(30):
             await client.publish(producer, [b"x" * 20_000], sequence=n)
-        while await broker.tiers.uploader.round(everything=True):
+        while await broker._tiers.uploader.round(everything=True):
             pass
-        await broker.tiers.trim()
+        await broker._tiers.trim()
     async with open_broker(tmp_path, **settings) as broker:
         again = await BrokerClient(broker).come_back(producer)
         answer = await BrokerClient(broker).publish(again, [b"x" * 20_000], sequence=29)
@@ -107,7 +107,7 @@ async def test_quiet_partitions_share_an_object(tmp_path: Path, objects: ObjectS
         for number, client in enumerate(clients):
             await client.create()
             await client.publish(await client.producer(), [b"%06d" % number])
-        assert await broker.tiers.uploader.round(everything=True) == 1
+        assert await broker._tiers.uploader.round(everything=True) == 1
         assert len(await keys(objects, "segments/shared/")) == 1
         for number, client in enumerate(clients):
             assert await everything(client) == [number]
@@ -124,8 +124,8 @@ async def test_an_offset_is_found_by_time_in_objects_and_in_the_log(tmp_path: Pa
             times.append(clock.now_us())
             await filled(client, 1, first=number)
             if number == 40:
-                await broker.tiers.uploader.round(everything=True)
-                await broker.tiers.trim()
+                await broker._tiers.uploader.round(everything=True)
+                await broker._tiers.trim()
         for number in (0, 1, 17, 40, 41, 59):
             for time_us in (times[number], times[number] - 1):
                 found = await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", time_us))
@@ -139,12 +139,12 @@ async def test_a_deleted_topic_leaves_nothing_behind_after_the_grace(tmp_path: P
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 10)
-        await broker.tiers.uploader.round(everything=True)
+        await broker._tiers.uploader.round(everything=True)
         await broker.delete_topic(ANONYMOUS, TOPIC)
-        await broker.tiers.collector.collect_garbage()
+        await broker._tiers.collector.collect_garbage()
         assert len(await keys(objects, "segments/")) == 1
         clock.advance(3601)
-        await broker.tiers.collector.collect_garbage()
+        await broker._tiers.collector.collect_garbage()
         assert await keys(objects, "segments/") == []
 
 
@@ -155,12 +155,12 @@ async def test_retention_takes_segments_out_and_what_is_shared_stays(tmp_path: P
         for client in (BrokerClient(broker), other):
             await client.create()
             await client.publish(await client.producer(), [b"000000"])
-        await broker.tiers.uploader.round(everything=True)
+        await broker._tiers.uploader.round(everything=True)
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 60})
         clock.advance(100)
-        await broker.lifetimes.round()
+        await broker._lifetimes.round()
         clock.advance(4000)
-        await broker.tiers.collector.collect_garbage()
+        await broker._tiers.collector.collect_garbage()
         assert await everything(other) == [0]
         assert await everything(BrokerClient(broker)) == []
 
@@ -173,17 +173,17 @@ async def test_a_topic_may_have_segments_of_its_own_size_and_age(tmp_path: Path,
         for one in (client, plain):
             await one.create()
             await filled(one, 40)
-        assert await broker.tiers.uploader.round() == 0
+        assert await broker._tiers.uploader.round() == 0
         await broker.policies.set(ANONYMOUS, TOPIC, {"segment_bytes": 1 << 16})
-        while await broker.tiers.uploader.round():
+        while await broker._tiers.uploader.round():
             pass
         made = [info.size async for info in objects.list()]
         assert len(made) > 5
         assert max(made) < (1 << 16) + 20_000
         await broker.policies.set(ANONYMOUS, TOPIC, {"segment_bytes": None, "segment_age_s": 60})
-        await broker.tiers.uploader.round()
+        await broker._tiers.uploader.round()
         clock.advance(60)
-        assert await broker.tiers.uploader.round() == 1
+        assert await broker._tiers.uploader.round() == 1
         assert len(await keys(objects)) == len(made) + 1
         assert await everything(client) == await everything(plain) == list(range(4000))
 
@@ -201,24 +201,24 @@ async def test_what_is_kept_for_ever_stays_in_objects_and_what_is_consumed_goes(
             await broker.policies.set(ANONYMOUS, client.topic, policies)
             await client.subscribe()
             await filled(client, 20)
-        while await broker.tiers.uploader.round(everything=True):
+        while await broker._tiers.uploader.round(everything=True):
             pass
-        await broker.tiers.trim()
+        await broker._tiers.trim()
     async with open_broker(tmp_path, **settings) as broker:
         for client in (BrokerClient(broker), BrokerClient(broker, queue)):
             consumer = await client.subscribe()
             await consumer.wait_for(2000)
             await consumer.ack((0, 1500))
         clock.advance(10 * 365 * 24 * 3600)
-        await broker.lifetimes.round()
+        await broker._lifetimes.round()
         clock.advance(4000)
-        await broker.tiers.collector.collect_garbage()
+        await broker._tiers.collector.collect_garbage()
         assert await everything(BrokerClient(broker)) == list(range(2000))
         assert await everything(BrokerClient(broker, queue)) == list(range(1500, 2000))
         await consumer.ack((1500, 2000))
-        await broker.lifetimes.round()
+        await broker._lifetimes.round()
         clock.advance(4000)
-        await broker.tiers.collector.collect_garbage()
+        await broker._tiers.collector.collect_garbage()
         assert await everything(BrokerClient(broker, queue)) == []
         topic_id = broker._registry.topic(queue).topic_id
         assert await keys(objects, f"segments/{topic_id:016x}/") == []
@@ -230,14 +230,14 @@ async def test_retention_by_size_counts_what_is_in_objects(tmp_path: Path, objec
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 100)
-        while await broker.tiers.uploader.round(everything=True):
+        while await broker._tiers.uploader.round(everything=True):
             pass
-        await broker.tiers.trim()
+        await broker._tiers.trim()
     async with open_broker(tmp_path, **settings) as broker:
         client = BrokerClient(broker)
         await filled(client, 1, first=100)
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": 500_000})
-        await broker.lifetimes.round()
+        await broker._lifetimes.round()
         left = await everything(client)
         assert 300_000 < len(left) * 110 <= 520_000
         assert left[-1] == 10_099
@@ -248,9 +248,9 @@ async def test_a_damaged_object_is_an_error_that_names_it(tmp_path: Path, object
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 40)
-        while await broker.tiers.uploader.round(everything=True):
+        while await broker._tiers.uploader.round(everything=True):
             pass
-        await broker.tiers.trim()
+        await broker._tiers.trim()
         (key, *_) = await keys(objects)
         whole = bytearray(await objects.get(key))
         whole[5000] ^= 1
@@ -274,15 +274,15 @@ async def test_a_store_that_is_away_stops_uploads_and_not_publishes_until_the_lo
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 20)
-        assert await broker.tiers.uploader.round(everything=True) == 0
+        assert await broker._tiers.uploader.round(everything=True) == 0
         assert "no route to the store" in broker.describe(ANONYMOUS).state
         with pytest.raises(Unavailable, match="log_bytes_max"):
             await filled(client, 100, first=20)
         stored = len(await everything(client))
         objects.unreachable = False
-        while await broker.tiers.uploader.round(everything=True):
+        while await broker._tiers.uploader.round(everything=True):
             pass
-        await broker.tiers.trim()
+        await broker._tiers.trim()
         assert broker.describe(ANONYMOUS).state == "ok"
         await filled(client, 1, first=stored // 100)
         assert await everything(client) == list(range(stored + 100))

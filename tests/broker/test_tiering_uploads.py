@@ -42,11 +42,11 @@ async def test_a_full_log_takes_publishes_again_although_nothing_is_left_to_uplo
         objects.fault = "none"
         await upload_all(broker, trim=False)  # and the broker dies before it trims
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=LIMITED) as broker:
-        assert broker.tiers.refusal() is not None
+        assert broker._tiers.refusal() is not None
         client = BrokerClient(broker)
         await client.fetch()
-        running = asyncio.create_task(broker.tiers.run())
-        await until(lambda: broker.tiers.refusal() is None)
+        running = asyncio.create_task(broker._tiers.run())
+        await until(lambda: broker._tiers.refusal() is None)
         await client.publish(await client.producer(), [b"x"])
         running.cancel()
 
@@ -54,7 +54,7 @@ async def test_a_full_log_takes_publishes_again_although_nothing_is_left_to_uplo
 async def test_what_is_uploaded_leaves_the_log_soon_although_no_more_comes(tmp_path: Path):
     soon = replace(SMALL, upload_interval_s=0.01)
     async with open_broker(tmp_path, wal=WAL, objects=MemoryStore(), tiering=soon) as broker:
-        running = asyncio.create_task(broker.tiers.run())
+        running = asyncio.create_task(broker._tiers.run())
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 100)
@@ -76,14 +76,14 @@ async def test_a_bug_in_an_upload_is_reported_and_uploads_continue(tmp_path: Pat
     soon = replace(SMALL, upload_interval_s=0.01)
     objects = MemoryStore()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=soon) as broker:
-        broker.tiers.partitions[99, 0] = Broken()
-        running = asyncio.create_task(broker.tiers.run())
+        broker._tiers.partitions[99, 0] = Broken()
+        running = asyncio.create_task(broker._tiers.run())
         await until(lambda: "ZeroDivisionError: a mistake" in state_of(broker))
-        del broker.tiers.partitions[99, 0]
+        del broker._tiers.partitions[99, 0]
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 5)
-        await until(lambda: state_of(broker) == "ok" and broker.tiers.uploader.objects_made)
+        await until(lambda: state_of(broker) == "ok" and broker._tiers.uploader.objects_made)
         running.cancel()
 
 
@@ -94,11 +94,11 @@ async def test_a_failure_is_over_when_what_failed_was_deleted(tmp_path: Path):
         await client.create()
         await filled(client, 5)
         objects.fault = "away"
-        await broker.tiers._round()
+        await broker._tiers._round()
         assert state_of(broker).startswith("uploads fail: ")
         objects.fault = "none"
         await broker.delete_topic(ANONYMOUS, TOPIC)
-        await broker.tiers._round()
+        await broker._tiers._round()
         assert state_of(broker) == "ok"
 
 
@@ -157,7 +157,7 @@ async def test_a_stop_waits_for_the_store_only_for_the_configured_time(tmp_path:
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 1)
-        await broker.tiers.check_ours()
+        await broker._tiers.check_ours()
         objects.fault = fault
         began = time.monotonic()
     assert time.monotonic() - began < 60, "a second for what waits, five for the manifest"
@@ -177,7 +177,7 @@ async def test_collections_leave_objects_of_others_under_the_same_prefix_alone(t
         for key in [*others, "segments/shared/00000000/orphan.seg"]:
             await objects.put(key, b"bytes")
         clock.advance(10**9)
-        await broker.tiers._collect(orphans=True)
+        await broker._tiers._collect(orphans=True)
         left = await keys(objects, "")
         assert set(others) < set(left)
         assert not [key for key in left if "orphan" in key]
@@ -208,7 +208,7 @@ async def test_objects_past_retention_go_although_the_metadata_failed_when_they_
 async def assert_nothing_is_left(broker, clock: ManualClock, objects: MemoryStore) -> None:
     """Run a round of expiration, let the grace period pass, and check that a collection deletes the only object."""
     assert len(await keys(objects)) == 1
-    await broker.lifetimes.round()
+    await broker._lifetimes.round()
     clock.advance(SMALL.grace_s)
-    await broker.tiers._collect(orphans=False)
+    await broker._tiers._collect(orphans=False)
     assert await keys(objects) == []

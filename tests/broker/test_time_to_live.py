@@ -85,7 +85,7 @@ async def test_a_restart_in_the_middle_does_not_make_messages_younger(tmp_path, 
         await client.fill(await client.producer(), 1)
     clock.advance(61)
     async with open_client(tmp_path, clock=clock) as client:
-        await client.broker.lifetimes.round()
+        await client.broker._lifetimes.round()
         assert (await client.counted()).expired == 10
 
 

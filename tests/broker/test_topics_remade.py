@@ -57,7 +57,7 @@ async def test_a_producer_that_is_being_opened_when_its_topic_is_deleted_is_not_
         with pytest.raises(NotFound, match="deleted"):
             await opening
         assert (await client.publish(await client.producer(name), [b"new"])).base_offset == 0
-        assert not broker.producers.count(1)
+        assert not broker._producers.count(1)
 
 
 async def test_an_exclusive_producer_of_the_former_topic_does_not_take_the_new_one(tmp_path):

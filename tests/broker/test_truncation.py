@@ -29,7 +29,7 @@ async def fill(peer: BrokerClient, batches: int = 3, partition: int = 0) -> None
 
 @pytest.mark.parametrize("level", list(AckLevel))
 async def test_what_lies_before_the_offset_is_gone_and_cursors_move_up(tmp_path, level):
-    async with open_broker(tmp_path) as broker:
+    async with open_broker(tmp_path, objects=MemoryStore()) as broker:
         peer = BrokerClient(broker)
         await peer.create(ack_level=level)
         await fill(peer)
@@ -67,10 +67,10 @@ async def test_uploaded_history_is_deleted_too(tmp_path):
     async with open_broker(tmp_path, objects=objects) as broker:
         peer = BrokerClient(broker)
         await peer.create()
-        assert broker.tiers is not None
+        assert broker._tiers is not None
         for _ in range(3):
             await fill(peer, 1)
-            await broker.tiers.uploader.round(everything=True)
+            await broker._tiers.uploader.round(everything=True)
         await broker.truncate_topic(ANONYMOUS, TOPIC, {0: 15})
         segments, _ = await broker.storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 100)
         assert [one.first_offset for one in segments] == [10, 20]

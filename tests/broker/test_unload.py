@@ -9,7 +9,7 @@ from tiering_harness import everything, filled, upload_all
 
 from pydanube.broker.registry.records import ledgers_of, partitions_of
 from pydanube.core.access import ANONYMOUS
-from pydanube.model.errors import DanubeError, NotFound, NotOwner, Refused, StaleEpoch
+from pydanube.model.errors import DanubeError, NotFound, NotOwner, Refused
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 from pydanube.model.topics import AckLevel, SubscriptionType
@@ -170,7 +170,7 @@ async def test_a_change_of_the_metadata_in_progress_ends_before_it_is_opened_aga
         writing.go_on()
         await asyncio.gather(trimming, unloading)
         assert await reading == [(2, b"2")]
-        with pytest.raises(StaleEpoch):
+        with pytest.raises(NotOwner):
             await partition.trim(3)
 
 

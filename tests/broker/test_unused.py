@@ -109,7 +109,7 @@ async def test_whoever_comes_while_a_topic_is_being_deleted_is_refused_and_nothi
     first.close()
     clock.advance(HOUR)
     opening = asyncio.create_task(client.producer())
-    deleting = asyncio.create_task(client.broker.lifetimes.round())
+    deleting = asyncio.create_task(client.broker._lifetimes.round())
     late = await opening
     await deleting
     published = client.publish(late, [b"late"])
@@ -127,7 +127,7 @@ async def test_a_topic_that_was_published_to_while_it_was_about_to_be_deleted_st
         await client.fetch()
         clock.advance(HOUR)
         found_unused = metadata.hold_read(LEDGERS)
-        round_ = asyncio.create_task(client.broker.lifetimes.round())
+        round_ = asyncio.create_task(client.broker._lifetimes.round())
         await found_unused.asked.wait()
         producer = await client.producer()
         await client.publish(producer, [b"acked"])
@@ -165,7 +165,7 @@ async def test_a_consumer_is_not_left_with_a_partition_that_was_closed_for_a_del
         search = HeldSearch(partition.stream)
         coming = asyncio.create_task(client.subscribe(start=Position("time", 1)))
         await search.has_found.wait()
-        round_ = asyncio.create_task(client.broker.lifetimes.round())
+        round_ = asyncio.create_task(client.broker._lifetimes.round())
         await deleting.asked.wait()
         deleting.go_on()
         await round_
@@ -229,7 +229,7 @@ async def test_a_subscription_whose_consumer_came_back_while_it_was_about_to_be_
         another_change = metadata.hold(puts(topic_key(OTHER)))
         creating = asyncio.create_task(client.broker.create_topic(ANONYMOUS, OTHER, TopicConfig()))
         await another_change.asked.wait()
-        round_ = asyncio.create_task(client.broker.lifetimes.round())
+        round_ = asyncio.create_task(client.broker._lifetimes.round())
         await asyncio.sleep(0)  # it has found the subscription unused, and waits for its turn to change something
         consumer = await client.subscribe()
         another_change.go_on()
@@ -247,7 +247,7 @@ async def test_a_consumer_that_comes_while_its_subscription_is_being_deleted_get
         await client.fill(await client.producer(), 1)
         clock.advance(HOUR)
         deleting = metadata.hold(deletes("/subscriptions/"))
-        round_ = asyncio.create_task(client.broker.lifetimes.round())
+        round_ = asyncio.create_task(client.broker._lifetimes.round())
         await deleting.asked.wait()
         with pytest.raises(Unavailable, match="being deleted: try again"):
             await client.subscribe()
@@ -325,7 +325,7 @@ async def test_the_task_looks_every_so_often_until_it_is_cancelled(tmp_path):
     async with open_client(tmp_path, clock=clock) as client:
         await client.create()
         await client.policies(inactive_topic_s=15)
-        running = asyncio.create_task(client.broker.lifetimes.run(10))
+        running = asyncio.create_task(client.broker._lifetimes.run(10))
         for _ in range(2):
             await clock.next_wait()
             assert await exists(client.broker)
@@ -346,8 +346,8 @@ async def test_a_partition_that_cannot_be_opened_does_not_keep_the_others_waitin
     clock.advance(8 * 24 * HOUR)
     async with open_broker(tmp_path, clock=clock) as broker:
         broker._writer.recovered.damaged[ledger_id] = Corrupt("a damaged ledger")
-        await broker.lifetimes.round()
-        await broker.lifetimes.round()
+        await broker._lifetimes.round()
+        await broker._lifetimes.round()
         assert [(one.index, one.stream.start_offset) for one in broker._partitions] == [(1, 10)]
 
 
@@ -360,7 +360,7 @@ async def test_a_topic_that_is_to_be_kept_from_now_on_is_kept_although_its_end_w
         kept = asyncio.create_task(client.policies(inactive_topic_s=0))
         await setting.asked.wait()
         listing = metadata.hold_read(LEDGERS)
-        round_ = asyncio.create_task(client.broker.lifetimes.round())
+        round_ = asyncio.create_task(client.broker._lifetimes.round())
         await listing.asked.wait()  # it was found unused, by the policy of before
         setting.go_on()
         await kept

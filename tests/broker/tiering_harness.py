@@ -46,11 +46,11 @@ async def keys(objects: ObjectStore, prefix: str = "segments/") -> list[str]:
 
 
 async def upload_all(broker: Broker, trim: bool = True) -> None:
-    assert broker.tiers is not None
-    while await broker.tiers.uploader.round(everything=True):
+    assert broker._tiers is not None
+    while await broker._tiers.uploader.round(everything=True):
         pass
     if trim:
-        await broker.tiers.trim()
+        await broker._tiers.trim()
 
 
 class FaultyObjectStore(MemoryStore):

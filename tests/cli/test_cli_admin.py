@@ -94,6 +94,17 @@ def test_brokers(danube):
     assert only["node"] in danube("brokers", "describe").stdout
 
 
+def test_the_status_of_a_cluster_of_one(danube, served):
+    about = answer(danube("cluster", "status", "--json"))
+    (only,) = about["brokers"]
+    assert (about["coordinator"], only["name"], only["state"]) == (only["name"], only["name"], "ok")
+    assert only["addresses"]["native"] == served.url.removeprefix("danube://")
+    assert only["since"].startswith("20")
+    shown = danube("cluster", "status").stdout
+    assert f"{only['name']} *" in shown
+    assert about["cluster"] in shown
+
+
 def test_the_description_of_a_broker_names_its_listeners(danube, served):
     told = answer(danube("brokers", "describe", "--json"))["addresses"]
     assert told["native"] == served.url.removeprefix("danube://")

@@ -317,3 +317,20 @@ def test_a_topic_is_truncated_after_a_confirmation(danube, topic):
     assert (past.returncode, "ends at 10" in past.stderr) == (1, True)
     done = danube("topics", "truncate", topic, "--before", "latest", "--partition", "0", "--yes")
     assert done.stdout == f"truncated {topic} (partition 0: offset 10)\n"
+
+
+def test_the_ack_level_changes_and_what_survives_is_said(danube, topic):
+    danube("topics", "create", topic)
+    assert "a crash of the broker's machine; not the loss of its disk" in danube("topics", "describe", topic).stdout
+    changed = danube("topics", "set-ack-level", topic, "stored")
+    assert changed.stdout == f"{topic} has the ack level stored\n"
+    assert "the loss of the broker with its disk" in danube("topics", "describe", topic).stdout
+
+
+def test_taking_over_from_nobody_and_salvaging_into_the_same_topic_are_refused_in_one_line(danube, topic):
+    danube("topics", "create", topic)
+    for words in (("takeover", topic), ("salvage", topic, "--to", topic)):
+        refused = danube("topics", *words)
+        assert refused.returncode == 1
+        assert len(refused.stderr.splitlines()) == 1
+    assert danube("brokers", "leftovers").stdout == "no leftovers\n"

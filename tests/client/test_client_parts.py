@@ -43,7 +43,8 @@ class TestAddresses:
         ],
     )
     def test_are_read_from_a_url(self, url: str, found: list[BrokerAddress]) -> None:
-        assert parse_servers(url) == (found, [])
+        assert parse_servers(url) == (found, [], False)
+        assert parse_servers(f"danubes://{url.rpartition('//')[2]}") == (found, [], True)
 
     @pytest.mark.parametrize(
         ("url", "found"),
@@ -51,11 +52,12 @@ class TestAddresses:
             ("http://a", [BrokerAddress("a", 8650)]),
             ("HTTP://a:1,b:2/", [BrokerAddress("a", 1), BrokerAddress("b", 2)]),
             ("http://a:1/, http://[::1]", [BrokerAddress("a", 1), BrokerAddress("::1", 8650)]),
+            ("https://a:1,b", [BrokerAddress("a", 1), BrokerAddress("b", 8650)]),
         ],
     )
     def test_of_http_listeners_are_read_from_a_url(self, url: str, found: list[BrokerAddress]) -> None:
         servers = parse_servers(url)
-        assert servers == ([], found)
+        assert servers == ([], found, url.startswith("https"))
         assert parse_servers(str(servers)) == servers
 
     @pytest.mark.parametrize(
@@ -63,7 +65,7 @@ class TestAddresses:
         [
             "",
             "danube://",
-            "https://a:1",
+            "ftp://a:1",
             "http://",
             "http://a:1/path",
             "http://a:1,danube://b:2",
@@ -335,7 +337,7 @@ def test_a_message_has_the_publish_time_of_its_row(times: list[int], ranges: lis
 
 
 def test_a_url_with_a_password_is_refused_without_repeating_it() -> None:
-    with pytest.raises(Invalid, match="broker URL holds no user and no password") as refused:
+    with pytest.raises(Invalid, match="broker URL holds no user, no password and no token") as refused:
         parse_servers("danube://user:secret@host:6655")
     assert "secret" not in str(refused.value)
 

@@ -12,6 +12,24 @@ ADDRESSES = BrokerAddresses("10.0.0.2:6655", "10.0.0.2:6650", "10.0.0.2:50051", 
 
 ADMIN_HEADS: list[tuple[msgspec.Struct, bytes]] = [
     (
+        requests.Authenticate(auth_scheme="bearer", auth_data=b"dnb_1_2"),
+        unhex("""
+        83a26f70 ac617574 68656e74 69636174 65ab6175 74685f73 6368656d 65a66265
+        61726572 a9617574 685f6461 7461c407 646e625f 315f32
+        """),
+    ),
+    (
+        requests.Authenticated(credentials_ms=300_000),
+        unhex("81ae6372 6564656e 7469616c 735f6d73 ce000493 e0"),
+    ),
+    (
+        requests.Welcome(version=1, broker="node-a", cluster="dev", credentials_ms=300_000),
+        unhex("""
+        84a77665 7273696f 6e01a662 726f6b65 72a66e6f 64652d61 a7636c75 73746572
+        a3646576 ae637265 64656e74 69616c73 5f6d73ce 000493e0
+        """),
+    ),
+    (
         requests.Route(
             "/default/orders",
             3,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from native_access_samples import ACCESS_HEADS
 from native_admin_samples import ADMIN_HEADS
 from native_listing_samples import LISTING_HEADS
 from native_pending_samples import PENDING_HEADS
@@ -86,10 +87,19 @@ REQUEST_NAMES = {
     "topic.list",
     "topic.page",
     "topic.describe",
+    "topic.summaries",
+    "topic.consumers",
+    "subscription.start",
+    "subscription.peek",
+    "dead_letter.list",
     "namespace.create",
     "namespace.delete",
     "namespace.list",
     "producer.open",
+    "producer.forward",
+    "producer.fence",
+    "producer.count",
+    "topic.use",
     "producer.close",
     "consumer.open",
     "consumer.close",
@@ -110,6 +120,10 @@ REQUEST_NAMES = {
     "policies.get",
     "topic.grow",
     "topic.unload",
+    "topic.ack_level",
+    "topic.takeover",
+    "topic.salvage",
+    "broker.leftovers",
     "topic.truncate",
     "topic.statistics",
     "offset.find",
@@ -136,7 +150,23 @@ REQUEST_NAMES = {
     "schema.bind",
     "schema.unbind",
     "schema.binding",
+    "authenticate",
     "broker.describe",
+    "cluster.describe",
+    "access.roles",
+    "access.role",
+    "access.role_create",
+    "access.role_change",
+    "access.role_delete",
+    "access.bindings",
+    "access.binding",
+    "access.bind",
+    "access.unbind",
+    "access.keys",
+    "access.key_create",
+    "access.key_revoke",
+    "access.whoami",
+    "access.can",
 }
 
 
@@ -149,6 +179,7 @@ def test_requests_keep_their_names() -> None:
     [
         *HEADS,
         *ADMIN_HEADS,
+        *ACCESS_HEADS,
         *LISTING_HEADS,
         *PENDING_HEADS,
         *STORAGE_HEADS,
@@ -203,3 +234,8 @@ def test_a_failure_policy_that_says_little_takes_the_defaults_for_the_rest() -> 
     request = requests.decode_request(memoryview(head))
     assert isinstance(request, requests.SetFailurePolicy)
     assert request.failure_policy == FailurePolicy(delay_ms=5)
+
+
+def test_the_secret_of_a_new_key_is_not_in_its_representation() -> None:
+    made = next(value for value, _ in ACCESS_HEADS if isinstance(value, requests.KeyCreated))
+    assert made.secret not in repr(made) and made.key.id in repr(made)

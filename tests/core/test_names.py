@@ -79,7 +79,7 @@ def test_only_unavailable_asks_for_the_same_request_again():
 
 
 def test_levels_and_types_are_words():
-    assert [str(level) for level in AckLevel] == ["memory", "written", "durable"]
+    assert [str(level) for level in AckLevel] == ["memory", "written", "durable", "stored"]
     assert AckLevel.parse("written") is AckLevel.WRITTEN
     assert [str(kind) for kind in SubscriptionType] == ["exclusive", "shared", "failover", "key-shared"]
     assert SubscriptionType.parse("key-shared") is SubscriptionType.KEY_SHARED

@@ -47,6 +47,8 @@ KINDS = (
     Kind("unfinished", r".*\.tmp|metadata\.(db|journal)\.new(-wal|-shm|-journal)?|objects/~tmp/.*", rebuilt=True),
     Kind("segment", r"objects/segments/.*\.seg(~o)?", kept=True, history=True, weight=3),
     Kind("manifest", r"objects/manifests/.*\.manifest(~o)?", kept=True, history=True),
+    Kind("slice", r"objects/slices/[0-9a-f]{16}/[0-9a-f]{16}(~o)?", kept=True, weight=2),
+    Kind("check of the store", r"objects/slice-check/.*", rebuilt=True),
     Kind("stage", r"objects/stages/.*", kept=True),
     Kind("claim", r"objects/danube-cluster(~o)?", kept=True, history=True),
 )

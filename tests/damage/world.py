@@ -345,7 +345,7 @@ class _Published:
     def __init__(self) -> None:
         self.done: asyncio.Future[tuple[int, bool]] = asyncio.get_running_loop().create_future()
 
-    def published(self, ticket: object, base_offset: int, duplicate: bool) -> None:
+    def published(self, ticket: object, base_offset: int, duplicate: bool, owner_epoch: int) -> None:
         self.done.set_result((base_offset, duplicate))
 
     def refused(self, ticket: object, error: DanubeError) -> None:

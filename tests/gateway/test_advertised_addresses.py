@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import urllib.request
 from typing import Any
 
 import pytest
@@ -63,3 +66,24 @@ async def test_configured_addresses_are_told_instead(tmp_path, settings: dict[st
 def test_answers_of_earlier_brokers_have_no_addresses():
     head = b"\x84\xa7version\xa30.1\xa4node\xa1a\xa7cluster\xa1c\xa5state\xa2ok"
     assert requests.decode(memoryview(head), requests.BrokerInfo).addresses == BrokerAddresses("")
+
+
+INSIDE = {"server_advertised": "outside.example:1", "server_inside": "127.0.0.0/8"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_told"),
+    [({}, True), ({"server_inside": "192.0.2.0/24"}, False), ({"server_advertised_inside": ""}, False)],
+)
+async def test_a_client_inside_the_network_is_told_the_inside_addresses(tmp_path, settings: dict[str, Any], is_told):
+    given = ALL | INSIDE | {"server_advertised_inside": "inside.example:7"} | settings
+    async with testing._server(tmp_path, given) as server, pydanube.connect(server.url) as client:
+        await client.create_topic("/default/orders")
+        route = await client._brokers.call(requests.Lookup(topic="/default/orders"), requests.Route)
+        grpc, admin, http = server.grpc_address[1], server.admin_address[1], server.http_address[1]
+        host, native = ("inside.example", 7) if is_told else ("outside.example", 1)
+        assert route.brokers == [BrokerAddresses(*(f"{host}:{port}" for port in (native, grpc, admin, http)))]
+        assert route.partitions[0].owner == f"{host}:{native}"
+        url = f"{server.http_url}/api/v1/topics/default/orders/lookup"
+        told = await asyncio.to_thread(lambda: json.loads(urllib.request.urlopen(url, timeout=60).read()))
+        assert told["partitions"][0]["owner"] == f"{host}:{native}"

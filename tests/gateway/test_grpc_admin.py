@@ -11,7 +11,6 @@ from grpc_peer import GrpcListener, GrpcPeer, connect, open_listener
 
 import pydanube
 from pydanube.core.access import ANONYMOUS
-from pydanube.gateway.grpc.messages import SCHEMA
 from pydanube.model.failure import DANUBE
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
@@ -77,7 +76,6 @@ async def test_activating_concerns_this_broker_only(admin):
     [
         ("danube_admin.BrokerAdmin", ["UnloadBroker"]),
         ("danube_admin.ClusterAdmin", ["AddNode", "PromoteNode", "RemoveNode"]),
-        ("danube_admin.SecurityAdmin", sorted(SCHEMA.methods("danube_admin.SecurityAdmin"))),
     ],
 )
 async def test_what_one_node_does_not_have_is_unimplemented_and_says_why(admin, service, methods):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -229,3 +230,15 @@ def test_a_proto_text_is_served_as_a_descriptor(place: Place) -> None:
     with place.client() as client:
         assert client.get_schema(number).schema_str == text
         assert client.get_latest_version("item", fmt="serialized").schema.schema_str == served
+
+
+def test_the_client_shows_an_api_key_as_its_password(tmp_path: Path) -> None:
+    with testing._server_thread(tmp_path, {"auth_enabled": True}) as server:
+        key, url = (tmp_path / "admin-key").read_text().strip(), f"{server.http_url}/schema-registry"
+        client = SchemaRegistryClient({"url": url, "basic.auth.user.info": f"anybody:{key}"})
+        client.register_schema("orders-value", Schema(ORDER, "AVRO"))
+        assert client.get_subjects() == ["orders-value"]
+        for wrong in ({}, {"basic.auth.user.info": "anybody:wrong"}):
+            with pytest.raises(SchemaRegistryError) as raised:
+                SchemaRegistryClient({"url": url, **wrong}).get_subjects()
+            assert raised.value.http_status_code == 401

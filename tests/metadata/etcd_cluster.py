@@ -1,4 +1,4 @@
-"""Real etcd members for tests, as processes on loopback, and a TCP proxy that delays, cuts and freezes.
+"""Real etcd members for tests, as processes on loopback, and proxies between them and before them.
 
 The programs come from the variable DANUBE_ETCD (several are separated by ':'), or the `etcd` of the PATH.
 """
@@ -17,10 +17,12 @@ import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from faulty_proxy import FaultyProxy
 
 READY_SECONDS = 60
 """How long etcd may take to be ready; a busy machine is slow."""
@@ -200,100 +202,6 @@ def etcd_cluster(
         yield cluster
     finally:
         cluster.close()
-
-
-class FaultyProxy:
-    """Forwards TCP connections to an address until told otherwise."""
-
-    def __init__(self, target: str, *, may_pass: Callable[[str], bool] | None = None) -> None:
-        """`may_pass` is asked with the first bytes of a connection, again and again, whether its bytes may pass."""
-        self._may_pass = may_pass
-        self.target = target
-        self.port = 0
-        self.delay_s = 0.0
-        self.to_server = True
-        """Whether bytes of the client reach the server; else they wait."""
-        self.to_client = True
-        self._changed = asyncio.Event()
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._writers: set[asyncio.StreamWriter] = set()
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def refuse(self) -> None:
-        """Close all connections and accept no more, until `start`."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        self.cut()
-
-    def cut(self) -> None:
-        """Close all connections; new ones are accepted."""
-        for writer in self._writers:
-            writer.transport.abort()
-
-    def freeze(self, *, to_server: bool = False, to_client: bool = False) -> None:
-        """Let bytes pass only in the directions that are named; connections stay open, and new ones open."""
-        self.to_server, self.to_client = to_server, to_client
-
-    def thaw(self) -> None:
-        self.to_server = self.to_client = True
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def close(self) -> None:
-        await self.refuse()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host, _, port = self.target.rpartition(":")
-        try:
-            far_reader, far_writer = await asyncio.open_connection(host, int(port))
-            first = await reader.read(65536) if self._may_pass else b""
-        except OSError:
-            writer.transport.abort()
-            return
-        pairs = [
-            (reader, far_writer, first, lambda: self.to_server),
-            (far_reader, writer, b"", lambda: self.to_client),
-        ]
-        if self._may_pass is not None:
-            allowed = partial(self._may_pass, first.decode("latin-1"))
-            pairs = [(*pair[:3], allowed) for pair in pairs]
-        self._writers |= {writer, far_writer}
-        tasks = [asyncio.ensure_future(self._pump(*pair)) for pair in pairs]
-        self._tasks.update(tasks)
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-                self._tasks.discard(task)
-            for one in (writer, far_writer):
-                self._writers.discard(one)
-                one.transport.abort()
-
-    async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: bytes, may_pass: Callable[[], bool]
-    ) -> None:
-        with contextlib.suppress(OSError):
-            while received := first or await reader.read(65536):
-                first = b""
-                if self.delay_s:
-                    await asyncio.sleep(self.delay_s)
-                while not may_pass():
-                    await self._changed.wait()
-                writer.write(received)
-                await writer.drain()
 
 
 @contextlib.asynccontextmanager

@@ -44,7 +44,9 @@ async def running(data_dir: Path, place: MetadataPlace) -> AsyncIterator[Server]
     where = {"metadata.path": place} if isinstance(place, Path) else {"metadata.url": str(place)}
     ports = dict.fromkeys(("server.port", "server.grpc_port", "server.admin_port", "server.http_port"), 0)
     listeners = {"grpc.data": False, "grpc.admin": False, "server.http": False}
-    server = await Server.start(Settings.load(None, {}, {"server.data_dir": data_dir, **where, **ports, **listeners}))
+    objects = {"storage.url": (data_dir / "objects").as_uri()}
+    given = {"server.data_dir": data_dir, **where, **objects, **ports, **listeners}
+    server = await Server.start(Settings.load(None, {}, given))
     try:
         yield server
     finally:

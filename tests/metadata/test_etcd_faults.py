@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from etcd_cluster import (
     EtcdCluster,
-    FaultyProxy,
     PeerNetwork,
     etcd_cluster,
     faulty_proxies,
     missing_etcd,
     programs,
 )
+from faulty_proxy import FaultyProxy
 
 from conformance import keys, put, take
 from pydanube.metadata import Compacted, Compare, Event, MetadataStore, Put

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from etcd_cluster import EtcdCluster, FaultyProxy, etcd_cluster, faulty_proxies, missing_etcd, programs
+from etcd_cluster import EtcdCluster, etcd_cluster, faulty_proxies, missing_etcd, programs
+from faulty_proxy import FaultyProxy
 
 from pydanube.metadata import Compacted, Compare, MetadataStore, Put
 from pydanube.metadata.etcd.place import EtcdPlace

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 READY = re.compile(r"danube ready native=(\S+):(\d+) grpc=\S+:(\d+) admin=\S+:(\d+) http=\S+:(\d+)\n")
@@ -19,10 +21,13 @@ PORTS = ("--port=0", "--grpc-port=0", "--admin-port=0", "--http-port=0")
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port below the range that outgoing connections are given, so that none of them takes it while a broker
+    is down."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class BrokerProcess:
@@ -35,7 +40,10 @@ class BrokerProcess:
         before_start: Callable[[], None] | None = None,
         grpc_port: int = 0,
         http_port: int = 0,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        """`arguments` are further ones of `danube serve`; `environment` is added to that of the test."""
         self.directory = directory
         self.port = port or free_port()
         self.admin_port = 0
@@ -43,6 +51,8 @@ class BrokerProcess:
         self.grpc_port = self._wanted_grpc_port = grpc_port
         self.http_port = self._wanted_http_port = http_port
         self.log = directory.with_suffix(".log")
+        self.arguments = list(arguments)
+        self.environment = dict(environment or {})
         self._before_start = before_start
         self._process: subprocess.Popen[str] | None = None
 
@@ -60,10 +70,11 @@ class BrokerProcess:
         ports = [f"--grpc-port={self._wanted_grpc_port}", "--admin-port=0", f"--http-port={self._wanted_http_port}"]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
-                [*command, "--port", str(self.port), *ports],
+                [*command, "--port", str(self.port), *ports, *self.arguments],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                env={**os.environ, **self.environment},
                 preexec_fn=self._before_start,
             )
         assert self._process.stdout is not None
@@ -78,6 +89,15 @@ class BrokerProcess:
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
+
+    def freeze(self) -> None:
+        """Stop the process where it is; `thaw` lets it go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     @property
     def is_alive(self) -> bool:

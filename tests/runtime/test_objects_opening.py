@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pydanube.model.errors import DanubeError, Invalid
+from pydanube.model.errors import DanubeError, Invalid, NotFound, Refused
 from pydanube.runtime.objects import ObjectStore, Prefixed, open_store, opening
 from pydanube.runtime.objects.address import Secrets, StoreAddress, StoreOptions
 from pydanube.runtime.objects.memory import MemoryStore
@@ -27,6 +27,38 @@ async def test_an_unknown_scheme_is_refused_with_those_that_are_known() -> None:
             await open_store(url)
     with pytest.raises(Invalid, match="host and port"):
         await open_store("redis://host:port/0")
+
+
+async def test_a_directory_that_is_only_looked_at_is_neither_created_nor_locked(tmp_path: Path) -> None:
+    place = tmp_path / "objects"
+    assert await opening.peek_store(place.as_uri()) is None
+    assert not place.exists()
+    place.mkdir()
+    found = await opening.peek_store(place.as_uri())
+    assert found is not None
+    async with found:
+        with pytest.raises(NotFound):
+            await found.get("some/object")
+        assert [one async for one in found.list()] == []
+    assert not list(place.iterdir())
+    async with await open_store(place.as_uri()) as store:
+        await store.put("some/object", b"here")
+    found = await opening.peek_store(place.as_uri())
+    assert found is not None
+    async with found:
+        assert bytes(await found.get("some/object")) == b"here"
+        await found.put("another", b"and written to if it must be")
+
+
+async def test_what_is_no_directory_is_refused_when_it_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    found = await opening.peek_store((tmp_path / "file").as_uri())
+    assert found is not None
+    async with found:
+        with pytest.raises(Refused, match="in the way"):
+            await found.get("some/object")
+    with pytest.raises(Refused, match="in the way"):
+        await opening.peek_store((tmp_path / "file" / "below").as_uri())
 
 
 @pytest.mark.parametrize(
@@ -138,7 +170,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(url: str, 
     program = f"""
 import asyncio, sys
 sys.modules[{package!r}] = None
-from pydanube.model.errors import DanubeError, Invalid
+from pydanube.model.errors import DanubeError, Invalid, NotFound, Refused
 from pydanube.runtime.objects import open_store
 try:
     asyncio.run(open_store({url!r}))

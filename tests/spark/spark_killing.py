@@ -13,9 +13,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 import kill_driver
-from brokers import BrokerProcess
 
 import pydanube
 
@@ -41,11 +41,18 @@ def until(condition: Callable[[], bool], what: str, log: Callable[[], str] = str
         time.sleep(0.01)
 
 
+class Served(Protocol):
+    """One broker, or several: what answers at an address."""
+
+    @property
+    def url(self) -> str: ...
+
+
 class Driver:
     """One run of the stream, in separate processes."""
 
     def __init__(
-        self, broker: BrokerProcess, directory: Path, master: str, kill_at: str, program: tuple[str, ...] | None = None
+        self, broker: Served, directory: Path, master: str, kill_at: str, program: tuple[str, ...] | None = None
     ) -> None:
         self._directory = directory
         self._committed_before = self.committed
@@ -142,7 +149,7 @@ def _read(pid: int, what: str) -> bytes:
 class Scene:
     """A source that is being filled, a sink, and the current run of the stream between them."""
 
-    def __init__(self, broker: BrokerProcess, directory: Path) -> None:
+    def __init__(self, broker: Served, directory: Path) -> None:
         self.broker = broker
         self._directory = directory
         self._published = 0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from textwrap import dedent
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,9 @@ import pytest
 
 from pydanube.model.errors import Unavailable
 from pydanube.spark import connections
+from pydanube.spark.options import ReadOptions, WriteOptions
+from pydanube.spark.reading.batch_reader import DanubeReader
+from pydanube.spark.writing.writer import DanubeStreamWriter, DanubeWriter
 
 if TYPE_CHECKING:
     from spark_broker import Broker
@@ -69,6 +73,34 @@ def test_a_broker_that_is_not_there_leaves_nothing_behind() -> None:
     with pytest.raises(Unavailable), connections.client("127.0.0.1:1", timeout=0.2):
         raise AssertionError("nobody listens there")
     assert threading.active_count() == before
+
+
+GONE = "127.0.0.1:1"
+"""The one listed broker, which is gone when a task process starts."""
+
+
+def test_a_task_that_reads_knows_the_brokers_of_the_driver(broker: Broker) -> None:
+    with connections.client(broker.servers) as client:
+        client.create_topic("/default/orders")
+        with client.producer("/default/orders") as producer:
+            producer.send(b"one")
+    options = {"servers": broker.servers, "topic": "/default/orders", "timeout": "10", "columns": "payload"}
+    (planned,) = DanubeReader(ReadOptions.parse(options)).partitions()
+    sent = pickle.loads(pickle.dumps(planned))
+    connections._learned.clear()
+    read = DanubeReader(ReadOptions.parse({**options, "servers": GONE})).read(sent)
+    assert [row for batch in read for row in batch.to_pylist()] == [{"payload": b"one"}]
+
+
+@pytest.mark.parametrize("make", [lambda one: DanubeWriter(one, "query", "run", 0), DanubeStreamWriter])
+def test_a_task_that_writes_knows_the_brokers_of_the_driver(broker: Broker, make: Callable[..., object]) -> None:
+    options = WriteOptions.parse({"servers": GONE, "topic": "/default/orders"})
+    connections.learn(options.servers, broker.url)
+    sent = pickle.dumps(make(options))
+    connections._learned.clear()
+    assert "_servers" not in vars(pickle.loads(sent))
+    with connections.client(options.servers) as client:
+        assert client.list_topics() == []
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")

@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from pydanube import Invalid
+from pydanube.runtime.tls import ClientTls
 from pydanube.spark.options import COLUMNS, ReadOptions, WriteOptions
 from pydanube.spark.reading.bounds import Bound, Bounds
 
@@ -249,3 +250,16 @@ def test_options_of_writing_and_reading_are_not_mixed_up() -> None:
         WriteOptions.parse({"startingOffsets": "latest"})
     with pytest.raises(Invalid, match="queryId and batchId belong together"):
         WriteOptions.parse({"queryId": "x"})
+
+
+def test_options_of_tls_reach_readers_and_writers_and_need_servers_with_tls() -> None:
+    files = {"tls.cafile": "ca.pem", "tls.certfile": "c.pem", "tls.keyfile": "k.pem", "tls.insecureskipverify": "true"}
+    given = {"servers": "danubes://broker:6655", "topic": "/default/orders", **files}
+    for options in (ReadOptions.parse(given), WriteOptions.parse(given)):
+        assert options.credentials.tls == ClientTls("ca.pem", "c.pem", "k.pem", insecure_skip_verify=True)
+        assert options.servers == "danubes://broker:6655"
+    with pytest.raises(Invalid, match="danubes://"):
+        ReadOptions.parse({**given, "servers": "broker:6655"})
+    with pytest.raises(Invalid, match=r"tls\.certFile and tls\.keyFile"):
+        ReadOptions.parse({**given, "tls.keyfile": ""})
+    assert ReadOptions.parse({"topic": "/default/orders"}).credentials.tls is None

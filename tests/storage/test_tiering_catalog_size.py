@@ -72,7 +72,7 @@ async def test_twenty_gigabytes_of_history_are_opened_listed_and_sought_with_few
         await client.create()
         await client.fetch()
         store = broker._registry._store
-        (tier,) = broker.tiers.partitions.values()
+        (tier,) = broker._tiers.partitions.values()
         topic_id = tier.topic_id
         now = CatalogSegment(topic_id, 0, 0, SegmentRecord("", 0, 0, 0, 0, 0, first_time=clock.now_us()))
         await pretend(store, topic_id, now, shift_us=SEGMENTS * 1_000_000)
@@ -81,26 +81,26 @@ async def test_twenty_gigabytes_of_history_are_opened_listed_and_sought_with_few
         record = msgspec.msgpack.decode(found.value, type=PartitionRecord)
         record = msgspec.structs.replace(record, uploaded_end=base, reserved_end=base, start_offset=0)
         # The log knows nothing of it: as after a restore, the next offset is where the catalog ends.
-        last = await broker.tiers.catalog.find(topic_id, 0, base - 1)
+        last = await broker._tiers.catalog.find(topic_id, 0, base - 1)
         assert last is not None and last.end_offset == base
         await store.transact([], [Put(partition_key(topic_id, 0), msgspec.msgpack.encode(record))])
 
     async with open_broker(tmp_path, **settings) as broker:
-        broker.tiers.history.producers = no_producers  # its objects are not there
+        broker._tiers.history.producers = no_producers  # its objects are not there
         client = BrokerClient(broker)
         questions = Questions(broker._registry._store)
         assert await questions.of(client.fetch(Position("latest", 0))) < 100, "a sample, not the catalog"
         assert (await client.fetch(Position("latest", 0))).end_offset == base
         tracemalloc.start()
-        listed = [len(page) async for page in broker.tiers.catalog.pages(topic_id, 0)]
+        listed = [len(page) async for page in broker._tiers.catalog.pages(topic_id, 0)]
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert sum(listed) == SEGMENTS
         assert peak < 10 << 20, "a page at a time"
-        assert await questions.of(anext(broker.tiers.catalog.pages(topic_id, 0))) == 1
+        assert await questions.of(anext(broker._tiers.catalog.pages(topic_id, 0))) == 1
         target = clock.now_us() - 7_000 * 1_000_000
-        assert await questions.of(broker.tiers.catalog.find_time(topic_id, 0, target, 0, base)) <= 30
-        segment = await broker.tiers.catalog.find_time(topic_id, 0, target, 0, base)
+        assert await questions.of(broker._tiers.catalog.find_time(topic_id, 0, target, 0, base)) <= 30
+        segment = await broker._tiers.catalog.find_time(topic_id, 0, target, 0, base)
         assert segment is not None and segment.record.first_time <= target <= segment.record.last_time
         await filled(client, 30)
         await upload_all(broker)

@@ -55,8 +55,8 @@ async def test_every_message_comes_once_and_in_order_while_all_happens_at_once(t
 
         async def tier() -> None:
             while True:
-                await broker.tiers.uploader.round(everything=True)
-                await broker.tiers.trim()
+                await broker._tiers.uploader.round(everything=True)
+                await broker._tiers.trim()
 
         tiering_task = asyncio.create_task(tier())
         shared = [await client.subscribe("shared", consumer=str(n), kind=SubscriptionType.SHARED) for n in range(3)]
@@ -123,17 +123,17 @@ async def test_retention_under_a_reader_leaves_it_its_place_or_the_new_start(tmp
             clock.advance(1)
             await filled(client, 1, first=batch)
         await upload_all(broker)
-        (tier,) = broker.tiers.partitions.values()
-        planned = await broker.tiers.catalog.find(tier.topic_id, 0, 0)
+        (tier,) = broker._tiers.partitions.values()
+        planned = await broker._tiers.catalog.find(tier.topic_id, 0, 0)
         assert planned is not None
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 50})
-        await broker.lifetimes.round()
+        await broker._lifetimes.round()
         fetched = await client.fetch(Position("offset", 10))
         assert Batch.trust(fetched.batches[0]).base_offset == fetched.start_offset == 4900
-        await broker.tiers.collector.collect_garbage()
-        assert await broker.tiers.history.read(planned, 0, 1 << 20), "planned before, within the grace"
+        await broker._tiers.collector.collect_garbage()
+        assert await broker._tiers.history.read(planned, 0, 1 << 20), "planned before, within the grace"
         clock.advance(3601)
-        await broker.tiers.collector.collect_garbage()
+        await broker._tiers.collector.collect_garbage()
         assert planned.record.object not in await keys(objects)
         assert (await everything(client))[0] == 4900
 
@@ -193,5 +193,5 @@ async def test_topics_in_one_object_are_kept_apart(tmp_path: Path):
         for number, client in enumerate(clients):
             assert await everything(client) == list(range(number * 100, number * 100 + 100))
         await broker.delete_topic(ANONYMOUS, clients[0].topic)
-        await broker.tiers.collector.collect_garbage()
+        await broker._tiers.collector.collect_garbage()
         assert await everything(clients[1]) == list(range(100, 200))

@@ -45,7 +45,7 @@ async def uploaded(directory: Path, objects: MemoryStore, ack_level: AckLevel = 
         await client.create(ack_level=ack_level)
         await filled(client, 100)
         await upload_all(broker)
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
 
 
 @pytest.mark.parametrize("ack_level", [AckLevel.DURABLE, AckLevel.WRITTEN])
@@ -100,7 +100,7 @@ async def test_the_gap_that_a_restore_leaves_is_passed_over(tmp_path: Path):
         async with opened(place, objects) as broker:
             await filled(BrokerClient(broker), 5, first=100 + 5 * number)
             await upload_all(broker)
-            await broker.tiers.manifests.write()
+            await broker._tiers.manifests.write()
             assert await everything(BrokerClient(broker)) == list(range(10_000 + 500 * (number + 1)))
 
 
@@ -109,7 +109,7 @@ async def test_a_restore_does_not_hide_what_the_catalog_had_lost_before(tmp_path
     await uploaded(tmp_path, objects)
     lost = await lose(tmp_path, 1)
     async with opened(tmp_path, objects) as broker:
-        await broker.tiers.manifests.write()
+        await broker._tiers.manifests.write()
     await restored(tmp_path / "restored", objects)
     async with opened(tmp_path / "restored", objects) as broker:
         with pytest.raises(Corrupt, match=f"offsets {lost.first_offset}..{lost.end_offset - 1} of partition 0"):

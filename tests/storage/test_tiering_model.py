@@ -80,9 +80,9 @@ class Run:
         elif kind == "time":
             await self.find(broker)
         elif kind == "upload":
-            await broker.tiers.uploader.round(everything=True)
+            await broker._tiers.uploader.round(everything=True)
         elif kind == "trim log":
-            await broker.tiers.trim()
+            await broker._tiers.trim()
         elif kind == "retention":
             partition = await broker._partitions.get(TOPIC, 0)
             await partition.trim(self.chance.randint(self.model.start, self.model.end))

@@ -14,7 +14,7 @@ from pydanube.core.access import AllowAll
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
-from pydanube.model.errors import StaleEpoch
+from pydanube.model.errors import NotOwner
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.objects import ObjectStore
@@ -39,10 +39,10 @@ async def broker_over(store: MetadataStore, objects: ObjectStore, directory: Pat
 
 
 async def segments_of(broker: Broker) -> list[tuple[int, int, int]]:
-    tier = next(iter(broker.tiers.partitions.values()))
+    tier = next(iter(broker._tiers.partitions.values()))
     return [
         (one.first_offset, one.end_offset, one.record.epoch)
-        async for page in broker.tiers.catalog.pages(tier.topic_id, 0)
+        async for page in broker._tiers.catalog.pages(tier.topic_id, 0)
         for one in page
     ]
 
@@ -59,7 +59,7 @@ async def test_what_a_replaced_owner_uploads_late_is_seen_by_nobody(tmp_path: Pa
         await upload_all(first)
         await filled(BrokerClient(first), 5, first=10)
         objects.fault = "late"
-        late = asyncio.create_task(first.tiers.uploader.round(everything=True))
+        late = asyncio.create_task(first._tiers.uploader.round(everything=True))
         await objects.waiting.wait()
         objects.fault = "none"
         second = await later.enter_async_context(broker_over(store, objects, tmp_path / "b", clock))
@@ -89,9 +89,9 @@ async def test_both_upload_at_once_and_only_the_owner_is_listed(tmp_path: Path):
             partition = await first._partitions.get(TOPIC, 0)
             try:
                 await filled(BrokerClient(first), 10, first=20)
-                await asyncio.gather(*(one.tiers.uploader.round(everything=True) for one in (first, second)))
+                await asyncio.gather(*(one._tiers.uploader.round(everything=True) for one in (first, second)))
                 await partition.trim(500)
-            except StaleEpoch:
+            except NotOwner:
                 pass  # as it should be, wherever it is noticed
             assert {epoch for _, _, epoch in await segments_of(second)} == {1, 2}
             assert await everything(BrokerClient(second)) == list(range(2000))

@@ -69,7 +69,7 @@ async def test_readers_pass_over_what_retention_takes_and_over_nothing_else(tmp_
             while start < 14_000:
                 start += chance.randrange(1, 600)
                 await partition.trim(start)
-                await broker.tiers.collector.collect_garbage()
+                await broker._tiers.collector.collect_garbage()
                 for _ in range(chance.randrange(30)):
                     await asyncio.sleep(0)
 
@@ -88,8 +88,8 @@ async def test_readers_do_not_notice_that_segments_are_merged_and_their_objects_
         before = len(await keys(objects))
 
         async def merge() -> None:
-            while await broker.tiers.merger.round():
-                await broker.tiers.collector.collect_garbage()
+            while await broker._tiers.merger.round():
+                await broker._tiers.collector.collect_garbage()
 
         *reads, _ = await asyncio.gather(*(read_on(client, chance, 6000) for _ in range(5)), merge())
         assert reads == [60] * 5
@@ -105,7 +105,7 @@ async def test_a_topic_that_is_deleted_while_it_is_uploaded_leaves_nothing(tmp_p
         await client.create()
         await filled(client, 10)
         objects.fault = "late"
-        uploading = asyncio.create_task(broker.tiers.uploader.round(everything=True))
+        uploading = asyncio.create_task(broker._tiers.uploader.round(everything=True))
         await objects.waiting.wait()
         objects.fault = "none"
         await broker.delete_topic(ANONYMOUS, TOPIC)
@@ -115,11 +115,11 @@ async def test_a_topic_that_is_deleted_while_it_is_uploaded_leaves_nothing(tmp_p
         objects.answer.set()
         await uploading
         assert len(await keys(objects)) == 1
-        assert await broker.tiers.catalog.topics() == []
-        assert broker.tiers.uploader.failure is None
+        assert await broker._tiers.catalog.topics() == []
+        assert broker._tiers.uploader.failure is None
         await upload_all(broker)
         clock.advance(10**9)
-        await broker.tiers._collect(orphans=True)
+        await broker._tiers._collect(orphans=True)
         assert len(await keys(objects)) == again
         if again:
             assert await everything(client) == list(range(300))
@@ -135,21 +135,21 @@ async def test_an_object_that_others_wait_for_is_not_collected_before_they_are_i
         for client in (gone, stays):
             await client.create()
             await filled(client, 2)
-        _, second = broker.tiers.partitions.values()
+        _, second = broker._tiers.partitions.values()
         commit = second.commit
 
         async def delete_the_first_meanwhile(*arguments) -> None:
             await broker.delete_topic(ANONYMOUS, gone.topic)
-            assert (await broker.tiers.collector.collect_garbage()).waiting == 1
+            assert (await broker._tiers.collector.collect_garbage()).waiting == 1
             await commit(*arguments)
 
         second.commit = delete_the_first_meanwhile
-        await broker.tiers.uploader.round(everything=True)
+        await broker._tiers.uploader.round(everything=True)
         for _ in range(2):
-            await broker.tiers.collector.collect_garbage()
+            await broker._tiers.collector.collect_garbage()
             assert len(await keys(objects)) == 1
         await broker.delete_topic(ANONYMOUS, stays.topic)
-        assert (await broker.tiers.collector.collect_garbage()).deleted == 1
+        assert (await broker._tiers.collector.collect_garbage()).deleted == 1
         assert await keys(objects) == []
 
 
@@ -162,18 +162,18 @@ async def test_what_retention_passes_on_its_way_into_the_catalog_does_not_stay_t
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 10})
         await (crumbled(broker, client, 20) if merging else filled(client, 20))
         objects.fault = "late"
-        round_ = broker.tiers.merger.round() if merging else broker.tiers.uploader.round(everything=True)
+        round_ = broker._tiers.merger.round() if merging else broker._tiers.uploader.round(everything=True)
         on_its_way = asyncio.create_task(round_)
         await objects.waiting.wait()
         objects.fault = "none"
         clock.advance(100)
-        await broker.lifetimes.round()
+        await broker._lifetimes.round()
         objects.answer.set()
         assert await on_its_way
-        await broker.lifetimes.round()
-        assert await broker.tiers.catalog.topics() == []
+        await broker._lifetimes.round()
+        assert await broker._tiers.catalog.topics() == []
         clock.advance(3601)
-        await broker.tiers.collector.collect_garbage()
+        await broker._tiers.collector.collect_garbage()
         assert await keys(objects) == []
         await filled(client, 1, first=20)
         await upload_all(broker)
@@ -187,8 +187,8 @@ async def test_a_merge_and_retention_do_not_change_the_catalog_at_once(tmp_path:
         await client.create()
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 10})
         await crumbled(broker, client, 20)
-        (tier,) = broker.tiers.partitions.values()
-        rewrite, remove, replacing = tier.rewrite, broker.tiers.catalog.remove, asyncio.Event()
+        (tier,) = broker._tiers.partitions.values()
+        rewrite, remove, replacing = tier.rewrite, broker._tiers.catalog.remove, asyncio.Event()
 
         async def rewrite_and_tell(*arguments):
             replacing.set()
@@ -200,19 +200,19 @@ async def test_a_merge_and_retention_do_not_change_the_catalog_at_once(tmp_path:
             return await remove(*arguments)
 
         objects.fault = "late"
-        merging = asyncio.create_task(broker.tiers.merger.round())
+        merging = asyncio.create_task(broker._tiers.merger.round())
         await objects.waiting.wait()
         objects.fault = "none"
         clock.advance(100)
         with monkeypatch.context() as held:
             held.setattr(tier, "rewrite", rewrite_and_tell)
-            held.setattr(broker.tiers.catalog, "remove", remove_once_it_is_merged)
-            await broker.lifetimes.round()
+            held.setattr(broker._tiers.catalog, "remove", remove_once_it_is_merged)
+            await broker._lifetimes.round()
         assert await merging
-        await broker.lifetimes.round()
-        assert await broker.tiers.catalog.topics() == []
+        await broker._lifetimes.round()
+        assert await broker._tiers.catalog.topics() == []
         clock.advance(3601)
-        await broker.tiers.collector.collect_garbage()
+        await broker._tiers.collector.collect_garbage()
         assert await keys(objects) == []
 
 
@@ -223,16 +223,16 @@ async def test_a_clock_that_is_set_back_does_not_keep_messages_from_the_store(tm
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 1)
-        assert await broker.tiers.uploader.round() == 0
+        assert await broker._tiers.uploader.round() == 0
         clock._now_us -= 30 * 24 * 3600 * 10**6
         clock.advance(601)
-        assert await broker.tiers.uploader.round() == 1
+        assert await broker._tiers.uploader.round() == 1
         clock._now_us += 365 * 24 * 3600 * 10**6
         await filled(client, 1, first=1)
-        assert await broker.tiers.uploader.round() == 0, "a jump ahead makes nothing older"
+        assert await broker._tiers.uploader.round() == 0, "a jump ahead makes nothing older"
         clock._now_us -= 300 * 24 * 3600 * 10**6
         clock.advance(601)
-        assert await broker.tiers.uploader.round() == 1
+        assert await broker._tiers.uploader.round() == 1
         assert await everything(client) == list(range(200))
-        times = [one.record for one in await broker.tiers.catalog.after(1, 0, 0, 10)]
+        times = [one.record for one in await broker._tiers.catalog.after(1, 0, 0, 10)]
         assert times[0].last_time <= times[1].first_time, "times rise with offsets"

@@ -105,7 +105,7 @@ async def test_a_search_by_time_while_a_trim_writes_its_manifest(tmp_path: Path)
     async with open_broker(tmp_path, **settings(disk, clock)) as broker:
         times = await fill(broker, clock)
         await upload_all(broker, trim=False)
-        async with held(disk, "MANIFEST", broker.tiers.trim()):
+        async with held(disk, "MANIFEST", broker._tiers.trim()):
             assert [await find(broker, times[n]) for n in (1, 5)] == [PER_BATCH, 5 * PER_BATCH]
 
 

@@ -7,6 +7,7 @@ import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
 from tiering_harness import PER_BATCH, SMALL, WAL, client_of, everything, filled, keys, upload_all
 
+from pydanube.broker.cluster.membership import SoleMembership
 from pydanube.broker.partitions.ownership import Ownership
 from pydanube.broker.registry.records import deleted_key
 from pydanube.core.access import ANONYMOUS
@@ -29,7 +30,7 @@ async def rolled(broker, rounds: int = 3) -> None:
     for _ in range(rounds):
         await filled(busy, 30)
         await upload_all(broker)
-    await broker.tiers.trim()
+    await broker._tiers.trim()
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -94,18 +95,18 @@ async def test_offsets_go_on_although_all_of_it_expired_before_it_was_uploaded(t
             await client.publish(producer, [b"x" * 10_000], sequence=number)
         for _ in range(2):
             clock.advance(100)
-            await broker.lifetimes.round()
+            await broker._lifetimes.round()
             await client.publish(producer, [b"x" * 10_000], sequence=(await client.fetch()).end_offset)
         clock.advance(100)
-        await broker.lifetimes.round()
+        await broker._lifetimes.round()
         busy = client_of(broker, "busy")
         await busy.create()
         await broker.policies.set(ANONYMOUS, busy.topic, {"retention_s": 10})
         for round_ in range(5):
             await filled(busy, 20, first=round_ * 20)
             clock.advance(100)
-            await broker.lifetimes.round()
-        await broker.tiers.trim()
+            await broker._lifetimes.round()
+        await broker._tiers.trim()
         assert broker._writer.stored_bytes < 4 * WAL.file_bytes
         assert await keys(settings["objects"]) == []
     async with open_broker(tmp_path, **settings) as broker:
@@ -122,7 +123,7 @@ async def expired_at_once(broker, clock: ManualClock) -> None:
     await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 10})
     await filled(client, 5)
     clock.advance(100)
-    await broker.lifetimes.round()
+    await broker._lifetimes.round()
     assert (await client.fetch()).start_offset == 500
 
 
@@ -179,11 +180,11 @@ async def test_a_topic_whose_deletion_was_cut_short_leaves_the_catalog(tmp_path:
         await broker._registry._store.transact([], writes)
     async with open_broker(tmp_path, **settings) as broker:
         assert len(await keys(settings["objects"])) == 1
-        await broker.tiers._collect(orphans=True)
+        await broker._tiers._collect(orphans=True)
         clock.advance(3601)
-        await broker.tiers._collect(orphans=True)
+        await broker._tiers._collect(orphans=True)
         assert await keys(settings["objects"]) == []
-        assert await broker.tiers.catalog.topics() == []
+        assert await broker._tiers.catalog.topics() == []
 
 
 async def test_an_owner_that_was_replaced_commits_nothing_and_stops_trying(tmp_path: Path, settings: dict):
@@ -193,13 +194,15 @@ async def test_an_owner_that_was_replaced_commits_nothing_and_stops_trying(tmp_p
         await client.create()
         await filled(client, 10)
         await upload_all(broker, trim=False)
-        (tier,) = broker.tiers.partitions.values()
-        other = Ownership(broker._registry._store, tier._ownership._ledger_ids, tier.topic_id, 0, "other")
+        (tier,) = broker._tiers.partitions.values()
+        other = Ownership(
+            broker._registry._store, tier._ownership._ledger_ids, tier.topic_id, 0, SoleMembership("other")
+        )
         await other.acquire()
         await filled(client, 10, first=10)
         before = len(await keys(objects))
         for _ in range(3):
-            await broker.tiers.uploader.round(everything=True)
+            await broker._tiers.uploader.round(everything=True)
         assert len(await keys(objects)) == before + 1, "one try, whose object is an orphan"
-        assert (await broker.tiers.catalog.find(tier.topic_id, 0, 1000)) is None
+        assert (await broker._tiers.catalog.find(tier.topic_id, 0, 1000)) is None
         assert other.uploaded_end == 1000

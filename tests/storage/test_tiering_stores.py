@@ -18,8 +18,8 @@ IMPATIENT = replace(SMALL, store_timeout_s=0.1, upload_interval_s=0.01)
 async def catalog_covers(broker, end: int) -> None:
     """The segments follow each other without a gap or an overlap."""
     offset = 0
-    (tier,) = broker.tiers.partitions.values()
-    async for page in broker.tiers.catalog.pages(tier.topic_id, 0):
+    (tier,) = broker._tiers.partitions.values()
+    async for page in broker._tiers.catalog.pages(tier.topic_id, 0):
         for segment in page:
             assert segment.first_offset == offset
             offset = segment.end_offset
@@ -34,14 +34,14 @@ async def test_uploads_recover_by_themselves_while_publishes_go_on(tmp_path: Pat
         await client.create()
         await filled(client, 20)
         objects.fault = fault
-        await broker.tiers.uploader.round(everything=True)
+        await broker._tiers.uploader.round(everything=True)
         if fault != "put twice":
-            assert broker.tiers.uploader.failure is not None
+            assert broker._tiers.uploader.failure is not None
         await filled(client, 25, first=20)  # what is tried again is more than what was tried
-        await broker.tiers.uploader.round(everything=True)
+        await broker._tiers.uploader.round(everything=True)
         objects.fault = "none"
         await upload_all(broker)
-        assert broker.tiers.uploader.failure is None
+        assert broker._tiers.uploader.failure is None
         await catalog_covers(broker, 4500)
         assert await everything(client) == list(range(4500))
 
@@ -51,7 +51,7 @@ async def test_the_running_broker_uploads_again_once_the_store_is_back(tmp_path:
     objects = FaultyObjectStore()
     objects.fault = "hanging"
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=IMPATIENT) as broker:
-        running = asyncio.create_task(broker.tiers.run())
+        running = asyncio.create_task(broker._tiers.run())
         client = BrokerClient(broker)
         await client.create()
         await filled(client, 20)
@@ -71,17 +71,17 @@ async def test_what_failed_puts_left_behind_is_collected_after_the_grace(tmp_pat
         await filled(client, 10)
         objects.fault = "put and failed"
         for _ in range(3):
-            await broker.tiers.uploader.round(everything=True)
+            await broker._tiers.uploader.round(everything=True)
         objects.fault = "none"
         await upload_all(broker)
         assert len(await keys(objects)) == 4
         clock.advance(3590)
-        await broker.tiers.collector.collect_orphans()
+        await broker._tiers.collector.collect_orphans()
         clock.advance(10**9)
         objects.fault = "stale"
-        assert (await broker.tiers.collector.collect_orphans()).deleted == 0
+        assert (await broker._tiers.collector.collect_orphans()).deleted == 0
         objects.fault = "none"
-        assert (await broker.tiers.collector.collect_orphans()).deleted == 3
+        assert (await broker._tiers.collector.collect_orphans()).deleted == 3
         assert await everything(client) == list(range(1000))
 
 
@@ -92,7 +92,7 @@ async def test_a_broker_closes_while_a_put_hangs(tmp_path: Path):
         await client.create()
         await filled(client, 10)
         objects.fault = "hanging"
-        uploading = broker._partitions._tasks.spawn(broker.tiers.uploader.round(everything=True), "upload")
+        uploading = broker._partitions._tasks.spawn(broker._tiers.uploader.round(everything=True), "upload")
         await objects.waiting.wait()
         await filled(client, 10, first=10)
         assert not uploading.done()
@@ -139,7 +139,7 @@ async def test_a_late_answer_counts_once(tmp_path: Path):
         await client.create()
         await filled(client, 20)
         objects.fault = "late"
-        uploading = asyncio.create_task(broker.tiers.uploader.round(everything=True))
+        uploading = asyncio.create_task(broker._tiers.uploader.round(everything=True))
         await objects.waiting.wait()
         await filled(client, 20, first=20)
         objects.fault = "none"
@@ -156,23 +156,23 @@ async def test_a_partition_whose_log_is_damaged_keeps_no_other_from_uploading(tm
         for client, batches in ((damaged, 5), (fine, 5), (quiet, 1)):
             await client.create()
             await filled(client, batches, size=0 if client is quiet else 100)
-        (first, *_) = broker.tiers.partitions.values()
+        (first, *_) = broker._tiers.partitions.values()
 
         async def read(*_):
             raise Corrupt("ledger 1 is damaged")
 
         monkeypatch.setattr(first, "read", read)
         await upload_all(broker)
-        waiting = [tier.waiting() for tier in broker.tiers.partitions.values()]
+        waiting = [tier.waiting() for tier in broker._tiers.partitions.values()]
         assert [one is None for one in waiting] == [False, True, True]
-        assert "damaged" in broker.tiers.uploader.unreadable[first.topic_id, 0][0].message
+        assert "damaged" in broker._tiers.uploader.unreadable[first.topic_id, 0][0].message
 
 
 async def test_a_full_log_empties_although_its_warm_cache_would_be_larger(tmp_path: Path):
     objects = FaultyObjectStore()
     tiering = replace(SMALL, log_bytes_max=1 << 20, log_keep_bytes=1 << 30, segment_bytes=1 << 30, segment_age_s=10**6)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering) as broker:
-        running = asyncio.create_task(broker.tiers.run())
+        running = asyncio.create_task(broker._tiers.run())
         client = BrokerClient(broker)
         await client.create()
         stored = 0

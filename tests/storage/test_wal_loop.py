@@ -53,8 +53,9 @@ class WatchedDisk(OsDisk):
         finally:
             self.free.set()
 
-    def create(self, path: Path) -> DiskFile:
-        return _WatchedFile(super().create(path), self) if path.suffix == ".log" else super().create(path)
+    def create(self, path: Path, *, private: bool = False) -> DiskFile:
+        file = super().create(path, private=private)
+        return _WatchedFile(file, self) if path.suffix == ".log" else file
 
 
 class _WatchedFile:

@@ -280,10 +280,10 @@ class _MarklessDisk:
     def __getattr__(self, name: str) -> object:
         return getattr(self.disk, name)
 
-    def create(self, path: Path) -> object:
+    def create(self, path: Path, *, private: bool = False) -> object:
         if path.name.startswith(DURABLE) and not self.takes_marks:
             raise OSError(errno.ENOSPC, "no room")
-        return self.disk.create(path)
+        return self.disk.create(path, private=private)
 
     def open(self, path: Path) -> object:
         found = self.disk.open(path)

@@ -37,8 +37,9 @@ class CountingDisk(OsDisk):
         finally:
             self.free.set()
 
-    def create(self, path: Path) -> DiskFile:
-        return _CountingFile(super().create(path), self) if path.suffix == ".log" else super().create(path)
+    def create(self, path: Path, *, private: bool = False) -> DiskFile:
+        file = super().create(path, private=private)
+        return _CountingFile(file, self) if path.suffix == ".log" else file
 
 
 class _CountingFile:

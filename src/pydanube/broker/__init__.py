@@ -1,13 +1,18 @@
 """OWNERSHIP. Each partition and subscription has one owner, and all listeners call one facade.
 
 Lives here      the facade (facade.py) and what every call passes: producers, publish checks, policies, statistics,
-                metrics, traces, listing in pages
+                metrics, traces, listing in pages, the status of the cluster
                 for clients without a connection of their own: topic addresses, shared producers, consumer sessions
                 dead_letters lists and redrives dead letters; message_reading reads single messages
+                leftovers lists and salvages what a broker has of partitions that others took over
+                visibility says what a caller may see; access_review asks again when rules change
+                peer_requests answers what only other brokers may ask
+                cluster/        the other brokers: who lives, who owns which partition, how to reach them
                 registry/       the namespaces, topics, subscriptions and producers that exist, and their records
                 partitions/     open partitions: publish, fetch, recovery, ownership, limits
                 subscriptions/  delivery to attached consumers, acks, redelivery, dead letters
                 schemas/        the schema registry, and the check of published payloads
+                security/       who callers are, and the rules of what they may do
                 lifecycle/      retention, time to live, deletion of topics
                 staging/        batches of Spark queries, staged and published all at once
                 tiering/        object storage: uploads, restore, administration

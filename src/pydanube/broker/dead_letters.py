@@ -1,7 +1,8 @@
 """Administration of dead letters: lists them, sends them back to the topics they came from (redrive), or drops them.
 
 The rules are in `model.dead_letters`. A redrive goes in steps of at most LETTERS_AT_ONCE letters of one partition:
-read, publish, and only then ack. `broker.subscriptions.dead_letters` is what writes dead letters.
+read, publish, and only then ack. Each step runs at the owner of that partition; what it sends to partitions of other
+brokers goes through their owners. `broker.subscriptions.dead_letters` is what writes dead letters.
 
 Invariants
     the steps of one dead letter topic run one after the other: two redrives at the same time send each letter once
@@ -13,11 +14,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
 
+from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.partitions.publish_queue import PublishDone, Published
@@ -25,7 +28,8 @@ from pydanube.broker.registry.registry import Registry
 from pydanube.broker.subscriptions.subscription import LiveSubscription
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
 from pydanube.codec.batch import encode
-from pydanube.core.access import Action, Authorizer, Principal
+from pydanube.codec.native import requests as wire
+from pydanube.core.access import ANONYMOUS, Action, Authorizer, Principal
 from pydanube.core.dispatch.ranges import runs
 from pydanube.model.dead_letters import (
     CANNOT_GO_BACK,
@@ -42,6 +46,7 @@ from pydanube.model.limits import MIB
 from pydanube.model.messages import StoredMessage
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
+from pydanube.model.security import subscription_resource
 from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.telemetry import get_logger
 
@@ -76,6 +81,10 @@ class LetterPublisher(Protocol):
     ) -> Producer: ...
 
     def publish(self, principal: Principal, producer: Producer, batch: memoryview, done: PublishDone) -> None: ...
+
+    async def publish_elsewhere(
+        self, principal: Principal, owner: str, topic: TopicName, partition: int, batch: memoryview
+    ) -> int: ...
 
 
 class LetterPage(NamedTuple):
@@ -116,12 +125,14 @@ class DeadLetters:
         subscriptions: Subscriptions,
         authorizer: Authorizer,
         publisher: LetterPublisher,
+        cluster: ClusterParts,
     ) -> None:
         self._registry = registry
         self._partitions = partitions
         self._subscriptions = subscriptions
         self._authorizer = authorizer
         self._publisher = publisher
+        self._cluster = cluster
         self._steps: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
         """By topic id. Without it, two redrives at the same time would send every letter twice."""
 
@@ -135,12 +146,20 @@ class DeadLetters:
         start: int = 0,
         count: int = 100,
         redriven: bool = False,
+        own_only: bool = False,
     ) -> LetterPage:
         """Return at most `count` messages of a dead letter topic from offset `start` on that remain.
 
-        With `redriven`, also those that were redriven or dropped. A message that is no dead letter is among them.
+        With `redriven`, also those that were redriven or dropped. A message that is no dead letter is among them. A
+        partition of another broker is read there, unless `own_only` is set, here and in other calls.
         """
         self._authorizer.check(principal, Action.READ, str(topic))
+        if not own_only and (owner := await self._elsewhere(topic, partition)) is not None:
+            request = wire.ListLetters(
+                topic=str(topic), partition=partition, start=start, letters_max=count, redriven=redriven
+            )
+            answer = await self._cluster.peers.request(owner, request, wire.LettersListed)
+            return LetterPage(answer.messages, None if answer.next_offset < 0 else answer.next_offset)
         owned = await self._stored(topic, partition)
         live = None if redriven else self._redrive_subscription(topic, owned)
         ranges = [(start, owned.stream.end_offset)] if live is None else live.backlog_ranges(start, count + 1)
@@ -157,6 +176,11 @@ class DeadLetters:
     async def get(self, principal: Principal, topic: TopicName, partition: int, offset: int) -> StoredMessage:
         """Return the message at one place, redriven or not. Raises NotFound."""
         self._authorizer.check(principal, Action.READ, str(topic))
+        if await self._elsewhere(topic, partition) is not None:
+            page = await self.listed(principal, topic, partition, offset, count=1, redriven=True)
+            if page.messages and page.messages[0].offset == offset:
+                return page.messages[0]
+            raise _missing(topic, partition, offset)
         owned = await self._stored(topic, partition)
         async with aclosing(self._read(owned, [(offset, offset + 1)])) as messages:
             async for message in messages:
@@ -172,21 +196,31 @@ class DeadLetters:
         partition: int,
         selection: LetterSelection,
         to: TopicName | None = None,
+        own_only: bool = False,
     ) -> RedriveStep:
         """Do one step of a redrive: send letters of one partition back to the topics they came from, or to another one.
 
         Raises an error that may pass later (Unavailable, Full) if it kept the step from doing anything, or if the
         letters were chosen by their offsets; those that were sent are acked all the same. Cancelled: some may have been
-        sent.
+        sent. With `own_only`, no other broker is asked to do the step.
         """
+        if not own_only and (owner := await self._other_owner(principal, topic, partition)) is not None:
+            return await self._forward(principal, owner, topic, partition, selection, to=to)
         step = await self._step(principal, topic, partition, selection, lambda some: self._send(principal, some, to))
         log.info("letters.redriven", topic=str(topic), partition=partition, letters=step.done, stayed=len(step.stayed))
         return step
 
     async def drop(
-        self, principal: Principal, topic: TopicName, partition: int, selection: LetterSelection
+        self,
+        principal: Principal,
+        topic: TopicName,
+        partition: int,
+        selection: LetterSelection,
+        own_only: bool = False,
     ) -> RedriveStep:
         """Do one step of giving letters up: ack them without sending them anywhere. They stay stored."""
+        if not own_only and (owner := await self._other_owner(principal, topic, partition)) is not None:
+            return await self._forward(principal, owner, topic, partition, selection, drop=True)
 
         async def nothing(letters: Sequence[StoredMessage]) -> Outcomes:
             return {one.offset: None for one in letters}
@@ -195,10 +229,54 @@ class DeadLetters:
         log.info("letters.dropped", topic=str(topic), partition=partition, letters=step.done)
         return step
 
+    async def _other_owner(self, principal: Principal, topic: TopicName, partition: int) -> str | None:
+        """Return the name of the other broker that owns a partition of the dead letter topic; None: there is none."""
+        self._check_redrive(principal, topic)
+        return await self._elsewhere(topic, partition)
+
+    def _check_redrive(self, principal: Principal, topic: TopicName) -> None:
+        """Raise Denied unless the principal may consume the subscription that notes which letters were redriven."""
+        self._authorizer.check(principal, Action.CONSUME, subscription_resource(str(topic), REDRIVE))
+
+    async def _elsewhere(self, topic: TopicName, partition: int) -> str | None:
+        await self._registry.refresh_topic(topic)
+        owner = self._cluster.other_owner(self._registry.topic(topic).topic_id, partition)
+        return None if owner is None else owner.name
+
+    async def _forward(
+        self,
+        principal: Principal,
+        owner: str,
+        topic: TopicName,
+        partition: int,
+        selection: LetterSelection,
+        to: TopicName | None = None,
+        drop: bool = False,
+    ) -> RedriveStep:
+        """Have the owner of the partition do one step for the principal, and return what it did. Where letters go is
+        read there, so the owner checks whether the principal may publish to it."""
+        request = wire.RedriveLetters(
+            topic=str(topic),
+            partition=partition,
+            offsets=list(selection.offsets),
+            start=selection.start,
+            end=-1 if selection.end is None else selection.end,
+            original_topic=selection.original_topic,
+            original_subscription=selection.original_subscription,
+            letters_max=selection.letters_max,
+            to=str(to or ""),
+            drop=drop,
+            own_only=True,
+            on_behalf=[] if principal == ANONYMOUS else [principal.type, principal.name, *principal.groups],
+        )
+        answer = await self._cluster.peers.request(owner, request, wire.LettersRedriven)
+        next_offset = None if answer.next_offset < 0 else answer.next_offset
+        return RedriveStep(answer.done, answer.stayed, next_offset, answer.remaining)
+
     async def _step(
         self, principal: Principal, topic: TopicName, partition: int, selection: LetterSelection, send: Send
     ) -> RedriveStep:
-        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        self._check_redrive(principal, topic)
         async with self._steps.setdefault(self._registry.topic(topic).topic_id, asyncio.Lock()):
             owned = await self._stored(topic, partition)
             chosen = await self._select(topic, owned, selection)
@@ -314,6 +392,10 @@ class DeadLetters:
         self, principal: Principal, destination: _Destination, letters: Sequence[StoredMessage]
     ) -> Outcomes:
         """Publish letters as one batch; if that is refused as Invalid, each alone: one of them may be the reason."""
+        topic_id = self._registry.topic(destination.topic).topic_id
+        owner = self._cluster.other_owner(topic_id, destination.partition)
+        if owner is not None:
+            return await _send_each(letters, partial(self._publish_elsewhere, principal, owner.name, destination))
         try:
             producer = await self._publisher.open_producer(
                 principal, destination.topic, destination.partition, "", 0, 0
@@ -321,15 +403,7 @@ class DeadLetters:
         except DanubeError as error:
             return {one.offset: error for one in letters}
         try:
-            refusal = await self._publish(principal, producer, letters)
-            if not isinstance(refusal, Invalid) or len(letters) == 1:
-                return {one.offset: refusal for one in letters}
-            outcomes: Outcomes = {}
-            obstacle: DanubeError | None = None
-            for one in letters:
-                outcomes[one.offset] = obstacle or await self._publish(principal, producer, [one])
-                obstacle = outcomes[one.offset] if _may_pass(outcomes[one.offset]) else None
-            return outcomes
+            return await _send_each(letters, partial(self._publish, principal, producer))
         finally:
             producer.close()
 
@@ -338,16 +412,7 @@ class DeadLetters:
     ) -> DanubeError | None:
         """Publish letters of one schema as one batch; return the error, or None once the topic has them."""
         try:
-            batch = encode(
-                [one.payload for one in letters],
-                keys=[one.key for one in letters] if any(one.key is not None for one in letters) else None,
-                attributes=[LetterHistory(one.attributes).redriven_attributes for one in letters],
-                publish_times=[one.publish_time for one in letters],
-                producer_id=producer.producer_id,
-                producer_epoch=producer.producer_epoch,
-                schema_id=letters[0].schema_id,
-                schema_version=letters[0].schema_version,
-            )
+            batch = _encode(letters, producer.producer_id, producer.producer_epoch)
         except Invalid as error:
             return error
         answered: asyncio.Future[Published | DanubeError] = asyncio.get_running_loop().create_future()
@@ -359,6 +424,17 @@ class DeadLetters:
         self._publisher.publish(principal, producer, memoryview(batch), done)
         outcome = await answered
         return outcome if isinstance(outcome, DanubeError) else None
+
+    async def _publish_elsewhere(
+        self, principal: Principal, owner: str, destination: _Destination, letters: Sequence[StoredMessage]
+    ) -> DanubeError | None:
+        """Like `_publish`, to a partition that another broker owns."""
+        try:
+            batch = memoryview(_encode(letters))
+            await self._publisher.publish_elsewhere(principal, owner, destination.topic, destination.partition, batch)
+        except DanubeError as error:
+            return error
+        return None
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -372,6 +448,35 @@ class DeadLetters:
 
 
 Send = Callable[[Sequence[StoredMessage]], Awaitable[Outcomes]]
+
+
+async def _send_each(
+    letters: Sequence[StoredMessage], publish: Callable[[Sequence[StoredMessage]], Awaitable[DanubeError | None]]
+) -> Outcomes:
+    """Publish the letters together, or each alone if they are refused together as Invalid."""
+    refusal = await publish(letters)
+    if not isinstance(refusal, Invalid) or len(letters) == 1:
+        return {one.offset: refusal for one in letters}
+    outcomes: Outcomes = {}
+    obstacle: DanubeError | None = None
+    for one in letters:
+        outcomes[one.offset] = obstacle or await publish([one])
+        obstacle = outcomes[one.offset] if _may_pass(outcomes[one.offset]) else None
+    return outcomes
+
+
+def _encode(letters: Sequence[StoredMessage], producer_id: int = 0, producer_epoch: int = 0) -> bytearray:
+    """Return the batch in which letters of one schema are sent back. Raises Invalid if they do not fit one."""
+    return encode(
+        [one.payload for one in letters],
+        keys=[one.key for one in letters] if any(one.key is not None for one in letters) else None,
+        attributes=[LetterHistory(one.attributes).redriven_attributes for one in letters],
+        publish_times=[one.publish_time for one in letters],
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        schema_id=letters[0].schema_id,
+        schema_version=letters[0].schema_version,
+    )
 
 
 def _may_pass(error: DanubeError | None) -> bool:

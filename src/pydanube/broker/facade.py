@@ -5,33 +5,53 @@ Each call names a principal, and the authorizer is asked before anything else ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, Final
 
+from pydanube.broker.cluster.compaction import MetadataCompaction
+from pydanube.broker.cluster.gathering import Gathering
+from pydanube.broker.cluster.membership import Membership
+from pydanube.broker.cluster.parts import ClusterParts, sole_cluster
+from pydanube.broker.cluster.routing import answer_inside, client_addresses
+from pydanube.broker.cluster.takeover import Takeover, no_cursors
 from pydanube.broker.lifecycle.expiration import Expiration
 from pydanube.broker.lifecycle.topic_deletion import TopicDeletion
 from pydanube.broker.lifecycle.truncation import truncate
+from pydanube.broker.partitions.broker_slices import BrokerSlices, SliceCounts, SliceSettings
+from pydanube.broker.partitions.draining import Draining
 from pydanube.broker.partitions.open_partitions import Partitions, PartitionSettings
+from pydanube.broker.partitions.own_partitions import OwnPartitions
 from pydanube.broker.partitions.partition import FetchResult
 from pydanube.broker.partitions.partition_table import PartitionTable
 from pydanube.broker.partitions.publish_queue import PublishDone
 from pydanube.broker.partitions.recovery import PartitionRecovery
+from pydanube.broker.partitions.stored_partition import StoredPartition
 from pydanube.broker.registry.policies import EffectivePolicies, broker_policies
 from pydanube.broker.registry.records import TopicRecord, version_of
-from pydanube.broker.registry.registry import Registry
+from pydanube.broker.registry.registry import Registry, RegistryListener
 from pydanube.broker.schemas.schemas import Schemas
+from pydanube.broker.security.administration import AccessAdministration
+from pydanube.broker.security.security import Security, SecurityParts
 from pydanube.broker.staging.staging import Staging
 from pydanube.broker.subscriptions.single_acks import SingleAcks
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
 from pydanube.broker.tiering.administration import StorageAdministration
 from pydanube.broker.tiering.object_storage import ObjectStorage, TieringSettings
 from pydanube.codec.batch import Batch, Codec
-from pydanube.core.access import BROKER, Action, Authorizer, Principal
+from pydanube.codec.native import requests as wire
+from pydanube.codec.native.conversions import start_of, topic_description
+from pydanube.core.access import BROKER, Action, Authorizer, Principal, visible_subscriptions
+from pydanube.core.access_rules import AccessRules
+from pydanube.metadata.following import Follower
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
-from pydanube.model.errors import AlreadyExists, DanubeError, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.cluster import BrokerSession, Network, is_inside
+from pydanube.model.errors import AlreadyExists, DanubeError, Invalid, NotFound, NotOwner, Refused, Unavailable
+from pydanube.model.leftovers import Loss
 from pydanube.model.metrics import MetricFamily
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
@@ -47,23 +67,35 @@ from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.cache import TailCache
+from pydanube.storage.slices import SliceWriter
 from pydanube.storage.wal import LogWriter
 from pydanube.version import __version__
 
+from .access_review import AccessReview
+from .cluster_status import ClusterStatus
 from .consumer_sessions import ConsumerSessions
 from .dead_letters import DeadLetters
 from .decompression import DecompressionBudget
+from .leftovers import Leftovers
 from .listing import Listing
 from .metric_families import MetricSources
 from .metrics import BrokerMetrics
+from .peer_requests import PeerRequests
 from .policies import PolicyAdministration
 from .producers import Access, Producer, Producers
 from .publish_checks import PayloadCheck, check_publishable
 from .shared_producers import SharedProducers
 from .statistics import Statistics
 from .topic_addresses import TopicAddresses
+from .visibility import Visibility
 
 log = get_logger(__name__)
+
+TELL_SECONDS: Final = 2.0
+"""How long a broker that stops tries to tell the others. While the metadata is away, it can give them nothing."""
+
+SEAL_SECONDS: Final = 5.0
+"""How long a broker that stops waits for its slices to count and to be sealed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +110,14 @@ class BrokerSettings:
     message_bytes_max: int
     fetch_bytes_max: int
     auto_create: bool
-    ack_level: AckLevel
+    ack_level: AckLevel | None
+    """Of topics that a first publish creates; None: the default."""
     offset_block: int
     remembered_max: int
     remembered_us: int
+    inside: tuple[Network, ...] = ()
+    """Networks whose clients are told the inside addresses of brokers."""
+    slices: SliceSettings = field(default_factory=SliceSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +137,18 @@ class BrokerParts:
     tiering: TieringSettings | None = None
     metadata_trouble: Callable[[], str] = str
     """Returns what is wrong with the disk of the metadata, in one sentence; empty while nothing is."""
+    cluster: ClusterParts | None = None
+    """Without it, this broker is no part of a cluster and owns every partition."""
+    follower: Follower | None = None
+    """Tells what other brokers change in the metadata; the caller runs it after `Broker.start`. A broker alone has
+    none."""
+    security: SecurityParts | None = None
+    """Without it, there is no authentication. With it, `authorizer` is its rules."""
 
 
-def _open_object_storage(parts: BrokerParts, open_partitions: PartitionTable, cluster: str) -> ObjectStorage | None:
+def _open_object_storage(
+    parts: BrokerParts, open_partitions: PartitionTable, cluster: str, membership: Membership
+) -> ObjectStorage | None:
     """Return the object storage of a broker that has one."""
     if parts.objects is None or parts.tiering is None:
         return None
@@ -117,6 +162,7 @@ def _open_object_storage(parts: BrokerParts, open_partitions: PartitionTable, cl
         parts.tasks,
         parts.tiering,
         cluster,
+        membership,
     )
 
 
@@ -127,58 +173,195 @@ class Broker:
         registry, writer, clock, authorizer = parts.registry, parts.writer, parts.clock, parts.authorizer
         self._registry = registry
         self._store = parts.store
+        self._clock = clock
+        self._tasks = parts.tasks
+        self._member_tasks: list[asyncio.Task[None]] = []
         self._writer = writer
         self._authorizer = authorizer
         self._settings = settings
         self._addresses = parts.addresses
         self._metadata_trouble = parts.metadata_trouble
         self._started_at = clock.now_us()
+        self._cluster = parts.cluster or sole_cluster(settings.node, parts.addresses)
+        self._gathering = gathering = Gathering(self._cluster)
+        self._visibility = Visibility(registry, authorizer, clock)
+        self.security = Security(parts.security, clock)
+        self.access = AccessAdministration(parts.security, clock)
         self.metrics = BrokerMetrics()
         self._cache = TailCache(settings.tail_bytes)
         open_partitions = PartitionTable()
-        self.tiers = _open_object_storage(parts, open_partitions, settings.cluster)
+        self._tiers = _open_object_storage(parts, open_partitions, settings.cluster, self._cluster.membership)
+        self._slices = self._open_slices(parts, settings)
         policies = EffectivePolicies(registry, broker_policies(settings.message_bytes_max, settings.remembered_us))
-        self._partitions = Partitions(
+        self._partitions = self._make_partitions(parts, settings, policies, open_partitions)
+        self.schemas = Schemas(parts.store, registry, self._partitions, authorizer, clock, parts.tasks, self.metrics)
+        self.addresses = TopicAddresses(registry, authorizer, settings.auto_create, self._first_publish_level)
+        self._producers = Producers(registry, self._partitions, self._cluster, authorizer)
+        self.policies = PolicyAdministration(registry, self._partitions, policies, authorizer)
+        self.decompression = DecompressionBudget()
+        """Must be asked before a compressed batch is passed to `publish`."""
+        self.subscriptions = Subscriptions(registry, self._partitions, authorizer, self.decompression, gathering)
+        self.dead_letters = DeadLetters(registry, self._partitions, self.subscriptions, authorizer, self, self._cluster)
+        self.single_acks = SingleAcks(registry, self._partitions, authorizer)
+        self.shared_producers = SharedProducers(self._producers, self.addresses, authorizer, clock, parts.tasks)
+        self.consumer_sessions = ConsumerSessions(registry, self.addresses, self.subscriptions, clock, parts.tasks)
+        self.statistics = Statistics(registry, self._partitions, authorizer, clock, gathering)
+        self.listing = Listing(registry, self.statistics, authorizer, clock)
+        self.storage = StorageAdministration(
             registry,
+            self._partitions,
+            authorizer,
             parts.store,
             writer,
-            PartitionRecovery(
-                writer,
-                self._cache,
-                settings.memory_topic_bytes,
-                settings.remembered_max,
-                self.tiers.history if self.tiers is not None else None,
-            ),
-            parts.tasks,
             clock,
-            settings.node,
+            parts.tasks,
+            self._tiers,
+            gathering,
+            self._slice_counts,
+        )
+        self._staging = self._open_staging(parts, self._tiers)
+        self._metric_sources = MetricSources(
+            self.metrics, registry, open_partitions, writer, self._cache, self._tiers, self._slice_counts
+        )
+        self._deletion = TopicDeletion(registry, self._partitions, writer, self._tiers, self._staging)
+        self.cluster = ClusterStatus(
+            registry,
+            self._partitions,
+            self._cluster,
+            authorizer,
+            parts.store,
+            clock,
+            settings.cluster,
+            self._started_at,
+            self._state,
+        )
+        self._takeover = Takeover(
+            registry,
+            parts.store,
+            self._cluster,
+            self._partitions.placement,
+            self._partitions.policies_of,
+            self._tiers.cursors_of if self._tiers is not None else no_cursors,
+            clock,
+        )
+        self.leftovers = Leftovers(registry, parts.store, writer, self._cluster, gathering, authorizer, self)
+        self._changing_level = asyncio.Lock()
+        self._lifetimes = Expiration(
+            registry, self._partitions, self.subscriptions, self._deletion, clock, self._cluster
+        )
+        self._compaction = MetadataCompaction(parts.store, self._cluster.membership, clock)
+        self.peer_requests = PeerRequests(authorizer, self.security, self._producers, self._lifetimes.unused)
+        self._review = AccessReview(authorizer, self._producers, self._partitions, clock, parts.tasks)
+        if isinstance(authorizer, AccessRules):
+            authorizer.on_changed = self._review.rules_changed
+        registry.subscribe(self._reactions())
+        self._follower = parts.follower
+        if self._follower is not None:
+            registry.follow(self._follower)
+            self.schemas.follow(self._follower)
+            self.security.follow(self._follower)
+
+    def _make_partitions(
+        self, parts: BrokerParts, settings: BrokerSettings, policies: EffectivePolicies, open_partitions: PartitionTable
+    ) -> Partitions:
+        recovery = PartitionRecovery(
+            parts.writer,
+            self._cache,
+            settings.memory_topic_bytes,
+            settings.remembered_max,
+            self._tiers.history if self._tiers is not None else None,
+            self._slices,
+        )
+        if self._slices is not None:
+            self._slices.on_sealed = self._slices_sealed
+        return Partitions(
+            parts.registry,
+            parts.store,
+            parts.writer,
+            recovery,
+            parts.tasks,
+            parts.clock,
+            self._cluster,
             PartitionSettings(settings.offset_block, settings.remembered_max),
             policies,
             lambda: self.address,
             open_partitions,
             self.metrics,
-            self.tiers,
+            self._tiers,
         )
-        self.schemas = Schemas(parts.store, registry, self._partitions, authorizer, clock, parts.tasks, self.metrics)
-        self.addresses = TopicAddresses(registry, authorizer, settings.auto_create, settings.ack_level)
-        self.producers = Producers(registry, self._partitions)
-        self.policies = PolicyAdministration(registry, self._partitions, policies, authorizer)
-        self.decompression = DecompressionBudget()
-        """Must be asked before a compressed batch is passed to `publish`."""
-        self.subscriptions = Subscriptions(registry, self._partitions, authorizer, self.decompression)
-        self.dead_letters = DeadLetters(registry, self._partitions, self.subscriptions, authorizer, self)
-        self.single_acks = SingleAcks(registry, self._partitions, authorizer)
-        self.shared_producers = SharedProducers(self.producers, self.addresses, authorizer, clock, parts.tasks)
-        self.consumer_sessions = ConsumerSessions(registry, self.addresses, self.subscriptions, clock, parts.tasks)
-        self.statistics = Statistics(registry, self._partitions, authorizer, clock)
-        self.listing = Listing(registry, self.statistics, authorizer, clock)
-        self.storage = StorageAdministration(
-            registry, self._partitions, authorizer, parts.store, writer, clock, parts.tasks, self.tiers
+
+    def _reactions(self) -> RegistryListener:
+        """Return what open partitions do when the registry changes, by this broker or by another one."""
+        return RegistryListener(
+            topic_changed=self._topic_changed,
+            topic_deleted=self._deletion.close,
+            subscription_changed=self.subscriptions.apply,
+            subscription_deleted=self.subscriptions.close_deleted,
+            namespace_changed=self.policies.apply_namespace,
+            access_taken=self._producers.access_taken,
+            producer_resumed=self._producers.producer_resumed,
+            ledger_dropped=lambda ledger_id: self._writer.forget({ledger_id}),
         )
-        self._staging = self._open_staging(parts, self.tiers)
-        self._metric_sources = MetricSources(self.metrics, registry, open_partitions, writer, self._cache, self.tiers)
-        self._deletion = TopicDeletion(registry, self._partitions, writer, self.tiers, self._staging)
-        self.lifetimes = Expiration(registry, self._partitions, self.subscriptions, self._deletion, clock)
+
+    def _topic_changed(self, topic: TopicName, former: TopicRecord | None, record: TopicRecord) -> None:
+        if former is not None and former.policies != record.policies:
+            self.policies.apply(topic)
+        if former is not None and former.binding != record.binding:
+            self.schemas.apply(topic)
+        if former is not None and former.ack_level != record.ack_level and former.topic_id == record.topic_id:
+            self._tasks.spawn(self._follow_ack_level(topic), f"ack level of {topic}")
+
+    async def _follow_ack_level(self, topic: TopicName) -> None:
+        """Open the partitions of a topic under the ack level that it has now. Cancelled or failed: the next opening of
+        each does it."""
+        try:
+            await self._open_under_new_level(topic, ())
+        except DanubeError as error:
+            log.warning("topic.ack_level_not_changed", topic=str(topic), error=error.message)
+
+    def _open_slices(self, parts: BrokerParts, settings: BrokerSettings) -> BrokerSlices | None:
+        """Return the slices of `stored` topics, which are in the object storage; None if there is none."""
+        if self._tiers is None:
+            return None
+        return BrokerSlices(
+            self._tiers.objects,
+            parts.store,
+            self._cluster.membership,
+            parts.writer,
+            parts.clock,
+            parts.tasks,
+            settings.slices,
+            self._tiers.settings.segment_bytes,
+        )
+
+    def _slice_counts(self) -> SliceCounts:
+        return self._slices.counts() if self._slices is not None else SliceCounts()
+
+    def _slices_sealed(self, writer: SliceWriter) -> None:
+        error = NotOwner("the slices of this broker were sealed by another one: look the partition's owner up again")
+        self._partitions.abandon_sliced(writer.incarnation, error)
+
+    async def _check_storable(self, config: TopicConfig) -> None:
+        """Raise Refused if a topic with this config cannot be kept by this broker's object store."""
+        if not config.reliable or config.ack_level is not AckLevel.STORED:
+            return
+        if self._slices is None:
+            raise Refused("this broker has no object storage, where `stored` topics are kept: set storage.url")
+        with suppress(Unavailable):  # then the topic waits for the store
+            await self._check_store()
+
+    async def _check_store(self) -> None:
+        """Raise Refused if the object store belongs to others, or cannot keep `stored` topics."""
+        assert self._slices is not None and self._tiers is not None
+        await self._tiers.check_ours()
+        await self._slices.check()
+
+    async def _check_slices(self) -> None:
+        """Check the store before the first topic needs it. Failed: it is checked again then."""
+        try:
+            await self._check_store()
+        except DanubeError as error:
+            log.warning("slices.unfit_store", error=error.message)
 
     def _open_staging(self, parts: BrokerParts, tiers: ObjectStorage | None) -> Staging | None:
         """Return the staged writes, whose stages are in the object storage; None if there is none."""
@@ -187,13 +370,14 @@ class Broker:
         return Staging(
             parts.registry,
             self._partitions,
-            self.producers,
+            self._producers,
             parts.authorizer,
             parts.store,
             parts.clock,
             tiers,
             self.decompression,
             self.schemas,
+            self._cluster,
         )
 
     @property
@@ -205,6 +389,11 @@ class Broker:
     def advertised(self) -> BrokerAddresses:
         """The addresses of all listeners that clients are told."""
         return self._addresses()
+
+    @property
+    def cluster_id(self) -> str:
+        """The name of the cluster. Every client is told it, and `node`, when it connects."""
+        return self._settings.cluster
 
     def describe(self, principal: Principal) -> BrokerDescription:
         self._authorizer.check(principal, Action.DESCRIBE, BROKER)
@@ -219,8 +408,10 @@ class Broker:
         )
 
     def metric_families(self, principal: Principal) -> list[MetricFamily]:
-        """Return the metrics of the broker as a whole; those of topics are in `statistics`."""
-        self._authorizer.check(principal, Action.DESCRIBE, BROKER)
+        """Return the metrics of the broker as a whole, none if the caller may not see that; those of topics are in
+        `statistics`."""
+        if not self._authorizer.allows(principal, Action.DESCRIBE, BROKER):
+            return []
         info = {"version": __version__, "node": self._settings.node, "cluster": self._settings.cluster}
         return self._metric_sources.families(info, self._started_at, not self.write_problems())
 
@@ -237,7 +428,11 @@ class Broker:
         """Return "ok", or the most serious of the broker's problems."""
         for problem in self.write_problems():
             return problem
-        return self._metadata_trouble() or (self.tiers.trouble if self.tiers is not None else "") or "ok"
+        return self._metadata_trouble() or self._storage_trouble() or "ok"
+
+    def _storage_trouble(self) -> str:
+        slices = self._slices.trouble if self._slices is not None else ""
+        return slices or (self._tiers.trouble if self._tiers is not None else "")
 
     @property
     def node(self) -> str:
@@ -251,12 +446,53 @@ class Broker:
         return self._staging
 
     async def start(self) -> None:
-        """Load the schema registry, and continue what was unfinished when the broker last stopped. Call this before the
+        """Load roles and schemas, and continue what was unfinished when the broker last stopped. Call this before the
         listeners open."""
+        if self._follower is not None:
+            await self._follower.list_added()
+        await self.security.load()
         await self.schemas.start()
         if self._staging is not None:
             await self._staging.start()
         self._partitions.log_released()
+        if self._slices is not None:
+            self._tasks.spawn(self._check_slices(), "store checking")
+
+    def joined(self) -> None:
+        """Begin the work of a broker of a cluster: open its partitions, place others, tell its load. Call this once it
+        has a session."""
+        assert not self._cluster.membership.is_alone
+        own = OwnPartitions(self._registry, self._partitions, self._cluster, self._clock)
+        self._member_tasks = [
+            self._tasks.spawn(own.run(), "own partitions opening"),
+            self._tasks.spawn(self._partitions.placement.run(), "partitions placing"),
+            self._tasks.spawn(self.cluster.run(), "load telling"),
+            self._tasks.spawn(self._takeover.run(), "partitions taking over"),
+            self._tasks.spawn(self.leftovers.tidy(), "leftovers tidying"),
+        ]
+
+    def background_work(self, lifetimes_interval_s: float) -> list[tuple[str, Coroutine[Any, Any, None]]]:
+        """Return what the broker does at intervals, each with a name, for the caller to run until it closes the
+        broker."""
+        assert self._tiers is not None
+        return [
+            ("object storage", self._tiers.run()),
+            ("lifetimes", self._lifetimes.run(lifetimes_interval_s)),
+            ("metadata compaction", self._compaction.run()),
+        ]
+
+    async def leave(self, seconds: float) -> None:
+        """Give the partitions that others can go on with to them, within this time. A broker alone has nothing to do.
+
+        Call this while the listeners are open: clients are told where to go. Cancelled: the rest is left as it is.
+        """
+        if not self._member_tasks:
+            return
+        self._member_tasks[0].cancel()  # open nothing more
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TELL_SECONDS):
+                await self.cluster.leave()
+        await Draining(self._partitions, self._clock).run(seconds)
 
     def drain(self) -> None:
         """Refuse, retryably, the publishes that a publish rate holds back, so that closing need not wait for them."""
@@ -267,11 +503,23 @@ class Broker:
 
     async def close(self) -> None:
         """Close the partitions cleanly, then upload what waits for object storage."""
+        for task in self._member_tasks:
+            task.cancel()
         if self._staging is not None:
             await self._staging.close()
         await self._partitions.close()
-        if self.tiers is not None:
-            await self.tiers.close()
+        await self._seal_slices()
+        if self._tiers is not None:
+            await self._tiers.close()
+
+    async def _seal_slices(self) -> None:
+        """End the slices of this broker, so that the brokers which take its partitions need not."""
+        if self._slices is not None:
+            try:
+                async with asyncio.timeout(SEAL_SECONDS):
+                    await self._slices.close()
+            except (TimeoutError, DanubeError) as error:
+                log.warning("slices.not_sealed", error=str(error))
 
     # -- namespaces ----------------------------------------------------------------------------------------------------
 
@@ -288,45 +536,171 @@ class Broker:
         log.info("namespace.deleted", namespace=namespace)
 
     async def list_namespaces(self, principal: Principal) -> list[str]:
-        self._authorizer.check(principal, Action.DESCRIBE, BROKER)
-        return self._registry.namespaces()
+        """Return the namespaces that the caller may see, and those of topics that it may see."""
+        return await self._visibility.namespaces(principal)
 
     # -- topics --------------------------------------------------------------------------------------------------------
 
-    async def create_topic(self, principal: Principal, topic: TopicName, config: TopicConfig) -> None:
+    async def create_topic(
+        self, principal: Principal, topic: TopicName, config: TopicConfig, choose_level: bool = False
+    ) -> None:
+        """Create a topic. With `choose_level` a reliable one gets the default ack level; see `_default_level`."""
         self._authorizer.check(principal, Action.CREATE, str(topic))
+        if choose_level and config.reliable:
+            config = replace(config, ack_level=await self._default_level())
+        await self._check_storable(config)
         await self._registry.create_topic(topic, config)
         log.info("topic.created", topic=str(topic), partitions=config.partitions, ack_level=str(config.ack_level))
+        await self._partitions.placement.place_quietly(topic)
+
+    async def _default_level(self) -> AckLevel:
+        """Return the ack level of a topic that was created without one: `stored` in a cluster, because there the
+        loss of a broker must not matter, and `durable` on a broker alone.
+
+        Where the object store cannot keep `stored` topics it is `durable`, with a warning. Raises Unavailable if that
+        cannot be told now.
+        """
+        if self._cluster.membership.is_alone or self._slices is None:
+            return AckLevel.DURABLE
+        try:
+            await self._slices.start()
+        except Refused as error:
+            log.warning("topic.not_stored", ack_level=str(AckLevel.DURABLE), error=error.message)
+            return AckLevel.DURABLE
+        return AckLevel.STORED
+
+    async def _first_publish_level(self) -> AckLevel:
+        """Return the ack level of a topic that a first publish creates."""
+        return self._settings.ack_level if self._settings.ack_level is not None else await self._default_level()
+
+    async def set_ack_level(
+        self, principal: Principal, topic: TopicName, level: AckLevel, own_only: bool = False
+    ) -> None:
+        """Change the ack level of a topic between `durable` and `stored`. On return every partition that has a broker
+        is open under the new level; others change when they are opened next.
+
+        Raises Refused if the topic or the level is of another kind, or the object store cannot keep `stored` topics.
+        Producers and consumers go on by themselves, as after `unload_topic`.
+        """
+        self._authorizer.check(principal, Action.ADMINISTER, str(topic))
+        await self._registry.refresh_topic(topic)
+        record = self._registry.topic(topic)
+        self._check_changeable(topic, record, level)
+        if level is AckLevel.STORED:
+            if self._slices is None:
+                raise Refused(f"topic {topic} cannot be stored: this broker has no object storage; set storage.url")
+            await self._slices.start()
+        await self._registry.set_ack_level(topic, level)
+        indexes = range(record.config().partition_count)
+        shares = self._gathering.shares(record.topic_id, indexes, own_only)
+        request = wire.SetAckLevel(topic=str(topic), ack_level=str(level), own_only=True)
+        changed = await self._gathering.change(
+            shares,
+            self._open_under_new_level(topic, shares.own),
+            dict.fromkeys(shares.others, request),
+            wire.Done,
+            lambda _: dict.fromkeys(indexes),
+        )
+        changed.done(f"changing the ack level of {topic} to {level}")
+
+    def _check_changeable(self, topic: TopicName, record: TopicRecord, level: AckLevel) -> None:
+        changeable = (AckLevel.DURABLE, AckLevel.STORED)
+        if level not in changeable:
+            raise Refused(f"the ack level of topic {topic} cannot become {level}: use durable or stored")
+        if not record.reliable:
+            raise Refused(f"topic {topic} is not reliable and stores nothing: it has no ack level that could change")
+        if record.config().ack_level not in changeable:
+            raise Refused(
+                f"the ack level of topic {topic} is {record.ack_level}, and only durable and stored can be changed: "
+                f"create another topic"
+            )
+
+    async def _open_under_new_level(self, topic: TopicName, indexes: Sequence[int]) -> dict[int, None]:
+        """Close the partitions of this broker that are open under another ack level than their topic has, and open them
+        again. Partitions that have no broker stay closed."""
+        async with self._changing_level:
+            record = self._registry.topic(topic)
+            level = record.config().ack_level
+            if any(one.ack_level is not level for one in self._open_stored(record.topic_id)):
+                partitions = await self._partitions.unload(topic)
+                log.info("topic.ack_level_changed", topic=str(topic), partitions=partitions, ack_level=str(level))
+        for index in indexes:
+            if self._partitions.routing.is_own(record.topic_id, index):
+                await self._partitions.get(topic, index)
+        return dict.fromkeys(indexes)
+
+    def _open_stored(self, topic_id: int) -> list[StoredPartition]:
+        return [one for one in self._partitions.open_of(topic_id) if isinstance(one, StoredPartition)]
+
+    async def take_over_topic(
+        self, principal: Principal, topic: TopicName, partition: int | None, accept_loss: bool
+    ) -> list[Loss]:
+        """Take over partitions that wait for a lost broker; return what was given up. See `Takeover.take`."""
+        self._authorizer.check(principal, Action.ADMINISTER, str(topic))
+        await self._registry.refresh_topic(topic)
+        return await self._takeover.take(topic, partition, accept_loss)
 
     async def grow_topic(self, principal: Principal, topic: TopicName, partitions: int, expected: str = "") -> None:
         """Add partitions to a partitioned topic; clients see them at their next lookup."""
         self._authorizer.check(principal, Action.ADMINISTER, str(topic))
         await self._registry.grow_topic(topic, partitions, expected)
         log.info("topic.grown", topic=str(topic), partitions=partitions)
+        await self._partitions.placement.place_quietly(topic)
 
-    async def unload_topic(self, principal: Principal, topic: TopicName) -> None:
-        """Close the partitions of a topic in an orderly way; each is opened again when it is used next.
+    async def unload_topic(self, principal: Principal, topic: TopicName, own_only: bool = False) -> None:
+        """Close the partitions of a topic in an orderly way; each is opened again when it is used next. With
+        `own_only`, here and in other calls, only those that this broker owns; otherwise the other owners are asked too.
 
         On return every publish is answered and every ack is synced. Producers and consumers get NotOwner, which makes
         native clients open them again; what was delivered and not acked is then redelivered.
         """
         self._authorizer.check(principal, Action.ADMINISTER, str(topic))
-        config = self._registry.topic(topic).config()
+        await self._registry.refresh_topic(topic)
+        record = self._registry.topic(topic)
+        config = record.config()
         if config.reliable and config.ack_level is AckLevel.MEMORY:
             raise Refused(
                 f"topic {topic} keeps its messages in memory only, and would lose them: it cannot be unloaded"
             )
         if config.reliable and self._writer.read_only is not None:
             raise self._writer.read_only
+        shares = self._gathering.shares(record.topic_id, range(config.partition_count), own_only)
+        request = wire.UnloadTopic(topic=str(topic), own_only=True)
+        unloaded = await self._gathering.change(
+            shares,
+            self._unload_own(topic, shares.own),
+            dict.fromkeys(shares.others, request),
+            wire.Done,
+            lambda _: dict.fromkeys(range(config.partition_count)),
+        )
+        unloaded.done(f"unloading {topic}")
+
+    async def _unload_own(self, topic: TopicName, own: Sequence[int]) -> dict[int, None]:
         partitions = await self._partitions.unload(topic)
         log.info("topic.unloaded", topic=str(topic), partitions=partitions)
+        return dict.fromkeys(own)
 
     async def truncate_topic(
-        self, principal: Principal, topic: TopicName, offsets: Mapping[int, int]
+        self, principal: Principal, topic: TopicName, offsets: Mapping[int, int], own_only: bool = False
     ) -> dict[int, int]:
-        """Delete everything before the offsets, by partition; durable on return. Return where each begins now."""
+        """Delete everything before the offsets, by partition; durable on return. Return where each begins now.
+
+        If an offset is past the end of its partition, nothing is deleted in the partitions of the same owner.
+        """
         self._authorizer.check(principal, Action.DELETE, str(topic))
-        return await truncate(self._registry, self._partitions, topic, offsets)
+        await self._registry.refresh_topic(topic)
+        if own_only or self._gathering.is_alone:
+            return await truncate(self._registry, self._partitions, topic, offsets)
+        shares = self._gathering.shares(self._registry.topic(topic).topic_id, offsets)
+        requests = {
+            broker: wire.TruncateTopic(
+                topic=str(topic), offsets=[(index, offsets[index]) for index in indexes], own_only=True
+            )
+            for broker, indexes in shares.others.items()
+        }
+        own = truncate(self._registry, self._partitions, topic, {index: offsets[index] for index in shares.own})
+        starts = await self._gathering.change(shares, own, requests, wire.Positions, lambda one: dict(one.positions))
+        return starts.done(f"truncating {topic}")
 
     async def delete_topic(self, principal: Principal, topic: TopicName, expected: str = "") -> None:
         """Delete a topic and everything in it; its producers and consumers get an error."""
@@ -334,52 +708,69 @@ class Broker:
         await self._deletion.remove(topic, expected)
 
     async def list_topics(self, principal: Principal, namespace: str | None = None) -> list[str]:
-        self._authorizer.check(principal, Action.DESCRIBE, BROKER if namespace is None else f"/{namespace}")
-        if namespace is not None:
-            self._registry.namespace(namespace)
-        return [str(name) for name in self._registry.topics(namespace)]
+        """Return the topics that the caller may see. A namespace that it may not see looks empty."""
+        return [str(name) for name in await self._visibility.topics(principal, namespace)]
 
-    async def describe_topic(self, principal: Principal, topic: TopicName) -> TopicDescription:
+    async def describe_topic(self, principal: Principal, topic: TopicName, own_only: bool = False) -> TopicDescription:
+        """Describe a topic and its partitions, as their owners see them. The `health` of a partition says so if its
+        owner does not answer."""
         self._authorizer.check(principal, Action.DESCRIBE, str(topic))
-        record = self._registry.topic(topic)
-        await self._partitions.open_all(topic)
-        partitions: list[PartitionDescription] = []
-        for index in range(record.config().partition_count):
-            try:
-                partitions.append((await self._partitions.get(topic, index)).describe(self.address))
-            except NotFound:
-                raise
-            except DanubeError as error:
-                partitions.append(PartitionDescription(index, self.address, 0, 0, 0, 0, 0, health=error.message))
-        subscriptions = sorted(self._registry.subscriptions(topic))
+        await self._registry.refresh_topic(topic)
+        record, gathering = self._registry.topic(topic), self._gathering
+        known = {one.index: one for one in self._partitions.routing.describe(topic, record)}
+        shares = gathering.shares(record.topic_id, known, own_only)
+        described = await gathering.read(
+            shares,
+            self._describe_own(topic, [known[index] for index in shares.own]),
+            dict.fromkeys(shares.others, wire.DescribeTopic(topic=str(topic), own_only=True)),
+            wire.Topic,
+            lambda answer: {one.index: one for one in topic_description(answer).partitions},
+        )
+        unknown = {index: replace(known[index], health=error.message) for index, error in described.missing.items()}
+        partitions = {**described.found, **unknown}
         return TopicDescription(
             str(topic),
             record.topic_id,
             record.config(),
-            partitions,
-            subscriptions,
-            [self.advertised],
+            [partitions[index] for index in sorted(partitions)],
+            sorted(visible_subscriptions(self._authorizer, principal, str(topic), self._registry.subscriptions(topic))),
+            self._partitions.routing.brokers(),
             version_of(record),
         )
 
+    async def _describe_own(
+        self, topic: TopicName, own: Sequence[PartitionDescription]
+    ) -> dict[int, PartitionDescription]:
+        await self._partitions.open_all(topic, [one.index for one in own])
+        described: dict[int, PartitionDescription] = {}
+        for known in own:
+            try:
+                described[known.index] = (await self._partitions.get(topic, known.index)).describe(known.owner)
+            except NotFound:
+                raise
+            except DanubeError as error:
+                described[known.index] = replace(known, health=error.message)
+        return described
+
     async def lookup(self, principal: Principal, topic: TopicName, create: bool) -> TopicDescription:
-        """Return who owns the partitions, without opening them.
+        """Return who owns the partitions, without opening them, and the addresses of all living brokers. In a cluster,
+        partitions that have no broker are placed first.
 
         With `create`, an unknown topic is created if the setting `topics.auto_create` allows it.
         """
         self._authorizer.check(principal, Action.DESCRIBE, str(topic))
-        record = self._registry.find_topic(topic)
+        record = await self._registry.refresh_topic(topic)
         if record is None and create and self._settings.auto_create:
             record = await self._auto_create(principal, topic)
         record = record or self._registry.topic(topic)
-        partitions = [
-            PartitionDescription(index, self.address, 0, 0, 0, 0, 0) for index in range(record.config().partition_count)
-        ]
-        return TopicDescription(str(topic), record.topic_id, record.config(), partitions, brokers=[self.advertised])
+        await self._partitions.placement.place_quietly(topic)
+        partitions = self._partitions.routing.describe(topic, record)
+        brokers = self._partitions.routing.brokers()
+        return TopicDescription(str(topic), record.topic_id, record.config(), partitions, brokers=brokers)
 
     async def _auto_create(self, principal: Principal, topic: TopicName) -> TopicRecord | None:
         with suppress(AlreadyExists):  # two producers looked the topic up at the same time
-            await self.create_topic(principal, topic, TopicConfig(ack_level=self._settings.ack_level))
+            await self.create_topic(principal, topic, TopicConfig(ack_level=await self._first_publish_level()))
         return self._registry.find_topic(topic)
 
     # -- publishing ----------------------------------------------------------------------------------------------------
@@ -400,11 +791,43 @@ class Broker:
         A producer that names a subject asks `schemas.choose` first.
         """
         self._authorizer.check(principal, Action.PRODUCE, str(topic))
-        return await self.producers.open(topic, partition, name, producer_id, producer_epoch, access, opener)
+        return await self._producers.open(
+            principal, topic, partition, name, producer_id, producer_epoch, access, opener
+        )
+
+    async def open_forwarder(self, principal: Principal, topic: TopicName, partition: int) -> Producer:
+        """Open a handle for batches that another broker forwards: each is signed by its own producer, which that broker
+        has checked. So only brokers may do that."""
+        self.check_is_peer(principal)
+        return await self._producers.open_forwarder(principal, topic, partition)
+
+    def note_client(self, address: str) -> None:
+        """Have the task that calls this tell a client of this IP address the addresses of brokers that it can reach:
+        those of its own network, if it is in one of the networks `inside`. Other brokers, which pass on what they are
+        told, give no address."""
+        if self._settings.inside:
+            answer_inside(is_inside(address, self._settings.inside))
+
+    def told_addresses(self, session: BrokerSession | None = None) -> BrokerAddresses:
+        """Return the addresses of a broker, without one of this broker, as the client is told them which this task
+        answers."""
+        return client_addresses(session or self._cluster.membership.session)
+
+    def review_access(self) -> None:
+        """Ask soon whether open producers and consumers may go on: a client has shown other credentials."""
+        self._review.rules_changed()
+
+    def check_is_peer(self, principal: Principal) -> None:
+        """Raise Denied if the caller is not a broker of this cluster."""
+        self.peer_requests.check(principal)
 
     def check_may_publish(self, principal: Principal, topic: TopicName) -> None:
         """Raise Denied if the principal may not publish to the topic, before anything is done for its producer."""
         self._authorizer.check(principal, Action.PRODUCE, str(topic))
+
+    def check_may_read(self, principal: Principal, topic: TopicName) -> None:
+        """Raise Denied if the principal may not read the topic, before a stream of it is begun."""
+        self._authorizer.check(principal, Action.READ, str(topic))
 
     def publish(self, principal: Principal, producer: Producer, batch: memoryview, done: PublishDone) -> None:
         """Take one batch. `done` is called exactly once with the outcome, now or when the ack level is reached.
@@ -424,17 +847,71 @@ class Broker:
             refuse = partial(self.metrics.refuse, done)
             partition.intake.submit(producer, opened, check, partial(partition.publish, opened, done), refuse)
 
+    def other_owner(self, topic: TopicName, partition: int) -> BrokerSession | None:
+        """Return the living broker that owns a partition, if that is another one than this."""
+        return self._cluster.other_owner(self._registry.topic(topic).topic_id, partition)
+
+    async def owner_elsewhere(self, principal: Principal, topic: TopicName, partition: int) -> BrokerSession | None:
+        """Return the other broker that clients of a partition are sent to; None: this one. A partition that has no
+        broker is placed first."""
+        self._authorizer.check(principal, Action.DESCRIBE, str(topic))
+        await self._partitions.placement.place_quietly(topic)
+        return self.other_owner(topic, partition)
+
+    def own_partitions(self, topic: TopicName) -> list[int]:
+        """Return the partitions of a topic that this broker serves. Raises NotOwner, with the address of an owner, if
+        they are all of other brokers, and Unavailable if none of them has one."""
+        record, routing = self._registry.topic(topic), self._partitions.routing
+        owners = routing.owners_of(record)
+        own = [index for index, owner in enumerate(owners) if owner is not None and owner.name == self.node]
+        if not own:
+            first = next((index for index, owner in enumerate(owners) if owner is not None), 0)
+            routing.check_own(topic, record, first)
+        return own
+
+    def http_address_of(self, native: str) -> str:
+        """Return the address of the HTTP listener of the living broker with this native address; empty if there is no
+        such broker, or it has none."""
+        living = self._cluster.membership.sessions()
+        known = (addresses for one in living for addresses in (one.addresses, one.inside))
+        return next((addresses.http for addresses in known if addresses.native == native), "")
+
+    def owner_names(self, principal: Principal, topic: TopicName) -> list[str]:
+        """Return the name of the owner of each partition of a topic; empty: it has none at this moment."""
+        self._authorizer.check(principal, Action.DESCRIBE, str(topic))
+        owners = self._partitions.routing.owners_of(self._registry.topic(topic))
+        return ["" if one is None else one.name for one in owners]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this broker is no part of a cluster."""
+        return self._cluster.membership.is_alone
+
+    async def publish_elsewhere(
+        self, principal: Principal, owner: str, topic: TopicName, partition: int, batch: memoryview
+    ) -> int:
+        """Have the broker named `owner` append a batch to a partition that it owns, and return the first offset.
+
+        It checks the batch as if a client had sent it there. Cancelled or Unavailable: it may have been appended.
+        """
+        self._authorizer.check(principal, Action.PRODUCE, str(topic))
+        return (await self._cluster.peers.publish(owner, topic, partition, batch)).base_offset
+
     def _check_batch(self, producer: Producer, view: memoryview) -> tuple[Batch, PayloadCheck | None]:
         """Return the batch, and the check of its payloads that remains to be done, if any."""
         if producer.fenced is not None:
             raise producer.fenced
         batch = Batch.open(view)
         header = batch.header
-        if header.producer_id != producer.producer_id or header.producer_epoch != producer.producer_epoch:
+        if (
+            header.producer_id != producer.producer_id or header.producer_epoch != producer.producer_epoch
+        ) and not producer.forwards:
             raise Invalid(
                 f"the batch is signed by producer {header.producer_id} epoch {header.producer_epoch}, "
                 f"the handle by {producer.producer_id} epoch {producer.producer_epoch}"
             )
+        if producer.forwards and header.producer_id and self._producers.is_held(producer.partition.ownership.topic_id):
+            raise Refused(f"topic {producer.topic} has a producer with exclusive access: wait until it is closed")
         partition = producer.partition
         schema = partition.intake.schema if partition.intake is not None else None
         check = check_publishable(batch, producer.topic, partition.policies, schema, partition.index)
@@ -442,7 +919,7 @@ class Broker:
             raise Unavailable(
                 "the broker has more unwritten publishes than limits.pending_publish_bytes_max: try again"
             )
-        if self.tiers is not None and (full := self.tiers.refusal()) is not None:
+        if self._tiers is not None and (full := self._tiers.refusal()) is not None:
             raise full
         # The decompressed copy, which may be a thousand times larger, is not kept while the batch is in flight.
         return batch if header.codec is Codec.NONE else Batch.trust(view), check
@@ -470,6 +947,14 @@ class Broker:
         self._registry.check_same(topic, topic_id)  # a topic deleted during the read looks like a gap
         return fetched
 
-    async def find_offset(self, principal: Principal, topic: TopicName, partition: int, position: Position) -> int:
+    async def find_offset(
+        self, principal: Principal, topic: TopicName, partition: int, position: Position, own_only: bool = False
+    ) -> int:
         self._authorizer.check(principal, Action.READ, str(topic))
+        await self._registry.refresh_topic(topic)
+        topic_id = self._registry.topic(topic).topic_id
+        if (owner := self._gathering.elsewhere(topic_id, partition, own_only)) is not None:
+            start = start_of(position)
+            request = wire.FindOffset(topic=str(topic), partition=partition, position=start, own_only=True)
+            return (await self._gathering.forward(owner, request, wire.Offset)).offset
         return await (await self._partitions.get(topic, partition)).resolve(position)

@@ -5,9 +5,10 @@ Nothing here goes through topics or partitions one by one: the number of samples
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from pydanube.broker.partitions.broker_slices import SliceCounts
 from pydanube.broker.partitions.partition_table import PartitionTable
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.tiering.object_storage import ObjectStorage
@@ -37,7 +38,9 @@ class MetricSources:
         writer: LogWriter,
         cache: TailCache,
         tiers: ObjectStorage | None,
+        slice_counts: Callable[[], SliceCounts] = SliceCounts,
     ) -> None:
+        self._slice_counts = slice_counts
         self._metrics = metrics
         self._registry = registry
         self._open_partitions = open_partitions
@@ -149,6 +152,12 @@ class MetricSources:
         yield _gauge(f"{name}_waiting_bytes", "Bytes that are in the log only.", uploader.waiting_bytes)
         unreadable = len(uploader.unreadable)
         yield _gauge(f"{name}_unreadable_partitions", "Partitions whose log is damaged.", unreadable)
+        slices, name = self._slice_counts(), "danube_slice"
+        yield _counter(f"{name}_puts_total", "Puts of slices, failed ones too.", slices.puts)
+        yield _counter(f"{name}_bytes_total", "Bytes of slices that were put.", slices.put_bytes)
+        yield _counter(f"{name}_failures_total", "Failed puts of slices.", slices.put_failures)
+        yield _gauge(f"{name}_failing", "1 while slices cannot be put.", slices.is_failing)
+        yield _gauge(f"{name}_waiting_bytes", "Bytes that wait for the object store.", slices.waiting_bytes)
 
     def _listening(self) -> Iterable[MetricFamily]:
         name, listeners = "danube_connections", self._metrics.listeners

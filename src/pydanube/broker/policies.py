@@ -54,14 +54,12 @@ class PolicyAdministration:
         """
         if isinstance(target, TopicName):
             self._authorizer.check(principal, Action.ADMINISTER, str(target))
+            await self._registry.refresh_topic(target)
             self._check_reliable(target, changes)
             await self._registry.set_topic_policies(target, changes, expected)
-            self._apply(target)
         else:
             self._authorizer.check(principal, Action.ADMINISTER, f"/{target}")
             await self._registry.set_namespace_policies(target, changes, expected)
-            for topic in self._registry.topics(target):
-                self._apply(topic)
         log.info("policies.changed", target=str(target), **changes)
         return self._report(target)
 
@@ -75,6 +73,10 @@ class PolicyAdministration:
     async def get(self, principal: Principal, target: TopicName | str) -> PolicyReport:
         resource = str(target) if isinstance(target, TopicName) else f"/{target}"
         self._authorizer.check(principal, Action.DESCRIBE, resource)
+        if isinstance(target, TopicName):
+            await self._registry.refresh_topic(target)
+        else:
+            await self._registry.refresh_namespace(target)
         return self._report(target)
 
     def _report(self, target: TopicName | str) -> PolicyReport:
@@ -84,7 +86,16 @@ class PolicyAdministration:
         namespace = self._registry.namespace(target)
         return PolicyReport(namespace.own_policies(), self._effective.of_namespace(target), version_of(namespace))
 
-    def _apply(self, topic: TopicName) -> None:
+    def apply(self, topic: TopicName) -> None:
+        """Have the open partitions of a topic use its policies, which have changed here or at another broker."""
+        if self._registry.find_topic(topic) is None:
+            return
         effective = self._effective.of_topic(topic)
         for partition in self._partitions.open_of(self._registry.topic(topic).topic_id):
             partition.set_policies(effective)
+
+    def apply_namespace(self, namespace: str) -> None:
+        """Have the open partitions of a namespace use its policies, which have changed here or at another broker."""
+        for topic in self._registry.topics(namespace):
+            if self._partitions.of(topic):
+                self.apply(topic)

@@ -6,7 +6,7 @@ message.
 
 Invariants
     a producer that nothing was heard of for SILENT_S is not open, and counts against no limit
-    a producer id is accepted only together with the topic and the name that it is the hash of
+    a producer id is accepted only from the principal, and with the topic and the name, that it is the hash of
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import asyncio
 from typing import Final
 
 from pydanube.core.access import Action, Authorizer, Principal
-from pydanube.model.errors import Unavailable
+from pydanube.model.errors import Denied, Unavailable
 from pydanube.model.names import TopicAddress
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
@@ -70,8 +70,8 @@ class SharedProducers:
     ) -> SharedProducer:
         """Open a producer, or return the one that is open under this name."""
         self._authorizer.check(principal, Action.PRODUCE, str(place.topic))
-        number = shared_id(address.text, name)
-        producer = await self._producers.open_shared(place.topic, place.partition, name, number, exclusive)
+        number = shared_id(address.text, name, principal.owner_id)
+        producer = await self._producers.open_shared(principal, place.topic, place.partition, name, number, exclusive)
         found = self._open.get(number)
         if found is None or found.producer is not producer:
             found = SharedProducer(address.text, name, producer)
@@ -83,11 +83,13 @@ class SharedProducers:
 
     def find(self, principal: Principal, producer_id: int, address: str, name: str) -> SharedProducer | None:
         """Return the open producer for a message that names this id, this address and, if it is not empty, this name;
-        None: call `reopen`."""
+        None: call `reopen`. Raises Denied for a producer of another principal."""
         found = self._open.get(producer_id)
         if found is None or found.address != address or not found.is_open or name not in (found.name, ""):
             return None
         self._authorizer.check(principal, Action.PRODUCE, found.producer.topic)
+        if found.producer.principal.id != principal.id:
+            raise Denied(f"producer {producer_id} does not belong to {principal.id}: create one")
         found.heard_at = self._clock.monotonic()
         return found
 
@@ -95,7 +97,7 @@ class SharedProducers:
         """Open the producer of a client that has an id from before. Raises Unavailable for an id that is not that of
         the name at the address, and NotFound if the topic does not exist any more."""
         place = self._addresses.get(parsed := TopicAddress.parse(address))
-        if producer_id != shared_id(address, name):
+        if producer_id != shared_id(address, name, principal.owner_id):
             raise Unavailable(f"producer {producer_id} is not {name!r} on {address}: create the producer again")
         return await self.open(principal, parsed, place, name)
 

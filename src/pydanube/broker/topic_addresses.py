@@ -10,6 +10,7 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from pydanube.broker.registry.records import TopicRecord
@@ -33,10 +34,14 @@ class Place(NamedTuple):
     partition: int
 
 
+ChooseLevel = Callable[[], Awaitable[AckLevel]]
+
+
 class TopicAddresses:
     """Resolves addresses. `find` and `get` ask no authorizer: they come before calls that do."""
 
-    def __init__(self, registry: Registry, authorizer: Authorizer, auto_create: bool, ack_level: AckLevel) -> None:
+    def __init__(self, registry: Registry, authorizer: Authorizer, auto_create: bool, ack_level: ChooseLevel) -> None:
+        """`ack_level` returns that of topics which a first publish creates."""
         self._registry = registry
         self._authorizer = authorizer
         self._auto_create = auto_create
@@ -50,6 +55,16 @@ class TopicAddresses:
             return None
         return Place(address.base, address.partition) if address.partition < record.partitions else None
 
+    async def refresh(self, address: TopicAddress) -> None:
+        """In a cluster, ask the metadata about an address that this broker has not heard of yet: before `find`, `get`
+        and the others, which answer from memory."""
+        if self.find(address) is not None:
+            return
+        if address.topic is not None:
+            await self._registry.refresh_topic(address.topic)
+        if address.base is not None:
+            await self._registry.refresh_topic(address.base, address.partition)
+
     def get(self, address: TopicAddress) -> Place:
         """Return the partition that the address names. Raises NotFound."""
         place = self.find(address)
@@ -61,16 +76,23 @@ class TopicAddresses:
             )
         raise NotFound(f"topic {address} does not exist: a producer creates it, or `danube topics create`")
 
+    def resource(self, address: TopicAddress) -> str:
+        """Return the topic that rules of access name for the address: that of the partition, if it is one or would
+        become one."""
+        if address.topic is not None and (address.base is None or self._registry.find_topic(address.topic) is not None):
+            return str(address.topic)
+        return str(address.base)
+
     def check_exists(self, principal: Principal, address: TopicAddress) -> None:
         """Raise NotFound if the address names neither a topic nor a partition."""
-        self._authorizer.check(principal, Action.DESCRIBE, address.text)
+        self._authorizer.check(principal, Action.DESCRIBE, self.resource(address))
         if address.topic is None or self._registry.find_topic(address.topic) is None:
             self.get(address)
 
     def names(self, principal: Principal, address: TopicAddress) -> list[str]:
         """Return the names of the partitions: the address itself for a plain topic or a partition, and none for an
         unknown topic."""
-        self._authorizer.check(principal, Action.DESCRIBE, address.text)
+        self._authorizer.check(principal, Action.DESCRIBE, self.resource(address))
         if self.find(address) is not None:
             return [address.text]
         record = self._registry.find_topic(address.topic) if address.topic is not None else None
@@ -79,13 +101,15 @@ class TopicAddresses:
         return [address.topic.partition(index) for index in range(record.partitions)]
 
     async def ensure(self, principal: Principal, address: TopicAddress, reliable: bool) -> Place:
-        """Return the partition that the address names; create the topic, or add partitions, if `topics.auto_create`
+        """Return the partition that a producer addresses; create the topic, or add partitions, if `topics.auto_create`
         allows it.
 
         Raises AlreadyExists if the name is that of a topic of the other kind (plain or partitioned), and Refused if the
         topic has the other dispatch strategy. Cancelled: the topic may have been created or grown.
         """
+        self._authorizer.check(principal, Action.PRODUCE, self.resource(address))
         for _ in range(TRIES):
+            await self.refresh(address)
             place = self.find(address)
             if place is not None:
                 _check_dispatch(place.topic, self._registry.topic(place.topic), reliable)
@@ -105,7 +129,8 @@ class TopicAddresses:
         self._authorizer.check(principal, Action.CREATE, str(topic))
         partitions = address.partition + 1 if address.base is not None else 0
         if record is None:
-            config = TopicConfig(partitions, reliable, self._ack_level)
+            level = await self._ack_level() if reliable else AckLevel.MEMORY
+            config = TopicConfig(partitions, reliable, level)
             try:
                 await self._registry.create_topic(topic, config)
             except AlreadyExists:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from operator import add, attrgetter
 from typing import Any, Final
 
@@ -18,6 +18,18 @@ from pydanube.runtime.slices import Slices
 
 _NOT_SUMMED: Final = ("name", "type", "consumers", "backlog_bytes", "backlog_s")
 _SUMMED: Final = tuple(one.name for one in fields(SubscriptionSummary) if one.name not in _NOT_SUMMED)
+_ADDED: Final = (
+    "open_partitions",
+    "messages",
+    "stored_bytes",
+    "published",
+    "published_bytes",
+    "messages_per_s",
+    "bytes_per_s",
+    "unheard",
+    "throttled_s",
+    "schema_warnings",
+)
 _values_of: Final[Callable[[SubscriptionStatistics], tuple[Any, ...]]] = attrgetter(*_SUMMED)
 
 
@@ -30,7 +42,9 @@ async def summarize(
     slices: Slices,
 ) -> TopicSummary:
     """Return the summary of a topic with these open partitions. Pauses where that takes long."""
-    sums = dict.fromkeys(("messages", "stored_bytes", "published", "published_bytes", "unheard", "schema_warnings"), 0)
+    sums: dict[str, Any] = dict.fromkeys(
+        ("messages", "stored_bytes", "published", "published_bytes", "unheard", "schema_warnings"), 0
+    )
     producers, throttled_s, messages_per_s, bytes_per_s = 0, 0.0, 0.0, 0.0
     live: dict[str, list[tuple[Partition, LiveSubscription]]] = {}
     for partition in partitions:
@@ -63,6 +77,30 @@ async def summarize(
         bytes_per_s=bytes_per_s,
         subscriptions=[await _subscription(live[one], now_us, slices) for one in sorted(live)],
         **sums,
+    )
+
+
+def merge_summaries(own: TopicSummary, other: TopicSummary) -> TopicSummary:
+    """Return the sums of what two brokers have counted of one topic."""
+    subscriptions = {one.name: one for one in own.subscriptions}
+    for one in other.subscriptions:
+        known = subscriptions.get(one.name)
+        subscriptions[one.name] = one if known is None else _merge_subscriptions(known, one)
+    return replace(
+        own,
+        **{name: getattr(own, name) + getattr(other, name) for name in _ADDED},
+        producers=max(own.producers, other.producers),
+        subscriptions=[subscriptions[name] for name in sorted(subscriptions)],
+    )
+
+
+def _merge_subscriptions(own: SubscriptionSummary, other: SubscriptionSummary) -> SubscriptionSummary:
+    """Return the sums of one subscription on two brokers. Most consumers are attached to every partition."""
+    return replace(
+        own,
+        **{name: getattr(own, name) + getattr(other, name) for name in (*_SUMMED, "backlog_bytes")},
+        consumers=max(own.consumers, other.consumers),
+        backlog_s=max(own.backlog_s, other.backlog_s),
     )
 
 

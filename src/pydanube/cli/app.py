@@ -19,7 +19,9 @@ import click
 from pydanube.model.errors import DanubeError
 from pydanube.version import __version__
 
+from .credential_options import credential_options
 from .streams import silence_stdout
+from .tls_options import tls_file_options
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "serve": ("serve:serve", "Start a broker."),
@@ -35,11 +37,15 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "queries": ("queries:queries", "List, describe and forget queries that write by stages, such as Spark streams."),
     "pipeline": ("pipeline:pipeline", "Run, check and list Spark pipelines from YAML files."),
     "table": ("table:table_", "Land topics in Delta and Iceberg tables, exactly once, and look after the tables."),
-    "brokers": ("brokers:brokers", "List and describe brokers."),
+    "brokers": ("brokers:brokers", "List and describe brokers, and what they have left over."),
+    "cluster": ("cluster:cluster", "Show the cluster: its brokers, their partitions and their load."),
+    "auth": ("auth:auth", "Manage roles, bindings and API keys, and ask what one may do."),
     "storage": ("storage:storage", "Serve and look after object stores."),
     "metadata": ("metadata:metadata", "Move the metadata of a broker that is stopped."),
     "inspect": ("inspect:inspect", "Look into stored files without a broker."),
+    "profile": ("profile:profile", "Name brokers and their credentials, for --profile."),
     "config": ("config:config", "Show and check the configuration."),
+    "certs": ("certs:certs", "Create certificates for development."),
     "doctor": ("doctor:doctor", "Check whether this machine is ready for a broker."),
     "completion": ("completion:completion", "Print the script that completes commands in a shell."),
     "bench": ("bench.command:bench", "Measure throughput and latency, with baselines and an integrity check."),
@@ -97,12 +103,14 @@ Try it, in two terminals:
   danube consume /default/hello --from earliest --count 1
 
 \b
-Client commands talk to --url or DANUBE_URL, danube://127.0.0.1:6655 by default.
+Client commands talk to --url, --profile or DANUBE_URL, danube://127.0.0.1:6655 by default.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted; Ctrl-C ends consume, top, serve and pipeline run with 0.
 'danube COMMAND --help' teaches each command by example.""",
 )
 @click.version_option(__version__, "-V", "--version", prog_name="danube", message="%(prog)s %(version)s")
 @click.option("--url", help="Where the broker is, for commands that talk to one; also after the command.")
+@tls_file_options
+@credential_options
 def cli(url: str | None) -> None:  # read by the commands themselves
     """Publish/subscribe and streaming where an ack means synced and every batch is already columns."""
 

@@ -7,16 +7,18 @@ from typing import Any
 
 import click
 
+from pydanube.model.cluster import AWAY
+from pydanube.model.errors import Invalid
 from pydanube.model.positions import datetime_from_micros
 
 from .options import examples, json_option, url_option
-from .output import emit_json, fields, table
+from .output import emit_json, fields, size, table
 from .session import with_client
 
 
 @click.group(epilog=examples("danube brokers list\ndanube brokers describe --json"))
 def brokers() -> None:
-    """List and describe brokers."""
+    """List and describe brokers, and what they have left over."""
 
 
 def _describe(url: str) -> dict[str, Any]:
@@ -33,17 +35,48 @@ def _describe(url: str) -> dict[str, Any]:
     }
 
 
+def _list(url: str) -> list[dict[str, Any]]:
+    """Return the living brokers. A broker of an earlier release, which cannot describe a cluster, is the only one."""
+    try:
+        found = with_client(url, lambda client: client.describe_cluster())
+    except Invalid:
+        return [_describe(url)]
+    return [
+        {
+            "node": one.name,
+            "cluster": found.cluster,
+            "url": url if len(found.brokers) == 1 else f"danube://{one.addresses.native}",
+            "addresses": asdict(one.addresses),
+            "version": one.version,
+            "state": one.state,
+            "topics": found.topics,
+            "session": one.incarnation,
+            "zone": one.zone,
+            "partitions": one.partitions,
+            "messages_per_s": one.messages_per_s,
+            "bytes_per_s": one.bytes_per_s,
+            "started_at": datetime_from_micros(one.since).isoformat(),
+        }
+        for one in found.brokers
+        if one.state != AWAY
+    ]
+
+
 @brokers.command("list", epilog=examples("danube brokers list --json"))
 @url_option
 @json_option
 def list_(url: str, as_json: bool) -> None:
-    """List the brokers of the cluster; a standalone broker is the only one."""
-    found = _describe(url)
+    """List the living brokers of the cluster; a standalone broker is the only one.
+
+    Any broker of the cluster can be asked. `danube cluster status` shows brokers that are away, too.
+    """
+    found = _list(url)
     if as_json:
-        emit_json([found])
-    else:
-        del found["addresses"]  # `describe` shows them; four columns more would not fit a terminal
-        table(list(found), [list(found.values())], right=["topics"])
+        emit_json(found)
+        return
+    hidden = {"addresses", "session", "zone", "messages_per_s"}  # all of it would not fit a terminal
+    shown = [name for name in found[0] if name not in hidden]
+    table(shown, [[one[name] for name in shown] for one in found], right=["topics", "partitions", "bytes_per_s"])
 
 
 @brokers.command(
@@ -60,3 +93,39 @@ def describe(url: str, as_json: bool) -> None:
         addresses = found.pop("addresses")
         rows = [*found.items(), *((f"{listener} address", where or "none") for listener, where in addresses.items())]
         fields([(name.replace("_", " "), value) for name, value in rows])
+
+
+@brokers.command("leftovers", epilog=examples("danube brokers leftovers\ndanube brokers leftovers --broker broker-2"))
+@click.option("--broker", default="", help="Only of this broker.")
+@url_option
+@json_option
+def leftovers(broker: str, url: str, as_json: bool) -> None:
+    """List what brokers still have of partitions that others took over.
+
+    A broker that was away for too long keeps what it had not uploaded. `danube topics salvage` publishes it to another
+    topic, and drops it. Of a broker that is away, the offsets are those that were given up.
+    """
+    found = with_client(url, lambda client: client.leftovers(broker))
+    if as_json:
+        emit_json([asdict(one) for one in found])
+        return
+    if not found:
+        click.echo("no leftovers")
+        return
+    table(
+        ["topic", "partition", "broker", "first offset", "end offset", "stored", "taken over", "state"],
+        [
+            (
+                one.topic,
+                one.partition,
+                one.broker,
+                one.start_offset,
+                one.end_offset,
+                size(one.bytes),
+                datetime_from_micros(one.taken_at).isoformat(timespec="seconds"),
+                one.state,
+            )
+            for one in found
+        ],
+        right=["partition", "first offset", "end offset", "stored"],
+    )

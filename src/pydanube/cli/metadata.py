@@ -34,7 +34,7 @@ def metadata() -> None:
     epilog=examples(
         """
 danube metadata copy --from ./danube-data --to etcd://10.0.0.1,10.0.0.2,10.0.0.3/danube
-danube serve --data-dir ./danube-data --metadata etcd://10.0.0.1,10.0.0.2,10.0.0.3/danube      afterwards
+danube serve --data-dir ./danube-data --metadata etcd://10.0.0.1,10.0.0.2,10.0.0.3/danube --storage-url s3://bucket/danube
 danube metadata copy --from etcd://10.0.0.1/danube --to ./metadata.db                          back to a file
 """
     ),
@@ -81,5 +81,8 @@ def _show(copied: MetadataCopied, is_file: bool) -> None:
             ("copied", f"{plural(copied.keys, 'key')}, {size(copied.bytes)}, and compared"),
         ]
     )
-    option = "with metadata.path naming it" if is_file else f"--metadata {copied.target}"
-    note(f"start the broker on its data directory {option}; do not start it on {copied.source} any more")
+    option = "metadata.path naming this file" if is_file else f"--metadata {copied.target} and a --storage-url"
+    note(
+        f"start the broker on its data directory, under the name it has, with {option}; do not start it on "
+        f"{copied.source} any more"
+    )

@@ -15,7 +15,9 @@ from pydanube.model.schemas import parse_subject
 from pydanube.runtime.environment import DEFAULT_URL, URL_VARIABLE
 
 from . import message_format, values
+from .credential_options import choose_broker, credential_options
 from .streams import is_terminal
+from .tls_options import tls_file_options
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[Any]  # generic only in the later releases of click that we allow
@@ -69,17 +71,19 @@ REFERENCE: Final = Parsed("name=subject:version", values.schema_reference)
 VERSION: Final = Parsed("version", values.schema_version)
 POLICY: Final = Parsed("name=value", values.policy)
 POLICY_NAME: Final = Parsed("name", values.policy_name)
-ACK_LEVEL: Final = click.Choice(["durable", "written", "memory"])
+ACK_LEVEL: Final = click.Choice(["durable", "stored", "written", "memory"])
 SUBSCRIPTION_TYPE: Final = click.Choice(["exclusive", "shared", "failover", "key-shared"])
 COMPRESSION: Final = click.Choice(["none", "lz4", "zstd"])
 
 
 def _check_url(context: click.Context, _parameter: click.Parameter, url: str | None) -> str | None:
-    """Check the URL before connecting. `danube --url URL COMMAND` applies if COMMAND has no --url."""
+    """Choose the broker, and check its URL before connecting. `danube --url URL COMMAND` applies if COMMAND has no
+    --url, then --profile and what `credential_options` says."""
     from pydanube.client.connection.address import parse_servers
 
-    if context.get_parameter_source("url") is not click.core.ParameterSource.COMMANDLINE:
-        url = context.find_root().params.get("url") or url
+    is_given = context.get_parameter_source("url") is click.core.ParameterSource.COMMANDLINE
+    named = url if is_given else context.find_root().params.get("url")
+    url = choose_broker(context, named or None) or url
     try:
         if url is not None:
             parse_servers(url)
@@ -88,15 +92,23 @@ def _check_url(context: click.Context, _parameter: click.Parameter, url: str | N
     return url
 
 
-url_option = click.option(
+_plain_url_option = click.option(
     "--url",
     envvar=URL_VARIABLE,
     default=DEFAULT_URL,
     show_default=True,
     show_envvar=True,
     callback=_check_url,
-    help="Where the broker is: danube://HOST:PORT, or http://HOST:PORT of its HTTP listener.",
+    help="Where the broker is: danube://HOST:PORT, or http://HOST:PORT of its HTTP listener; danubes:// and https:// "
+    "with TLS.",
 )
+
+
+def url_option(command: Any) -> Any:
+    """Add to a command the options that tell where the broker is, as whom, and how connections are encrypted."""
+    return _plain_url_option(credential_options(tls_file_options(command)))
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of a table.")
 config_option = click.option(
     "--config",

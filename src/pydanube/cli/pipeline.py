@@ -14,6 +14,7 @@ import click
 
 from pydanube.model.errors import Invalid, Unavailable
 
+from .credential_options import choose_broker, credential_options, show_to_children
 from .options import Parsed, examples, json_option
 from .output import emit_json, fail, note, plural, table
 from .streams import is_terminal, need_stdout
@@ -42,9 +43,16 @@ def _master(text: str) -> str:
 
 
 file_argument = click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-url_option = click.option(
+_only_url_option = click.option(
     "--url", help="Where the broker is, instead of what the file says. Default: the file, DANUBE_URL."
 )
+
+
+def url_option(command: Any) -> Any:
+    """Add to a command the options that tell where the broker is, and as whom."""
+    return _only_url_option(credential_options(command))
+
+
 set_option = click.option(
     "--set",
     "variables",
@@ -241,7 +249,9 @@ def _given_url(url: str | None) -> str | None:
     """Return the broker of the command line, also that of `danube --url URL pipeline ...`; None: none was given."""
     from pydanube.client.connection.address import parse_servers
 
-    url = url or click.get_current_context().find_root().params.get("url")
+    context = click.get_current_context()
+    url = choose_broker(context, url or context.find_root().params.get("url"), named_only=True)
+    show_to_children()
     try:
         if url is not None:
             parse_servers(url)

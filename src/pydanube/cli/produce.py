@@ -370,7 +370,7 @@ async def _create(client: Client, wanted: ProduceOptions) -> None:
             str(wanted.topic),
             partitions=wanted.partitions or 0,
             reliable=not wanted.non_reliable,
-            ack_level=wanted.ack_level or "durable",
+            ack_level=wanted.ack_level,
         )
     except AlreadyExists:
         found = await client.describe_topic(str(wanted.topic))

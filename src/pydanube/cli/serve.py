@@ -23,7 +23,7 @@ danube serve                                    data in ./danube-data, on 127.0.
 danube serve --data-dir /var/lib/danube
 danube serve --port 0                           any free port; the readiness line says which
 danube serve --host 0.0.0.0 --config danube.toml
-danube serve --metadata etcd://10.0.0.1,10.0.0.2,10.0.0.3/danube
+danube serve --name a --metadata etcd://10.0.0.1,10.0.0.2,10.0.0.3/danube --storage-url s3://bucket/danube
 DANUBE_LOGGING_LEVEL=debug danube serve         'danube config show' lists every setting
 """
     )
@@ -32,6 +32,8 @@ DANUBE_LOGGING_LEVEL=debug danube serve         'danube config show' lists every
     "--data-dir", type=click.Path(path_type=Path, file_okay=False), help="Where data is kept.  [default: ./danube-data]"
 )
 @click.option("--metadata", metavar="URL", help="An etcd for the metadata: etcd://host:2379,host:2379/prefix.")
+@click.option("--storage-url", metavar="URL", help="Where history goes; brokers of one etcd share it.")
+@click.option("--name", help="The name of this broker, unique in its cluster.  [default: broker-1]")
 @click.option("--host", help="The address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=PORT, help="Native protocol; 0 chooses one.  [default: 6655]")
 @click.option("--grpc-port", type=PORT, help="Danube gRPC API (extra `grpc`).  [default: 6650]")
@@ -44,6 +46,8 @@ DANUBE_LOGGING_LEVEL=debug danube serve         'danube config show' lists every
 def serve(
     data_dir: Path | None,
     metadata: str | None,
+    storage_url: str | None,
+    name: str | None,
     host: str | None,
     port: int | None,
     grpc_port: int | None,
@@ -59,7 +63,7 @@ def serve(
     Needs no configuration. Prints one line on stdout when clients may come: "danube ready native=H:P grpc=H:P admin=H:P
     http=H:P", with port 0 for a listener that is off; logs go to stderr. SIGTERM, Ctrl-C and
     SIGHUP end it in order: what was published is answered and synced. A second SIGTERM or Ctrl-C ends it at once. Under
-    nohup SIGHUP stays ignored.
+    nohup SIGHUP stays ignored. With TLS, a SIGHUP that is not the end of the terminal reads the certificates again.
     """
     from pydanube.runtime import telemetry
     from pydanube.server import run
@@ -68,6 +72,8 @@ def serve(
     overrides = {
         "server.data_dir": data_dir,
         "metadata.url": metadata,
+        "storage.url": storage_url,
+        "server.name": name,
         "server.host": host,
         "server.port": port,
         "server.grpc_port": grpc_port,

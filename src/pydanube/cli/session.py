@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from .credential_options import chosen_credentials
+from .tls_options import tls_options
+
 if TYPE_CHECKING:
     from pydanube.client import Client
 
@@ -29,10 +32,12 @@ def with_client(url: str, work: Callable[[Client], Awaitable[T]], *, answer_seco
     """
     from pydanube.client import connect
 
+    chosen = {**chosen_credentials(), **tls_options()}
+
     async def connected() -> T:
-        async with connect(url, timeout=REACH_SECONDS):
+        async with connect(url, timeout=REACH_SECONDS, **chosen):
             pass  # the broker is reachable
-        async with connect(url, timeout=answer_seconds) as client:
+        async with connect(url, timeout=answer_seconds, **chosen) as client:
             return await work(client)
 
     try:

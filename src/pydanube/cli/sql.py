@@ -15,11 +15,13 @@ import click
 
 from pydanube.model.errors import DanubeError, Invalid
 
+from .credential_options import show_to_children
 from .options import examples, json_option, url_option
 from .output import fail, note, plural
 from .session import ANSWER_SECONDS, REACH_SECONDS
 from .sql_output import FORMATS, write_rows
 from .streams import is_terminal, need_stdout
+from .tls_options import spark_tls_options, tls_options
 
 if TYPE_CHECKING:
     import pyarrow
@@ -92,6 +94,7 @@ def sql(
     beside those of messages, another one the payload as bytes. The query sees all messages that are stored when it
     starts. Filters on partition, offset, append_time, publish_time and key are applied before messages are read.
     """
+    show_to_children()
     form = _form(form, as_json, output)
     text = _text(query, file)
     need_stdout()
@@ -101,7 +104,7 @@ def sql(
         fail(f"danube sql needs {error.name}, which is not installed: pip install 'pydanube[spark]'")
     parsed = parse_query(text)
     most = limit if limit is not None else TABLE_ROWS if form == "table" else 0
-    given = {"servers": url, "columns": columns, "onDecodeError": on_decode_error}
+    given = {"servers": url, "columns": columns, "onDecodeError": on_decode_error, **spark_tls_options()}
     options = {name: value for name, value in given.items() if value is not None}
     try:
         with _status() as say:
@@ -141,9 +144,9 @@ def _find_tables(query: Query, url: str, raw: bool, options: dict[str, str]) -> 
     from pydanube.client.blocking.client import connect_blocking
     from pydanube.spark.sql.topic_views import find_tables
 
-    with connect_blocking(url, timeout=REACH_SECONDS):
+    with connect_blocking(url, timeout=REACH_SECONDS, **tls_options()):
         pass  # the broker is reachable
-    with connect_blocking(url, timeout=ANSWER_SECONDS) as client:
+    with connect_blocking(url, timeout=ANSWER_SECONDS, **tls_options()) as client:
         return find_tables(client, query, raw=raw, options=options)
 
 

@@ -93,6 +93,9 @@ def _status(status: StorageStatus, total: PartitionUsage) -> list[tuple[str, obj
         ("log on disk", f"{size(status.log_bytes)}{limit}"),
         ("garbage", f"{plural(status.garbage, 'object')} to be deleted after the grace period"),
     ]
+    if status.slice_puts:
+        puts = f"{plural(status.slice_puts, 'put')}, {status.slice_puts_per_s:.1f}/s"
+        told.append(("slices", f"{puts}, {size(status.slice_waiting_bytes)} waiting"))
     return [*told, ("publishes", f"refused: {status.refusing}")] if status.refusing else told
 
 

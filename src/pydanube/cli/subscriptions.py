@@ -176,14 +176,22 @@ def describe(topic: TopicName, subscription: str, url: str, as_json: bool) -> No
         ]
     )
     click.echo()
-    table(
-        ["partition", "position", "lag", "acked ahead", "unacked", "consumer"],
-        [(p.partition, p.position, p.lag, p.acked_ahead, p.unacked, p.consumer or "none") for p in found.partitions],
-        right=["partition", "position", "lag", "acked ahead", "unacked"],
-    )
+    _places(found)
     if figures is not None and figures.consumers:
         click.echo()
         consumers(figures)
+
+
+def _places(found: SubscriptionDescription) -> None:
+    """Show a line for each partition; the health only if an owner does not answer."""
+    columns = ["partition", "position", "lag", "acked ahead", "unacked", "consumer"]
+    rows = [(p.partition, p.position, p.lag, p.acked_ahead, p.unacked, p.consumer or "none") for p in found.partitions]
+    right = ["partition", "position", "lag", "acked ahead", "unacked"]
+    if all(p.health == "ok" for p in found.partitions):
+        table(columns, rows, right=right)
+    else:
+        told = [(*row, p.health) for row, p in zip(rows, found.partitions, strict=True)]
+        table([*columns, "health"], told, right=right)
 
 
 def _as_dict(found: SubscriptionDescription, figures: SubscriptionStatistics | None) -> dict[str, Any]:
@@ -205,6 +213,7 @@ def _as_dict(found: SubscriptionDescription, figures: SubscriptionStatistics | N
                 "acked_ahead": place.acked_ahead,
                 "unacked": place.unacked,
                 "consumer": place.consumer,
+                "health": place.health,
             }
             for place in found.partitions
         ],

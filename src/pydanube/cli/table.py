@@ -12,6 +12,7 @@ from pydanube.model.errors import Refused
 from pydanube.model.names import TopicName
 from pydanube.model.positions import datetime_from_micros
 
+from .credential_options import show_to_children
 from .options import DURATION, POSITION, STORE_OPTION, SUBSCRIPTION, TOPIC, examples, json_option, url_option
 from .output import emit_json, plural, size, table
 from .storage_admin import SIZE
@@ -121,6 +122,7 @@ def land(topic: TopicName, place: str, url: str, master: str, as_json: bool, **g
     """
     from .table_landing import run_landing
 
+    show_to_children()
     run_landing(str(topic), place, url, master, as_json, given)
 
 
@@ -186,6 +188,7 @@ def lag(places: tuple[str, ...], url: str, as_json: bool) -> None:
 
     from .session import REACH_SECONDS
 
+    show_to_children()
     lags: list[dict[str, Any]] = []
     with BrokerQueries(url, REACH_SECONDS) as queries:
         for one in _find(places):

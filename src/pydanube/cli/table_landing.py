@@ -17,6 +17,7 @@ from .session import with_client
 from .spark_sessions import StopAfterBatch, quiet_session
 from .streams import is_terminal
 from .table import table_options
+from .tls_options import spark_tls_options
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -90,7 +91,7 @@ def _landing(topic: str, place: str, url: str, given: dict[str, Any]) -> Landing
 
 
 def _read_options(url: str, given: dict[str, Any]) -> dict[str, str]:
-    options = {"servers": url}
+    options = {"servers": url, **spark_tls_options()}
     if given["decode"]:
         options["decode"] = "schema"
     elif given["schema_version"] or given["on_decode_error"]:

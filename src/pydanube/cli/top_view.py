@@ -68,7 +68,7 @@ class Row:
 
     @property
     def health(self) -> str:
-        return self.topic.total.health if isinstance(self.topic, TopicTotals) else "ok"
+        return self.topic.total.health if isinstance(self.topic, TopicTotals) else self.topic.health
 
     def figure(self, name: str) -> float:
         return getattr(self.subscription, name) if self.subscription else 0

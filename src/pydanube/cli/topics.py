@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
+from pydanube.model.errors import Denied, Invalid
 from pydanube.model.limits import PARTITIONS_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.paging import TOPIC_NUMBERS, PageQuery
@@ -22,7 +25,7 @@ from .options import (
     url_option,
     yes_option,
 )
-from .output import emit_json, fields, size, table
+from .output import emit_json, fields, note, size, table
 from .paging import PageOptions, page_options
 from .policies import topic_policies
 from .schema_bindings import binding_dict, binding_text, find_binding
@@ -33,6 +36,9 @@ from .truncate import truncate
 if TYPE_CHECKING:
     from pydanube.client import Client
     from pydanube.model.schemas import Binding
+
+UNKNOWN: Final = "-"
+"""Stands in a table for what the owner of a partition has not told."""
 
 
 @click.group(
@@ -70,7 +76,11 @@ danube topics create /default/prices --non-reliable         never stored; who is
 @click.option(
     "--partitions", type=click.IntRange(min=0), default=0, show_default="non-partitioned", help="How many partitions."
 )
-@click.option("--ack-level", type=ACK_LEVEL, default="durable", show_default=True, help="What a publish ack promises.")
+@click.option(
+    "--ack-level",
+    type=ACK_LEVEL,
+    help="What a publish ack promises.  [default: stored in a cluster, durable on a broker alone]",
+)
 @click.option(
     "--reliable/--non-reliable", default=True, help="Keep messages until they are acked.  [default: reliable]"
 )
@@ -80,7 +90,7 @@ danube topics create /default/prices --non-reliable         never stored; who is
 def create(
     topic: TopicName,
     partitions: int,
-    ack_level: AckLevelName,
+    ack_level: AckLevelName | None,
     reliable: bool,
     if_not_exists: bool,
     url: str,
@@ -97,7 +107,8 @@ def create(
             if not if_not_exists:
                 raise
             there = (await client.describe_topic(str(topic))).config
-            if there != TopicConfig(partitions, reliable, AckLevel.parse(ack_level)):
+            level = there.ack_level if ack_level is None else AckLevel.parse(ack_level)
+            if there != TopicConfig(partitions, reliable, level):
                 kind = f"{there.partitions} partitions" if there.partitions else "non-partitioned"
                 how = f"reliable, {there.ack_level} acks" if there.reliable else "non-reliable"
                 click.echo(f"danube: {topic} was created with other settings: {kind}, {how}", err=True)
@@ -148,6 +159,97 @@ def unload(topic: TopicName, url: str, as_json: bool) -> None:
         click.echo(f"unloaded {topic}")
 
 
+@topics.command("set-ack-level", epilog=examples("danube topics set-ack-level /default/orders stored"))
+@click.argument("topic", type=TOPIC)
+@click.argument("ack_level", type=click.Choice(["durable", "stored"]))
+@url_option
+@json_option
+def set_ack_level(topic: TopicName, ack_level: Literal["durable", "stored"], url: str, as_json: bool) -> None:
+    """Change the ack level of a topic between durable and stored.
+
+    What is published from then on is acked under the new level. A topic that becomes stored is uploaded first, so that
+    any broker can take it over. Connected producers and consumers continue by themselves; messages that were delivered
+    and not acked come again.
+    """
+
+    async def change(client: Client) -> list[int]:
+        await client.set_ack_level(str(topic), ack_level)
+        described = await client.describe_topic(str(topic))
+        return [one.index for one in described.partitions if not one.owner]
+
+    waiting = with_client(url, change)
+    if as_json:
+        emit_json({"topic": str(topic), "ack_level": ack_level, "waiting": waiting})
+        return
+    click.echo(f"{topic} has the ack level {ack_level}")
+    if waiting:
+        listed = ", ".join(map(str, waiting))
+        note(f"without a broker now, and changed when theirs is back: partition {listed}")
+
+
+@topics.command(
+    "takeover",
+    epilog=examples(
+        """
+danube topics takeover /default/orders                      says what would be lost at most, and does nothing
+danube topics takeover /default/orders --partition 3 --accept-loss
+"""
+    ),
+)
+@click.argument("topic", type=TOPIC)
+@click.option("--partition", type=click.IntRange(min=0), help="Only this one.  [default: all that wait for a broker]")
+@click.option("--accept-loss", is_flag=True, help="Give up what the lost broker has not uploaded.")
+@url_option
+@json_option
+def takeover(topic: TopicName, partition: int | None, accept_loss: bool, url: str, as_json: bool) -> None:
+    """Take partitions over from a broker that is lost.
+
+    Partitions of durable and written topics wait for their broker, because only its disk has what was not uploaded.
+    This gives that up: another broker goes on, with offsets behind all that may have been given out. If the lost broker
+    returns, what it has is kept: see `danube brokers leftovers` and `danube topics salvage`.
+    """
+    lost = with_client(
+        url, lambda client: client.take_over_topic(str(topic), partition=partition, accept_loss=accept_loss)
+    )
+    if as_json:
+        emit_json([asdict(one) for one in lost])
+        return
+    for one in lost:
+        gone = "nothing is lost" if one.is_empty else f"offsets {one.start} to {one.end - 1} are given up"
+        click.echo(f"partition {one.partition} of {topic} was taken over from broker {one.broker}: {gone}")
+
+
+@topics.command(
+    "salvage",
+    epilog=examples(
+        """
+danube topics salvage /default/orders --partition 3 --to /default/salvaged
+danube topics salvage /default/orders --partition 3 --to /default/salvaged --drop
+"""
+    ),
+)
+@click.argument("topic", type=TOPIC)
+@click.option("--partition", type=click.IntRange(min=0), default=0, show_default=True, help="The partition.")
+@click.option("--to", type=TOPIC, required=True, help="The topic that the messages are published to; it must exist.")
+@click.option("--broker", default="", help="Whose leftovers; needed only if several brokers have some.")
+@click.option("--drop", is_flag=True, help="Drop the leftovers when they are published.")
+@url_option
+@json_option
+def salvage(topic: TopicName, partition: int, to: TopicName, broker: str, drop: bool, url: str, as_json: bool) -> None:
+    """Publish leftovers of a partition to another topic.
+
+    Each message says where it was, in the attributes x-original-topic, x-original-partition and x-original-offset.
+    Repeating this publishes nothing twice. See `danube brokers leftovers`.
+    """
+    published = with_client(
+        url, lambda client: client.salvage_topic(str(topic), partition, str(to), broker=broker, drop=drop)
+    )
+    if as_json:
+        emit_json({"topic": str(topic), "partition": partition, "to": str(to), "published": published, "dropped": drop})
+    else:
+        click.echo(f"published {published} messages to {to}" + (", and dropped the leftovers" if drop else ""))
+
+
 @topics.command(
     "list",
     epilog=examples(
@@ -193,12 +295,13 @@ async def _topic_names(client: Client, namespace: str | None, query: PageQuery) 
 def describe(topic: TopicName, url: str, as_json: bool) -> None:
     """Show a topic's partitions, offsets, size and subscriptions, and the schema that it carries."""
 
-    async def work(client: Client) -> tuple[TopicDescription, Binding | None]:
-        return await client.describe_topic(str(topic)), await find_binding(client, str(topic))
+    async def work(client: Client) -> tuple[TopicDescription, dict[str, str], Binding | None]:
+        found = await client.describe_topic(str(topic))
+        return found, await _broker_names(client), await find_binding(client, str(topic))
 
-    found, binding = with_client(url, work)
+    found, names, binding = with_client(url, work)
     if as_json:
-        emit_json(as_dict(found) | {"schema": None if binding is None else binding_dict(binding)})
+        emit_json(as_dict(found, names) | {"schema": None if binding is None else binding_dict(binding)})
         return
     fields(
         [
@@ -207,22 +310,25 @@ def describe(topic: TopicName, url: str, as_json: bool) -> None:
             ("partitions", found.config.partitions or "non-partitioned"),
             ("reliable", "yes" if found.config.reliable else "no"),
             ("ack level", found.config.ack_level if found.config.reliable else "none: nothing is stored"),
+            ("survives", found.config.ack_level.survives),
             ("subscriptions", ", ".join(found.subscriptions) or "none"),
             ("schema", "none" if binding is None else binding_text(binding)),
         ]
     )
     click.echo()
     table(
-        ["partition", "owner", "epoch", "first offset", "end offset", "messages", "stored", "health"],
+        ["partition", "owner", "address", "epoch", "first offset", "end offset", "messages", "stored", "health"],
         [
             (
                 p.index,
-                p.owner,
+                names.get(p.owner, UNKNOWN),
+                p.owner or UNKNOWN,
                 p.epoch,
-                p.start_offset,
-                p.end_offset,
-                p.messages,
-                size(p.stored_bytes),
+                *(
+                    (p.start_offset, p.end_offset, p.messages, size(p.stored_bytes))
+                    if p.is_known
+                    else (UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
+                ),
                 p.health,
             )
             for p in found.partitions
@@ -231,26 +337,39 @@ def describe(topic: TopicName, url: str, as_json: bool) -> None:
     )
 
 
-def as_dict(found: TopicDescription) -> dict[str, Any]:
+async def _broker_names(client: Client) -> dict[str, str]:
+    """Return the names of the living brokers, by the address that clients are told; none if they are not told."""
+    try:
+        described = await client.describe_cluster()
+    except (Invalid, Denied):  # a broker of an earlier release, or one that tells this user no more
+        return {}
+    return {one.addresses.native: one.name for one in described.brokers if one.addresses.native}
+
+
+def as_dict(found: TopicDescription, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the description as JSON. `names` are the brokers by address; what an owner has not told is null."""
     return {
         "topic": found.name,
         "id": found.topic_id,
         "partitions": found.config.partitions,
         "reliable": found.config.reliable,
         "ack_level": str(found.config.ack_level),
+        "survives": found.config.ack_level.survives,
         "subscriptions": found.subscriptions,
         "version": found.version,
         "partition_descriptions": [
             {
                 "partition": p.index,
+                "broker": names.get(p.owner),
                 "owner": p.owner,
                 "epoch": p.epoch,
-                "start_offset": p.start_offset,
-                "end_offset": p.end_offset,
-                "messages": p.messages,
-                "missing_offsets": p.missing_offsets,
-                "ledgers": p.ledgers,
-                "stored_bytes": p.stored_bytes,
+                "start_offset": p.start_offset if p.is_known else None,
+                "end_offset": p.end_offset if p.is_known else None,
+                "messages": p.messages if p.is_known else None,
+                "missing_offsets": p.missing_offsets if p.is_known else None,
+                "gaps": p.gaps.ranges if p.is_known else None,
+                "ledgers": p.ledgers if p.is_known else None,
+                "stored_bytes": p.stored_bytes if p.is_known else None,
                 "health": p.health,
             }
             for p in found.partitions

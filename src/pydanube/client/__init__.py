@@ -14,9 +14,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from pydanube.client.admin.access import Access
     from pydanube.client.admin.dead_letters import DeadLetter, DeadLetters, Redriven
     from pydanube.client.admin.schemas import Schemas
     from pydanube.client.blocking.client import (
+        BlockingAccess,
         BlockingClient,
         BlockingDeadLetters,
         BlockingProducer,
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from pydanube.client.producing.staged_writes import Stager
 
 __all__ = [
+    "Access",
+    "BlockingAccess",
     "BlockingClient",
     "BlockingConsumer",
     "BlockingDeadLetters",
@@ -60,6 +64,8 @@ __all__ = [
 ]
 
 _MODULES: Final = {
+    "Access": ".admin.access",
+    "BlockingAccess": ".blocking.client",
     "BlockingClient": ".blocking.client",
     "BlockingConsumer": ".blocking.streams",
     "BlockingDeadLetters": ".blocking.client",

@@ -1,19 +1,34 @@
-"""The keyword arguments of producers, consumers and readers, for the signatures that differ in the schema only.
+"""The keyword arguments of clients, producers, consumers and readers, for signatures that share them.
 
-What they mean is said by `Client.producer`, `Client.consumer` and `Client.reader`.
+What they mean is said by `connect`, `Client.producer`, `Client.consumer` and `Client.reader`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from os import PathLike
 from typing import Required, TypedDict
 
+from pydanube.client.connection.credentials import AnyToken
 from pydanube.client.positions import AnyPosition
 from pydanube.client.producing.partitioning import PartitionBy
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.topics import SubscriptionTypeName
 
 from .settings import AccessName, CompressionName
+
+
+class CredentialArguments(TypedDict, total=False):
+    token: AnyToken | None
+    api_key: AnyToken | None
+    token_file: str | PathLike[str] | None
+
+
+class ConnectArguments(CredentialArguments, total=False):
+    tls_ca_file: str | PathLike[str] | None
+    tls_cert_file: str | PathLike[str] | None
+    tls_key_file: str | PathLike[str] | None
+    tls_insecure_skip_verify: bool | None
 
 
 class ProducerArguments(TypedDict, total=False):

@@ -14,13 +14,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import replace
+from os import PathLike
 from typing import Any, TypeVar, Unpack, overload
 from weakref import WeakSet
 
+from pydanube.client.admin.access import Access
 from pydanube.client.admin.admin import Admin
 from pydanube.client.admin.dead_letters import DeadLetters
 from pydanube.client.admin.schemas import Schemas
 from pydanube.client.connection.address import Servers, parse_servers
+from pydanube.client.connection.credentials import AnyToken, ClientCredentials
 from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.connection.routing import Brokers
 from pydanube.client.consuming.consumer import Consumer, ConsumerOptions
@@ -45,8 +48,9 @@ from pydanube.model.positions import LATEST
 from pydanube.model.schemas import SchemaVersion, parse_subject
 from pydanube.model.topics import SubscriptionTypeName
 from pydanube.runtime.clock import Clock, SystemClock
-from pydanube.runtime.environment import URL_VARIABLE, broker_url
+from pydanube.runtime.environment import URL_VARIABLE, broker_url, client_tls
 from pydanube.runtime.randomness import seeded
+from pydanube.runtime.tls import ClientTls
 
 from .arguments import ConsumerArguments, ProducerArguments, ReaderArguments
 from .lifecycle import Openable
@@ -61,12 +65,26 @@ class Client(Admin, StagedWrites):
 
     _what = "client"
 
-    def __init__(self, url: str | None = None, *, timeout: float = 30.0, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        timeout: float = 30.0,
+        clock: Clock | None = None,
+        token: AnyToken | None = None,
+        api_key: AnyToken | None = None,
+        token_file: str | PathLike[str] | None = None,
+        tls: ClientTls | None = None,
+    ) -> None:
+        """`tls` None: what the environment says."""
         super().__init__()
         check_number("timeout", timeout, 0.001, 1e6)
         self.url, servers = _where(url)
         self._timeout = timeout
-        self._brokers = Brokers(servers, clock or SystemClock(), seeded(), timeout)
+        if tls is not None and not servers.is_encrypted:
+            raise Invalid(f"options of TLS belong to a URL with TLS: write {_with_tls(servers)}")
+        credentials = ClientCredentials.choose(token, api_key, token_file)
+        self._brokers = Brokers(servers, clock or SystemClock(), seeded(), timeout, credentials, tls or client_tls())
         self._made: WeakSet[Openable] = WeakSet()
         self._writer_schemas = WriterSchemas(self.schemas, self._brokers.clock)
 
@@ -77,6 +95,12 @@ class Client(Admin, StagedWrites):
     def cluster(self) -> str:
         """The identity of the cluster, once the client is open. A broker that starts without data makes a new one."""
         return self._brokers.cluster
+
+    @property
+    def servers(self) -> str:
+        """The listed addresses and those of other brokers that the client has learned, as `connect` takes them; HTTP
+        addresses stay as they are, because they tell where the brokers are."""
+        return self._brokers.servers
 
     # -- producers, consumers, readers ---------------------------------------------------------------------------------
 
@@ -313,6 +337,11 @@ class Client(Admin, StagedWrites):
         """The schema registry: register, read, check and delete schemas, and bind topics to them."""
         return Schemas(self)
 
+    @property
+    def access(self) -> Access:
+        """Access control: roles, bindings and API keys, who this client is, and what it may do."""
+        return Access(self)
+
     def dead_letters(self, topic: str) -> DeadLetters:
         """Return the messages of a dead letter topic, to look at them or to send them back to their topic."""
         return DeadLetters(self, topic)
@@ -352,11 +381,44 @@ def _where(url: str | None) -> tuple[str, Servers]:
         raise Invalid(f"the environment variable {URL_VARIABLE} is wrong: {error.message}") from None
 
 
-def connect(url: str | None = None, *, timeout: float = 30.0) -> Client:
+def _with_tls(servers: Servers) -> str:
+    return str(servers._replace(is_encrypted=True))
+
+
+def connect(
+    url: str | None = None,
+    *,
+    timeout: float = 30.0,
+    token: AnyToken | None = None,
+    api_key: AnyToken | None = None,
+    token_file: str | PathLike[str] | None = None,
+    tls_ca_file: str | PathLike[str] | None = None,
+    tls_cert_file: str | PathLike[str] | None = None,
+    tls_key_file: str | PathLike[str] | None = None,
+    tls_insecure_skip_verify: bool | None = None,
+) -> Client:
     """Return a client for the brokers at ``danube://host:port[,host:port...]``, to be opened with `async with`.
 
     ``http://host:port[,host:port...]`` names HTTP listeners of brokers, which tell where the native ones are.
     Without a URL, the environment variable DANUBE_URL tells where they are, and else danube://127.0.0.1:6655 does.
     `timeout` is how many seconds a request that may succeed later is tried again before it raises Unavailable.
+
+    At most one of these tells who the client is; without any, the environment variables DANUBE_TOKEN, DANUBE_API_KEY
+    and DANUBE_TOKEN_FILE do:
+
+    token               an API key or a JWT; the Path of a file that holds it; or a function, async or not, that returns
+                        it. File and function are asked for each connection, and again before the broker stops
+                        believing the last token
+    api_key             the same, under the name of what it is
+    token_file          the file that holds the token, as text or a path
+
+    ``danubes://`` and ``https://`` connect with TLS, to every broker of the cluster. What is not given here is read
+    from the environment, DANUBE_TLS_CA_FILE and so on:
+
+    tls_ca_file         the authorities (PEM) that certificates of brokers must be signed by; else those of the system
+    tls_cert_file, tls_key_file     the certificate and the key (PEM) that this client shows, where brokers ask for one
+    tls_insecure_skip_verify        whether any server is believed: whoever is in between can read and change everything
     """
-    return Client(url, timeout=timeout)
+    given = tls_ca_file, tls_cert_file, tls_key_file, tls_insecure_skip_verify
+    tls = None if given == (None, None, None, None) else client_tls(*given)
+    return Client(url, timeout=timeout, token=token, api_key=api_key, token_file=token_file, tls=tls)

@@ -1,4 +1,4 @@
-"""BYTES. Everything stored or sent, drawn byte by byte: batch, log record, state, segment, stage, native frames.
+"""BYTES. Everything stored or sent, drawn byte by byte: batch, log record, state, segment, slice, stage, frames.
 
 Lives here      encoders, decoders and the checks that make bytes from outside safe to use
 May import      model

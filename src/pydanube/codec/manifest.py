@@ -15,7 +15,8 @@ Numbers are little-endian; times are microseconds since 1970.
 
  1 ABOUT    [format = 1, cluster, writer, store id, revision]
  2 KEYS     [[key, value], ...]                                        the metadata, sorted by key
- 3 PLACES   [[topic id, partition, end offset, [cursor, ...]], ...]    as the running broker knew them
+ 3 PLACES   [[topic id, partition, end offset, [cursor, ...], owner epoch, known at], ...]
+                                                                       as the running brokers knew them
    cursor   [subscription id, position, [[start, end], ...]]           acked: all below the position, and these
  4 END      [pages before this one, keys, places]
 ```
@@ -88,6 +89,10 @@ class PartitionPositions(msgspec.Struct, array_like=True, frozen=True):
     index: int
     end_offset: int
     cursors: list[CursorEntry]
+    epoch: int = 0
+    """The epoch of the owner that knew them; 0 in manifests of earlier releases."""
+    known_at: int = 0
+    """When the owner knew them, by its clock, in microseconds since 1970."""
 
 
 class End(msgspec.Struct, array_like=True, frozen=True):

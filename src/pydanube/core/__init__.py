@@ -1,7 +1,7 @@
 """DECISIONS. What the broker decides, without input and output: state machines that take events and return what to do.
 
 Lives here      one synchronous core for each subject that is decided: appends to a log, known producers, dispatch,
-                tiering, staged writes, access; and estimates that decisions need: rates, sizes and ages
+                tiering, slices, staged writes, access, placement; and estimates that decisions need: rates, sizes, ages
 May import      model, and the batch of codec, to look at its columns
 Flows through   the broker calls a core with events and carries out what it returns; the time is part of the event
 Never           files, sockets, clocks, tasks, randomness, `await`

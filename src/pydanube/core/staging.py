@@ -54,6 +54,8 @@ class QueryRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """When the current run was first seen."""
     expired_before_ms: int = 0
     """Stages with an earlier time in their names are deleted, or will be at any moment."""
+    owner: str = ""
+    """The principal that made the query; empty: no caller that was authenticated has used it yet."""
 
     @property
     def producer_id(self) -> int:
@@ -100,6 +102,11 @@ def with_run(record: QueryRecord, run: str, now_us: int) -> QueryRecord:
         )
     earlier = [*record.earlier_runs, record.run][-RUNS_REMEMBERED:]
     return msgspec.structs.replace(record, run=run, earlier_runs=earlier, started_at=now_us)
+
+
+def with_owner(record: QueryRecord, owner: str) -> QueryRecord:
+    """Return the record with an owner: the same object if it has one, or `owner` is empty."""
+    return record if record.owner or not owner else msgspec.structs.replace(record, owner=owner)
 
 
 def with_commit(

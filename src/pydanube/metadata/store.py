@@ -286,16 +286,17 @@ def fits_transaction(compares: Sequence[Compare], writes: Sequence[Put | Delete]
 
 
 def split_writes(
-    writes: Iterable[Put | Delete], operations_max: int = METADATA_OPERATIONS_MAX
+    writes: Iterable[Put | Delete], operations_max: int = METADATA_OPERATIONS_MAX, compares: Sequence[Compare] = ()
 ) -> Iterator[list[Put | Delete]]:
-    """Yield the writes in order, as few transactions as the limits of operations and bytes allow."""
+    """Yield the writes in order, as few transactions as the limits of operations and bytes allow, each with
+    `compares`."""
     part: list[Put | Delete] = []
-    part_bytes = 0
+    compared_bytes = part_bytes = sum(map(operation_bytes, compares))
     for write in writes:
         size = operation_bytes(write)
         if part and (len(part) >= operations_max or part_bytes + size > METADATA_TRANSACTION_BYTES_MAX):
             yield part
-            part, part_bytes = [], 0
+            part, part_bytes = [], compared_bytes
         part.append(write)
         part_bytes += size
     if part:

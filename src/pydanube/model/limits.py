@@ -43,6 +43,9 @@ CONTROL_BYTES_MAX: Final = 1 * MIB
 FRAME_BYTES_MAX: Final = BATCH_BYTES_MAX + CONTROL_BYTES_MAX + ALIGNMENT
 """The largest frame of the native protocol: the largest batch behind the largest head."""
 
+TOKEN_BYTES_MAX: Final = 8 * KIB
+"""The longest API key or JWT: it fits the HELLO frame and the headers of gRPC and HTTP."""
+
 RECORD_BODY_BYTES_MAX: Final = BATCH_BYTES_MAX
 """The largest body of a record of the write-ahead log."""
 
@@ -111,3 +114,24 @@ assert (
 ), "a version is one metadata value"
 assert MESSAGE_BYTES_MAX + KEY_BYTES_MAX < BATCH_BYTES_MAX < FRAME_BYTES_MAX
 assert ACKED_RANGES_MAX * 8 + BATCH_MESSAGES_MAX * 2 + ALIGNMENT < CONTROL_BYTES_MAX, "a delivery's row selection"
+
+ROLES_MAX: Final = 1_000
+"""The most roles that are not built in: a list of all of them, each with its actions, fits one control frame."""
+
+BINDINGS_MAX: Final = 100_000
+"""The most bindings: every broker has all of them in memory, about 1 KiB each."""
+
+BINDING_ROLES_MAX: Final = 50
+"""The most roles of one binding: what a subject may do is their union, which is made anew when a rule changes."""
+
+API_KEYS_MAX: Final = 100_000
+"""The most API keys: every broker has all of them in memory, about 1 KiB each."""
+
+API_KEYS_PER_PRINCIPAL_MAX: Final = 100
+"""The most API keys of one principal: principals make keys for themselves, and one must not use up those of all."""
+
+GROUPS_MAX: Final = 50
+"""The most groups of one API key: the rules of each are asked at a decision."""
+
+COMMENT_CHARACTERS_MAX: Final = 200
+"""The longest comment of an API key: it says what the key is for, and every broker has it in memory."""

@@ -81,6 +81,9 @@ class Policies:
     """A partition uploads its log when it has this many bytes. 0: the broker's own setting."""
     segment_age_s: int | None = None
     """A partition uploads what it has after this time. 0: the broker's own setting."""
+    takeover_after_s: int | None = None
+    """In a cluster, another broker takes a `durable` or `written` partition over when its own is away for this time,
+    and what that one has not uploaded is given up. 0: never."""
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -119,6 +122,7 @@ STORED: Final = (
     "backlog_action",
     "segment_bytes",
     "segment_age_s",
+    "takeover_after_s",
 )
 """Policies about stored messages: they have no effect on a non-reliable topic."""
 
@@ -142,6 +146,7 @@ DEFAULTS: Final = Policies(
     inactive_subscription_s=0,
     segment_bytes=0,
     segment_age_s=0,
+    takeover_after_s=0,
 )
 """The defaults. For `message_bytes_max`, `deduplication_s` and the segment policies, 0 means the broker's own
 setting."""

@@ -174,6 +174,8 @@ class TopicSummary:
     schema_warnings: int = 0
     subscriptions: list[SubscriptionSummary] = field(default_factory=list)
     """Sorted by name. Empty if no partition is open, or if an answer would be too large with them."""
+    health: str = "ok"
+    """"ok", or which brokers did not answer: what their partitions counted is missing in the sums."""
 
     @property
     def backlog(self) -> int:

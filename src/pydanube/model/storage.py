@@ -28,7 +28,8 @@ class StorageStatus:
     """Without credentials."""
     uploads: str = "ok"
     """One of "ok", "failing" (tried again automatically), "refused" (an administrator has to act), or "damaged" (the
-    log of some partition cannot be read; the others are uploaded)."""
+    log of some partition cannot be read; the others are uploaded). "hidden", and nothing else is told, to a caller that
+    may not describe the cluster."""
     failure: str = ""
     failing_since: int = 0
     """Microseconds since 1970; 0 while uploads work."""
@@ -43,6 +44,12 @@ class StorageStatus:
     """Both count from the start of the broker."""
     garbage: int = 0
     """Unused objects that will be deleted after the grace period; counted up to 10,000."""
+    slice_puts: int = 0
+    """Puts of slices, which hold what `stored` topics were sent, since the start of the broker."""
+    slice_puts_per_s: float = 0.0
+    """Over about the last ten seconds. Cloud stores charge for each."""
+    slice_waiting_bytes: int = 0
+    """What waits in memory for the store; its publishes are not answered yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Literal
+from typing import Final, Literal
 
 from .addresses import NO_ADDRESSES, BrokerAddresses
 from .errors import Invalid
@@ -12,7 +12,7 @@ from .failure import NATIVE, FailurePolicy
 from .gaps import NO_GAPS, Gaps
 from .limits import PARTITIONS_MAX
 
-AckLevelName = Literal["durable", "written", "memory"]
+AckLevelName = Literal["durable", "stored", "written", "memory"]
 """How users write an `AckLevel`."""
 
 SubscriptionTypeName = Literal["exclusive", "shared", "failover", "key-shared"]
@@ -27,17 +27,42 @@ class AckLevel(IntEnum):
     WRITTEN = 1
     """It is in the page cache: it survives a crash of the process, not of the machine."""
     DURABLE = 2
-    """It is synced to disk (in a cluster: on a quorum)."""
+    """It is synced to the disk of one broker."""
+    STORED = 3
+    """It is in the object store, where any broker finds it: it survives the loss of its broker."""
 
     @classmethod
     def parse(cls, text: str) -> AckLevel:
         try:
             return cls[text.upper()]
         except (KeyError, AttributeError):
-            raise Invalid(f"ack level {text!r} is unknown: use durable, written or memory") from None
+            raise Invalid(f"ack level {text!r} is unknown: use durable, stored, written or memory") from None
 
     def __str__(self) -> str:
         return self.name.lower()
+
+    @property
+    def survives(self) -> str:
+        """Which losses an acknowledged message survives, in one line."""
+        return _SURVIVES[self]
+
+    @property
+    def is_in_one_log(self) -> bool:
+        """Whether messages are in the log of one broker, so that only that broker has them before they are uploaded."""
+        return self in (AckLevel.WRITTEN, AckLevel.DURABLE)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether what was acknowledged always comes back, so that offsets have no gaps."""
+        return self >= AckLevel.DURABLE
+
+
+_SURVIVES: Final = {
+    AckLevel.MEMORY: "nothing: it is lost with the broker's process",
+    AckLevel.WRITTEN: "a crash of the broker's process; not of its machine, nor the loss of its disk before the upload",
+    AckLevel.DURABLE: "a crash of the broker's machine; not the loss of its disk before the upload",
+    AckLevel.STORED: "the loss of the broker with its disk: any broker of the cluster goes on",
+}
 
 
 class SubscriptionType(IntEnum):
@@ -84,6 +109,18 @@ class TopicConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class NewTopic:
+    """What a topic is to be created with; without `ack_level` the broker chooses."""
+
+    partitions: int = 0
+    reliable: bool = True
+    ack_level: AckLevel | None = None
+
+    def config(self) -> TopicConfig:
+        return TopicConfig(self.partitions, self.reliable, self.ack_level or AckLevel.DURABLE)
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionDescription:
     """A partition, described by its owner. Offsets in [start_offset, end_offset) can be read."""
 
@@ -100,6 +137,8 @@ class PartitionDescription:
     """Offsets in [start_offset, end_offset) without a message: a crash or a restore left them unused."""
     gaps: Gaps = NO_GAPS
     """The ranges of these offsets; if there are very many, only the largest."""
+    is_known: bool = True
+    """Whether the owner has told offsets and sizes; if not, all of them are 0, and `health` says why."""
 
     @property
     def messages(self) -> int:
@@ -114,7 +153,7 @@ class TopicDescription:
     partitions: list[PartitionDescription] = field(default_factory=list)
     subscriptions: list[str] = field(default_factory=list)
     brokers: list[BrokerAddresses] = field(default_factory=list)
-    """The addresses of the owners of the partitions, each once."""
+    """The addresses of every living broker of the cluster, the owners of the partitions among them."""
     version: str = ""
     """Changes with everything about the topic that is set: policies, partitions, schema binding. See
     `Conflict`."""
@@ -148,6 +187,8 @@ class SubscriptionPartition:
     """Messages delivered and not yet acked."""
     consumer: str = ""
     """The names of the active consumers."""
+    health: str = "ok"
+    """"ok", or why nothing is known: the owner of the partition does not answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,12 +110,13 @@ def read_whole(disk: Disk, path: Path) -> bytes:
         file.close()
 
 
-def replace_whole(disk: Disk, path: Path, content: ByteBuffer) -> None:
-    """Replace a small file atomically and durably: after a power cut there is the old one or the new one."""
+def replace_whole(disk: Disk, path: Path, content: ByteBuffer, *, private: bool = False) -> None:
+    """Replace a small file atomically and durably: after a power cut there is the old one or the new one. `private`: as
+    in `Disk.create`."""
     temporary = path.with_name(path.name + ".tmp")
     if disk.exists(temporary):
         disk.unlink(temporary)
-    file = disk.create(temporary)
+    file = disk.create(temporary, private=private)
     try:
         write_all(file, [content], 0)
         file.sync_data()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import io
+import ssl
 from typing import Final, NamedTuple
 
 READ_BYTES: Final = 64 * 1024
@@ -20,16 +21,24 @@ class NotHttp(Exception):
     """The server answered in another protocol, or with more than is accepted."""
 
 
-async def http_get(host: str, port: int, path: str, bytes_max: int) -> HttpAnswer:
-    """Return the answer of a server to GET. Redirects are not followed.
+async def http_get(
+    host: str, port: int, path: str, bytes_max: int, token: str = "", tls: ssl.SSLContext | None = None
+) -> HttpAnswer:
+    """Return the answer of a server to GET, with `tls` over an encrypted connection. Redirects are not followed.
+    `token`: sent as a bearer token, unless empty.
 
-    Raises OSError if the server cannot be reached, and NotHttp if it does not speak HTTP, or sends more than
-    `bytes_max`. Cancelled, the connection is closed.
+    Raises ssl.SSLError if the server speaks no TLS or its certificate is not accepted, OSError if it
+    cannot be reached, and NotHttp if it does not speak HTTP, or sends more than `bytes_max`.
+    Cancelled, the connection is closed.
     """
-    reader, writer = await asyncio.open_connection(host, port)
+    reader, writer = await asyncio.open_connection(host, port, ssl=tls)
     try:
         shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        head = f"GET {path} HTTP/1.1\r\nHost: {shown}\r\nAccept: application/json\r\nConnection: close\r\n\r\n"
+        credentials = f"Authorization: Bearer {token}\r\n" if token else ""
+        head = (
+            f"GET {path} HTTP/1.1\r\nHost: {shown}\r\nAccept: application/json\r\n"
+            f"{credentials}Connection: close\r\n\r\n"
+        )
         writer.write(head.encode("ascii", "replace"))
         received = bytearray()
         while part := await reader.read(READ_BYTES):

@@ -28,6 +28,7 @@ import ipaddress
 import os
 import select
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ from pydanube.model.limits import FRAME_BYTES_MAX, KIB, MIB
 
 from .budget import Budget
 from .clock import Clock
+from .tls_transport import TlsListening, connect_tls
 
 Buffer = bytes | bytearray | memoryview
 
@@ -149,6 +151,8 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._flush_planned = False
         self._kernel_full = False
         self._descriptor = -1
+        """For writing past the transport; -1 where that encrypts."""
+        self._socket = -1
         self._closing = False
         self._linger: asyncio.TimerHandle | None = None
         self._error: Exception | None = None
@@ -227,11 +231,17 @@ class FramedConnection(asyncio.BufferedProtocol):
     @property
     def peer_has_hung_up(self) -> bool:
         """Whether the peer has closed the connection after data that was not read yet. Not every system can tell."""
-        if self._descriptor < 0:
+        if self._socket < 0:
             return False
         ended = select.poll()
-        ended.register(self._descriptor, _HUNG_UP)
+        ended.register(self._socket, _HUNG_UP)
         return bool(ended.poll(0))
+
+    @property
+    def peer_certificate(self) -> bytes | None:
+        """The certificate that the peer has proven to hold, as DER; None if it showed none."""
+        encrypted: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
+        return None if encrypted is None else encrypted.getpeercert(binary_form=True)
 
     def unread(self, bytes_max: int) -> bytes:
         """Return a copy of the first bytes that have arrived and were not passed on, at most `bytes_max`."""
@@ -287,8 +297,9 @@ class FramedConnection(asyncio.BufferedProtocol):
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # None: the peer has disconnected already, and connection_lost follows.
             self.peer = (transport.get_extra_info("peername") or self.peer)[:2]
+        self._socket = stream.fileno()
         if hasattr(os, "writev") and transport.get_extra_info("sslcontext") is None:
-            self._descriptor = stream.fileno()
+            self._descriptor = self._socket
         self._handler = self._factory(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -315,11 +326,13 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._kernel_full = False
+        if self._descriptor < 0:
+            self.last_sent = self._monotonic()
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
-        self._descriptor = -1
+        self._descriptor = self._socket = -1
         self._drop_outgoing()
         if self._linger is not None:
             self._linger.cancel()
@@ -412,7 +425,9 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._flush_planned = False
         while self._outgoing and not self._kernel_full and not self._transport.is_closing():
             if self._descriptor < 0:
-                self._transport.write(b"".join(self._take_outgoing(FLUSH_BYTES)))
+                self._transport.writelines(self._take_outgoing(FLUSH_BYTES))
+                if not self._kernel_full:
+                    self.last_sent = self._monotonic()
             elif not self._write_gathered():
                 break
         if not self.writable and self._outgoing_bytes <= self._write_low and not self._closing:
@@ -458,9 +473,13 @@ class FramedConnection(asyncio.BufferedProtocol):
     def _take_outgoing(self, bytes_max: int) -> list[Buffer]:
         taken: list[Buffer] = []
         while self._outgoing and bytes_max > 0:
-            taken.append(self._outgoing.popleft())
-            bytes_max -= len(taken[-1])
-            self._outgoing_bytes -= len(taken[-1])
+            buffer = self._outgoing.popleft()
+            if len(buffer) > bytes_max:
+                self._outgoing.appendleft(memoryview(buffer)[bytes_max:])
+                buffer = memoryview(buffer)[:bytes_max]
+            taken.append(buffer)
+            bytes_max -= len(buffer)
+            self._outgoing_bytes -= len(buffer)
         return taken
 
     def _finish_writing(self) -> None:
@@ -481,20 +500,33 @@ Factory = Callable[[FramedConnection], Handler]
 
 
 async def listen(
-    host: str, port: int, factory: Factory, framing: Framing, clock: Clock, accepted_at_once: int = BACKLOG
+    host: str,
+    port: int,
+    factory: Factory,
+    framing: Framing,
+    clock: Clock,
+    accepted_at_once: int = BACKLOG,
+    tls: TlsListening | None = None,
 ) -> asyncio.Server:
     """Accept connections of frames; `factory` makes the handler of each. As `open_server` otherwise."""
-    return await open_server(host, port, lambda: FramedConnection(framing, clock, factory), accepted_at_once)
+    return await open_server(host, port, lambda: FramedConnection(framing, clock, factory), accepted_at_once, tls)
 
 
 async def open_server(
-    host: str, port: int, protocol: Callable[[], asyncio.BaseProtocol], accepted_at_once: int = BACKLOG
+    host: str,
+    port: int,
+    protocol: Callable[[], asyncio.BaseProtocol],
+    accepted_at_once: int = BACKLOG,
+    tls: TlsListening | None = None,
 ) -> asyncio.Server:
     """Accept connections; `protocol` makes the protocol of each. Port 0 uses a free port, on one address only.
 
-    At most `accepted_at_once` connections are accepted before the first of them gets its protocol.
+    At most `accepted_at_once` connections are accepted before the first of them gets its protocol. With `tls` they are
+    encrypted.
     """
     loop = asyncio.get_running_loop()
+    if tls is not None:
+        protocol = tls.around(protocol)
     if port == 0:
         found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         host = str(found[0][4][0])
@@ -535,13 +567,24 @@ def counted_address(host: str) -> str:
 
 
 async def connect(
-    host: str, port: int, factory: Factory, framing: Framing, clock: Clock, timeout: float
+    host: str,
+    port: int,
+    factory: Factory,
+    framing: Framing,
+    clock: Clock,
+    timeout: float,
+    tls: ssl.SSLContext | None = None,
 ) -> FramedConnection:
-    """Connect, or raise Unavailable. When cancelled, nothing stays open."""
+    """Connect, or raise Unavailable; with `tls` encrypted, to a server whose certificate names `host`. Raises TlsFailed
+    if the server speaks no TLS or its certificate is not accepted. When cancelled, nothing stays open."""
     loop = asyncio.get_running_loop()
+    connection = FramedConnection(framing, clock, factory)
     try:
         async with asyncio.timeout(timeout):
-            _, connection = await loop.create_connection(lambda: FramedConnection(framing, clock, factory), host, port)
+            if tls is None:
+                await loop.create_connection(lambda: connection, host, port)
+            else:
+                await connect_tls(host, port, connection, tls, timeout)
     except TimeoutError:
         raise Unavailable(f"no connection to {host}:{port} within {timeout:g} s") from None
     except OSError as error:

@@ -1,10 +1,12 @@
 """Which signals end a process in order: SIGTERM, Ctrl-C, and SIGHUP, the end of its terminal or session.
 
-A process that was started to outlive its terminal (`nohup`) ignores SIGHUP from the start, and goes on ignoring it.
+A process that was started to outlive its terminal (`nohup`) ignores SIGHUP from the start, and goes on ignoring it. A
+process that has something to read again may do so at a SIGHUP that is not the end of its terminal (`has_terminal`).
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from typing import Protocol
@@ -29,3 +31,12 @@ def on_hangup(loop: SignalLoop, stop: Callable[[], object]) -> None:
     """
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         loop.add_signal_handler(signal.SIGHUP, stop)
+
+
+def has_terminal() -> bool:
+    """Return whether this process has a terminal that controls it. One whose terminal was closed has none any more."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

@@ -30,9 +30,13 @@ from pydanube.client.segments import BlockingSegments
 from pydanube.model.errors import DanubeError
 from pydanube.runtime.clock import SystemClock
 
+from .credentials import NO_CREDENTIALS, BrokerCredentials
 from .workers import freeze_imports
 
 IDLE_SECONDS: Final = 60.0
+
+LEARNED_MAX: Final = 100
+"""Options `servers` whose brokers are remembered; a process has few."""
 
 OpenT = TypeVar("OpenT", BlockingClient, BlockingSegments)
 ConnectionKey: TypeAlias = tuple[Any, ...]
@@ -50,16 +54,37 @@ class _SharedConnection:
 
 
 _connections: dict[ConnectionKey, _SharedConnection] = {}
+_learned: dict[str, str] = {}
+"""By the option `servers`: these and the other brokers of the cluster, as the last client knew them."""
 _lock = threading.Lock()
 """Held while a connection is looked up, opened or returned, so that two threads do not open the same one twice."""
 
 
 @contextmanager
-def client(servers: str, timeout: float = 30.0) -> Iterator[BlockingClient]:
+def client(
+    servers: str, timeout: float = 30.0, credentials: BrokerCredentials = NO_CREDENTIALS
+) -> Iterator[BlockingClient]:
     """Lend a client for `servers`, as `pydanube.connect` takes them, also without a scheme. Do not close it."""
-    key = ("client", servers, timeout)
-    with _borrow(key, lambda: connect_blocking(servers, timeout=timeout)) as shared:
-        yield shared
+    key = ("client", servers, timeout, credentials)
+    arguments = credentials.arguments()
+    with _borrow(key, lambda: connect_blocking(known_servers(servers), timeout=timeout, **arguments)) as shared:
+        try:
+            yield shared
+        finally:
+            learn(servers, shared.servers)
+
+
+def learn(servers: str, known: str) -> None:
+    """Remember the brokers that a client of `servers` has learned, in this process or on the driver: the next client
+    needs one of them that lives."""
+    if servers not in _learned and len(_learned) >= LEARNED_MAX:
+        _learned.clear()
+    _learned[servers] = known
+
+
+def known_servers(servers: str) -> str:
+    """Return `servers` and the other brokers of the cluster that this process has learned."""
+    return _learned.get(servers, servers)
 
 
 @contextmanager

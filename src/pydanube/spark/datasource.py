@@ -66,7 +66,8 @@ class DanubeDataSource(DataSource):
 
         if is_descriptor(schema):
             rows = described_schema(schema)
-            return DescribingStreamReader(self._read_options("stream", rows), dict(self.options), rows)
+            options = self._read_options("stream", rows)
+            return DescribingStreamReader(options, {**self.options, **options.credentials.as_options()}, rows)
         return DanubeStreamReader(self._read_options("stream", schema))
 
     @message_first

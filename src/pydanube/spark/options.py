@@ -21,6 +21,8 @@ from pydanube.model.positions import OFFSET_END
 from pydanube.model.schemas import parse_subject
 from pydanube.model.staging import BATCH_ID_MAX, check_query
 from pydanube.runtime.objects.opening import check_url
+from pydanube.runtime.tls import ClientTls
+from pydanube.spark.credentials import CREDENTIALS, NO_CREDENTIALS, SHOWN, SHOWN_REFUSAL, BrokerCredentials
 from pydanube.spark.reading.bounds import Bound, Bounds, parse_duration_us, parse_json
 
 if TYPE_CHECKING:
@@ -51,7 +53,9 @@ DEFAULT_TIMEOUT_S: Final = 120.0
 STORE_PREFIX: Final = "store."
 """Options with this prefix, such as ``store.access_key_id``, are passed to the object store."""
 
-COMMON: Final = ("servers", "topic", "timeout")
+TLS: Final = ("tls.caFile", "tls.certFile", "tls.keyFile", "tls.insecureSkipVerify")
+"""Files that driver and executors have at the same path, such as those that Spark distributes."""
+COMMON: Final = ("servers", "topic", "timeout", *CREDENTIALS, *TLS)
 READING: Final = (
     "assign",
     "startingOffsets",
@@ -139,6 +143,7 @@ class ReadOptions:
     """The options of a reader. Picklable, so that executors get the same values."""
 
     servers: str = DEFAULT_SERVERS
+    credentials: BrokerCredentials = NO_CREDENTIALS
     topics: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
     """Such as ``/default/orders-*``."""
@@ -191,6 +196,7 @@ class ReadOptions:
         _check_trigger(given)
         return cls(
             servers=given.servers(),
+            credentials=given.credentials(),
             topics=topics,
             patterns=patterns,
             assigned=assigned,
@@ -228,6 +234,7 @@ class WriteOptions:
     """The options of a writer. Picklable, so that executors get the same values."""
 
     servers: str = DEFAULT_SERVERS
+    credentials: BrokerCredentials = NO_CREDENTIALS
     topic: str = ""
     """The topic of all rows, which overrides the column `topic`; empty: every row names its own."""
     query_id: str = ""
@@ -256,6 +263,7 @@ class WriteOptions:
         compression = given.text("compression")
         return cls(
             servers=given.servers(),
+            credentials=given.credentials(),
             topic="" if topic is None else str(TopicName.parse(topic)),
             query_id=_query_id(query),
             batch_id=-1 if batch is None else given.number("batchId", 0, BATCH_ID_MAX),
@@ -308,6 +316,20 @@ class _RawOptions:
 
     def servers(self) -> str:
         return str(self.parsed("servers", parse_servers, parse_servers(DEFAULT_SERVERS)))
+
+    def credentials(self) -> BrokerCredentials:
+        return BrokerCredentials.parse(self._values, self._tls())
+
+    def _tls(self) -> ClientTls | None:
+        """Return what the options of TLS say; None: there are none, and the environment of each process counts."""
+        if not any(name in self._values for name in TLS):
+            return None
+        if not parse_servers(self.servers()).is_encrypted:
+            raise Invalid("options tls.* belong to servers with TLS: write servers as danubes://host:port")
+        ca_file, cert_file, key_file = (self._values.get(name, "") for name in TLS[:3])
+        if bool(cert_file) != bool(key_file):
+            raise Invalid("options tls.certFile and tls.keyFile belong together: give both, or neither")
+        return ClientTls(ca_file, cert_file, key_file, self.flag(TLS[3], False))
 
     def number(self, name: str, low: int, high: int) -> int:
         text = self._values[name].strip()
@@ -366,6 +388,8 @@ class _RawOptions:
 
 def _unknown(name: str, known: Iterable[str], elsewhere: Iterable[str], purpose: str) -> str:
     known = list(known)
+    if name.lower() == SHOWN:
+        return SHOWN_REFUSAL
     if (documented := {one.lower(): one for one in elsewhere}.get(name.lower())) is not None:
         return f"option {documented!r} is not for {purpose}: leave it out"
     if (here := KAFKAS.get(name.lower())) in known:

@@ -1,4 +1,4 @@
-"""Durable storage: the write-ahead log, the tail cache, one stream over both, object-store tiering, the data directory.
+"""Durable storage: the write-ahead log, the tail cache, one stream over both, slices, tiering, the data directory.
 
 Lives here      files, syncs, recovery, indexes, caches
 May import      model, codec, core, runtime, metadata

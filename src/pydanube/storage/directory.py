@@ -90,6 +90,15 @@ class DataDirectory:
             raise
 
     @classmethod
+    def peek(cls, disk: Disk, path: Path) -> tuple[NodeIdentity, frozenset[str]] | None:
+        """Return whose directory this is and the parts it has, without locking it; None if it is empty or not there.
+        Raises as `open` does for a directory that is no data directory, or a damaged one."""
+        written = _read(disk, path) if disk.exists(path) else None
+        if written is None:
+            return None
+        return NodeIdentity(written.cluster, written.node, written.incarnation), frozenset(written.parts)
+
+    @classmethod
     def begin(cls, disk: Disk, path: Path, *, cluster: str, node: str, beside: frozenset[str] = frozenset()) -> Self:
         """Lock an empty directory that the caller fills. It becomes a data directory with its first part; before that,
         no broker starts on it. Raises Refused unless it is empty, apart from the names in `beside`."""

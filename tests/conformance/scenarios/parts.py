@@ -7,11 +7,14 @@ import hashlib
 from collections.abc import Coroutine
 from typing import Any
 
-from danube import DispatchStrategy, ProducerOptions, SubType
+from danube import ConsumerOptions, DispatchStrategy, ProducerOptions, SubType
 from grpc.aio import AioRpcError
 
 PATIENCE = ProducerOptions(max_retries=200, base_backoff_ms=50, max_backoff_ms=200)
 """Of a producer whose broker is killed: it tries longer than a busy machine takes to start a broker again."""
+
+CONSUMER_PATIENCE = ConsumerOptions(max_retries=200, base_backoff_ms=50, max_backoff_ms=200)
+"""The same of a consumer, which gives up for ever after its tries."""
 
 
 async def new_producer(
@@ -70,6 +73,7 @@ async def new_receiver(
     name: str = "consumer",
     kind: SubType = SubType.EXCLUSIVE,
     filters: tuple[str, ...] = (),
+    options: Any = None,
 ) -> Receiver:
     """Subscribe and open the streams."""
     consumer = (
@@ -79,6 +83,7 @@ async def new_receiver(
         .with_subscription(subscription)
         .with_subscription_type(kind)
         .with_key_filters(list(filters))
+        .with_options(options or ConsumerOptions())
         .build()
     )
     await consumer.subscribe()

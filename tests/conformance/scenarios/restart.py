@@ -7,7 +7,7 @@ from typing import Any
 
 from danube import SubType
 from grpc.aio import AioRpcError
-from parts import PATIENCE, Receiver, new_producer, new_receiver
+from parts import CONSUMER_PATIENCE, PATIENCE, Receiver, new_producer, new_receiver
 
 SENDERS = 4
 
@@ -60,7 +60,7 @@ async def run(client: Any, steps: Any, topic: str, kills: int, messages: int, pa
     producer = await new_producer(client, topic, partitions=partitions, options=PATIENCE)
     running = []
     for name, kind in (("exclusive", SubType.EXCLUSIVE), ("shared", SubType.SHARED)):
-        receiver = await new_receiver(client, topic, subscription=name, kind=kind)
+        receiver = await new_receiver(client, topic, subscription=name, kind=kind, options=CONSUMER_PATIENCE)
         running.append(asyncio.ensure_future(application.receive(receiver, name)))
     senders = [asyncio.ensure_future(application.send(producer, sender)) for sender in range(SENDERS)]
     for _ in range(kills + 1):

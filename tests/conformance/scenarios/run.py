@@ -39,8 +39,13 @@ async def main(name: str, url: str, arguments: str) -> None:
     module, _, function = name.rpartition(".")
     scenario = getattr(importlib.import_module(module), function)
     async with asyncio.timeout(TIMEOUT_S):
-        client = await DanubeClientBuilder().service_url(url).build()
-        result = await scenario(client, Steps(), **json.loads(arguments))
+        given = json.loads(arguments)
+        builder = DanubeClientBuilder().service_url(url)
+        if token := given.pop("token", ""):
+            builder = builder.with_token(token)
+            builder._options.use_tls = url.startswith("https:")  # it would encrypt whatever the URL says
+        client = await builder.build()
+        result = await scenario(client, Steps(), **given)
     print(json.dumps({"result": result}), flush=True)
 
 

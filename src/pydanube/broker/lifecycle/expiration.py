@@ -1,8 +1,8 @@
 """Ends what has expired: messages past retention or time to live, backlogs past their quota, unused topics and
 subscriptions.
 
-One task checks everything in turn, at an interval. What it drops is recorded durably (starts and cursors). How long a
-topic or a subscription has been unused is counted in memory, and a restart begins that count again.
+One task checks everything in turn, at an interval. What it drops is recorded durably (starts and cursors). What is
+unused, `unused` says.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.stored_partition import StoredPartition
-from pydanube.broker.registry.records import SubscriptionRecord, TopicRecord
+from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
 from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.model.names import TopicName
-from pydanube.model.policies import Policies
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.telemetry import get_logger
 
 from .retention import Retention
 from .time_to_live import TimeToLive
 from .topic_deletion import TopicDeletion
+from .unused import HELD_SECONDS, UnusedTopics
 
 log = get_logger(__name__)
 
@@ -77,16 +78,16 @@ class Expiration:
         subscriptions: Subscriptions,
         deletion: TopicDeletion,
         clock: Clock,
+        cluster: ClusterParts,
     ) -> None:
+        self._cluster = cluster
         self._registry = registry
         self._partitions = partitions
         self._subscriptions = subscriptions
         self._deletion = deletion
         self._clock = clock
-        self._started_us = clock.now_us()
+        self.unused = UnusedTopics(registry, partitions, deletion, clock, cluster)
         self._by_partition: dict[tuple[int, int], PartitionExpiration] = {}
-        self._used_us: dict[int, int] = {}
-        """When a topic was last seen in use, by topic id."""
         self._damaged: set[tuple[int, int]] = set()
         """Partitions that are damaged, by topic id and index: they are not opened again here."""
         self._not_opened: set[tuple[int, int]] = set()
@@ -116,8 +117,17 @@ class Expiration:
             except DanubeError as error:
                 log.warning("lifetimes.postponed", topic=str(topic), error=error.message)
             await self._clock.sleep(0)  # there may be many topics: let other tasks run in between
-        await self._registry.consumers.remove_unused()
+        await self._remove_unused_consumers()
         self._forget_deleted()
+
+    async def _remove_unused_consumers(self) -> None:
+        """Remove the records of consumers that were not used for long. In a cluster the coordinator does so, and the
+        others let it know which ones have a stream."""
+        membership, consumers = self._cluster.membership, self._registry.consumers
+        if not membership.is_alone:
+            await consumers.note_live()
+        if membership.is_coordinator():
+            await consumers.remove_unused()
 
     # -- partitions ----------------------------------------------------------------------------------------------------
 
@@ -140,14 +150,18 @@ class Expiration:
         return expiration
 
     async def _open_some(self, topic: TopicName, record: TopicRecord, most: int) -> int:
-        """Open at most `most` partitions of the topic that are not open; return how many were opened."""
+        """Open at most `most` partitions of the topic that are this broker's and not open; return how many were
+        opened."""
         config = record.config()
         is_open = {one.index for one in self._partitions.open_of(record.topic_id)}
         if len(is_open) == config.partition_count:
             return 0
+        own = [
+            index for index in range(config.partition_count) if self._partitions.routing.is_own(record.topic_id, index)
+        ]
         opened = failed = 0
         # Partitions that could not be opened before are tried last.
-        for index in sorted(range(config.partition_count), key=lambda one: (record.topic_id, one) in self._not_opened):
+        for index in sorted(own, key=lambda one: (record.topic_id, one) in self._not_opened):
             if opened >= most or failed >= FAILED_PER_TOPIC:
                 break
             if index in is_open or (record.topic_id, index) in self._damaged:
@@ -169,7 +183,7 @@ class Expiration:
     def _forget_deleted(self) -> None:
         live = {record.topic_id for one in self._registry.topics() if (record := self._registry.find_topic(one))}
         self._by_partition = {key: one for key, one in self._by_partition.items() if key[0] in live}
-        self._used_us = {topic_id: one for topic_id, one in self._used_us.items() if topic_id in live}
+        self.unused.keep(live)
         self._damaged = {key for key in self._damaged if key[0] in live}
         self._not_opened = {key for key in self._not_opened if key[0] in live}
 
@@ -177,54 +191,36 @@ class Expiration:
 
     async def _delete_unused(self, topic: TopicName, record: TopicRecord) -> bool:
         """Delete unused subscriptions of the topic, then the topic if it is unused; return whether the topic was
-        deleted."""
-        if self._policies(topic, record).inactive_subscription_s:
+        deleted. The owner of partition 0 does so, and asks the other owners before."""
+        if not self._cluster.is_own(record.topic_id, 0):
+            return False
+        if self.unused.policies(topic, record).inactive_subscription_s:
             for name, subscription in list(self._registry.subscriptions(topic).items()):
-                is_unused = partial(self._is_subscription_unused, topic, record, name)
-                if is_unused(subscription) and await self._subscriptions.remove_if(topic, name, is_unused):
+                is_unused = partial(self.unused.is_subscription_unused, topic, record, name)
+                if (
+                    is_unused(subscription)
+                    and await self.unused.is_subscription_unused_elsewhere(topic, record, name)
+                    and await self._subscriptions.remove_if(topic, name, is_unused)
+                ):
                     log.info("subscription.ended_unused", topic=str(topic), subscription=name)
-        is_topic_unused = partial(self._is_topic_unused, topic)
-        if not is_topic_unused(record) or not await self._deletion.remove_if(topic, is_topic_unused):
+        if not self.unused.is_topic_unused(topic, record) or not await self._delete_topic(topic, record):
             return False
         log.info("topic.ended_unused", topic=str(topic))
         return True
 
-    def _policies(self, topic: TopicName, record: TopicRecord) -> Policies:
-        """Return the effective policies; an open partition has them at hand, which is faster than looking them up."""
-        partitions = self._partitions.open_of(record.topic_id)
-        return partitions[0].policies if partitions else self._partitions.policies_of(topic)
+    async def _delete_topic(self, topic: TopicName, record: TopicRecord) -> bool:
+        """Delete a topic that is unused here, if it is unused elsewhere too."""
+        if not await self.unused.is_topic_unused_elsewhere(topic, record):
+            return False
+        held_at = self._clock.monotonic()
+        if not await self.unused.is_topic_unused_elsewhere(topic, record, hold=True):
+            return False
 
-    def _is_subscription_unused(
-        self, topic: TopicName, record: TopicRecord, name: str, subscription: SubscriptionRecord
-    ) -> bool:
-        after_s = self._policies(topic, record).inactive_subscription_s
-        if not after_s:
-            return False
-        attached = [
-            live
-            for partition in self._partitions.open_of(record.topic_id)
-            if (live := partition.subscriptions.get(name)) is not None
-        ]
-        if any(live.consumers for live in attached):
-            return False
-        used = max([self._started_us, subscription.created_at, *(live.last_active_us for live in attached)])
-        return self._clock.now_us() - used >= after_s * MICROSECONDS
+        def is_unused(now: TopicRecord) -> bool:
+            in_time = self._clock.monotonic() - held_at < HELD_SECONDS / 4
+            return in_time and self.unused.is_topic_unused(topic, now)
 
-    def _is_topic_unused(self, topic: TopicName, record: TopicRecord) -> bool:
-        after_s = self._policies(topic, record).inactive_topic_s
-        if not after_s:
-            return False
-        now, partitions = self._clock.now_us(), self._partitions.open_of(record.topic_id)
-        if self._deletion.in_use(topic):
-            self._used_us[record.topic_id] = now
-            return False
-        used = max(
-            self._started_us,
-            record.created_at,
-            self._used_us.get(record.topic_id, 0),
-            *(one.traffic.last_us for one in partitions),
-        )
-        return now - used >= after_s * MICROSECONDS
+        return await self._deletion.remove_if(topic, is_unused)
 
 
 def _log_postponed(topic: TopicName, index: int, error: DanubeError) -> None:

@@ -38,6 +38,7 @@ class TopicDeletion:
     async def remove(self, topic: TopicName, expected: str = "") -> None:
         """Delete the topic; its producers and consumers get an error. Raises Conflict if it does not have the version
         `expected`."""
+        await self._registry.refresh_topic(topic)
         self._registry.topic(topic, to_delete=True)
         ledgers = await self._registry.ledgers_of(topic)
         record = await self._registry.delete_topic(topic, expected=expected)
@@ -67,9 +68,17 @@ class TopicDeletion:
         for partition in self._partitions.forget(record.topic_id):
             partition.delete()
 
-    async def _finish(self, topic: TopicName, record: TopicRecord, ledgers: set[int]) -> None:
+    def close(self, _topic: TopicName, record: TopicRecord) -> None:
+        """Close the partitions of a topic that was deleted, by this broker or by another one, which removes the rest of
+        it."""
+        ledgers: set[int] = set()
         for partition in self._partitions.forget(record.topic_id):
+            if self._tiers is not None:
+                self._tiers.close_partition(record.topic_id, partition.index)
             ledgers.update(partition.delete())
+        self._writer.forget(ledgers)
+
+    async def _finish(self, topic: TopicName, record: TopicRecord, ledgers: set[int]) -> None:
         for partition in await self._partitions.finish_unloading(record.topic_id):
             ledgers.update(partition.delete())
         self._writer.forget(ledgers)

@@ -1,12 +1,18 @@
 """The partitions that this broker owns: how they are opened, published to, read, limited and closed.
 
 open_partitions         opens a partition when it is first needed, and keeps it open
+own_partitions          in a cluster: opens the partitions that are this broker's
+draining                in a cluster: gives partitions to other brokers when this one stops
 ownership, recovery     what opening does: fence the former owner, then read back what it left
 partition               what both kinds of partitions share
 stored_partition        a partition of a reliable topic: publish, fetch, trim
 non_reliable_partition  a partition of a non-reliable topic: delivers at once and keeps nothing
 publish_queue           publishes that wait for the publish rate, a ledger or reserved offsets
+broker_slices           the slices of this broker: its writer for each session, and what they need
+sliced_log              where a `stored` partition appends: the local log, and slices
+slice_takeover          takes a `stored` partition over from the slices of former owners
 state_ledger            writes cursors and known producers to the log
+uploaded_producers      the producer table as of the end of what is uploaded
 rate_limits             publish and dispatch rates
 backlog_quota           how large the backlog of a subscription may be
 backlog_age             when messages were appended, estimated without reading

@@ -51,6 +51,9 @@ class NonReliablePartition(Partition):
 
     def append(self, batch: Batch, done: PublishDone) -> None:
         header, log = batch.header, self._log
+        if not self._ownership.holds():
+            self._metrics.refuse(done, self._ownership.refusal())
+            return
         try:
             seen = log.find_duplicate(header)
         except DanubeError as error:
@@ -112,6 +115,21 @@ class NonReliablePartition(Partition):
 
     async def unload(self) -> None:
         self._end(self._unloaded())
+
+    @property
+    def is_movable(self) -> bool:
+        return True
+
+    async def hand_over(self, broker: str) -> None:
+        self._end(self._moved(broker))
+        await self._ownership.release_to(broker)
+
+    def abandon(self, error: DanubeError) -> None:
+        self._ownership.give_up(error)
+        self._end(error)
+
+    async def finish_abandoned(self) -> None:
+        """Do nothing: this partition has nothing on its way to the log."""
 
     def delete(self) -> list[int]:
         self._end(NotFound(f"{self.name} was deleted with its topic"))

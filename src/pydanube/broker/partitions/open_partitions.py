@@ -2,7 +2,7 @@
 
 ```
  get() ─ open? ─► the partition
-        └ not yet ─► Ownership.acquire       the epoch is raised: the former owner is fenced
+        └ not yet ─► Ownership.acquire       the epoch is raised: the former owner is fenced, and its session is over
                   ─► PartitionRecovery       next offset, known producers and cursors are read from the ledgers
                   ─► StoredPartition, or NonReliablePartition
                   ─► one LiveSubscription for each subscription, at its cursor
@@ -17,11 +17,16 @@ once it is closed completely.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
+from pydanube.broker.cluster.membership import MembershipListener
+from pydanube.broker.cluster.parts import ClusterParts
+from pydanube.broker.cluster.placing import Placement
+from pydanube.broker.cluster.routing import Routing
 from pydanube.broker.metrics import BrokerMetrics
 from pydanube.broker.registry.ids import LEDGER_COUNTER, IdBlocks
 from pydanube.broker.registry.policies import EffectivePolicies
@@ -32,13 +37,15 @@ from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics
 from pydanube.broker.subscriptions.subscription import LiveSubscription, SubscriptionContext
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.staging import STAGED_PRODUCER
+from pydanube.metadata.joining import JoinedTransactions
 from pydanube.metadata.store import MetadataStore, list_all
-from pydanube.model.errors import Corrupt, DanubeError, NotFound, Unavailable
+from pydanube.model.cluster import BrokerSession
+from pydanube.model.errors import Corrupt, DanubeError, NotFound, NotOwner, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.policies import Policies
-from pydanube.model.topics import SubscriptionType, TopicConfig
+from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.tasks import Tasks, run_together
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.tiering.history import PartitionHistory
 from pydanube.storage.wal import LogListener, LogWriter
@@ -58,6 +65,13 @@ Key = tuple[int, int]
 
 OPENED_AT_ONCE: Final = 128
 """How many partitions of one topic are opened together; more would block the metadata store for other callers."""
+
+CLOSED_AT_ONCE: Final = 64
+"""How many partitions are closed together when the broker stops: those of `stored` topics share slices."""
+
+CLOSE_SECONDS: Final = 5.0
+"""A broker that stops gives up when it could close no partition for this long: what they wait for is away, and others,
+or the next start, continue as after a crash."""
 
 
 class PartitionSettings(NamedTuple):
@@ -93,7 +107,7 @@ class Partitions:
         recovery: PartitionRecovery,
         tasks: Tasks,
         clock: Clock,
-        owner: str,
+        cluster: ClusterParts,
         settings: PartitionSettings,
         policies: EffectivePolicies,
         address: Callable[[], str],
@@ -101,7 +115,7 @@ class Partitions:
         metrics: BrokerMetrics,
         tiering: Tiering | None = None,
     ) -> None:
-        """`owner` names this broker in the metadata. `address` returns where clients are sent. `open_partitions` is
+        """`cluster`: this broker and the others. `address` returns where clients are sent. `open_partitions` is
         filled here. Without `tiering` the log keeps everything."""
         self._registry = registry
         self._store = store
@@ -109,21 +123,32 @@ class Partitions:
         self._recovery = recovery
         self._tasks = tasks
         self._clock = clock
-        self._owner = owner
+        self._cluster = cluster
         self._settings = settings
         self._policies = policies
         self._metrics = metrics
         self._tiering = tiering
-        self._dead_letters = DeadLetterTopics(registry, self.get, address)
+        self._dead_letters = DeadLetterTopics(registry, self.get, address, cluster)
         self._ledger_ids = IdBlocks(store, LEDGER_COUNTER, 1000)
+        # A broker of a cluster opens many partitions at once. The store of a broker alone joins transactions itself.
+        is_alone = cluster.membership.is_alone
+        self._transact = store.transact if is_alone else JoinedTransactions(store.transact, tasks).transact
         self._open = open_partitions
         self._being_opened: dict[Key, asyncio.Future[DanubeError | None]] = {}
         """The outcome for callers that wait for a partition to open: None, or why it cannot be opened."""
+        self.placement = Placement(registry, store, cluster, clock)
+        self.routing = Routing(cluster, self.placement)
+        self._held: dict[int, float] = {}
+        """Until when topics are held back, by topic id."""
         self._being_closed: dict[Key, tuple[Partition, asyncio.Task[DanubeError | None]]] = {}
         """The partitions that are being unloaded, each with the task that returns what went wrong."""
+        self._closed_at = 0.0
+        """When `close` has closed a partition cleanly, the last time."""
         self._log_listener = LogListener(failed=self._log_failed, rotated=self._log_rotated, released=self.log_released)
         writer.subscribe(self._log_listener)
-        self._tombstones = Tombstones(store, writer)
+        self._tombstones = Tombstones(store, writer, cluster.membership.is_own_log, self._ledgers_in_use)
+        cluster.membership.subscribe(MembershipListener(lost=self._session_lost))
+        cluster.owners.subscribe(self._owner_changed)
         self.on_opened: Callable[[TopicName, Partition], None] = lambda _name, _partition: None
         """Called with each partition before it is served."""
 
@@ -131,36 +156,61 @@ class Partitions:
         return iter(self._open)
 
     async def get(self, name: TopicName, index: int) -> Partition:
-        """Return the partition, and open it first if it is not open. Cancelled: opening goes on for other callers."""
-        record = self._registry.topic(name)
+        """Return the partition, and open it first if it is not open. Cancelled: opening goes on for other callers.
+
+        In a cluster, a partition that has no broker is placed first. Raises NotOwner with the owner's address if
+        another broker has it, and Unavailable if it waits for a broker that is away, or this one may not own anything.
+        """
+        record = self._registry.find_topic(name)
+        if record is None or not 0 <= index < record.config().partition_count:
+            record = await self._registry.refresh_topic(name, index) or self._registry.topic(name)
         count = record.config().partition_count
         if not 0 <= index < count:
             raise NotFound(f"topic {name} has {count} partitions: there is no partition {index}")
+        if self._held:
+            self._check_not_held(name, record.topic_id)
         key = (record.topic_id, index)
         if (partition := self._open.find(record.topic_id, index)) is not None:
+            partition.check_held()
             return partition
         if (closing := self._being_closed.get(key)) is not None:
             await asyncio.wait([closing[1]])
             return await self.get(name, index)
+        if self.placement.is_unplaced(record, index):
+            await self.placement.place(name)
+            return await self.get(name, index)
+        self.routing.check_own(name, record, index)
         opened = self._being_opened.get(key)
         if opened is None:
             opened = self._being_opened[key] = asyncio.get_running_loop().create_future()
             self._tasks.spawn(self._open_into(opened, name, record, index), f"partition opening {name}/{index}")
         error = await asyncio.shield(opened)
         if error is not None:
-            raise type(error)(error.message)
+            raise copy(error)
         return await self.get(name, index)  # which raises if the topic was deleted meanwhile
 
-    async def all_of(self, name: TopicName) -> list[Partition]:
-        await self.open_all(name)
-        return [await self.get(name, index) for index in range(self._registry.topic(name).config().partition_count)]
+    def hold(self, topic_id: int, seconds: float) -> None:
+        """Open and return no partition of a topic for some time: another broker is about to delete it as unused."""
+        self._held[topic_id] = self._clock.monotonic() + seconds
 
-    async def open_all(self, name: TopicName) -> None:
-        """Open the partitions of a topic that are not open yet, many at a time: they share commits of the metadata
-        store. One that cannot be opened raises nothing here, but in `get`. Cancelled: some are open."""
-        record = self._registry.topic(name)
+    def _check_not_held(self, name: TopicName, topic_id: int) -> None:
+        now = self._clock.monotonic()
+        self._held = {held: until for held, until in self._held.items() if until > now}
+        if topic_id in self._held:
+            raise Unavailable(f"topic {name} is about to be deleted, because no client used it: try again")
+
+    async def all_of(self, name: TopicName, indexes: Sequence[int]) -> list[Partition]:
+        await self.open_all(name, indexes)
+        return [await self.get(name, index) for index in indexes]
+
+    async def open_all(self, name: TopicName, indexes: Sequence[int]) -> None:
+        """Open those of the partitions that are this broker's and not open yet, many at a time: they share commits of
+        the metadata store. One that cannot be opened raises nothing here, but in `get`. Cancelled: some are open."""
+        record = await self._registry.refresh_topic(name, max(indexes, default=-1)) or self._registry.topic(name)
         closed = [
-            index for index in range(record.config().partition_count) if self._open.find(record.topic_id, index) is None
+            index
+            for index in indexes
+            if self._open.find(record.topic_id, index) is None and self.routing.is_own(record.topic_id, index)
         ]
         for start in range(0, len(closed), OPENED_AT_ONCE):
             some = closed[start : start + OPENED_AT_ONCE]
@@ -197,6 +247,118 @@ class Partitions:
             del self._being_closed[key]
         return None
 
+    # -- handing partitions over ---------------------------------------------------------------------------------------
+
+    def movable(self) -> list[Key]:
+        """Return the open partitions that another broker can go on with."""
+        return [(topic_id, one.index) for topic_id, one in self._open.items() if one.is_movable]
+
+    async def finish_opening(self) -> None:
+        """Wait until no partition is being opened."""
+        while opening := list(self._being_opened.values()):
+            await asyncio.wait(opening)
+
+    async def hand_over(self, key: Key, broker: str) -> bool:
+        """Close a partition so that `broker` opens it at once; return whether that is done. False: it is not open any
+        more, or the log or the metadata failed. Cancelled: the partition is closed, and continues as after a crash."""
+        partition = self._open.find(*key)
+        if partition is None:
+            return False
+        task = self._tasks.spawn(self._hand_over(key, partition, broker), f"partition moving {partition.name}")
+        self._being_closed[key] = partition, task
+        self._open.remove(key[0], partition)
+        if self._tiering is not None:
+            self._tiering.close_partition(*key)
+        try:
+            await asyncio.wait([task])
+        finally:
+            task.cancel()
+        return not task.cancelled() and task.result() is None
+
+    async def _hand_over(self, key: Key, partition: Partition, broker: str) -> DanubeError | None:
+        try:
+            await partition.hand_over(broker)
+        except NotOwner:  # another broker has taken it already, and the answer to the release was lost
+            return None
+        except DanubeError as error:
+            log.warning("partition.not_moved", partition=partition.name, broker=broker, error=error.message)
+            return error
+        finally:
+            del self._being_closed[key]
+        self._cluster.owners.wrote(*key, partition.ownership.stored)
+        log.info("partition.moved", partition=partition.name, broker=broker)
+        return None
+
+    # -- losing partitions ---------------------------------------------------------------------------------------------
+
+    def abandon(self, topic_id: int, index: int, error: DanubeError) -> None:
+        """Close a partition, if it is open, at once and write nothing, because this broker does not own it any more.
+        Its producers, consumers and readers get `error`. The next `get` opens it again if this broker may."""
+        if (partition := self._open.find(topic_id, index)) is not None:
+            self._abandon(topic_id, partition, error)
+
+    def _abandon(self, topic_id: int, partition: Partition, error: DanubeError) -> None:
+        key = (topic_id, partition.index)
+        if self._open.find(*key) is not partition:
+            return
+        log.warning("partition.abandoned", partition=partition.name, epoch=partition.epoch, error=error.message)
+        self._open.remove(topic_id, partition)
+        if self._tiering is not None:
+            self._tiering.close_partition(*key)
+        partition.abandon(error)
+        with suppress(Unavailable):  # the broker is closing: nothing is opened again
+            task = self._tasks.spawn(self._finish_abandoned(key, partition), f"partition abandoning {partition.name}")
+            self._being_closed[key] = partition, task
+
+    def abandon_sliced(self, incarnation: int, error: DanubeError) -> None:
+        """Abandon every partition whose messages go to the slices of this incarnation: another broker has sealed
+        them."""
+        for partition, _ in list(self._being_closed.values()):
+            if isinstance(partition, StoredPartition) and partition.incarnation_of_slices == incarnation:
+                partition.abandon(error)
+        for topic_id, partition in list(self._open.items()):
+            if isinstance(partition, StoredPartition) and partition.incarnation_of_slices == incarnation:
+                self._abandon(topic_id, partition, error)
+
+    def abandon_all(self, error: DanubeError) -> None:
+        """Abandon every partition, also those that are being unloaded."""
+        for partition, _ in list(self._being_closed.values()):
+            partition.abandon(error)
+        for topic_id, partition in self._open.items():
+            self._abandon(topic_id, partition, error)
+
+    async def _finish_abandoned(self, key: Key, partition: Partition) -> DanubeError | None:
+        """Wait for the log. Cancelled: the broker closes, and nothing is opened any more."""
+        try:
+            await partition.finish_abandoned()
+        finally:
+            del self._being_closed[key]
+        return None
+
+    def _session_lost(self, session: BrokerSession) -> None:
+        error = NotOwner(f"the session of broker {session.name!r} has ended: look the partition's owner up again")
+        self.abandon_all(error)
+
+    def _owner_changed(self, key: Key) -> None:
+        partition = self._open.find(*key)
+        if partition is None:
+            return
+        record = self._cluster.owners.record(*key)
+        if record is not None:
+            partition.ownership.owner_changed(record)
+        else:
+            self._tasks.spawn(self._verify(partition), f"ownership verifying {partition.name}")
+
+    async def _verify(self, partition: Partition) -> None:
+        """Find out whether a partition still has its record. Cancelled or failed: the next write finds it out."""
+        with suppress(DanubeError):
+            await partition.ownership.verify()
+
+    def _ledgers_in_use(self) -> set[int]:
+        """Return the ledgers that open partitions may append to."""
+        closing = [partition for partition, _ in self._being_closed.values()]
+        return {one for partition in [*self._open, *closing] for one in partition.ledger_ids}
+
     async def finish_unloading(self, topic_id: int) -> list[Partition]:
         """Wait until no partition of the topic is being unloaded, and return those that were."""
         closing = [one for key, one in self._being_closed.items() if key[0] == topic_id]
@@ -209,12 +371,18 @@ class Partitions:
 
         Raises NotFound if the topic was deleted since, and Unavailable if the caller should try again.
         """
+        if self._held:
+            self._check_not_held(name, topic_id)
         if partition.closed is None:
             return
         current = self._registry.find_topic(name)
         if current is None or current.topic_id != topic_id:
             raise copy(partition.closed)
         raise Unavailable(f"{partition.name} was closed meanwhile: try again")
+
+    def find(self, topic_id: int, index: int) -> Partition | None:
+        """Return a partition if it is open."""
+        return self._open.find(topic_id, index)
 
     def open_of(self, topic_id: int) -> list[Partition]:
         return self._open.of_topic(topic_id)
@@ -259,13 +427,17 @@ class Partitions:
             opened.set_result(outcome)
 
     async def _open_one(self, name: TopicName, record: TopicRecord, index: int) -> None:
-        """Acquire, recover and add one partition. Raises Corrupt for damage, and NotFound if the topic was deleted."""
+        """Acquire, recover and add one partition. Raises Corrupt for damage, NotFound if the topic was deleted,
+        NotOwner if another broker has the partition, and Unavailable if one that is away has its log."""
         config = record.config()
         full_name = name.partition(index) if config.partitions else str(name)
-        ownership = Ownership(self._store, self._ledger_ids, record.topic_id, index, self._owner)
+        ownership = Ownership(
+            self._store, self._ledger_ids, record.topic_id, index, self._cluster.membership, self._transact
+        )
         starts = {one.subscription_id: one.start(index) for one in self._registry.subscriptions(name).values()}
         try:
-            await ownership.acquire()
+            await ownership.acquire(is_logged=config.reliable and config.ack_level is not AckLevel.MEMORY)
+            self._cluster.owners.wrote(record.topic_id, index, ownership.stored)
             kept = await self._staged_producers(record.topic_id, index)
             found = await self._recovery.recover(full_name, config, ownership, starts, kept)
         except Corrupt as error:
@@ -276,6 +448,10 @@ class Partitions:
             if not self._registry.is_being_deleted(record.topic_id):
                 await self._registry.clean_up(record.topic_id)  # what was written after the rest was cleaned up
             raise NotFound(f"topic {name} was deleted")
+        if (newest := self._cluster.owners.record(record.topic_id, index)) is not None:
+            ownership.owner_changed(newest)
+        if not (ownership.is_of_this_session and ownership.holds()):
+            raise ownership.refusal()
         partition = self._make(full_name, index, config, ownership, found, self.policies_of(name))
         # Asked again, because subscriptions may have been created or deleted since `starts` was read.
         for subscription, its in self._registry.subscriptions(name).items():
@@ -283,6 +459,9 @@ class Partitions:
             self._attach(partition, subscription, its, Cursor(its.start(index)) if cursor is None else cursor)
         if isinstance(partition, StoredPartition) and partition.tier is not None:
             partition.tier.release_expired()
+            if found.slices is not None:
+                partition.state.carry_forward()  # the slices of former owners are needed until its snapshot counts
+        ownership.on_lost = partial(self._abandon, record.topic_id, partition)
         self.on_opened(name, partition)
         self._open.add(record.topic_id, partition)
         log.debug("partition.opened", partition=full_name, epoch=partition.epoch, end=partition.stream.end_offset)
@@ -299,6 +478,7 @@ class Partitions:
         parts = PartitionParts(name, index, ownership, found.log, policies, self._tasks, self._clock, self._metrics)
         if found.stream is None:
             return NonReliablePartition(parts)
+        ownership.use_slices(found.slices)
         open_tier: Callable[[StoredPartition], Tier] | None = None
         if self._tiering is not None and found.history is not None:
             open_tier = partial(self._tiering.open_partition, ownership, found.history, self._settings.remembered_max)
@@ -310,6 +490,7 @@ class Partitions:
             self._writer,
             self._settings.offset_block,
             open_tier,
+            found.slices,
         )
 
     async def _staged_producers(self, topic_id: int, index: int) -> set[int]:
@@ -335,6 +516,7 @@ class Partitions:
                 lambda: partition.epoch,
                 self._dead_letters,
                 self._metrics,
+                partition.ownership,
             ),
         )
         subscription.dispatcher.unacked_max = record.unacked_max
@@ -382,13 +564,32 @@ class Partitions:
             log.info("log.trimmed", generations=released)
 
     async def close(self) -> None:
-        """Close every partition cleanly. Cancelled: the rest is left as after a crash."""
-        for partition in self:
-            try:
-                await partition.close()
-            except DanubeError as error:
-                log.warning("partition.close_failed", partition=partition.name, error=str(error))
-        for _, unloading in list(self._being_closed.values()):
-            await asyncio.wait([unloading])
+        """Close every partition cleanly. If the metadata or the object store does not answer, what they are needed for
+        is left as after a crash. Cancelled: the same."""
+        async with Tasks() as tasks:
+            closing = tasks.spawn(self._close_all(), "partitions closing")
+            self._closed_at = self._clock.monotonic()
+            while not closing.done() and (left := self._closed_at + CLOSE_SECONDS - self._clock.monotonic()) > 0:
+                await asyncio.wait([closing], timeout=left)
+            if not closing.done():
+                log.warning("partitions.not_closed", seconds=CLOSE_SECONDS)
         # The partitions are closed: later events of the log change nothing here.
         self._writer.unsubscribe(self._log_listener)
+
+    async def _close_all(self) -> None:
+        limit = asyncio.Semaphore(CLOSED_AT_ONCE)
+
+        async def close(partition: Partition) -> None:
+            async with limit:
+                await self._close_one(partition)
+
+        await run_together(close(partition) for partition in list(self))
+        if unloading := [task for _, task in self._being_closed.values()]:
+            await asyncio.wait(unloading)
+
+    async def _close_one(self, partition: Partition) -> None:
+        try:
+            await partition.close()
+            self._closed_at = self._clock.monotonic()
+        except DanubeError as error:
+            log.warning("partition.close_failed", partition=partition.name, error=str(error))

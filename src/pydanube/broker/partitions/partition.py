@@ -84,7 +84,7 @@ class Partition(ABC):
         self.policies = Policies()
         self.intake: PublishIntake | None = None
         """Checks published payloads before they come here; None: nothing is checked, and nothing waits for that."""
-        self._ownership = parts.ownership
+        self.ownership = self._ownership = parts.ownership
         self._log = parts.log
         self._tasks = parts.tasks
         self._clock = parts.clock
@@ -94,6 +94,16 @@ class Partition(ABC):
     @property
     def epoch(self) -> int:
         return self._ownership.epoch
+
+    def check_held(self) -> None:
+        """Raise what callers are told while this broker may not own the partition any more."""
+        if not self._ownership.holds():
+            raise self._ownership.refusal()
+
+    @property
+    def ledger_ids(self) -> list[int]:
+        """The ledgers that hold the partition, and its state."""
+        return []
 
     def set_policies(self, policies: Policies) -> None:
         """Apply the topic's effective policies from now on."""
@@ -208,9 +218,35 @@ class Partition(ABC):
         written, before this returns. Raises DanubeError if the log or the metadata fails; the partition then continues
         as after a crash."""
 
+    @property
+    @abstractmethod
+    def is_movable(self) -> bool:
+        """Return whether another broker can go on with the partition, and nothing is lost by that."""
+
+    @abstractmethod
+    async def hand_over(self, broker: str) -> None:
+        """End as `unload` does, so that `broker` takes the partition at once: the end and "no owner" are one
+        transaction. Raises DanubeError if the log or the metadata fails; the partition then continues as after a
+        crash, wherever its record says."""
+
+    def _moved(self, broker: str) -> NotOwner:
+        """Return the error that makes clients look for the next owner. It names no address: the next owner does not
+        know yet that the partition is its."""
+        return NotOwner(f"{self.name} moves to broker {broker!r}: look its owner up again")
+
     def _unloaded(self) -> NotOwner:
         """Return the error that makes clients open the partition again."""
         return NotOwner(f"{self.name} was unloaded: open it again")
+
+    @abstractmethod
+    def abandon(self, error: DanubeError) -> None:
+        """End at once and write nothing, because this broker does not own the partition any more, or its session is
+        over. Callers that wait for an answer get `error`, also where the log may have stored what was published."""
+
+    @abstractmethod
+    async def finish_abandoned(self) -> None:
+        """Wait until the log has written what was on its way to it when the partition was abandoned: only then may
+        this broker open it again."""
 
     @abstractmethod
     def delete(self) -> list[int]:

@@ -19,6 +19,10 @@ class PartitionTable:
     def __len__(self) -> int:
         return sum(map(len, self._topics.values()))
 
+    def items(self) -> list[tuple[int, Partition]]:
+        """Return every open partition with its topic's id."""
+        return [(topic_id, one) for topic_id, topic in self._topics.items() for one in topic.values()]
+
     def find(self, topic_id: int, index: int) -> Partition | None:
         return self._topics.get(topic_id, {}).get(index)
 

@@ -11,27 +11,40 @@ together must have every offset from the partition's start to its end, except wh
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from pydanube.broker.registry.records import LedgerRecord
+from pydanube.codec.batch import read_header
+from pydanube.codec.batch.header import offsets_of
 from pydanube.codec.state import ChangeKind, CursorChange, Delta, LedgerStart, StateSnapshot, decode
 from pydanube.codec.wal import RecordKind
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.log import PartitionLog
 from pydanube.core.producers import ProducerTable
-from pydanube.model.errors import Corrupt
+from pydanube.metadata.store import Delete
+from pydanube.model.errors import Corrupt, Unavailable
 from pydanube.model.gaps import NO_GAPS, Gaps
 from pydanube.model.ledgers import CursorEntry, ProducerEntry
+from pydanube.model.limits import MIB
 from pydanube.model.topics import AckLevel, TopicConfig
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.cache import TailCache
 from pydanube.storage.stream import LoggedStream, MemoryStream
+from pydanube.storage.tiering.catalog import entries, upload_key, uploading
 from pydanube.storage.tiering.history import PartitionHistory, SegmentReader
+from pydanube.storage.tiering.recovered_upload import RecoveredSection
 from pydanube.storage.wal import LedgerSummary, LogWriter
 
+from .broker_slices import BrokerSlices
 from .ownership import Ownership
+from .slice_takeover import Ledgers, SlicedState
+from .sliced_log import SlicedLog
+from .uploaded_producers import UploadedProducers
 
 log = get_logger(__name__)
+
+
+MOVED_BYTES: Final = 64 * MIB
+"""How much of the log is read at a time when a partition moves to the object store."""
 
 
 class RecoveredPartition(NamedTuple):
@@ -43,6 +56,8 @@ class RecoveredPartition(NamedTuple):
     cursors: dict[int, Cursor]
     former_state_ledgers: list[int]
     history: PartitionHistory | None = None
+    slices: SlicedLog | None = None
+    """Of a `stored` partition: where its records go."""
 
 
 class PartitionRecovery:
@@ -55,8 +70,10 @@ class PartitionRecovery:
         memory_topic_bytes: int,
         remembered_max: int,
         segments: SegmentReader | None = None,
+        slices: BrokerSlices | None = None,
     ) -> None:
-        """`segments` reads object storage; without it the log keeps everything."""
+        """`segments` reads object storage; without it the log keeps everything. `slices`: for `stored` partitions."""
+        self._slices = slices
         self._writer = writer
         self._segments = segments
         self._cache = cache
@@ -74,13 +91,13 @@ class PartitionRecovery:
         """Return what the partition holds, and where its subscriptions are.
 
         `starts` has the first offset of each subscription, by id; `kept` the producers that must not be forgotten.
-        Raises Corrupt when a ledger of the partition is damaged, or offsets are missing.
+        Raises Corrupt when a ledger of the partition is damaged, or offsets are missing, and Unavailable when a ledger
+        is in the log of another broker: that one is never taken for empty.
         """
         if not config.reliable:
             empty = PartitionLog(0, ProducerTable(self._remembered_max, begin_anywhere=True))
             return RecoveredPartition(empty, None, {one: Cursor(0) for one in starts}, [])
         ack_level = config.ack_level
-        ledgers = await ownership.ledgers()
         if ack_level is AckLevel.MEMORY:
             empty = PartitionLog(ownership.reserved_end, ProducerTable(self._remembered_max))
             if ownership.reserved_end:
@@ -88,7 +105,68 @@ class PartitionRecovery:
             in_memory = MemoryStream(self._memory_topic_bytes, ownership.reserved_end)
             cursors = {one: Cursor(max(start, ownership.reserved_end)) for one, start in starts.items()}
             return RecoveredPartition(empty, in_memory, cursors, [])
-        history = await self._open_history(ownership, config.ack_level)
+        ledgers = await ownership.ledgers()
+        if ack_level is AckLevel.STORED:
+            if ownership.is_in_log(ledgers):  # it was `durable` before
+                logged = await self._recover_logged(name, AckLevel.DURABLE, ownership, ledgers, starts, kept)
+                await self._move_to_objects(name, ownership, ledgers, logged, kept)
+                ledgers = []
+            return await self._recover_stored(name, ownership, ledgers, starts, kept)
+        if ownership.is_in_slices(ledgers):  # it was `stored` before
+            stored = await self._recover_stored(name, ownership, ledgers, starts, kept)
+            await self._end_slices(name, ownership, stored)
+            ledgers = []
+        found = await self._recover_logged(name, ack_level, ownership, ledgers, starts, kept)
+        if ack_level is AckLevel.DURABLE and ownership.makes_promises:
+            await ownership.keep_promise(found.log.next_offset)
+        return found
+
+    async def _move_to_objects(
+        self,
+        name: str,
+        ownership: Ownership,
+        ledgers: Ledgers,
+        found: RecoveredPartition,
+        kept: Collection[int],
+    ) -> None:
+        """Put everything that the log of this broker holds of a partition into the object store, and then record that
+        the log is not needed: from there on any broker can take the partition.
+
+        Cancelled or failed: the record still names the log, and the next opening does the rest.
+        """
+        if self._slices is None:
+            raise Unavailable(f"{name} is to be kept in the object store, and this broker has none: set storage.url")
+        await self._slices.start()
+        for ledger_id, one in ledgers:
+            summary = self._writer.ledger(ledger_id) if one.kind == "data" else None
+            while summary is not None and summary.end_offset > max(summary.first_offset, ownership.uploaded_end):
+                # Ends: each step moves the end of what is uploaded.
+                batches = await self._writer.read(ledger_id, ownership.uploaded_end, MOVED_BYTES)
+                history = await self._open_history(ownership, AckLevel.DURABLE)
+                assert batches and history is not None
+                section = RecoveredSection(ledger_id, one.epoch, batches)
+                await self._upload_recovered(ownership, history, [section], kept)
+        await ownership.leave_ledgers([ledger_id for ledger_id, _ in ledgers], _entries(found.cursors))
+        log.info("partition.moved_to_objects", partition=name, end=found.log.next_offset)
+
+    async def _end_slices(self, name: str, ownership: Ownership, found: RecoveredPartition) -> None:
+        """Record that a partition which was `stored` needs its slices no more: everything of it is in the catalog. Its
+        cursors are in the metadata until the log has newer ones."""
+        await ownership.leave_ledgers(found.former_state_ledgers, _entries(found.cursors))
+        log.info("partition.slices_ended", partition=name, end=found.log.next_offset)
+
+    async def _recover_logged(
+        self,
+        name: str,
+        ack_level: AckLevel,
+        ownership: Ownership,
+        ledgers: Ledgers,
+        starts: Mapping[int, int],
+        kept: Collection[int],
+    ) -> RecoveredPartition:
+        """Recover a partition from the ledgers in this broker's log, and what is in the object store."""
+        ownership.check_ledgers(ledgers)
+        history = await self._open_history(ownership, ack_level)
         self._refuse_damaged(ledgers, ownership.uploaded_end)
         data = [ledger_id for ledger_id, one in ledgers if one.kind == "data"]
         state = [ledger_id for ledger_id, one in ledgers if one.kind == "state"]
@@ -98,7 +176,7 @@ class PartitionRecovery:
         end = max(end, ownership.start_offset)  # retention may have dropped the last batch
         if ack_level is AckLevel.DURABLE:
             self._refuse_hole(name, written, ownership, end)
-        if ownership.reserved_end > end:  # on a durable topic, only after a restore
+        if ownership.reserved_end > end:  # on a durable topic, only after a restore or a takeover
             log.warning("partition.gap_left", partition=name, start=end, end=ownership.reserved_end)
             end = ownership.reserved_end
             producers.mark_tail_lost()
@@ -108,19 +186,108 @@ class PartitionRecovery:
             gaps = await _gaps(written, history, ownership.start_offset, end)
         stream = LoggedStream(self._writer, self._cache, filled, end, history, gaps)
         stream.trim(ownership.start_offset)
-        kept = {one.ledger_id for one in written}
+        with_records = {one.ledger_id for one in written}
         if history is not None:
             for ledger_id in data:
                 self._writer.release(ledger_id, history.end)
-        await self._drop_unwritten(ownership, [ledger_id for ledger_id in data if ledger_id not in kept])
+        await self._drop_unwritten(ownership, [ledger_id for ledger_id in data if ledger_id not in with_records])
         last_time = max((one.last_time for one in written), default=0)
         if history is not None:
             last_time = max(last_time, await history.last_time())
         decided = PartitionLog(end, producers, last_time)
-        known = snapshot.cursors if snapshot is not None else await ownership.restored_cursors()
+        known = await _known_cursors(snapshot, ownership, starts)
         generations = dict(snapshot.generations) if snapshot is not None else {}
         starts = {one: max(start, ownership.start_offset) for one, start in starts.items()}
         return RecoveredPartition(decided, stream, _cursors(starts, known, generations, changes), state, history)
+
+    async def _recover_stored(
+        self,
+        name: str,
+        ownership: Ownership,
+        ledgers: Ledgers,
+        starts: Mapping[int, int],
+        kept: Collection[int],
+    ) -> RecoveredPartition:
+        """Take a `stored` partition over from the slices of its former owners; see slice_takeover.
+
+        Cancelled or failed: the next taker finds everything, whatever was sealed and uploaded meanwhile.
+        """
+        if (slices := self._slices) is None:
+            raise Unavailable(f"{name} is in the object store, and this broker has none: set storage.url")
+        await slices.start()
+        with slices.takeover.running():
+            return await self._take_over(slices, ownership, ledgers, starts, kept)
+
+    async def _take_over(
+        self,
+        slices: BrokerSlices,
+        ownership: Ownership,
+        ledgers: Ledgers,
+        starts: Mapping[int, int],
+        kept: Collection[int],
+    ) -> RecoveredPartition:
+        takeover = slices.takeover
+        sequences = await takeover.end_all(ownership.sequences)
+        await ownership.set_sequences(sequences)
+        found = await takeover.read(sequences, ledgers, max(ownership.uploaded_end, ownership.start_offset))
+        history = await self._open_history(ownership, AckLevel.STORED)
+        assert history is not None
+        if found.sections:
+            await self._upload_recovered(ownership, history, found.sections, kept)
+            history = await self._open_history(ownership, AckLevel.STORED)
+            assert history is not None
+        end = max(history.end, ownership.start_offset, ownership.reserved_end)
+        producers = await self._stored_producers(found, history, kept)
+        gaps = (
+            NO_GAPS if _is_dense(ownership, AckLevel.STORED) else await _gaps([], history, ownership.start_offset, end)
+        )
+        stream = LoggedStream(self._writer, self._cache, [], end, history, gaps)
+        stream.trim(ownership.start_offset)
+        known = await _known_cursors(found.snapshot, ownership, starts)
+        generations = dict(found.snapshot.generations) if found.snapshot is not None else {}
+        starts = {one: max(start, ownership.start_offset) for one, start in starts.items()}
+        cursors = _cursors(starts, known, generations, found.changes)
+        former = [ledger_id for ledger_id, _ in ledgers]
+        decided = PartitionLog(end, producers, await history.last_time())
+        return RecoveredPartition(decided, stream, cursors, former, history, slices.open_partition())
+
+    async def _upload_recovered(
+        self,
+        ownership: Ownership,
+        history: PartitionHistory,
+        sections: list[RecoveredSection],
+        kept: Collection[int],
+    ) -> None:
+        """Make segments of batches that are in slices only, and list them in the catalog."""
+        assert self._slices is not None
+        producers = UploadedProducers(await history.producers(), self._remembered_max, kept)
+        total = await history.total()
+        async for segments in self._slices.upload.upload(ownership.topic_id, ownership.index, sections, producers):
+            for one in segments:
+                total = one.record.total = total + one.bytes
+            key = segments[0].record.object
+            writes = [write for one in segments for write in entries(one)]
+            await ownership.upload([*writes, Delete(upload_key(key))], segments[-1].end_offset, [uploading(key)])
+
+    async def _stored_producers(
+        self, found: SlicedState, history: PartitionHistory, kept: Collection[int]
+    ) -> ProducerTable:
+        """Return the producer table: the newest that is stored, and the batches after it."""
+        bases = [(one.next_offset, one.producers) for one in found.starts]
+        if found.snapshot is not None:
+            bases.append((found.snapshot.next_offset, found.snapshot.producers))
+        # What the slices hold from a base on is replayed: only without such a base is an object read.
+        replayed_from = offsets_of(found.sections[0].batches[0])[0] if found.sections else history.end
+        if history.end and max((offset for offset, _ in bases), default=-1) < replayed_from:
+            bases.append((history.end, await history.producers()))
+        table = ProducerTable(self._remembered_max, pinned=kept)
+        known, producers = max(bases, key=lambda base: base[0], default=(0, []))
+        table.restore(producers)
+        for section in found.sections:
+            for view in section.batches:
+                if offsets_of(view)[0] >= known:
+                    table.replay(read_header(view, stamped=True))
+        return table
 
     def _written(self, data: list[int]) -> list[LedgerSummary]:
         """Return the data ledgers of which the log has records. Damaged ones are uploaded, and read from there."""
@@ -141,7 +308,7 @@ class PartitionRecovery:
             await history.load_sizes()
         return history
 
-    def _refuse_damaged(self, ledgers: list[tuple[int, LedgerRecord]], uploaded_end: int) -> None:
+    def _refuse_damaged(self, ledgers: Ledgers, uploaded_end: int) -> None:
         """Raise Corrupt where a ledger is damaged that is not uploaded completely."""
         for ledger_id, _ in ledgers:
             damage = self._writer.recovered.damaged.get(ledger_id)
@@ -152,7 +319,7 @@ class PartitionRecovery:
     def _refuse_hole(self, name: str, written: list[LedgerSummary], ownership: Ownership, end: int) -> None:
         """Raise Corrupt where offsets below `end` are neither in the catalog nor in the log. Segments that the catalog
         lacks are noticed when they are read."""
-        # On a durable topic only a restore sets `reserved_end`: it has reported what is missing below.
+        # On a durable topic only a restore or a takeover sets `reserved_end`: it has reported what is missing below.
         position = max(ownership.start_offset, ownership.uploaded_end, ownership.reserved_end)
         filled = [one for one in written if one.end_offset > one.first_offset]
         if self._segments is None:  # what the log was told to release is recorded nowhere
@@ -234,7 +401,7 @@ class PartitionRecovery:
 
 def _is_dense(ownership: Ownership, ack_level: AckLevel) -> bool:
     """Tell whether every offset of the partition was given to a message."""
-    return ack_level is AckLevel.DURABLE and not ownership.reserved_end  # which a restore sets
+    return ack_level.is_dense and not ownership.reserved_end  # which a restore or a takeover sets
 
 
 async def _gaps(written: list[LedgerSummary], history: PartitionHistory | None, start: int, end: int) -> Gaps:
@@ -243,6 +410,19 @@ async def _gaps(written: list[LedgerSummary], history: PartitionHistory | None, 
     in_log = [(one.first_offset, one.end_offset) for one in written]
     behind = Gaps.outside(in_log, history.end if history is not None else 0, end)
     return Gaps(Gaps([*uploaded, *behind.ranges]).within(start, end))
+
+
+def _entries(cursors: Mapping[int, Cursor]) -> list[CursorEntry]:
+    return [CursorEntry(one, cursor.position, cursor.acked) for one, cursor in cursors.items()]
+
+
+async def _known_cursors(
+    snapshot: StateSnapshot | None, ownership: Ownership, starts: Mapping[int, int]
+) -> list[CursorEntry]:
+    """Return the cursors of the newest snapshot, or else those that a restore found, if there are subscriptions."""
+    if snapshot is not None:
+        return snapshot.cursors
+    return await ownership.restored_cursors() if starts else []
 
 
 def _cursors(

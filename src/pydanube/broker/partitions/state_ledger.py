@@ -27,6 +27,7 @@ from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.wal import DurabilityLevel, LogWriter
 
 from .ownership import Ownership
+from .sliced_log import AppendLog, SlicedLog
 
 Done = Callable[[DanubeError | None], None]
 log = get_logger(__name__)
@@ -45,9 +46,13 @@ class StateLedger:
         tasks: Tasks,
         take_snapshot: Callable[[], StateSnapshot],
         former: list[int],
+        slices: SlicedLog | None = None,
     ) -> None:
-        """`former` are the state ledgers of earlier owners; the first snapshot replaces them."""
+        """`former` are the ledgers of earlier owners that the first snapshot replaces. `slices`: of a `stored`
+        partition."""
         self._writer = writer
+        self._log: AppendLog = writer if slices is None else slices
+        self._is_sliced = slices is not None
         self._ownership = ownership
         self._tasks = tasks
         self._take_snapshot = take_snapshot
@@ -86,27 +91,34 @@ class StateLedger:
             self.ledger_id = None
 
     def delete(self) -> None:
-        """Write nothing from now on, because the topic is deleted, and call back everyone who waits. A record written
+        """Write nothing from now on, because the topic is deleted, and call back all waiting callers. A record written
         after the ledger's tombstone was removed would belong to a ledger that the metadata does not know."""
         self._is_deleted = True
         self.flush()
 
     def close(self, error: DanubeError) -> None:
-        """Write nothing from now on, because another ledger of the partition follows. Who waits, and who changes
-        something later, gets `error`: it would be lost."""
+        """Write nothing from now on, because another ledger of the partition follows. Callers that wait, or that
+        change something later, get `error`: the change would be lost."""
         self._closed = error
         self.delete()
 
-    def snapshot(self) -> None:
-        """Write the whole state now, so that older records of this ledger are no longer needed."""
+    def snapshot(self, done: Done | None = None) -> None:
+        """Write the whole state now, so that older records of this ledger are no longer needed. `done`, if given, is
+        called once the snapshot is written, or with the reason why it is not."""
         if self.ledger_id is None or self._is_deleted:
+            if done is not None:
+                done(self._closed or Unavailable("there is no state ledger"))
             return
         self._deltas = 0
         body = encode(self._take_snapshot())
-        if len(body) > RECORD_BODY_BYTES_MAX:  # the ledger goes on: its first snapshot and the deltas hold everything
+        try:
+            _check_size(body)
+        except Full as error:  # the ledger goes on: its first snapshot and the deltas hold everything
             log.warning("state.snapshot_too_large", ledger=self.ledger_id, bytes=len(body))
+            if done is not None:
+                done(error)
             return
-        self._append(RecordKind.STATE_SNAPSHOT, body, DurabilityLevel.LAZY, _ignore_outcome)
+        self._append(RecordKind.STATE_SNAPSHOT, body, DurabilityLevel.LAZY, done or _ignore_outcome)
 
     def carry_forward(self) -> bool:
         """Replace the state ledgers of former owners by a new one, unless that is done. Returns whether there was
@@ -132,12 +144,12 @@ class StateLedger:
         waiters, self._waiters = self._waiters, []
         if not changes:
             if waiters:
-                self._writer.sync(partial(_call_all, waiters))
+                self._log.sync(partial(self._answer, waiters))
             return
         self._deltas += 1
         level = DurabilityLevel.SYNC if waiters else DurabilityLevel.LAZY
         body = encode_delta(changes)
-        self._append(RecordKind.STATE_DELTA, body, level, partial(_call_all, waiters))
+        self._append(RecordKind.STATE_DELTA, body, level, partial(self._answer, waiters))
         if self._deltas >= DELTAS_PER_SNAPSHOT:
             self.snapshot()
 
@@ -167,7 +179,7 @@ class StateLedger:
         self.ledger_id, self._next_entry, self._deltas, self._opening = ledger_id, 0, 0, False
 
         def synced(error: DanubeError | None) -> None:
-            _call_all(waiters, error)
+            self._answer(waiters, error)
             if error is None and former:
                 # While the broker closes they stay listed: the next owner supersedes them again.
                 with contextlib.suppress(Unavailable):
@@ -177,6 +189,13 @@ class StateLedger:
 
         self._append(RecordKind.STATE_SNAPSHOT, encode(self._take_snapshot()), DurabilityLevel.SYNC, synced)
 
+    def _answer(self, waiters: list[Done], error: DanubeError | None) -> None:
+        """Call back the callers that waited for a sync. An owner whose session may be over must not say that it was
+        done, except where slices that count have it: the next owner finds it there."""
+        if error is None and waiters and not self._is_sliced and not self._ownership.holds():
+            error = self._ownership.refusal()
+        _call_all(waiters, error)
+
     def _forget_changes(self) -> None:
         self._changes.clear()
         waiters, self._waiters = self._waiters, []
@@ -185,7 +204,7 @@ class StateLedger:
     async def _drop(self, former: list[int]) -> None:
         """Drop replaced ledgers. Cancelled or refused: they stay listed, and the next owner replaces them again."""
         try:
-            await self._ownership.drop_ledgers(former)
+            await self._ownership.replace_ledgers(former)
         except DanubeError as error:
             log.warning("state.ledgers_kept", ledgers=former, error=error.message)
         else:
@@ -200,7 +219,7 @@ class StateLedger:
             return
         entry, self._next_entry = self._next_entry, self._next_entry + 1
         appended = partial(self._append_done, self.ledger_id, done)
-        self._writer.append(kind, self.ledger_id, entry, self._ownership.epoch, body, crc32c(body), level, appended)
+        self._log.append(kind, self.ledger_id, entry, self._ownership.epoch, body, crc32c(body), level, appended)
 
     def _append_done(self, ledger_id: int, done: Done, error: DanubeError | None) -> None:
         if error is not None:
@@ -224,7 +243,9 @@ class NoState:
 
     def abandoned(self, ledger_ids: set[int]) -> None: ...
 
-    def snapshot(self) -> None: ...
+    def snapshot(self, done: Done | None = None) -> None:
+        if done is not None:
+            done(None)
 
     def delete(self) -> None: ...
 

@@ -14,7 +14,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol
@@ -38,9 +38,18 @@ from .backlog_age import stored_times
 from .backlog_quota import BacklogQuota, stored_sizes
 from .partition import FetchResult, Partition, PartitionParts
 from .publish_queue import PublishDone, Published
+from .sliced_log import AppendLog, SlicedLog
 from .state_ledger import NoState, StateLedger, complete
 
-LEVELS: Final = {AckLevel.DURABLE: DurabilityLevel.SYNC, AckLevel.WRITTEN: DurabilityLevel.WRITE}
+LEVELS: Final = {
+    AckLevel.STORED: DurabilityLevel.SYNC,
+    AckLevel.DURABLE: DurabilityLevel.SYNC,
+    AckLevel.WRITTEN: DurabilityLevel.WRITE,
+}
+
+PROMISED_BLOCK: Final = 1_000_000
+"""How many offsets a `durable` partition of a cluster promises at a time: a broker that takes it without its log leaves
+out at most so many. A partition that appends a million messages in a second writes the metadata once a second."""
 
 REPLAY_BATCHES_MAX: Final = 20_000
 """When the log rotates and more batches than this came since the last snapshot, a new one is written. That bounds how
@@ -76,9 +85,10 @@ class StoredPartition(Partition):
         writer: LogWriter,
         offset_block: int,
         open_tier: Callable[[StoredPartition], Tier] | None = None,
+        slices: SlicedLog | None = None,
     ) -> None:
         """`offset_block`: how many offsets are reserved at a time, where offsets are reserved. `open_tier`: makes the
-        partition's part in object storage; None while nothing of it goes there."""
+        partition's part in object storage; None while nothing of it goes there. `slices`: of a `stored` partition."""
         super().__init__(parts)
         assert parts.log.visible_end == stream.end_offset
         self.ack_level = ack_level
@@ -90,10 +100,13 @@ class StoredPartition(Partition):
         if ack_level is AckLevel.MEMORY:
             self.state = NoState()
         else:
-            self.state = StateLedger(writer, parts.ownership, parts.tasks, self._snapshot, former_state_ledgers)
+            self.state = StateLedger(writer, parts.ownership, parts.tasks, self._snapshot, former_state_ledgers, slices)
         self._writer = writer
+        self._slices = slices
+        self._records: AppendLog = writer if slices is None else slices
         self._publish_time = parts.metrics.publish_time[ack_level]
         self._offset_block = offset_block
+        self._promises = ack_level is AckLevel.DURABLE and parts.ownership.makes_promises
         self._ledger_id: int | None = None
         self._next_entry = 0
         self._trims: list[int] = []
@@ -104,6 +117,11 @@ class StoredPartition(Partition):
         self.set_policies(parts.policies)
         self.tier = open_tier(self) if open_tier is not None else None
 
+    @property
+    def incarnation_of_slices(self) -> int:
+        """The incarnation whose slices hold what is published here; 0: none does."""
+        return self._slices.incarnation if self._slices is not None else 0
+
     def set_policies(self, policies: Policies) -> None:
         super().set_policies(policies)
         self.quota.set(policies)
@@ -111,11 +129,15 @@ class StoredPartition(Partition):
     # -- publishing ----------------------------------------------------------------------------------------------------
 
     def can_append(self, batch: Batch) -> bool:
-        if self.ack_level is AckLevel.DURABLE:
-            return self._ledger_id is not None
+        if self.ack_level.is_dense:
+            return self._ledger_id is not None and not self._lacks_promise(batch)
         if self._log.next_offset + batch.span > self._ownership.reserved_end:
             return False
         return self._ledger_id is not None or self.ack_level is AckLevel.MEMORY
+
+    def _lacks_promise(self, batch: Batch) -> bool:
+        """Return whether offsets of the batch are not promised yet, where they must be."""
+        return self._promises and self._log.next_offset + batch.span > self._ownership.promised_end
 
     def append(self, batch: Batch, done: PublishDone) -> None:
         header = batch.header
@@ -123,6 +145,8 @@ class StoredPartition(Partition):
             if isinstance(self.stream, MemoryStream):
                 self.stream.make_room(header.batch_bytes, self.settled_below)
             seen = self._log.find_duplicate(header)
+            if seen is None and self._slices is not None:
+                self._slices.check_room(header.batch_bytes)
         except DanubeError as error:
             self._metrics.refuse(done, error)
             return
@@ -144,7 +168,7 @@ class StoredPartition(Partition):
         entry = self._next_entry
         self._next_entry = entry + 1
         self._batches_since_snapshot += 1
-        self._writer.append(
+        self._records.append(
             RecordKind.DATA,
             self._ledger_id,
             entry,
@@ -159,15 +183,16 @@ class StoredPartition(Partition):
         """Answer a batch that was published before: now if it is stored, else together with the earlier try."""
         self._metrics.duplicates += 1
         if isinstance(seen, Stored):
-            done(Published(seen.base_offset, self.epoch, True))
+            self._answer_all([done], Published(seen.base_offset, self.epoch, True))
         else:
             seen.waiters.append(done)
 
     def _append_done(self, append: Append, error: DanubeError | None) -> None:
         """Handle the answer of the log for one batch: confirm it and make it visible, or roll back."""
+        if append.tag is None:  # rolled back with the others of its ledger, or the partition was abandoned
+            return
         if error is not None:
-            if append.tag is not None:  # not rolled back yet with the others of its ledger
-                self._roll_back(error)
+            self._roll_back(error)
             return
         self._make_visible(append)
         if not self.is_logged:  # nothing is written: consumers get the batch before the producer gets its answer
@@ -197,9 +222,19 @@ class StoredPartition(Partition):
             self._metrics.tracer.published(self.name, view)
 
     def _answer(self, append: Append) -> None:
-        answer = Published(append.base_offset, self._ownership.epoch, False)
-        for done in append.waiters:
-            done(answer)
+        self._answer_all(append.waiters, Published(append.base_offset, self._ownership.epoch, False))
+
+    def _answer_all(self, waiters: Iterable[PublishDone], answer: Published) -> None:
+        """Answer that a batch is stored. An owner whose session may be over must not: the producer sends it again, and
+        is answered once the owner of the partition is known. What is in slices that count is stored, also for the next
+        owner."""
+        if self._slices is not None or self._ownership.holds():
+            for done in waiters:
+                done(answer)
+            return
+        error = self._ownership.refusal()
+        for done in waiters:
+            self._metrics.refuse(done, error)
 
     def _roll_back(self, error: DanubeError) -> None:
         """Fail every append in flight with `error`. None of them was visible, so a retry goes to a new ledger."""
@@ -219,15 +254,20 @@ class StoredPartition(Partition):
     def check_writable(self) -> None:
         if self._writer.read_only is not None:
             raise self._writer.read_only
+        if self._slices is not None:
+            self._slices.check_room(0)
 
     async def prepare(self, batch: Batch) -> None:
         """Reserve offsets for the batch and open a data ledger, whichever is missing."""
         log, ownership, span = self._log, self._ownership, batch.span
-        if self.ack_level is not AckLevel.DURABLE and log.next_offset + span > ownership.reserved_end:
+        if not self.ack_level.is_dense and log.next_offset + span > ownership.reserved_end:
             await ownership.reserve(log.next_offset + max(span, self._offset_block))
+        promised_end = log.next_offset + max(span, PROMISED_BLOCK) if self._lacks_promise(batch) else -1
+        if promised_end >= 0 and self._ledger_id is not None:
+            await ownership.promise(promised_end)
         if self.ack_level is AckLevel.MEMORY or self._ledger_id is not None:
             return
-        ledger_id, revision = await ownership.open_ledger("data")
+        ledger_id, revision = await ownership.open_ledger("data", promised_end)
         self._writer.note_revision(revision)
         if self.closed is not None:
             raise self.closed
@@ -239,7 +279,7 @@ class StoredPartition(Partition):
         self._ledger_id, self._next_entry = ledger_id, 1
         self._batches_since_snapshot = 0
         level = LEVELS[self.ack_level]
-        self._writer.append(
+        self._records.append(
             RecordKind.LEDGER_START,
             ledger_id,
             0,
@@ -288,6 +328,8 @@ class StoredPartition(Partition):
         batches = await self.stream.read(offset, bytes_max) if offset < end else []
         # Where no batch is stored before the end, there is a reported gap: the next read begins after it.
         next_offset = Batch.trust(batches[-1]).end_offset if batches else end
+        if not self._ownership.holds():
+            raise self._ownership.refusal()
         return FetchResult(batches, next_offset, self.stream.start_offset, self.stream.end_offset, self.epoch)
 
     def _schedule_delivery(self) -> None:
@@ -380,15 +422,23 @@ class StoredPartition(Partition):
     # -- ending --------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        self._end(Unavailable(f"{self.name} is closing: look its owner up again"))
+        error = Unavailable(f"{self.name} is closing: look its owner up again")
+        self._end(error)
         self._deliver()
-        await self._write_state()
-
-    async def _write_state(self) -> None:
         if self.state.pending:
             await _completion(self.state.barrier)
-        if self.ack_level is not AckLevel.DURABLE and self._ownership.reserved_end > self._log.next_offset:
+        await self._reserve_no_more()
+        if self._slices is not None:
+            self.state.close(error)  # a later ack would be in a slice behind the end that is recorded
+            await _completion(self._slices.sync)
+            await self._ownership.end_slices()
+
+    async def _reserve_no_more(self) -> None:
+        """Give back the offsets that were reserved and not used."""
+        if not self.ack_level.is_dense and self._ownership.reserved_end > self._log.next_offset:
             await self._ownership.reserve(self._log.next_offset)
+        if self._promises and self._ownership.promised_end > self._log.next_offset:
+            await self._ownership.promise(self._log.next_offset)
 
     async def unload(self) -> None:
         """See Partition.unload. Cancelled: the partition continues as after a crash."""
@@ -397,21 +447,70 @@ class StoredPartition(Partition):
         self._end(error)
         self._deliver()
         try:
-            while self._log.in_flight:
-                with suppress(DanubeError):  # the appends that it concerns were answered with it
-                    await _completion(self._writer.sync)
-            await self._write_state()
-            await _completion(self._writer.sync)  # recovery reads what is written, not what is on its way
+            await self._finish_appends(error)
+            await self._reserve_no_more()
+            await self._ownership.end_slices()
         finally:
             self.state.close(error)
             self.stream.clear()
             await self._ownership.release()
+
+    @property
+    def is_movable(self) -> bool:
+        if self._ownership.is_bound_to_log:
+            return False
+        if self.ack_level is AckLevel.MEMORY:
+            return self.settled_below() >= self.stream.end_offset
+        return self._slices is not None
+
+    async def hand_over(self, broker: str) -> None:
+        """See Partition.hand_over. Cancelled: the partition continues as after a crash."""
+        error = self._moved(broker)
+        self._end(error)
+        self._deliver()
+        try:
+            await self._finish_appends(error)
+            await self._ownership.release_to(broker, None if self.ack_level.is_dense else self._log.next_offset)
+        finally:
+            self._ownership.give_up(error)
+            self.state.close(error)
+            self.stream.clear()
+
+    async def _finish_appends(self, error: DanubeError) -> None:
+        """Wait until every publish is answered, and what consumers acked is written; they get `error` for later acks.
+        The partition was ended."""
+        while self._log.in_flight:
+            with suppress(DanubeError):  # the appends that it concerns were answered with it
+                await _completion(self._records.sync)
+        if self.state.pending:
+            await _completion(self.state.barrier)
+        self.state.close(error)  # an ack during the sync would be behind the end that the record names
+        if self.is_logged:
+            await _completion(self._records.sync)  # recovery reads what is written, not what is on its way
+
+    def abandon(self, error: DanubeError) -> None:
+        self._ownership.give_up(error)
+        self._end(error)
+        self.state.close(error)
+        self._roll_back(error)
+        self._arrivals.wake()
+
+    async def finish_abandoned(self) -> None:
+        """See Partition.finish_abandoned. Cancelled: the log writes it all the same."""
+        if self.is_logged:
+            with suppress(DanubeError):  # then it was not written, and is not read either
+                await _completion(self._writer.sync)
+        self.stream.clear()
 
     def delete(self) -> list[int]:
         self._end(NotFound(f"{self.name} was deleted with its topic"))
         self._deliver()
         self.state.delete()
         self.stream.clear()
+        return self.ledger_ids
+
+    @property
+    def ledger_ids(self) -> list[int]:
         ledger_ids = self.stream.ledger_ids if isinstance(self.stream, LoggedStream) else []
         return ledger_ids if self.state.ledger_id is None else [*ledger_ids, self.state.ledger_id]
 

@@ -20,7 +20,8 @@ from typing import Final
 
 import msgspec
 
-from pydanube.metadata.store import Delete, MetadataStore, Put, list_all
+from pydanube.metadata.following import KeyMirror
+from pydanube.metadata.store import Compare, Delete, MetadataStore, Put
 from pydanube.model.errors import DanubeError
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
 from pydanube.runtime.clock import MICROSECONDS, Clock
@@ -61,18 +62,12 @@ class Consumers:
         self._by_subscription: dict[tuple[int, int], set[int]] = {}
         """Consumer ids by topic id and subscription id."""
         self.live: set[int] = set()
-        """Consumers that have a stream now: their records stay."""
+        """Consumers that have a stream at this broker now: their records stay."""
+        self.keys = KeyMirror(records.CONSUMERS, self._take)
 
-    async def load(self, is_current: Callable[[ConsumerRecord], bool]) -> None:
-        """Read the records; those of topics and subscriptions that are gone are removed."""
-        gone: list[str] = []
-        async for one in list_all(self._store, records.CONSUMERS):
-            record = records.unpack(one.value, ConsumerRecord)
-            if is_current(record):
-                self._add(records.consumer_of_key(one.key), record)
-            else:
-                gone.append(one.key)
-        await self._delete_or_log(gone)
+    def outdated(self, is_current: Callable[[ConsumerRecord], bool]) -> list[tuple[int, ConsumerRecord]]:
+        """Return the ids and records that belong to no topic or subscription that is known."""
+        return [(number, record) for number, record in self._by_id.items() if not is_current(record)]
 
     def find(self, number: int) -> ConsumerRecord | None:
         return self._by_id.get(number)
@@ -103,16 +98,22 @@ class Consumers:
 
     async def remove_subscription(self, topic_id: int, subscription_id: int) -> None:
         """Remove the records of a deleted subscription. What cannot be removed now is removed at the next start."""
-        await self._remove(self._by_subscription.get((topic_id, subscription_id), set()))
+        await self.remove(self._by_subscription.get((topic_id, subscription_id), set()))
 
     async def remove_topic(self, topic_id: int) -> None:
         """Remove the records of a deleted topic."""
-        await self._remove({one for key, ids in self._by_subscription.items() if key[0] == topic_id for one in ids})
+        await self.remove({one for key, ids in self._by_subscription.items() if key[0] == topic_id for one in ids})
+
+    async def note_live(self) -> None:
+        """Note that the consumers which have a stream here are used, for the broker that removes unused records."""
+        for number in list(self.live):
+            await self.note_use(number)
 
     async def remove_unused(self) -> None:
-        """Remove the records that were not used for long."""
+        """Remove the records that were not used for long, at any broker: each notes the use of its own again and
+        again."""
         limit_us = self._clock.now_us() - UNUSED_US
-        await self._remove(
+        await self.remove(
             {number for number, one in self._by_id.items() if one.used_at < limit_us and number not in self.live}
         )
 
@@ -122,34 +123,50 @@ class Consumers:
         if (former := self._by_id.get(number)) is not None:
             stale = records.consumer_key(former.topic_id, former.subscription_id, number)
             writes += [Delete(stale)] if stale != key else []
-        await write_surely(self._store, self._clock, [], writes)
-        self._forget(number)
-        self._add(number, record)
+        revision = await write_surely(self._store, self._clock, [], writes)
+        for write in writes:
+            self.keys.learn(write.key, write.value if isinstance(write, Put) else None, revision)
 
     async def _make_room(self, record: ConsumerRecord) -> None:
         there = self._by_subscription.get((record.topic_id, record.subscription_id), set())
         idle = there - self.live
         if len(there) >= CONSUMERS_MAX and idle:
-            await self._remove({min(idle, key=lambda one: self._by_id[one].used_at)})
+            await self.remove({min(idle, key=lambda one: self._by_id[one].used_at)})
 
-    async def _remove(self, numbers: set[int]) -> None:
+    async def remove(self, numbers: set[int]) -> None:
+        """Remove records that have not changed since they were read. What cannot be removed now is removed at the next
+        start."""
         keys: list[str] = []
         for number in list(numbers):
             record = self._by_id[number]
             keys.append(records.consumer_key(record.topic_id, record.subscription_id, number))
-            self._forget(number)
-        await self._delete_or_log(keys)
-
-    async def _delete_or_log(self, keys: list[str]) -> None:
-        """Delete keys. What cannot be deleted now is deleted at the next start, as it belongs to nothing."""
         try:
-            await self._delete(keys)
+            for start in range(0, len(keys), METADATA_OPERATIONS_MAX // 2):
+                await self._delete(keys[start : start + METADATA_OPERATIONS_MAX // 2])
         except DanubeError as error:
             log.warning("consumers.not_removed", count=len(keys), error=error.message)
 
     async def _delete(self, keys: list[str]) -> None:
-        for start in range(0, len(keys), METADATA_OPERATIONS_MAX):
-            await self._store.transact([], [Delete(key) for key in keys[start : start + METADATA_OPERATIONS_MAX]])
+        """Delete keys as they are known here; one by one if another broker has changed some of them, which stay."""
+        known = {key: self.keys.revisions[key] for key in keys if key in self.keys.revisions}
+        compares = [Compare.mod_revision(key, revision) for key, revision in known.items()]
+        result = await self._store.transact(compares, [Delete(key) for key in known])
+        if result.succeeded:
+            for key in known:
+                self.keys.learn(key, None, result.revision)
+        elif len(known) > 1:
+            for key in known:
+                await self._delete([key])
+
+    def _take(self, key: str, value: bytes | None) -> None:
+        number = records.consumer_of_key(key)
+        known = self._by_id.get(number)
+        if value is not None:
+            record = records.unpack(value, ConsumerRecord)
+            self._forget(number)
+            self._add(number, record)
+        elif known is not None and records.consumer_key(known.topic_id, known.subscription_id, number) == key:
+            self._forget(number)
 
     def _add(self, number: int, record: ConsumerRecord) -> None:
         self._by_id[number] = record

@@ -38,13 +38,19 @@ class IdBlocks:
                         self._left = list(reversed(await take_ids(self._store, self._counter, count)))
         finally:
             self._waiting -= 1
-        self._last = self._left.pop()
-        return self._last
+        number = self._left.pop()
+        self._last = max(self._last, number)
+        return number
 
     async def load(self) -> None:
-        """Read the last id that was reserved before this start."""
-        self._last = await last_id(self._store, self._counter)
+        """Read the last id that any broker has reserved."""
+        self._last = max(self._last, await last_id(self._store, self._counter))
 
-    def was_given(self, number: int) -> bool:
-        """Return whether this id may have been given out, since this start or before."""
+    async def was_given(self, number: int) -> bool:
+        """Return whether this id may have been given out, by this broker or another one. The store is asked about
+        numbers that are higher than what is known."""
+        if self._left and self._left[-1] <= number <= self._left[0]:
+            return False  # reserved for this broker, and not given yet
+        if number > self._last:
+            await self.load()
         return 0 < number <= self._last

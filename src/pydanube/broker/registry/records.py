@@ -6,11 +6,12 @@
 /partitions/<topic id>/<index>                PartitionRecord     its owner and epoch, for fencing
 /ledgers/<topic id>/<index>/<ledger id>       LedgerRecord        the managed ledger: data and state ledgers in order
 /subscriptions/<topic id>/<name>              SubscriptionRecord  identity and start; moving cursors are in the log
+/subscribed/<topic id>                        nothing             written with each subscription of a limited number
 /producers/<topic id>/<name>                  ProducerRecord      identity of a named producer
 /consumers/<topic id>/<subscription>/<id>     ConsumerRecord      a consumer of the Danube gRPC API, by its id
 /access/<topic id>                            AccessRecord        the producer that last had exclusive access
 /deleted/<topic id>                           nothing             a deleted topic; other keys or segments may be left
-/dropped/<ledger id>                          nothing             tombstone of a ledger whose records the log may hold
+/dropped/<ledger id>                          the id of a log     tombstone of a ledger whose records that log may hold
 /restored/<topic id>/<index>/<subscription>   RestoredRecord      its cursor after a restore, until the log has one
 /staged/queries/<query>                       QueryRecord         a query that writes stages (see core.staging)
 /staged/decisions/<number>/<batch id>         DecisionRecord      committed stages, until all of them are published
@@ -24,6 +25,7 @@ Ids are numbers from the store's counters, written in 16 hexadecimal digits so t
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from typing import Literal, TypeVar
 
 import msgspec
@@ -37,8 +39,12 @@ from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 
 
 class NamespaceRecord(msgspec.Struct, omit_defaults=True):
+    """`deleting`: the namespace is being deleted, and no topic is created in it; a deletion that was interrupted leaves
+    it so, and can be repeated."""
+
     created_at: int = 0
     policies: Policies | None = None
+    deleting: bool = False
 
     def own_policies(self) -> Policies:
         return self.policies or Policies()
@@ -61,10 +67,45 @@ class TopicRecord(msgspec.Struct, omit_defaults=True):
         return TopicConfig(self.partitions, self.reliable, AckLevel.parse(self.ack_level))
 
 
+class SequenceRecord(msgspec.Struct, omit_defaults=True):
+    """The slices of one incarnation that a `stored` partition needs: from number `lowest` on, below `end`, which is not
+    known (-1) before the sequence is sealed, or the partition released."""
+
+    incarnation: int
+    lowest: int = 0
+    end: int = -1
+
+
+class LostRecord(msgspec.Struct, omit_defaults=True):
+    """A part of a partition that was given up with its broker: ledgers of the epochs up to `epoch` that are in no
+    catalog. `log` holds them and `owner` is the broker that writes it; their offsets are in [start, end). They are
+    leftovers from then on: the partition never reads them again, and nothing frees them. `salvaged`: by the id of a
+    topic, the end of what was published there."""
+
+    epoch: int
+    log: str
+    owner: str = ""
+    start: int = 0
+    end: int = 0
+    taken_at: int = 0
+    salvaged: dict[int, int] = {}
+
+
 class PartitionRecord(msgspec.Struct, omit_defaults=True):
     """`reserved_end`: offsets below it may have been given out, on topics whose log may come back shorter.
 
+    `promised_end`: of a `durable` partition of a cluster: no offset from there on has been given out. It says where a
+    broker continues that takes the partition without the log; the broker that has the log does not need it. -1: it is
+    not known, because a broker alone wrote the partition last.
+
     `start_offset`: retention has dropped the offsets below it. `uploaded_end`: the offsets below it are in the catalog.
+
+    `owner` and `incarnation`: the session that took the partition last; no owner: it was released, or never taken.
+    `assigned`: the broker that shall take the partition next, as placement decided; empty: none was chosen.
+    `log`: the log that holds ledgers of the partition, so that only the broker which writes that log can own it; empty:
+    there are no ledgers yet, or an earlier release opened them, in the log of the cluster's founder.
+    `sequences`: the slices that a `stored` partition needs, oldest first; its ledgers are in no log alone.
+    `lost`: what was given up with brokers that did not come back, oldest first.
     """
 
     epoch: int = 0
@@ -72,16 +113,33 @@ class PartitionRecord(msgspec.Struct, omit_defaults=True):
     reserved_end: int = 0
     start_offset: int = 0
     uploaded_end: int = 0
+    incarnation: int = 0
+    assigned: str = ""
+    log: str = ""
+    sequences: list[SequenceRecord] = []
+    promised_end: int = -1
+    lost: list[LostRecord] = []
+
+    @property
+    def lost_epoch(self) -> int:
+        """Ledgers of this epoch, and of those before it, are leftovers."""
+        return self.lost[-1].epoch if self.lost else 0
 
 
 class LedgerRecord(msgspec.Struct, omit_defaults=True):
+    """`log`: the log that holds the ledger; empty: that of the cluster's founder, written by an earlier release.
+    `sliced`: its records are in slices, and what the log has of them does not count."""
+
     kind: Literal["data", "state"]
     epoch: int
+    log: str = ""
+    sliced: bool = False
 
 
 class SubscriptionRecord(msgspec.Struct, omit_defaults=True):
     """`starts` holds the first offset for each partition that existed when it was created; later ones start at 0.
-    `unacked_max`: how many messages of each partition may be in flight; 0 is no limit."""
+    `unacked_max`: how many messages of each partition may be in flight; 0 is no limit. `created_by`: the principal that
+    may also seek and delete it; empty: it was created without authentication, or by an earlier release."""
 
     subscription_id: int
     type: int = int(SubscriptionType.EXCLUSIVE)
@@ -89,6 +147,7 @@ class SubscriptionRecord(msgspec.Struct, omit_defaults=True):
     created_at: int = 0
     failure_policy: FailurePolicy | None = None
     unacked_max: int = 0
+    created_by: str = ""
 
     def failure(self) -> FailurePolicy:
         return self.failure_policy or NATIVE
@@ -99,12 +158,14 @@ class SubscriptionRecord(msgspec.Struct, omit_defaults=True):
 
 class ProducerRecord(msgspec.Struct, omit_defaults=True):
     """`access_epoch`: the access epoch of the topic when the name was last opened. Without a name, `epoch` is that.
-    `opener`: a number that the client which opened it last chose for itself; 0 if it chose none."""
+    `opener`: a number that the client which opened it last chose for itself; 0 if it chose none. `owner`: the only
+    principal that may open the name; empty: it was never opened by a caller that was authenticated."""
 
     producer_id: int
     epoch: int = 0
     access_epoch: int = 0
     opener: int = 0
+    owner: str = ""
 
 
 class AccessRecord(msgspec.Struct, omit_defaults=True):
@@ -153,12 +214,14 @@ class RestoredRecord(msgspec.Struct, omit_defaults=True):
 
 
 class DecisionRecord(msgspec.Struct, omit_defaults=True):
-    """A committed batch of a query: it will be published. `spread`: its pending keys are all written."""
+    """A committed batch of a query: it will be published. `spread`: its pending keys are all written.
+    `partitions`: how many of them were written in the same transaction as this record; 0: they were written later."""
 
     query: str
     stages: list[str]
     spread: bool = False
     decided_at: int = 0
+    partitions: int = 0
 
 
 class PendingRecord(msgspec.Struct, omit_defaults=True):
@@ -186,12 +249,21 @@ def topic_of_key(key: str) -> TopicName:
     return TopicName(namespace, topic)
 
 
+PARTITIONS = "/partitions/"
+
+
 def partitions_of(topic_id: int) -> str:
-    return f"/partitions/{topic_id:016x}/"
+    return f"{PARTITIONS}{topic_id:016x}/"
 
 
 def partition_key(topic_id: int, index: int) -> str:
     return f"{partitions_of(topic_id)}{index:08x}"
+
+
+def partition_of_key(key: str) -> tuple[int, int]:
+    """Return the topic's id and the partition."""
+    topic_id, index = key.removeprefix(PARTITIONS).split("/")
+    return int(topic_id, 16), int(index, 16)
 
 
 LEDGERS = "/ledgers/"
@@ -211,16 +283,37 @@ def ledger_of_key(key: str) -> tuple[int, int]:
     return int(topic_id, 16), int(ledger_id, 16)
 
 
+SUBSCRIPTIONS = "/subscriptions/"
+
+
 def subscriptions_of(topic_id: int) -> str:
-    return f"/subscriptions/{topic_id:016x}/"
+    return f"{SUBSCRIPTIONS}{topic_id:016x}/"
 
 
 def subscription_key(topic_id: int, name: str) -> str:
     return f"{subscriptions_of(topic_id)}{name}"
 
 
+def subscription_of_key(key: str) -> tuple[int, str]:
+    """Return the topic's id and the subscription's name."""
+    topic_id, _, name = key.removeprefix(SUBSCRIPTIONS).partition("/")
+    return int(topic_id, 16), name
+
+
+def subscribed_key(topic_id: int) -> str:
+    return f"/subscribed/{topic_id:016x}"
+
+
+PRODUCERS = "/producers/"
+
+
 def producers_of(topic_id: int) -> str:
-    return f"/producers/{topic_id:016x}/"
+    return f"{PRODUCERS}{topic_id:016x}/"
+
+
+def producer_of_key(key: str) -> int:
+    """Return the topic's id."""
+    return int(key.removeprefix(PRODUCERS).partition("/")[0], 16)
 
 
 def producer_key(topic_id: int, name: str) -> str:
@@ -244,8 +337,16 @@ def consumer_of_key(key: str) -> int:
     return int(key.rpartition("/")[2], 16)
 
 
+ACCESS = "/access/"
+
+
 def access_key(topic_id: int) -> str:
-    return f"/access/{topic_id:016x}"
+    return f"{ACCESS}{topic_id:016x}"
+
+
+def access_of_key(key: str) -> int:
+    """Return the topic's id."""
+    return int(key.removeprefix(ACCESS), 16)
 
 
 DELETED = "/deleted/"
@@ -280,6 +381,7 @@ def restored_key(topic_id: int, index: int, subscription_id: int) -> str:
     return f"{restored_of(topic_id, index)}{subscription_id:016x}"
 
 
+STAGED = "/staged/"
 QUERIES = "/staged/queries/"
 DECISIONS = "/staged/decisions/"
 PENDING = "/staged/pending/"
@@ -288,6 +390,11 @@ PENDING = "/staged/pending/"
 def query_key(query: str) -> str:
     # In hexadecimal because it is free text, like a producer's name.
     return f"{QUERIES}{query.encode().hex()}"
+
+
+def query_of_key(key: str) -> str:
+    """Return the query's name."""
+    return bytes.fromhex(key.removeprefix(QUERIES)).decode()
 
 
 def decisions_of(number: int) -> str:
@@ -322,14 +429,32 @@ def pack(record: msgspec.Struct) -> bytes:
     return msgspec.msgpack.encode(record)
 
 
+@cache
+def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Return the fields of a record. They are worked out from the source text of the annotations, which takes longer
+    than to write the record."""
+    return msgspec.structs.fields(kind)
+
+
+def pack_over(former: bytes, record: msgspec.Struct) -> bytes:
+    """Return the bytes of a changed record, with the fields of `former` that this release does not know."""
+    names = {one.encode_name for one in _fields(type(record))}
+    try:
+        content = msgspec.msgpack.decode(former)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"metadata: {type(record).__name__} cannot be read ({error}); restore it from a backup") from None
+    unknown = {name: value for name, value in content.items() if name not in names}
+    if not unknown:
+        return pack(record)
+    return msgspec.msgpack.encode(msgspec.msgpack.decode(pack(record)) | unknown)
+
+
 def version_of(record: msgspec.Struct) -> str:
     """Return an opaque text that is another one after every change of the record.
 
     It depends on the content only. The bytes do not: `omit_defaults` leaves out a default object, not what equals it.
     """
-    content = {
-        one.name: value for one in msgspec.structs.fields(record) if (value := getattr(record, one.name)) != one.default
-    }
+    content = {one.name: value for one in _fields(type(record)) if (value := getattr(record, one.name)) != one.default}
     return hashlib.blake2b(msgspec.msgpack.encode(content), digest_size=8).hexdigest()
 
 

@@ -1,11 +1,18 @@
 """The registry of namespaces, topics, subscriptions and named producers, in the metadata store and in memory.
 
-Reads are answered from memory. Changes are made one at a time: they go to the store first, with a comparison, so that
-nothing is created twice or deleted while it is in use. Names are compared whole.
+Reads are answered from memory, which follows the store by watch in a cluster. Changes of this broker are made one at a
+time. Each reads the record from the store, and writes with a comparison of what it read; when another broker was
+faster, it is tried again. Whatever changes, here or elsewhere, reaches the listeners by the same way:
+
+```
+ own change ─► store ─┐
+ watch, or list ──────┴─► KeyMirror ─► memory ─► RegistryListener
+```
 
 Invariants
     memory agrees with the store: after a write that failed, the store is asked whether it was written after all
     a topic that is being deleted is not found; if the store then refuses the deletion, the topic comes back
+    no topic is created in a namespace that is being deleted, and no subscription on a topic that is
     the keys that a deleted topic leaves behind are removed, at the latest by the next start
 """
 
@@ -14,17 +21,21 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all
+from pydanube.metadata.following import Follower, KeyMirror
+from pydanube.metadata.store import Compare, Delete, KeyValue, MetadataStore, Put, list_all
 from pydanube.model.errors import AlreadyExists, DanubeError, Full, Invalid, NotFound, Refused
 from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.limits import METADATA_OPERATIONS_MAX, PARTITIONS_MAX
 from pydanube.model.names import DEFAULT_NAMESPACE, TopicName
 from pydanube.model.schemas import Binding
-from pydanube.model.topics import SubscriptionType, TopicConfig
+from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.locks import SharedLock
 from pydanube.runtime.telemetry import get_logger
@@ -33,6 +44,7 @@ from pydanube.storage.tiering.catalog import segments_of
 from . import records
 from .consumers import Consumers
 from .ids import IdBlocks
+from .producer_ids import check_name_owned, check_owned, counted_id, owned_id
 from .records import (
     AccessRecord,
     ConsumerRecord,
@@ -41,10 +53,35 @@ from .records import (
     SubscriptionRecord,
     TopicRecord,
 )
-from .tombstones import KnownLedgers, drop_writes
-from .writing import expect, write_surely
+from .tombstones import KnownLedgers, drop_writes, log_of
+from .writing import Outrun, expect, try_again, write_surely
 
 log = get_logger(__name__)
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing; the default of each callback."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryListener:
+    """What is called after memory changed, by this broker or by another one, on the event loop. None of it may raise or
+    block."""
+
+    topic_changed: Callable[[TopicName, TopicRecord | None, TopicRecord], None] = _ignore
+    """With the topic, its former record (None: it is new) and its record."""
+    topic_deleted: Callable[[TopicName, TopicRecord], None] = _ignore
+    subscription_changed: Callable[[int, str, SubscriptionRecord | None, SubscriptionRecord], None] = _ignore
+    """With the topic's id, the name, the former record (None: it is new) and the record."""
+    subscription_deleted: Callable[[int, str, SubscriptionRecord], None] = _ignore
+    namespace_changed: Callable[[str], None] = _ignore
+    """The policies of the namespace may be others."""
+    access_taken: Callable[[int, AccessRecord], None] = _ignore
+    """With the topic's id: a producer took exclusive access to it."""
+    producer_resumed: Callable[[int, ProducerRecord], None] = _ignore
+    """With the topic's id: a named producer was opened, perhaps again."""
+    ledger_dropped: Callable[[int], None] = _ignore
+    """With the ledger's id: its records are needed no more."""
 
 
 class Registry:
@@ -62,38 +99,73 @@ class Registry:
         self._producer_ids = IdBlocks(store, "producer", 1000)
         self._namespaces: dict[str, NamespaceRecord] = {}
         self._topics: dict[TopicName, TopicRecord] = {}
+        self._bound: dict[str, set[TopicName]] = {}
+        """The topics that are bound to each subject."""
         self._topic_names: list[TopicName] = []
         """The keys of `_topics`, sorted: thousands of names are not sorted for each listing."""
         self._subscriptions: dict[int, dict[str, SubscriptionRecord]] = {}
+        """By topic id; those of a deleted topic are here until its keys are removed."""
         self.consumers = Consumers(store, clock)
         """The consumers of the Danube gRPC API."""
-        self._topics_in_deletion: set[int] = set()
+        self._in_deletion: dict[int, TopicRecord] = {}
+        """By topic id: the topics that are being deleted, which are not found meanwhile."""
         self._subscriptions_in_deletion: set[int] = set()
+        self._listeners: list[RegistryListener] = []
+        self._follower: Follower | None = None
+        self._namespace_keys = KeyMirror(records.NAMESPACES, self._take_namespace)
+        self._topic_keys = KeyMirror(records.TOPICS, self._take_topic)
+        self._subscription_keys = KeyMirror(records.SUBSCRIPTIONS, self._take_subscription)
+
+    def subscribe(self, listener: RegistryListener) -> None:
+        self._listeners.append(listener)
+
+    def follow(self, follower: Follower) -> None:
+        """Have memory follow what other brokers change, from the next `Follower.start` on. A second call does
+        nothing."""
+        if self._follower is not None:
+            return
+        self._follower = follower
+        heard = [
+            KeyMirror(records.ACCESS, self._hear_access),
+            KeyMirror(records.PRODUCERS, self._hear_producer),
+            KeyMirror(records.DROPPED, self._hear_dropped),
+        ]
+        for mirror in (self._namespace_keys, self._topic_keys, self._subscription_keys, self.consumers.keys, *heard):
+            mirror.follow(follower)
 
     async def load(self) -> None:
-        """Read everything from the store, and create the namespace `default` at the first start."""
+        """Read everything from the store, create the namespace `default` at the first start, and remove what deletions
+        have left behind."""
         await self._producer_ids.load()
-        async for one in list_all(self._store, records.NAMESPACES):
-            namespace = one.key.removeprefix(records.NAMESPACES)
-            self._namespaces[namespace] = records.unpack(one.value, NamespaceRecord)
-        async for one in list_all(self._store, records.TOPICS):
-            self._topics[records.topic_of_key(one.key)] = records.unpack(one.value, TopicRecord)
-        self._topic_names = sorted(self._topics)
-        for topic in self._topics.values():
-            prefix = records.subscriptions_of(topic.topic_id)
-            self._subscriptions[topic.topic_id] = {
-                one.key.removeprefix(prefix): records.unpack(one.value, SubscriptionRecord)
-                async for one in list_all(self._store, prefix)
-            }
-        await self.consumers.load(self.is_current)
+        for mirror in (self._namespace_keys, self._topic_keys, self._subscription_keys, self.consumers.keys):
+            await mirror.load(self._store)
+        await self._remove_outdated_consumers()
         if DEFAULT_NAMESPACE not in self._namespaces:
-            await self.create_namespace(DEFAULT_NAMESPACE)
+            with suppress(AlreadyExists):  # another broker has just done it
+                await self.create_namespace(DEFAULT_NAMESPACE)
         for key in [one.key async for one in list_all(self._store, records.DELETED)]:
             await self.clean_up(records.deleted_of_key(key))
 
-    async def known_ledgers(self) -> KnownLedgers:
-        """Return every ledger that the metadata knows something about; for the start, after `load`."""
-        return await KnownLedgers.load(self._store, {topic.topic_id for topic in self._topics.values()})
+    async def _remove_outdated_consumers(self) -> None:
+        """Remove the records of consumers whose topic or subscription is gone. The store is asked about each of them,
+        because memory may be older than the record."""
+        gone: set[int] = set()
+        for number, consumer in self.consumers.outdated(self.is_current):
+            topic = await self._topic_keys.refresh(self._store, records.topic_key(TopicName.parse(consumer.topic)))
+            key = records.subscription_key(consumer.topic_id, consumer.subscription)
+            subscription = await self._subscription_keys.refresh(self._store, key)
+            if (
+                topic is None
+                or records.unpack(topic.value, TopicRecord).topic_id != consumer.topic_id
+                or subscription is None
+                or records.unpack(subscription.value, SubscriptionRecord).subscription_id != consumer.subscription_id
+            ):
+                gone.add(number)
+        await self.consumers.remove(gone)
+
+    async def known_ledgers(self, is_own_log: Callable[[str], bool] = lambda _log: True) -> KnownLedgers:
+        """Return every ledger of the own log that the metadata knows something about; for the start, after `load`."""
+        return await KnownLedgers.load(self._store, is_own_log)
 
     async def ledgers_of(self, topic: TopicName) -> set[int]:
         prefix = records.ledgers_of(self.topic(topic).topic_id)
@@ -108,47 +180,95 @@ class Registry:
         """Return the record of a namespace. Raises NotFound, which advises to create it unless it is to be deleted."""
         record = self._namespaces.get(namespace)
         if record is None:
-            create = f"create it with `danube namespaces create {namespace}`"
-            advice = "`danube namespaces list` shows those that do" if to_delete else create
-            raise NotFound(f"namespace {namespace!r} does not exist: {advice}")
+            raise self._no_namespace(namespace, to_delete)
         return record
 
+    def _no_namespace(self, namespace: str, to_delete: bool) -> NotFound:
+        create = f"create it with `danube namespaces create {namespace}`"
+        advice = "`danube namespaces list` shows those that do" if to_delete else create
+        return NotFound(f"namespace {namespace!r} does not exist: {advice}")
+
     async def create_namespace(self, namespace: str) -> None:
-        async with self._changing:
-            if namespace in self._namespaces:
+        key = records.namespace_key(namespace)
+
+        async def attempt() -> None:
+            if await self._exists(self._namespace_keys, key):
                 raise AlreadyExists(f"namespace {namespace!r} exists already")
-            key = records.namespace_key(namespace)
-            record = NamespaceRecord(self._clock.now_us())
-            await self._write([Compare.missing(key)], [Put(key, records.pack(record))])
-            self._namespaces[namespace] = record
+            value = records.pack(NamespaceRecord(self._clock.now_us()))
+            revision = await self._write([Compare.missing(key)], [Put(key, value)])
+            self._namespace_keys.learn(key, value, revision)
+
+        async with self._changing:
+            await try_again(attempt)
 
     async def delete_namespace(self, namespace: str, expected: str = "") -> None:
-        """Delete an empty namespace. `expected`: see `writing.expect`; so for every change that has it."""
+        """Delete an empty namespace. `expected`: see `writing.expect`; so for every change that has it.
+
+        The record is marked first, so that no broker creates a topic while the topics are listed. Cancelled or failed:
+        the namespace may stay marked; it takes no topics then, and can be deleted again.
+        """
         async with self._changing:
-            record = self.namespace(namespace, to_delete=True)
             if namespace == DEFAULT_NAMESPACE:
                 raise Refused(f"namespace {DEFAULT_NAMESPACE!r} cannot be deleted")
-            if held := self.topics(namespace):
-                raise Refused(
-                    f"namespace {namespace!r} still has {len(held)} topics, for example {held[0]}: delete them first"
-                )
-            compares = await self._expect_namespace(namespace, record, expected)
-            await self._write(compares, [Delete(records.namespace_key(namespace))])
-            del self._namespaces[namespace]
+            self._check_empty(namespace, [str(one) for one in self.topics(namespace)])
+            await try_again(partial(self._delete_namespace, namespace, expected))
+
+    async def _delete_namespace(self, namespace: str, expected: str) -> None:
+        key = records.namespace_key(namespace)
+        marked = await self._change_namespace(namespace, partial(_marked, True), expected, to_delete=True)
+        prefix = f"{records.TOPICS}{namespace}/"
+        held = [str(records.topic_of_key(one.key)) async for one in list_all(self._store, prefix)]
+        try:
+            self._check_empty(namespace, held)
+            revision = await self._write([Compare.mod_revision(key, marked)], [Delete(key)])
+        except (Refused, Outrun):
+            await self._change_namespace(namespace, partial(_marked, False))
+            raise
+        self._learn_deletion(self._namespace_keys, key, revision, marked)
+
+    def _check_empty(self, namespace: str, held: list[str]) -> None:
+        if held:
+            raise Refused(
+                f"namespace {namespace!r} still has {len(held)} topics, for example {held[0]}: delete them first"
+            )
 
     async def set_namespace_policies(
         self, namespace: str, changes: Mapping[str, int | None], expected: str = ""
     ) -> None:
-        async with self._changing:
-            former = self.namespace(namespace)
-            compares = await self._expect_namespace(namespace, former, expected)
-            record = msgspec.structs.replace(former, policies=former.own_policies().changed(dict(changes)))
-            await self._write(compares, [Put(records.namespace_key(namespace), records.pack(record))])
-            self._namespaces[namespace] = record
+        def change(record: NamespaceRecord) -> NamespaceRecord:
+            return msgspec.structs.replace(record, policies=record.own_policies().changed(dict(changes)))
 
-    async def _expect_namespace(self, namespace: str, record: NamespaceRecord, expected: str) -> list[Compare]:
+        async with self._changing:
+            await try_again(lambda: self._change_namespace(namespace, change, expected))
+
+    async def _change_namespace(
+        self,
+        namespace: str,
+        change: Callable[[NamespaceRecord], NamespaceRecord],
+        expected: str = "",
+        *,
+        to_delete: bool = False,
+    ) -> int:
+        """Change the record of a namespace as it is in the store, and return the revision. Raises Outrun."""
         key = records.namespace_key(namespace)
-        return await expect(self._store, key, record, expected, f"namespace {namespace!r}")
+        former = await self._namespace_keys.refresh(self._store, key)
+        if former is None:
+            raise self._no_namespace(namespace, to_delete)
+        record = records.unpack(former.value, NamespaceRecord)
+        compares = await expect(self._store, key, record, expected, f"namespace {namespace!r}")
+        value = records.pack_over(former.value, change(record))
+        revision = await self._write([*compares, Compare.mod_revision(key, former.mod_revision)], [Put(key, value)])
+        self._namespace_keys.learn(key, value, revision)
+        return revision
+
+    def _take_namespace(self, key: str, value: bytes | None) -> None:
+        namespace = key.removeprefix(records.NAMESPACES)
+        if value is None:
+            self._namespaces.pop(namespace, None)
+        else:
+            self._namespaces[namespace] = records.unpack(value, NamespaceRecord)
+            for listener in self._listeners:
+                listener.namespace_changed(namespace)
 
     # -- topics --------------------------------------------------------------------------------------------------------
 
@@ -163,15 +283,48 @@ class Registry:
             start, end = 0, len(names)
         return names[start if after is None else max(start, bisect_right(names, after)) : end]
 
-    def _add_topic(self, name: TopicName, record: TopicRecord, subscriptions: dict[str, SubscriptionRecord]) -> None:
-        self._topics[name] = record
-        self._subscriptions[record.topic_id] = subscriptions
-        insort(self._topic_names, name)
+    def _take_topic(self, key: str, value: bytes | None) -> None:
+        """Take over a topic's record. One that is being deleted here stays hidden, and comes back from
+        `_in_deletion`."""
+        name = records.topic_of_key(key)
+        record = None if value is None else records.unpack(value, TopicRecord)
+        former = self._topics.get(name)
+        if former is not None and (record is None or record.topic_id != former.topic_id):
+            self._hide_topic(name)
+            self._notify_deleted(name, former)
+            former = None
+        if record is not None and record.topic_id in self._in_deletion:
+            self._in_deletion[record.topic_id] = record
+        elif record is not None:
+            self._show_topic(name, record)
+            for listener in self._listeners:
+                listener.topic_changed(name, former, record)
 
-    def _remove_topic(self, name: TopicName) -> dict[str, SubscriptionRecord]:
-        """Remove a topic from memory, and return its subscriptions."""
+    def _notify_deleted(self, name: TopicName, record: TopicRecord) -> None:
+        for listener in self._listeners:
+            listener.topic_deleted(name, record)
+
+    def _show_topic(self, name: TopicName, record: TopicRecord) -> None:
+        if name not in self._topics:
+            insort(self._topic_names, name)
+        else:
+            self._forget_binding(name)
+        self._topics[name] = record
+        if record.binding is not None:
+            self._bound.setdefault(record.binding.subject, set()).add(name)
+
+    def _hide_topic(self, name: TopicName) -> None:
         del self._topic_names[bisect_left(self._topic_names, name)]
-        return self._subscriptions.pop(self._topics.pop(name).topic_id)
+        self._forget_binding(name)
+        del self._topics[name]
+
+    def _forget_binding(self, name: TopicName) -> None:
+        binding = self._topics[name].binding
+        if binding is not None:
+            bound = self._bound[binding.subject]
+            bound.discard(name)
+            if not bound:
+                del self._bound[binding.subject]
 
     @property
     def topic_count(self) -> int:
@@ -184,10 +337,55 @@ class Registry:
         """Return the record of a topic. Raises NotFound, which advises to create it unless it is to be deleted."""
         record = self._topics.get(name)
         if record is None:
-            create = f"create it with `danube topics create {name}`"
-            advice = "`danube topics list` shows those that do" if to_delete else create
-            raise NotFound(f"topic {name} does not exist: {advice}")
+            raise self._no_topic(name, to_delete)
         return record
+
+    def _no_topic(self, name: TopicName, to_delete: bool = False) -> NotFound:
+        create = f"create it with `danube topics create {name}`"
+        advice = "`danube topics list` shows those that do" if to_delete else create
+        return NotFound(f"topic {name} does not exist: {advice}")
+
+    async def refresh_topic(self, name: TopicName, partition: int = -1) -> TopicRecord | None:
+        """Return the record of a topic; None if there is none. In a cluster, the store is asked for a topic, or for a
+        partition, that this broker has not heard of yet."""
+        record = self._topics.get(name)
+        if self._follower is None or (record is not None and partition < record.config().partition_count):
+            return record
+        found = await self._topic_keys.refresh(self._store, records.topic_key(name))
+        if found is not None and record is None:
+            topic_id = records.unpack(found.value, TopicRecord).topic_id
+            async for one in list_all(self._store, records.subscriptions_of(topic_id)):
+                self._subscription_keys.learn(one.key, one.value, one.mod_revision)
+        return self._topics.get(name)
+
+    async def has_topic(self, name: TopicName, topic_id: int) -> bool:
+        """Return whether the topic of this name has this id. In a cluster the store is asked: this broker may not have
+        heard yet that the topic was deleted, or created anew."""
+        record = self._topics.get(name)
+        if self._follower is not None:
+            found = await self._topic_keys.refresh(self._store, records.topic_key(name))
+            record = records.unpack(found.value, TopicRecord) if found is not None else None
+        return record is not None and record.topic_id == topic_id
+
+    async def refresh_namespace(self, namespace: str) -> None:
+        """In a cluster, ask the store about a namespace that this broker has not heard of yet."""
+        if namespace not in self._namespaces:
+            await self._ask(self._namespace_keys, records.namespace_key(namespace))
+
+    async def _ask(self, keys: KeyMirror, key: str) -> KeyValue | None:
+        """Return the key as the store has it, in a cluster. A broker alone knows all there is: None."""
+        return None if self._follower is None else await keys.refresh(self._store, key)
+
+    async def _exists(self, keys: KeyMirror, key: str) -> bool:
+        """Return whether a key exists: for a broker alone as memory says, in a cluster as the store does."""
+        if self._follower is None:
+            return key in keys.revisions
+        return await keys.refresh(self._store, key) is not None
+
+    async def reload_topics(self) -> None:
+        """In a cluster, read all topics again, for a check that must not miss one."""
+        if self._follower is not None:
+            await self._topic_keys.reload(self._store)
 
     def check_same(self, name: TopicName, topic_id: int) -> None:
         """Raise NotFound if the topic that had `topic_id` was deleted, also if another topic has its name by now. With
@@ -204,35 +402,62 @@ class Registry:
                 f"topic {name}: names ending in -part-<number> are the partitions of another topic; choose another"
             )
         async with self._changing:
-            self.namespace(name.namespace)
-            if name in self._topics:
-                raise AlreadyExists(f"topic {name} exists already")
-            key = records.topic_key(name)
-            record = TopicRecord(
-                await self._topic_ids.take(),
-                config.partitions,
-                config.reliable,
-                str(config.ack_level),
-                self._clock.now_us(),
+            return await try_again(partial(self._create_topic, name, config))
+
+    async def _create_topic(self, name: TopicName, config: TopicConfig) -> TopicRecord:
+        key, namespace_key = records.topic_key(name), records.namespace_key(name.namespace)
+        if name.namespace not in self._namespaces or self._namespaces[name.namespace].deleting:
+            await self._namespace_keys.refresh(self._store, namespace_key)
+        if self.namespace(name.namespace).deleting:
+            raise Refused(
+                f"namespace {name.namespace!r} is being deleted, or its deletion was interrupted: delete it again"
             )
-            await self._write([Compare.missing(key)], [Put(key, records.pack(record))])
-            self._add_topic(name, record, {})
-            return record
+        # Read before the topic: a topic that is missing after that is created in this state of the namespace, or not.
+        namespace = self._namespace_keys.revisions[namespace_key]
+        if await self._exists(self._topic_keys, key):
+            raise AlreadyExists(f"topic {name} exists already")
+        record = TopicRecord(
+            await self._topic_ids.take(),
+            config.partitions,
+            config.reliable,
+            str(config.ack_level),
+            self._clock.now_us(),
+        )
+        value, compares = records.pack(record), [Compare.missing(key), Compare.mod_revision(namespace_key, namespace)]
+        try:
+            revision = await self._write(compares, [Put(key, value)])
+        except Outrun:
+            if await self._namespace_keys.refresh(self._store, namespace_key) is None:
+                raise self._no_namespace(name.namespace, to_delete=False) from None
+            raise
+        self._topic_keys.learn(key, value, revision)
+        return record
 
     async def set_topic_policies(self, name: TopicName, changes: Mapping[str, int | None], expected: str = "") -> None:
+        def change(record: TopicRecord) -> TopicRecord:
+            return msgspec.structs.replace(record, policies=record.own_policies().changed(dict(changes)))
+
         async with self._changing:
-            former = self.topic(name)
-            record = msgspec.structs.replace(former, policies=former.own_policies().changed(dict(changes)))
-            await self._replace_topic(name, record, expected)
+            await self._change_topic(name, change, expected)
 
     async def set_binding(
-        self, name: TopicName, binding: Binding | None, *, first: bool = False, expected: str = ""
+        self,
+        name: TopicName,
+        binding: Binding | None,
+        *,
+        first: bool = False,
+        expected: str = "",
+        compares: Sequence[Compare] = (),
+        writes: Sequence[Put] = (),
     ) -> Binding | None:
         """Bind a topic to a subject, or (None) to none, and return the binding that it has then. With `first`, a topic
-        that is bound already keeps its binding. Raises Refused if it is bound to another subject."""
-        async with self._changing:
-            former = self.topic(name)
-            bound = former.binding
+        that is bound already keeps its binding. Raises Refused if it is bound to another subject.
+
+        `compares` and `writes` are made in the same transaction. Raises Outrun if one of these fails.
+        """
+
+        def change(record: TopicRecord) -> TopicRecord | None:
+            bound = record.binding
             if bound is not None and binding is not None:
                 if bound.subject != binding.subject:
                     raise Refused(
@@ -240,55 +465,81 @@ class Registry:
                         f"first, with `danube schemas unbind {name}`"
                     )
                 if first:
-                    return bound
-            if bound != binding or expected:
-                await self._replace_topic(name, msgspec.structs.replace(former, binding=binding), expected)
-            return binding
+                    return None
+            return msgspec.structs.replace(record, binding=binding) if bound != binding or expected else None
+
+        async with self._changing:
+            return (await self._change_topic(name, change, expected, compares, writes)).binding
 
     def bound_topics(self, subject: str) -> list[TopicName]:
         """Return the topics that are bound to a subject."""
-        return sorted(
-            name
-            for name, record in self._topics.items()
-            if record.binding is not None and record.binding.subject == subject
-        )
+        return sorted(self._bound.get(subject, ()))
+
+    async def set_ack_level(self, name: TopicName, level: AckLevel) -> None:
+        def change(record: TopicRecord) -> TopicRecord | None:
+            return None if record.ack_level == str(level) else msgspec.structs.replace(record, ack_level=str(level))
+
+        async with self._changing:
+            await self._change_topic(name, change)
 
     async def grow_topic(self, name: TopicName, partitions: int, expected: str = "") -> None:
         """Raise the number of partitions. Existing subscriptions begin at the start of the new partitions."""
+
+        def change(record: TopicRecord) -> TopicRecord | None:
+            if partitions < record.partitions:
+                raise Refused(f"topic {name} has {record.partitions} partitions, and none can be taken away")
+            return _grown(name, record, partitions)
+
         async with self._changing:
-            former = self._partitioned(name)
-            await self._expect_topic(name, former, expected)
-            if partitions < former.partitions:
-                raise Refused(f"topic {name} has {former.partitions} partitions, and none can be taken away")
-            await self._grow(name, former, partitions, expected)
+            await self._change_topic(name, change, expected)
 
     async def ensure_partitions(self, name: TopicName, partitions: int) -> bool:
         """Raise the number of partitions if it is lower; return whether it was."""
+        former = 0
+
+        def change(record: TopicRecord) -> TopicRecord | None:
+            nonlocal former
+            former = record.partitions
+            return _grown(name, record, max(partitions, former))
+
         async with self._changing:
-            former = self._partitioned(name)
-            if partitions > former.partitions:
-                await self._grow(name, former, partitions)
-            return partitions > former.partitions
+            await self._change_topic(name, change)
+        return partitions > former
 
-    def _partitioned(self, name: TopicName) -> TopicRecord:
-        record = self.topic(name)
-        if not record.partitions:
-            raise Refused(f"topic {name} is not partitioned, and stays so: create a partitioned topic beside it")
-        return record
+    async def _change_topic(
+        self,
+        name: TopicName,
+        change: Callable[[TopicRecord], TopicRecord | None],
+        expected: str = "",
+        compares: Sequence[Compare] = (),
+        writes: Sequence[Put] = (),
+    ) -> TopicRecord:
+        """Change the record of a topic as it is in the store, and return it; None from `change`: it stays as it is."""
+        key = records.topic_key(name)
 
-    async def _grow(self, name: TopicName, former: TopicRecord, partitions: int, expected: str = "") -> None:
-        if partitions > PARTITIONS_MAX:
-            raise Invalid(f"partitions={partitions} is out of range: a topic has at most {PARTITIONS_MAX}")
-        if partitions > former.partitions:
-            await self._replace_topic(name, msgspec.structs.replace(former, partitions=partitions), expected)
+        async def attempt() -> TopicRecord:
+            former, record, expectations = await self._read_topic(name, expected)
+            changed = change(record)
+            if changed is None:
+                return record
+            value = records.pack_over(former.value, changed)
+            guard = [*expectations, Compare.mod_revision(key, former.mod_revision), *compares]
+            revision = await self._write(guard, [Put(key, value), *writes])
+            self._topic_keys.learn(key, value, revision)
+            return changed
 
-    async def _replace_topic(self, name: TopicName, record: TopicRecord, expected: str = "") -> None:
-        compares = await self._expect_topic(name, self.topic(name), expected)
-        await self._write(compares, [Put(records.topic_key(name), records.pack(record))])
-        self._topics[name] = record
+        return await (attempt() if compares else try_again(attempt))
 
-    async def _expect_topic(self, name: TopicName, record: TopicRecord, expected: str) -> list[Compare]:
-        return await expect(self._store, records.topic_key(name), record, expected, f"topic {name}")
+    async def _read_topic(
+        self, name: TopicName, expected: str, *, to_delete: bool = False
+    ) -> tuple[KeyValue, TopicRecord, list[Compare]]:
+        """Return a topic as it is in the store, and what it has to be compared with for `expected`."""
+        key = records.topic_key(name)
+        found = await self._topic_keys.refresh(self._store, key)
+        if found is None:
+            raise self._no_topic(name, to_delete)
+        record = records.unpack(found.value, TopicRecord)
+        return found, record, await expect(self._store, key, record, expected, f"topic {name}")
 
     async def delete_topic(
         self, name: TopicName, prepare: Callable[[TopicRecord], None] | None = None, expected: str = ""
@@ -298,25 +549,37 @@ class Registry:
         `prepare` is called first and may raise to keep the topic. After it, the topic is not found any more.
         """
         async with self._changing:
-            record = self.topic(name)
-            compares = await self._expect_topic(name, record, expected)
-            if prepare is not None:
-                prepare(record)
-            subscriptions = self._remove_topic(name)
-            self._topics_in_deletion.add(record.topic_id)
-            try:
-                marked = Put(records.deleted_key(record.topic_id), b"")
-                await self._write(compares, [Delete(records.topic_key(name)), marked])
-            except BaseException:
-                self._add_topic(name, record, subscriptions)
-                raise
-            finally:
-                self._topics_in_deletion.discard(record.topic_id)
-            return record
+            return await try_again(partial(self._delete_topic, name, prepare, expected))
+
+    async def _delete_topic(
+        self, name: TopicName, prepare: Callable[[TopicRecord], None] | None, expected: str
+    ) -> TopicRecord:
+        key = records.topic_key(name)
+        former, record, compares = await self._read_topic(name, expected, to_delete=True)
+        if (known := self._topics.get(name)) is None or known.topic_id != record.topic_id:
+            raise self._no_topic(name, to_delete=True)  # it was deleted while it was read
+        if prepare is not None:
+            prepare(record)
+        self._hide_topic(name)
+        self._in_deletion[record.topic_id] = record
+        writes: list[Put | Delete] = [Delete(key), Put(records.deleted_key(record.topic_id), b"")]
+        try:
+            revision = await self._write([*compares, Compare.mod_revision(key, former.mod_revision)], writes)
+        except BaseException:
+            if name not in self._topics and key in self._topic_keys.revisions:
+                self._show_topic(name, self._in_deletion[record.topic_id])
+            else:  # another broker has deleted it meanwhile
+                self._notify_deleted(name, record)
+            raise
+        finally:
+            del self._in_deletion[record.topic_id]
+        self._learn_deletion(self._topic_keys, key, revision, former.mod_revision)
+        self._notify_deleted(name, record)
+        return record
 
     def is_being_deleted(self, topic_id: int) -> bool:
         """Return whether the topic is being deleted; if the store refuses that, the topic comes back."""
-        return topic_id in self._topics_in_deletion
+        return topic_id in self._in_deletion
 
     async def clean_up(self, topic_id: int) -> None:
         """Remove what a deleted topic left behind. What cannot be removed now is removed at the next start.
@@ -327,6 +590,7 @@ class Registry:
             records.partitions_of,  # first: an owner that still writes compares these keys, and is fenced
             records.ledgers_of,
             records.subscriptions_of,
+            records.subscribed_key,
             records.producers_of,
             records.consumers_of,
             records.access_key,
@@ -339,12 +603,12 @@ class Registry:
             for prefix in prefixes:
                 if prefix is records.deleted_key and await self._store.list(segments_of(topic_id), limit=1):
                     break
-                keys = [one.key async for one in list_all(self._store, prefix(topic_id))]
+                listed = [one async for one in list_all(self._store, prefix(topic_id))]
                 if prefix is records.ledgers_of:
-                    for writes in drop_writes(keys):
+                    for writes in drop_writes([(one.key, log_of(one)) for one in listed]):
                         await self._store.transact([], writes)
                 else:
-                    await self._delete_keys(keys)
+                    await self._delete_keys([one.key for one in listed])
         except DanubeError as error:
             log.warning("topic.not_cleaned_up", topic_id=topic_id, error=error.message)
 
@@ -356,8 +620,11 @@ class Registry:
     def subscription(self, topic: TopicName, name: str) -> SubscriptionRecord:
         record = self.subscriptions(topic).get(name)
         if record is None:
-            raise NotFound(f"subscription {name!r} does not exist on {topic}")
+            raise self._no_subscription(topic, name)
         return record
+
+    def _no_subscription(self, topic: TopicName, name: str) -> NotFound:
+        return NotFound(f"subscription {name!r} does not exist on {topic}")
 
     async def create_subscription(
         self,
@@ -368,51 +635,106 @@ class Registry:
         starts: list[int],
         failure_policy: FailurePolicy = NATIVE,
         subscriptions_max: int | None = 0,
+        created_by: str = "",
     ) -> tuple[SubscriptionRecord, bool]:
         """Return the subscription, and whether this call created it. Its start is durable on return.
 
         Raises Full when the topic already has `subscriptions_max` subscriptions; 0 is no limit.
         """
         async with self._subscribing.setdefault(topic_id, asyncio.Lock()), self._changing.shared():
-            self.check_same(topic, topic_id)
-            if (found := self._subscriptions[topic_id].get(name)) is not None:
-                return found, False
-            count = len(self._subscriptions[topic_id])
-            if subscriptions_max and count >= subscriptions_max:
-                raise Full(
-                    f"topic {topic} has {count} subscriptions, and its policy subscriptions_max is "
-                    f"{subscriptions_max}: delete one, or raise it with `danube topics policies {topic} --set "
-                    f"subscriptions_max=N`"
-                )
             record = SubscriptionRecord(
-                await self._subscription_ids.take(),
+                0,
                 int(subscription_type),
                 starts,
                 self._clock.now_us(),
                 None if failure_policy == NATIVE else failure_policy,
+                created_by=created_by,
             )
-            key = records.subscription_key(topic_id, name)
-            await self._write([Compare.missing(key)], [Put(key, records.pack(record))])
-            self._subscriptions[topic_id][name] = record
-            return record, True
+            create = partial(self._create_subscription, topic, topic_id, name, record, subscriptions_max or 0)
+            return await try_again(create)
+
+    async def _create_subscription(
+        self, topic: TopicName, topic_id: int, name: str, record: SubscriptionRecord, subscriptions_max: int
+    ) -> tuple[SubscriptionRecord, bool]:
+        key, topic_key = records.subscription_key(topic_id, name), records.topic_key(topic)
+        self.check_same(topic, topic_id)
+        existing = Compare.mod_revision(topic_key, self._topic_keys.revisions[topic_key])
+        found = self._subscriptions.get(topic_id, {}).get(name)
+        if self._follower is not None:  # another broker may have created it, or deleted the one in memory
+            asked = await self._ask(self._subscription_keys, key)
+            found = records.unpack(asked.value, SubscriptionRecord) if asked is not None else None
+        if found is not None:
+            return found, False
+        compares, writes = [Compare.missing(key), existing], list[Put | Delete]()
+        if subscriptions_max:
+            # Two brokers that count at the same time write this key both, and one of them counts again.
+            counted = await self._store.get(records.subscribed_key(topic_id))
+            compares.append(
+                Compare.mod_revision(records.subscribed_key(topic_id), 0 if counted is None else counted.mod_revision)
+            )
+            writes.append(Put(records.subscribed_key(topic_id), b""))
+            await self._check_subscriptions_max(topic, topic_id, subscriptions_max)
+        record = msgspec.structs.replace(record, subscription_id=await self._subscription_ids.take())
+        value = records.pack(record)
+        try:
+            revision = await self._write(compares, [Put(key, value), *writes])
+        except Outrun:
+            if await self._topic_keys.refresh(self._store, topic_key) is None:
+                raise self._no_topic(topic) from None
+            raise
+        self._subscription_keys.learn(key, value, revision)
+        return record, True
+
+    async def _check_subscriptions_max(self, topic: TopicName, topic_id: int, subscriptions_max: int) -> None:
+        """Raise Full if the topic has as many subscriptions, at any broker."""
+        count = len(self._subscriptions.get(topic_id, {}))
+        if self._follower is not None:
+            count = len([one.key async for one in list_all(self._store, records.subscriptions_of(topic_id))])
+        if count >= subscriptions_max:
+            raise Full(
+                f"topic {topic} has {count} subscriptions, and its policy subscriptions_max is "
+                f"{subscriptions_max}: delete one, or raise it with `danube topics policies {topic} --set "
+                f"subscriptions_max=N`"
+            )
+
+    async def refresh_subscription(self, topic: TopicName, name: str) -> SubscriptionRecord | None:
+        """Return the record of a subscription; None if there is none. In a cluster, the store is asked for one that
+        this broker has not heard of yet."""
+        topic_record = await self.refresh_topic(topic)
+        if topic_record is None:
+            return None
+        if name not in self._subscriptions.get(topic_record.topic_id, {}):
+            await self._ask(self._subscription_keys, records.subscription_key(topic_record.topic_id, name))
+        return self._subscriptions.get(topic_record.topic_id, {}).get(name)
 
     async def change_subscription(
         self, topic: TopicName, name: str, expected: str = "", **changes: FailurePolicy | int
     ) -> SubscriptionRecord:
         """Change these fields of the subscription's record, and return it; durable on return."""
-        async with self._changing:
-            former = self.subscription(topic, name)
-            compares = await self._expect_subscription(topic, name, former, expected)
-            record, topic_id = msgspec.structs.replace(former, **changes), self.topic(topic).topic_id
-            await self._write(compares, [Put(records.subscription_key(topic_id, name), records.pack(record))])
-            self._subscriptions[topic_id][name] = record
-            return record
 
-    async def _expect_subscription(
-        self, topic: TopicName, name: str, record: SubscriptionRecord, expected: str
-    ) -> list[Compare]:
+        async def attempt() -> SubscriptionRecord:
+            key, former, record, compares = await self._read_subscription(topic, name, expected)
+            changed = msgspec.structs.replace(record, **changes)
+            value = records.pack_over(former.value, changed)
+            revision = await self._write([*compares, Compare.mod_revision(key, former.mod_revision)], [Put(key, value)])
+            self._subscription_keys.learn(key, value, revision)
+            return changed
+
+        async with self._changing:
+            return await try_again(attempt)
+
+    async def _read_subscription(
+        self, topic: TopicName, name: str, expected: str
+    ) -> tuple[str, KeyValue, SubscriptionRecord, list[Compare]]:
+        """Return the key of a subscription, what the store has there, and what it has to be compared with for
+        `expected`."""
         key = records.subscription_key(self.topic(topic).topic_id, name)
-        return await expect(self._store, key, record, expected, f"subscription {name!r} on {topic}")
+        found = await self._subscription_keys.refresh(self._store, key)
+        if found is None:
+            raise self._no_subscription(topic, name)
+        record = records.unpack(found.value, SubscriptionRecord)
+        what = f"subscription {name!r} on {topic}"
+        return key, found, record, await expect(self._store, key, record, expected, what)
 
     async def delete_subscription(
         self,
@@ -422,27 +744,49 @@ class Registry:
         expected: str = "",
     ) -> SubscriptionRecord:
         """Delete a subscription. `prepare` is called first, and may raise to keep it."""
-        async with self._changing:
-            record = self.subscription(topic, name)
-            topic_id = self.topic(topic).topic_id
-            compares = await self._expect_subscription(topic, name, record, expected)
+
+        async def attempt() -> SubscriptionRecord:
+            key, former, record, compares = await self._read_subscription(topic, name, expected)
             if prepare is not None:
                 prepare(record)
             self._subscriptions_in_deletion.add(record.subscription_id)
             try:
-                await self._write(compares, [Delete(records.subscription_key(topic_id, name))])
+                guard = [*compares, Compare.mod_revision(key, former.mod_revision)]
+                revision = await self._write(guard, [Delete(key)])
             finally:
                 self._subscriptions_in_deletion.discard(record.subscription_id)
-            del self._subscriptions[topic_id][name]
+            self._learn_deletion(self._subscription_keys, key, revision, former.mod_revision)
+            return record
+
+        async with self._changing:
+            topic_id = self.topic(topic).topic_id
+            record = await try_again(attempt)
         await self.consumers.remove_subscription(topic_id, record.subscription_id)
         return record
+
+    def _take_subscription(self, key: str, value: bytes | None) -> None:
+        topic_id, name = records.subscription_of_key(key)
+        held = self._subscriptions.setdefault(topic_id, {})
+        former = held.get(name)
+        record = None if value is None else records.unpack(value, SubscriptionRecord)
+        if former is not None and (record is None or record.subscription_id != former.subscription_id):
+            del held[name]
+            for listener in self._listeners:
+                listener.subscription_deleted(topic_id, name, former)
+            former = None
+        if record is not None:
+            held[name] = record
+            for listener in self._listeners:
+                listener.subscription_changed(topic_id, name, former, record)
+        elif not held:
+            del self._subscriptions[topic_id]
 
     def is_current(self, consumer: ConsumerRecord) -> bool:
         """Return whether the topic and the subscription of a consumer are still those for which it was recorded."""
         topic = self._topics.get(TopicName.parse(consumer.topic))
         if topic is None or topic.topic_id != consumer.topic_id or consumer.partition >= max(1, topic.partitions):
             return False
-        found = self._subscriptions[topic.topic_id].get(consumer.subscription)
+        found = self._subscriptions.get(topic.topic_id, {}).get(consumer.subscription)
         return found is not None and found.subscription_id == consumer.subscription_id
 
     def is_ending(self, subscription_id: int) -> bool:
@@ -451,9 +795,10 @@ class Registry:
 
     # -- producers -----------------------------------------------------------------------------------------------------
 
-    async def new_producer(self, access_epoch: int) -> ProducerRecord:
-        """Return a new identity for a producer without a name."""
-        return ProducerRecord(await self._producer_ids.take(), access_epoch, access_epoch)
+    async def new_producer(self, access_epoch: int, owner: str = "") -> ProducerRecord:
+        """Return a new identity for a producer without a name; `owner`: the principal that it is for."""
+        number = owned_id(owner, await self._producer_ids.take())
+        return ProducerRecord(number, access_epoch, access_epoch, owner=owner)
 
     async def new_query_number(self) -> int:
         """Return a number for a staged query. It is a producer id, so that no producer gets it."""
@@ -467,36 +812,59 @@ class Registry:
         """Check an identity that a client presents, and return the newest one of the same producer.
 
         Without a name that is the identity itself. Raises Refused for an identity that was never given out, or belongs
-        to another name.
+        to another name, and Denied for one that was given to another principal than `identity.owner`.
         """
-        if not self._producer_ids.was_given(identity.producer_id) or not 0 <= identity.epoch < 2**32:
+        number = counted_id(identity.producer_id)
+        if not 0 <= identity.epoch < 2**32 or not await self._producer_ids.was_given(number):
             raise Refused(
                 f"producer {identity.producer_id} epoch {identity.epoch} was never given out: open without one"
             )
         if not name:
-            return ProducerRecord(identity.producer_id, identity.epoch, identity.epoch)
-        owner = await self.named_producer(topic, name)
-        if owner is None or owner.producer_id != identity.producer_id or owner.epoch < identity.epoch:
+            check_owned(identity.producer_id, identity.owner)
+            return ProducerRecord(identity.producer_id, identity.epoch, identity.epoch, owner=identity.owner)
+        known = await self.named_producer(topic, name)
+        if known is None or known.producer_id != identity.producer_id or known.epoch < identity.epoch:
             raise Refused(f"producer {identity.producer_id} is not the one named {name!r}: open without an identity")
-        return owner
+        check_name_owned(name, topic, known.owner, identity.owner)
+        return known
 
     async def resume_producer(
-        self, topic: TopicName, topic_id: int, name: str, access_epoch: int, opener: int
+        self,
+        topic: TopicName,
+        topic_id: int,
+        name: str,
+        access_epoch: int,
+        opener: int,
+        owner: str = "",
+        takes: bool = False,
     ) -> ProducerRecord:
-        """Return the identity of a named producer under a higher epoch, which fences the producer that used the
-        name."""
-        async with self._changing:
+        """Return the identity of a named producer under a higher epoch, which fences the producer that used the name.
+
+        The name belongs to the principal `owner` from then on, if that is not empty. Raises Denied if it belongs to
+        another one, unless `takes` is set.
+        """
+
+        async def attempt() -> ProducerRecord:
             self.check_same(topic, topic_id)
             key = records.producer_key(topic_id, name)
             found = await self._store.get(key)
             if found is None:
-                record = ProducerRecord(await self._producer_ids.take(), 0, access_epoch, opener)
+                number = owned_id(owner, await self._producer_ids.take())
+                record = ProducerRecord(number, 0, access_epoch, opener, owner)
+                value = records.pack(record)
             else:
                 former = records.unpack(found.value, ProducerRecord)
-                record = ProducerRecord(former.producer_id, former.epoch + 1, access_epoch, opener)
-            compare = Compare.mod_revision(key, found.mod_revision if found else 0)
-            await self._write([compare], [Put(key, records.pack(record))])
+                if not takes:
+                    check_name_owned(name, topic, former.owner, owner)
+                record = ProducerRecord(
+                    former.producer_id, former.epoch + 1, access_epoch, opener, owner or former.owner
+                )
+                value = records.pack_over(found.value, record)
+            await self._write([Compare.mod_revision(key, found.mod_revision if found else 0)], [Put(key, value)])
             return record
+
+        async with self._changing:
+            return await try_again(attempt)
 
     async def access(self, topic: TopicName) -> AccessRecord:
         found = await self._store.get(records.access_key(self.topic(topic).topic_id))
@@ -504,20 +872,65 @@ class Registry:
 
     async def take_access(self, topic: TopicName, topic_id: int, holder: ProducerRecord, opener: int) -> None:
         """Give `holder` exclusive access to the topic under a higher access epoch; durable on return."""
-        async with self._changing:
+
+        async def attempt() -> None:
             self.check_same(topic, topic_id)
             key = records.access_key(topic_id)
             found = await self._store.get(key)
             former = records.unpack(found.value, AccessRecord) if found else AccessRecord()
             record = AccessRecord(former.epoch + 1, holder.producer_id, holder.epoch, opener)
-            compare = Compare.mod_revision(key, found.mod_revision if found else 0)
-            await self._write([compare], [Put(key, records.pack(record))])
+            value = records.pack_over(found.value, record) if found else records.pack(record)
+            await self._write([Compare.mod_revision(key, found.mod_revision if found else 0)], [Put(key, value)])
+
+        async with self._changing:
+            await try_again(attempt)
+
+    def _hear_access(self, key: str, value: bytes | None) -> None:
+        if value is not None:
+            record = records.unpack(value, AccessRecord)
+            for listener in self._listeners:
+                listener.access_taken(records.access_of_key(key), record)
+
+    def _hear_producer(self, key: str, value: bytes | None) -> None:
+        if value is not None:
+            record = records.unpack(value, ProducerRecord)
+            for listener in self._listeners:
+                listener.producer_resumed(records.producer_of_key(key), record)
+
+    def _hear_dropped(self, key: str, value: bytes | None) -> None:
+        if value is not None:
+            for listener in self._listeners:
+                listener.ledger_dropped(records.dropped_of_key(key))
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    async def _write(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> None:
-        await write_surely(self._store, self._clock, compares, writes)
+    async def _write(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> int:
+        return await write_surely(self._store, self._clock, compares, writes)
+
+    def _learn_deletion(self, keys: KeyMirror, key: str, revision: int, former: int) -> None:
+        """Take over that this broker deleted a key, which had the revision `former`. A revision of 0 is not known."""
+        if revision:
+            keys.learn(key, None, revision)
+        else:
+            keys.learn_deleted(key, former)
 
     async def _delete_keys(self, keys: list[str]) -> None:
         for start in range(0, len(keys), METADATA_OPERATIONS_MAX):
-            await self._store.transact([], [Delete(key) for key in keys[start : start + METADATA_OPERATIONS_MAX]])
+            some = keys[start : start + METADATA_OPERATIONS_MAX]
+            result = await self._store.transact([], [Delete(key) for key in some])
+            for key in some:
+                if key.startswith(records.SUBSCRIPTIONS):
+                    self._subscription_keys.learn(key, None, result.revision)
+
+
+def _marked(deleting: bool, record: NamespaceRecord) -> NamespaceRecord:
+    return msgspec.structs.replace(record, deleting=deleting)
+
+
+def _grown(name: TopicName, record: TopicRecord, partitions: int) -> TopicRecord | None:
+    """Return the record with more partitions; None if it has them. Raises Refused and Invalid."""
+    if not record.partitions:
+        raise Refused(f"topic {name} is not partitioned, and stays so: create a partitioned topic beside it")
+    if partitions > PARTITIONS_MAX:
+        raise Invalid(f"partitions={partitions} is out of range: a topic has at most {PARTITIONS_MAX}")
+    return msgspec.structs.replace(record, partitions=partitions) if partitions > record.partitions else None

@@ -8,6 +8,10 @@
 Metadata that lost keys looks like metadata whose ledgers were dropped. The tombstone tells the two apart: a ledger of
 the log that is neither listed nor has a tombstone refuses the start, and nothing of it is freed.
 
+Each broker of a cluster has a log of its own. A ledger's record names the log that holds it, and a tombstone names the
+log that may still hold the dropped ledger (empty: that of the cluster's founder). A broker looks only at what concerns
+its own log.
+
 Invariants
     every ledger that the log holds records of is listed under a topic, or has a tombstone, at every moment: a kill
     between any two steps leaves a directory that starts
@@ -16,34 +20,46 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Self
 
 from pydanube.metadata.opening import MetadataPlace
-from pydanube.metadata.store import Delete, MetadataStore, Put, list_all
+from pydanube.metadata.store import Delete, KeyValue, MetadataStore, Put, list_all
 from pydanube.model.errors import Refused
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.wal import LogWriter, RecoveredLog
 
 from . import records
+from .records import LedgerRecord, TopicRecord
 
 log = get_logger(__name__)
 
 
-def drop_writes(ledger_keys: Sequence[str]) -> Iterator[list[Put | Delete]]:
-    """Yield transactions that delete these keys of ledgers and leave tombstones, each within the store's limits."""
-    step = METADATA_OPERATIONS_MAX // 2
-    for start in range(0, len(ledger_keys), step):
-        keys = ledger_keys[start : start + step]
-        tombstones = [Put(records.dropped_key(records.ledger_of_key(key)[1]), b"") for key in keys]
-        yield [*(Delete(key) for key in keys), *tombstones]
+def drop_writes(ledgers: Sequence[tuple[str, str]], beside: int = 0) -> Iterator[list[Put | Delete]]:
+    """Yield transactions that delete ledgers, each given by its key and its log, and leave tombstones. Each is within
+    the store's limits, also with as many other writes as `beside` says."""
+    step = (METADATA_OPERATIONS_MAX - beside) // 2
+    for start in range(0, len(ledgers), step):
+        some = ledgers[start : start + step]
+        tombstones = [Put(records.dropped_key(records.ledger_of_key(key)[1]), log.encode()) for key, log in some]
+        yield [*(Delete(key) for key, _ in some), *tombstones]
+
+
+def log_of(listed: KeyValue) -> str:
+    """Return the log that holds a ledger; `listed` is the ledger's key with its record."""
+    return records.unpack(listed.value, LedgerRecord).log
+
+
+def _all_logs(_log: str) -> bool:
+    """Return True: a broker alone has only one log."""
+    return True
 
 
 @dataclass(slots=True)
 class KnownLedgers:
-    """What the metadata says about ledgers when a broker starts."""
+    """What the metadata says about the ledgers of one log when the broker that writes it starts."""
 
     needed: set[int] = field(default_factory=set)
     """Ledgers of topics that exist."""
@@ -53,19 +69,32 @@ class KnownLedgers:
     """Keys of ledgers whose topic neither exists nor was deleted, with the topic's id."""
 
     @classmethod
-    async def load(cls, store: MetadataStore, topic_ids: set[int]) -> Self:
-        """Read every ledger's key and tombstone; `topic_ids` are the topics that exist."""
+    async def load(cls, store: MetadataStore, is_own_log: Callable[[str], bool] = _all_logs) -> Self:
+        """Read every ledger's record and tombstone, and the topics. `is_own_log` is asked by the id of a log.
+
+        The order is the reverse of that in which another broker deletes a topic: topic and mark of its deletion in one
+        transaction, then ledger and tombstone in one, then the mark. So a topic that is deleted meanwhile is found in
+        one of them.
+        """
         known = cls()
+        listed = [one.key async for one in list_all(store, records.LEDGERS) if is_own_log(log_of(one))]
+        topics: set[int] = set()
+        if listed:
+            topics = {records.unpack(one.value, TopicRecord).topic_id async for one in list_all(store, records.TOPICS)}
         deleted = {records.deleted_of_key(one.key) async for one in list_all(store, records.DELETED)}
-        async for one in list_all(store, records.LEDGERS):
-            topic_id, ledger_id = records.ledger_of_key(one.key)
-            if topic_id in topic_ids:
+        known.dropped |= {
+            records.dropped_of_key(one.key)
+            async for one in list_all(store, records.DROPPED)
+            if is_own_log(one.value.decode())
+        }
+        for key in listed:
+            topic_id, ledger_id = records.ledger_of_key(key)
+            if topic_id in topics:
                 known.needed.add(ledger_id)
             elif topic_id in deleted:
                 known.dropped.add(ledger_id)
-            else:
-                known.lost[one.key] = topic_id
-        known.dropped |= {records.dropped_of_key(one.key) async for one in list_all(store, records.DROPPED)}
+            elif ledger_id not in known.dropped:
+                known.lost[key] = topic_id
         return known
 
     async def check(self, store: MetadataStore, recovered: RecoveredLog, metadata: MetadataPlace) -> None:
@@ -96,8 +125,8 @@ class KnownLedgers:
 
     async def _record(self, store: MetadataStore, unknown: list[int]) -> None:
         """Write tombstones for what an earlier release dropped. If this is interrupted, the next start does it
-        again."""
-        for writes in drop_writes(list(self.lost)):
+        again. Only the founder's log can be so old."""
+        for writes in drop_writes([(key, "") for key in self.lost]):
             await store.transact([], writes)
         for start in range(0, len(unknown), METADATA_OPERATIONS_MAX):
             some = unknown[start : start + METADATA_OPERATIONS_MAX]
@@ -109,22 +138,37 @@ class KnownLedgers:
 
 
 class Tombstones:
-    """Removes tombstones that are no longer needed. No publish waits for that."""
+    """Removes tombstones of this broker's log that are no longer needed. No publish waits for that."""
 
-    def __init__(self, store: MetadataStore, writer: LogWriter) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        writer: LogWriter,
+        is_own_log: Callable[[str], bool] = _all_logs,
+        in_use: Callable[[], Set[int]] = frozenset,
+    ) -> None:
+        """`in_use` returns the ledgers that this broker may still append to, although another broker has deleted their
+        topic."""
         self._store = store
         self._writer = writer
+        self._is_own_log = is_own_log
+        self._in_use = in_use
 
     async def sweep(self) -> int:
-        """Remove the tombstones of ledgers that the log no longer holds, and return how many there were.
+        """Remove the tombstones of ledgers that the log no longer holds, and return how many there were. Ledgers that
+        it holds no longer prevent the release of files: another broker may have dropped them.
 
         Cancelled or failed: some are removed, and a later sweep removes the rest.
         """
         removed, after = 0, ""
         while page := await self._store.list(records.DROPPED, start_after=after, limit=METADATA_OPERATIONS_MAX):
             after = page[-1].key
-            ledger_ids = [records.dropped_of_key(one.key) for one in page]
+            own = {records.dropped_of_key(one.key) for one in page if self._is_own_log(one.value.decode())}
+            ledger_ids = sorted(own - self._in_use()) if own else []
+            if not ledger_ids:
+                continue
             held = await self._writer.held(ledger_ids)
+            self._writer.forget(held)
             gone = [Delete(records.dropped_key(ledger_id)) for ledger_id in ledger_ids if ledger_id not in held]
             if gone:
                 await self._store.transact([], gone)

@@ -1,10 +1,10 @@
-"""Writes of the broker to the metadata store, after which it is known whether they were made; and writes that expect a
-record to be as a caller has read it."""
+"""Writes of the broker to the metadata store, after which it is known whether they were made; writes that expect a
+record to be as a caller has read it; and changes that are tried again when another broker was faster."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -19,6 +19,30 @@ log = get_logger(__name__)
 
 DOUBT_S: Final = 1.0
 """How long to wait before a failed read of the metadata is tried again."""
+
+
+ATTEMPTS_MAX: Final = 20
+"""How often a change is tried when others change the same record: each time one of them succeeds, so that more than a
+few in a row mean that something writes without end."""
+
+Result = TypeVar("Result")
+
+
+class Outrun(Exception):
+    """Another broker changed at the same moment what this change has read: read again, and try again.
+
+    This is no DanubeError, because only `try_again` sees it; it never reaches a client.
+    """
+
+
+async def try_again(attempt: Callable[[], Awaitable[Result]]) -> Result:
+    """Do a change that reads, compares and writes, again while others are faster. Cancelled: it may be done."""
+    for _ in range(ATTEMPTS_MAX):
+        try:
+            return await attempt()
+        except Outrun:
+            continue
+    raise Unavailable(f"others changed the metadata at the same moment, {ATTEMPTS_MAX} times: send the request again")
 
 
 class Expectation(Compare):
@@ -53,23 +77,26 @@ async def expect(
 
 async def write_surely(
     store: MetadataStore, clock: Clock, compares: Sequence[Compare], writes: Sequence[Put | Delete]
-) -> None:
-    """Write to the store; raise if nothing was written. Cancelled: the broker is closing."""
+) -> int:
+    """Write to the store and return the revision; 0 if it is not known. Raises if nothing was written: Outrun, or
+    Conflict for an `Expectation`, if a comparison failed. Cancelled: the broker is closing."""
     try:
         result = await store.transact(compares, writes)
     except DanubeError:
-        if not await _is_written(store, clock, writes[0]):
+        revision = await _find_written(store, clock, writes[0])
+        if revision is None:
             raise
-    else:
-        if not result.succeeded and any(isinstance(one, Expectation) for one in compares):
-            raise Conflict("it has changed at the same moment: read it again")
-        if not result.succeeded:
-            raise Unavailable("the metadata changed at the same moment: send the request again")
+        return revision
+    if not result.succeeded and any(isinstance(one, Expectation) for one in compares):
+        raise Conflict("it has changed at the same moment: read it again")
+    if not result.succeeded:
+        raise Outrun
+    return result.revision
 
 
-async def _is_written(store: MetadataStore, clock: Clock, write: Put | Delete) -> bool:
-    """Return whether a write that failed was written after all. Retries until the store answers, because nothing else
-    may be changed before that is known."""
+async def _find_written(store: MetadataStore, clock: Clock, write: Put | Delete) -> int | None:
+    """Return the revision of a write that failed and was written after all, 0 if it is not known; None if it was not
+    written. Retries until the store answers, because nothing else may be changed before that is known."""
     while True:
         try:
             found = await store.get(write.key)
@@ -77,5 +104,7 @@ async def _is_written(store: MetadataStore, clock: Clock, write: Put | Delete) -
             log.warning("metadata.in_doubt", key=write.key, error=error.message)
             await clock.sleep(DOUBT_S)
         else:
-            value = found.value if found is not None else None
-            return value == (write.value if isinstance(write, Put) else None)
+            break
+    if found is None:
+        return 0 if isinstance(write, Delete) else None
+    return found.mod_revision if isinstance(write, Put) and write.value == found.value else None

@@ -30,6 +30,7 @@ from pydanube.model.schemas import SchemaDefinition, SchemaFormat, SchemaReferen
 SCHEMA_COUNTER: Final = "schema"
 DEFINITION_COUNTER: Final = "schema-definition"
 
+SCHEMAS: Final = "/schemas/"
 SETTINGS: Final = "/schemas/settings"
 SUBJECTS: Final = "/schemas/subjects/"
 VERSIONS: Final = "/schemas/versions/"
@@ -92,8 +93,12 @@ def subject_of_key(key: str) -> str:
     return key.removeprefix(SUBJECTS)
 
 
+def versions_of(schema_id: int) -> str:
+    return f"{VERSIONS}{schema_id:016x}/"
+
+
 def version_key(schema_id: int, version: int) -> str:
-    return f"{VERSIONS}{schema_id:016x}/{version:08x}"
+    return f"{versions_of(schema_id)}{version:08x}"
 
 
 def version_of_key(key: str) -> tuple[int, int]:

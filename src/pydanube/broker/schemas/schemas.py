@@ -1,7 +1,8 @@
 """The schema registry as listeners call it: `broker.schemas`.
 
 Each call names a principal, and the authorizer is asked first. The resource of a subject is `schema:<subject>`, that of
-the whole registry is the broker.
+the whole registry is the cluster. A subject that a topic is bound to may be described by those that may describe the
+topic: producers and consumers need no more than their topic.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pydanube.codec.schemas import ParsedSchema
 from pydanube.codec.schemas.parsed import fingerprint
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.core.compatibility import check_compatible
+from pydanube.metadata.following import Follower
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.errors import Invalid, NotFound, Refused, Unavailable
 from pydanube.model.limits import (
@@ -45,8 +47,10 @@ from pydanube.model.schemas import (
     VersionNotes,
     parse_subject,
 )
+from pydanube.model.security import subject_resource
 from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.slices import Slices
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
@@ -119,7 +123,12 @@ class Schemas:
         """By topic id, as long as a partition of the topic is open."""
         partitions.on_opened = self._partition_opened
 
+    def follow(self, follower: Follower) -> None:
+        """Have memory follow what other brokers change, from the next `Follower.start` on."""
+        self._subjects.follow(follower)
+
     async def start(self) -> None:
+        """Read what is not read yet."""
         await self._subjects.load()
 
     # -- registering ---------------------------------------------------------------------------------------------------
@@ -133,41 +142,69 @@ class Schemas:
     ) -> RegisteredVersion:
         """Make a definition the next version of a subject, and return the version. It is durable on return.
 
-        A definition that the subject has already, perhaps written differently, is found and nothing changes. Raises
+        A definition that the subject has already, perhaps written differently, is found and nothing changes: to see the
+        subject is enough for that, so that producers may register what was registered for them. Raises
         Invalid for a definition that cannot be parsed, and Refused, with every reason, for one that is not compatible
         with the versions before it. `notes` are kept with a new version. Cancelled: the version may be registered;
         registering again finds it.
         """
-        self._check(principal, Action.CREATE, subject)
+        may_create = self._authorizer.allows(principal, Action.CREATE, _resource(subject))
+        if not may_create and not self._may_describe(principal, subject):
+            self._check(principal, Action.CREATE, subject)
         _check_definition(definition)
+        self._check_may_refer(principal, definition)
         notes = _checked_notes(notes, principal)
         with self._held(definition):
+            if not may_create:
+                return await self._find_registered(principal, subject, definition)
             return await self._register(subject, definition, notes)
+
+    async def _find_registered(
+        self, principal: Principal, subject: str, definition: SchemaDefinition
+    ) -> RegisteredVersion:
+        """Return the version that has the definition already, for callers that may create none. Raises Denied."""
+        mark = fingerprint(await self._definitions.parse(definition))
+        await self._find_subject(subject)
+        if (found := self._registered(subject, definition, mark)) is None:
+            self._check(principal, Action.CREATE, subject)
+            raise AssertionError("the caller may not create the subject")
+        return found
+
+    def _check_may_refer(self, principal: Principal, definition: SchemaDefinition) -> None:
+        """Raise Denied if a definition refers to a subject that the caller may not see."""
+        for one in definition.references:
+            self._check(principal, Action.DESCRIBE, one.subject)
 
     async def _register(self, subject: str, definition: SchemaDefinition, notes: VersionNotes) -> RegisteredVersion:
         parsed = await self._definitions.parse(definition)
         mark = fingerprint(parsed)
         if (found := self._registered(subject, definition, mark)) is not None:
             return found
-        async with self._subjects.changing:
-            if (found := self._registered(subject, definition, mark)) is not None:
-                return found  # by another caller, meanwhile
-            self._check_references(definition)
-            former = self._subjects.find(subject)
-            if self._subjects.mode(former)[1] is RegistryMode.READONLY:
-                raise Refused(f"subject {subject!r} is read-only: set its mode to readwrite first")
-            reasons = await self._compare(former, parsed, None, None)
-            if reasons:
-                level = self._subjects.compatibility(former)[1]
-                listed = "; ".join(map(str, reasons[:REASONS_MAX]))
-                if len(reasons) > REASONS_MAX:
-                    listed += f"; and {len(reasons) - REASONS_MAX} more"
-                raise Refused(f"the definition is not compatible ({level}) with subject {subject!r}: {listed}")
-            version = await self._subjects.add(subject, definition, mark, notes)
+        return await self._subjects.change(lambda: self._add(subject, definition, parsed, mark, notes))
+
+    async def _add(
+        self, subject: str, definition: SchemaDefinition, parsed: ParsedSchema, mark: str, notes: VersionNotes
+    ) -> RegisteredVersion:
+        """Check and store a version, within `Subjects.change`."""
+        if (found := self._registered(subject, definition, mark)) is not None:
+            return found  # by another caller or another broker, meanwhile
+        await self._check_references(definition)
+        former = self._subjects.find(subject)
+        if self._subjects.mode(former)[1] is RegistryMode.READONLY:
+            raise Refused(f"subject {subject!r} is read-only: set its mode to readwrite first")
+        reasons = await self._compare(former, parsed, None, None)
+        if reasons:
+            level = self._subjects.compatibility(former)[1]
+            listed = "; ".join(map(str, reasons[:REASONS_MAX]))
+            if len(reasons) > REASONS_MAX:
+                listed += f"; and {len(reasons) - REASONS_MAX} more"
+            raise Refused(f"the definition is not compatible ({level}) with subject {subject!r}: {listed}")
+        version = await self._subjects.add(subject, definition, mark, notes)
         log.info("schema.registered", subject=subject, version=version, format=str(definition.format))
-        registered = self._subjects.subject(subject)
-        global_id = registered.versions[version].global_id
-        return RegisteredVersion(registered.schema_id, version, global_id, True, mark)
+        registered = self._registered(subject, definition, mark)
+        if registered is None:
+            raise NotFound(f"subject {subject!r} has no version {version}: it was deleted meanwhile")
+        return RegisteredVersion(registered.schema_id, version, registered.global_id, True, mark)
 
     async def check(
         self,
@@ -183,11 +220,12 @@ class Schemas:
         """
         self._check(principal, Action.DESCRIBE, subject)
         _check_definition(definition)
+        self._check_may_refer(principal, definition)
         with self._held(definition):
             parsed = await self._definitions.parse(definition)
             if version is None:
                 return await self._compare(self._subjects.find(subject), parsed, None, level)
-            found, number = self._version(subject, version, deleted=False)
+            found, number = await self._find(subject, version, deleted=False)
             return await self._compare(found, parsed, number, level)
 
     async def lookup(
@@ -196,10 +234,17 @@ class Schemas:
         """Return the version of a subject that has this definition, perhaps written differently. Raises NotFound."""
         self._check(principal, Action.DESCRIBE, subject)
         _check_definition(definition)
-        found = self._subjects.subject(subject, deleted)
+        self._check_may_refer(principal, definition)
+        await self._find_subject(subject)
+        self._subjects.subject(subject, deleted)
         with self._held(definition):
             mark = fingerprint(await self._definitions.parse(definition))
+        found = self._subjects.subject(subject, deleted)
         version = found.find(mark, _triples(definition), deleted)
+        if not version:
+            await self._subjects.refresh(subject)
+            found = self._subjects.subject(subject, deleted)
+            version = found.find(mark, _triples(definition), deleted)
         if not version:
             raise NotFound(f"subject {subject!r} has no version with this definition")
         return await self._read(found, version)
@@ -222,10 +267,10 @@ class Schemas:
             return None
         return RegisteredVersion(found.schema_id, version, found.versions[version].global_id, False, mark)
 
-    def _check_references(self, definition: SchemaDefinition) -> None:
+    async def _check_references(self, definition: SchemaDefinition) -> None:
         for one in definition.references:
             try:
-                self._subjects.version(one.subject, one.version)
+                await self._find(one.subject, one.version, deleted=False)
             except NotFound as error:
                 raise Invalid(f"reference {one.name!r} cannot be resolved: {error.message}") from None
 
@@ -248,60 +293,74 @@ class Schemas:
     ) -> SchemaVersion:
         """Return one version. With `deleted`, a deleted one is found as well, until it is removed for good."""
         self._check(principal, Action.DESCRIBE, subject)
-        return await self._read(*self._version(subject, version, deleted))
+        return await self._read(*await self._find(subject, version, deleted))
 
     async def parsed(self, principal: Principal, subject: str, version: AnyVersion = "latest") -> ParsedSchema:
         """Return one version, parsed with everything it refers to; also a deleted one."""
         self._check(principal, Action.DESCRIBE, subject)
-        return await self._definitions.parsed(*self._version(subject, version, deleted=True))
+        return await self._definitions.parsed(*await self._find(subject, version, deleted=True))
 
     async def get_by_id(self, principal: Principal, schema_id: int, version: AnyVersion = "latest") -> SchemaVersion:
         """Return the version that a batch with this schema id and version was written with, also a deleted one."""
+        await self._subjects.refresh_ids(schema_id=schema_id)
         subject = self._subjects.by_schema_id(schema_id)
         self._check(principal, Action.DESCRIBE, subject.name)
-        return await self._read(*self._version(subject.name, version, deleted=True))
+        return await self._read(*await self._find(subject.name, version, deleted=True))
 
     async def by_global_id(self, principal: Principal, global_id: int) -> SchemaVersion:
-        """Return the first version with this global id, also a deleted one."""
-        for name, version in self._subjects.by_global_id(global_id):
+        """Return the first version with this global id that the caller may see, also a deleted one."""
+        await self._subjects.refresh_ids(global_id=global_id)
+        places = self._subjects.by_global_id(global_id)
+        for name, version in places:
+            if self._may_describe(principal, name):
+                return await self._read(*self._version(name, version, deleted=True))
+        for name, _ in places:
             self._check(principal, Action.DESCRIBE, name)
-            return await self._read(*self._version(name, version, deleted=True))
         raise AssertionError("a global id that is known has a version")
 
     async def versions_of_global_id(
         self, principal: Principal, global_id: int, deleted: bool = False
     ) -> list[tuple[str, int]]:
-        """Return the subjects and versions that have this global id."""
-        self._authorizer.check(principal, Action.DESCRIBE, BROKER)
+        """Return the subjects that the caller may see and the versions that have this global id."""
+        await self._subjects.refresh_ids(global_id=global_id)
         places = self._subjects.by_global_id(global_id)
         return [
             (name, version)
             for name, version in places
-            if deleted or version not in self._subjects.subject(name, deleted=True).deleted
+            if self._may_describe(principal, name)
+            and (deleted or version not in self._subjects.subject(name, deleted=True).deleted)
         ]
 
     async def notes(self, principal: Principal, subject: str, version: int) -> VersionNotes:
         """Return what was said about a version when it was registered, with the tags that it has now; also of a deleted
         one."""
         self._check(principal, Action.DESCRIBE, subject)
-        found, number = self._version(subject, version, deleted=True)
+        found, number = await self._find(subject, version, deleted=True)
         record = await self._subjects.read(found, number)
         return VersionNotes(record.description, record.created_by, tuple(record.tags))
 
     async def subjects(self, principal: Principal, prefix: str = "", deleted: bool = False) -> list[str]:
-        """Return the subjects whose names begin with `prefix`; with `deleted`, also those that are deleted."""
-        self._authorizer.check(principal, Action.DESCRIBE, BROKER)
-        return self._subjects.names(prefix, deleted)
+        """Return the subjects that the caller may see and whose names begin with `prefix`; with `deleted`, also those
+        that are deleted."""
+        names = self._subjects.names(prefix, deleted)
+        if self._authorizer.allows(principal, Action.DESCRIBE, BROKER):
+            return names
+        slices, found = Slices(self._clock), list[str]()
+        for name in names:
+            if self._may_describe(principal, name):
+                found.append(name)
+            await slices.pause_if_spent()
+        return found
 
     async def versions(self, principal: Principal, subject: str, deleted: bool = False) -> list[int]:
         self._check(principal, Action.DESCRIBE, subject)
-        found = self._subjects.subject(subject, deleted)
+        found, _ = await self._find(subject, "latest", deleted)
         return list(found.versions) if deleted else found.live
 
     async def describe(self, principal: Principal, subject: str) -> SubjectDescription:
         """Describe a subject without its definitions, also a deleted one."""
         self._check(principal, Action.DESCRIBE, subject)
-        found = self._subjects.subject(subject, deleted=True)
+        found, _ = await self._find(subject, "latest", deleted=True)
         newest = found.versions[found.latest or max(found.versions)]
         own, effective = self._subjects.compatibility(found)
         return SubjectDescription(
@@ -313,14 +372,14 @@ class Schemas:
             own,
             effective,
             self._subjects.mode(found)[1],
-            tuple(map(str, self._registry.bound_topics(subject)[:TOPICS_MAX])),
+            tuple(self._visible_topics(principal, subject)[:TOPICS_MAX]),
             found.record.created_at,
         )
 
     async def referenced_by(self, principal: Principal, subject: str, version: AnyVersion) -> list[int]:
         """Return the global ids of the versions that refer to this one."""
         self._check(principal, Action.DESCRIBE, subject)
-        found, number = self._version(subject, version, deleted=True)
+        found, number = await self._find(subject, version, deleted=True)
         places = self._subjects.referrers((found.name, number))
         return sorted({self._subjects.subject(name, True).versions[one].global_id for name, one in places})
 
@@ -334,16 +393,17 @@ class Schemas:
         With `permanent`, a deleted version is removed for good. Raises Refused if another version refers to it.
         """
         self._check(principal, Action.DELETE, subject)
-        async with self._subjects.changing:
-            found, number = self._version(subject, version, deleted=permanent)
+
+        async def attempt() -> int:
+            found, number = await self._find(subject, version, deleted=permanent)
             if found.live == [number] or list(found.versions) == [number]:
                 self._check_unbound(subject)
             self._check_unpinned(subject, number)
             self._check_deletable(found, [number], permanent)
-            if permanent:
-                await self._subjects.remove(found, [number])
-            else:
-                await self._subjects.set_deleted(found, [number])
+            await self._delete(found, [number], permanent)
+            return number
+
+        number = await self._subjects.change(attempt)
         log.info("schema.deleted", subject=subject, version=number, permanent=permanent)
         return number
 
@@ -353,17 +413,41 @@ class Schemas:
         With `permanent`, a deleted subject is removed for good; made again, it gets another schema id.
         """
         self._check(principal, Action.DELETE, subject)
-        async with self._subjects.changing:
+
+        async def attempt() -> list[int]:
+            await self._find_subject(subject)
             found = self._subjects.subject(subject, deleted=permanent)
             self._check_unbound(subject)
             versions = list(found.versions) if permanent else found.live
             self._check_deletable(found, versions, permanent)
-            if permanent:
-                await self._subjects.remove(found, versions)
-            else:
-                await self._subjects.set_deleted(found, versions)
+            await self._delete(found, versions, permanent)
+            return versions
+
+        versions = await self._subjects.change(attempt)
         log.info("subject.deleted", subject=subject, versions=len(versions), permanent=permanent)
         return versions
+
+    async def _delete(self, subject: Subject, versions: Sequence[int], permanent: bool) -> None:
+        """Delete versions. Another broker may have bound a topic, or registered a version that refers to them, at the
+        same moment: so what uses them is looked for once more, and the deletion is taken back if there is something."""
+        if permanent:
+            await self._subjects.remove(subject, versions)
+            return
+        name = subject.name
+        await self._subjects.set_deleted(subject, versions)
+        await self._subjects.reload()
+        await self._registry.reload_topics()
+        try:
+            current = self._subjects.find(name)
+            if current is not None:
+                if not current.live:
+                    self._check_unbound(name)
+                for version in versions:
+                    self._check_unpinned(name, version)
+                self._subjects.check_unreferenced(current, versions)
+        except Refused:
+            await self._subjects.set_live(name, versions)
+            raise
 
     def _check_deletable(self, subject: Subject, versions: Sequence[int], permanent: bool) -> None:
         live = [version for version in versions if version not in subject.deleted]
@@ -394,24 +478,30 @@ class Schemas:
         binding names does not exist. Raises Conflict if the topic does not have the version `expected`.
         """
         self._authorizer.check(principal, Action.ADMINISTER, str(topic))
-        async with self._subjects.changing:
-            self._subjects.version(binding.subject, binding.pinned_version or binding.minimum_version)
-            await self._registry.set_binding(topic, binding, expected=expected)
-            self._apply(topic)
+        self._check(principal, Action.DESCRIBE, binding.subject)  # whoever sees the topic sees the subject from now on
+        await self._registry.refresh_topic(topic)
+
+        async def attempt() -> None:
+            await self._find(binding.subject, binding.pinned_version or binding.minimum_version or "latest", False)
+            unchanged = self._subjects.unchanged(binding.subject)
+            await self._registry.set_binding(topic, binding, expected=expected, compares=[unchanged])
+
+        await self._subjects.change(attempt)
         log.info("topic.bound", topic=str(topic), subject=binding.subject, policy=str(binding.policy))
 
     async def unbind(self, principal: Principal, topic: TopicName, expected: str = "") -> None:
         """Let the topic carry anything again. Raises NotFound if it is not bound."""
         self._authorizer.check(principal, Action.ADMINISTER, str(topic))
+        await self._registry.refresh_topic(topic)
         if self._registry.topic(topic).binding is None:
             raise NotFound(f"topic {topic} is not bound to a subject")
         await self._registry.set_binding(topic, None, expected=expected)
-        self._apply(topic)
         log.info("topic.unbound", topic=str(topic))
 
     async def binding(self, principal: Principal, topic: TopicName) -> Binding | None:
         """Return the binding of a topic; None: it carries anything."""
         self._authorizer.check(principal, Action.DESCRIBE, str(topic))
+        await self._registry.refresh_topic(topic)
         return self._registry.topic(topic).binding
 
     def check_of(self, topic: TopicName) -> BoundTopic | None:
@@ -429,8 +519,9 @@ class Schemas:
         self._bound[record.topic_id] = bound
         return bound
 
-    def _apply(self, topic: TopicName) -> None:
-        """Check what is published to open partitions as the binding says now. What waits is checked as before."""
+    def apply(self, topic: TopicName) -> None:
+        """Check what is published to open partitions as the binding says now, which has changed here or at another
+        broker. What waits is checked as before."""
         if (record := self._registry.find_topic(topic)) is None:
             return
         bound = self.check_of(topic)
@@ -455,22 +546,37 @@ class Schemas:
         Raises NotFound for an unknown subject or version, and Refused if the topic is bound to another subject or does
         not take this version.
         """
+        self._authorizer.check(principal, Action.PRODUCE, str(topic))
         self._check(principal, Action.DESCRIBE, subject)
-        async with self._subjects.changing:
-            found, chosen = self._version(subject, version or "latest", deleted=False)
+        await self._registry.refresh_topic(topic)
+
+        async def attempt() -> tuple[Subject, int, Binding]:
+            found, chosen = await self._find(subject, version or "latest", deleted=False)
+            if chosen < minimum:
+                await self._subjects.refresh(subject)
+                found, chosen = self._version(subject, "latest", deleted=False)
             if chosen < minimum:
                 raise NotFound(f"subject {subject!r} has no version {minimum} or later: its latest is {chosen}")
-            wanted = Binding(subject, ValidationPolicy.NONE)
             binding = self._registry.topic(topic).binding
             if binding is None or binding.subject != subject:
-                binding = await self._registry.set_binding(topic, wanted, first=True)
-                log.info("topic.bound", topic=str(topic), subject=subject, policy=str(wanted.policy))
-        assert binding is not None
+                binding = await self._bind_first(topic, subject)
+            return found, chosen, binding
+
+        found, chosen, binding = await self._subjects.change(attempt)
         if not version and not minimum and binding.pinned_version:
-            found, chosen = self._version(subject, binding.pinned_version, deleted=False)
+            found, chosen = await self._find(subject, binding.pinned_version, deleted=False)
         if not binding.allows(chosen):
             raise Refused(f"topic {topic} takes {binding.rule}, not version {chosen}")
         return ChosenVersion(found.schema_id, chosen)
+
+    async def _bind_first(self, topic: TopicName, subject: str) -> Binding:
+        """Bind a topic that is not bound yet, without a policy, and return its binding."""
+        wanted = Binding(subject, ValidationPolicy.NONE)
+        unchanged = self._subjects.unchanged(subject)
+        binding = await self._registry.set_binding(topic, wanted, first=True, compares=[unchanged])
+        assert binding is not None
+        log.info("topic.bound", topic=str(topic), subject=subject, policy=str(wanted.policy))
+        return binding
 
     # -- settings ------------------------------------------------------------------------------------------------------
 
@@ -492,8 +598,7 @@ class Schemas:
         later registrations. A subject may be set before its first version is registered. Raises Conflict if the version
         is not `expected`."""
         self._named(principal, Action.ADMINISTER, subject)
-        async with self._subjects.changing:
-            await self._subjects.set_compatibility(subject, level, expected)
+        await self._subjects.change(lambda: self._subjects.set_compatibility(subject, level, expected))
         log.info("schemas.compatibility_set", subject=subject or "", level=str(level or ""))
         return CompatibilityReport(*self._subjects.compatibility(self._subjects.find(subject) if subject else None))
 
@@ -505,8 +610,7 @@ class Schemas:
         """Set whether versions may be registered and deleted, of a subject (None: the default applies again) or without
         one of all subjects that set nothing."""
         self._named(principal, Action.ADMINISTER, subject)
-        async with self._subjects.changing:
-            await self._subjects.set_mode(subject, mode)
+        await self._subjects.change(lambda: self._subjects.set_mode(subject, mode))
         log.info("schemas.mode_set", subject=subject or "", mode=str(mode or ""))
         return ModeReport(*self._subjects.mode(self._subjects.find(subject) if subject else None))
 
@@ -514,13 +618,30 @@ class Schemas:
         """Replace the tags of a version."""
         self._check(principal, Action.ADMINISTER, subject)
         chosen = _checked_tags(tags)
-        async with self._subjects.changing:
-            await self._subjects.set_tags(*self._version(subject, version, deleted=False), chosen)
+
+        async def attempt() -> None:
+            await self._subjects.set_tags(*await self._find(subject, version, deleted=False), chosen)
+
+        await self._subjects.change(attempt)
 
     # -- helpers -------------------------------------------------------------------------------------------------------
 
     def _check(self, principal: Principal, action: Action, subject: str) -> None:
-        self._authorizer.check(principal, action, f"schema:{parse_subject(subject)}")
+        resource = _resource(subject)
+        if action is Action.DESCRIBE and self._may_describe(principal, subject):
+            return
+        self._authorizer.check(principal, action, resource)
+
+    def _may_describe(self, principal: Principal, subject: str) -> bool:
+        """Return whether the caller may see a subject, or a topic that is bound to it."""
+        if self._authorizer.allows(principal, Action.DESCRIBE, _resource(subject)):
+            return True
+        bound = self._registry.bound_topics(subject)
+        return any(self._authorizer.allows(principal, Action.DESCRIBE, str(topic)) for topic in bound)
+
+    def _visible_topics(self, principal: Principal, subject: str) -> list[str]:
+        bound = map(str, self._registry.bound_topics(subject))
+        return [one for one in bound if self._authorizer.allows(principal, Action.DESCRIBE, one)]
 
     def _named(self, principal: Principal, action: Action, subject: str | None) -> Subject | None:
         """Check the action on a subject, or without one on the broker, and return the subject if it exists."""
@@ -529,6 +650,19 @@ class Schemas:
             return None
         self._check(principal, action, subject)
         return self._subjects.find(subject)
+
+    async def _find(self, subject: str, version: AnyVersion, deleted: bool) -> tuple[Subject, int]:
+        """Return a subject and one of its versions. In a cluster, the store is asked for one that is not known here."""
+        try:
+            return self._version(subject, version, deleted)
+        except NotFound:
+            await self._subjects.refresh(subject)
+            return self._version(subject, version, deleted)
+
+    async def _find_subject(self, subject: str) -> None:
+        """In a cluster, ask the store about a subject that is not known here."""
+        if self._subjects.find(subject) is None:
+            await self._subjects.refresh(subject)
 
     def _version(self, subject: str, version: AnyVersion, deleted: bool) -> tuple[Subject, int]:
         if version == "latest":
@@ -550,6 +684,11 @@ def _checked_tags(tags: Sequence[str]) -> list[str]:
     if len(chosen) > SCHEMA_TAGS_MAX or not all(0 < len(tag) <= NAME_CHARACTERS_MAX for tag in chosen):
         raise Invalid(f"a version has at most {SCHEMA_TAGS_MAX} tags of 1 to {NAME_CHARACTERS_MAX} characters")
     return chosen
+
+
+def _resource(subject: str) -> str:
+    """Return the resource of a subject. Raises Invalid for a name that is none."""
+    return subject_resource(parse_subject(subject))
 
 
 def _checked_notes(notes: VersionNotes, principal: Principal) -> VersionNotes:

@@ -1,7 +1,8 @@
 """The subjects and their versions, in memory and in the metadata store.
 
-All versions are indexed in memory, without their definitions, which are read from the store when they are needed.
-Changes are made one at a time: the caller holds `changing`. They go to the store first.
+All versions are indexed in memory, without their definitions, which are read from the store when they are needed. In a
+cluster, memory follows the store by watch. Changes are made one at a time, by `change`. They go to the store first, and
+compare what memory says; when another broker was faster, everything is read and tried again.
 
 Invariants
     memory agrees with the store: after a write that failed, the store is asked whether it was written after all
@@ -13,14 +14,15 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeVar
 
 import msgspec
 
-from pydanube.broker.registry.records import pack, unpack, version_of
-from pydanube.broker.registry.writing import expect, write_surely
+from pydanube.broker.registry.records import pack, pack_over, unpack, version_of
+from pydanube.broker.registry.writing import Outrun, expect, try_again, write_surely
 from pydanube.metadata.counters import counter_key, last_id
+from pydanube.metadata.following import Follower, KeyMirror
 from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all
 from pydanube.model.errors import Corrupt, Full, NotFound, Refused
 from pydanube.model.limits import METADATA_OPERATIONS_MAX, SCHEMA_SUBJECTS_MAX, SCHEMA_VERSIONS_MAX
@@ -32,6 +34,16 @@ from .records import DEFINITION_COUNTER, SCHEMA_COUNTER, SettingsRecord, Subject
 
 GLOBAL_ID_MAX: Final = 2**31 - 1
 """The Confluent API and its framing have 32 bits for an id."""
+
+REFERENCES_COMPARED: Final = 100
+"""How many of the subjects that a definition refers to are compared when it is registered: a transaction has no room
+for many more. Of the others, one that is deleted at the same moment at another broker is not noticed."""
+
+assert REFERENCES_COMPARED + 5 <= METADATA_OPERATIONS_MAX
+
+_decode_index = msgspec.msgpack.Decoder(VersionIndex).decode
+
+Result = TypeVar("Result")
 
 Place = tuple[str, int]
 """A subject and a version."""
@@ -97,9 +109,16 @@ class Subjects:
     def __init__(self, store: MetadataStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self.changing = asyncio.Lock()
-        """Held by the caller of every method that writes, from its checks to the end of the write."""
+        self._changing = asyncio.Lock()
         self._settings = SettingsRecord()
+        self._stored_settings: bytes | None = None
+        self._counters = KeyMirror(counter_key(SCHEMA_COUNTER), self._take_counter)
+        """Both counters. They are read before the versions, and heard of after them: memory has every version up to
+        these ids."""
+        self._keys = KeyMirror(records.SCHEMAS, self._take)
+        self._is_followed = False
+        self._orphans: dict[int, dict[int, VersionIndex]] = {}
+        """By schema id: versions whose subject was not heard of yet."""
         self._subjects: dict[str, Subject] = {}
         self._by_schema_id: dict[int, Subject] = {}
         self._by_global_id: dict[int, list[Place]] = {}
@@ -111,32 +130,60 @@ class Subjects:
         self._last_schema_id = 0
         self._last_global_id = 0
 
+    def follow(self, follower: Follower) -> None:
+        self._is_followed = True
+        self._counters.follow(follower)
+        self._keys.follow(follower)
+
     async def load(self) -> None:
-        """Read everything but the definitions from the store."""
-        for held in (self._subjects, self._by_schema_id, self._by_global_id, self._global_ids, self._referrers):
-            held.clear()
-        if (settings := await self._store.get(records.SETTINGS)) is not None:
-            self._settings = unpack(settings.value, SettingsRecord)
-        self._last_schema_id = await last_id(self._store, SCHEMA_COUNTER)
-        self._last_global_id = await last_id(self._store, DEFINITION_COUNTER)
-        async for one in list_all(self._store, records.SUBJECTS):
-            name = records.subject_of_key(one.key)
-            subject = Subject(name, unpack(one.value, SubjectRecord), one.value)
-            self._subjects[name] = self._by_schema_id[subject.schema_id] = subject
-        decode = msgspec.msgpack.Decoder(VersionIndex).decode
-        async for one in list_all(self._store, records.VERSIONS):
-            schema_id, version = records.version_of_key(one.key)
-            found = self._by_schema_id.get(schema_id)
-            if found is None:
-                raise Corrupt(f"metadata: {one.key} belongs to no subject: put back a good copy of the metadata")
-            try:
-                index = decode(one.value)
-            except msgspec.MsgspecError as error:
-                raise Corrupt(f"metadata: {one.key} cannot be read ({error}); restore it from a backup") from None
-            self._add(found, version, index)
+        """Read everything but the definitions from the store, unless a follower has done that."""
+        for mirror in (self._counters, self._keys):
+            if not (self._is_followed and mirror.is_listed):
+                await mirror.load(self._store)
+        for schema_id, versions in self._orphans.items():
+            key = records.version_key(schema_id, min(versions))
+            raise Corrupt(f"metadata: {key} belongs to no subject: put back a good copy of the metadata")
         for places in self._by_global_id.values():
             if len(places) > 1:
                 places.sort(key=lambda place: (self._subjects[place[0]].versions[place[1]].created_at, place))
+
+    async def change(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
+        """Make a change, which checks and writes; other changes wait. Cancelled: the broker is closing, and the change
+        may be made."""
+
+        async def once() -> Result:
+            try:
+                return await attempt()
+            except Outrun:
+                await self.reload()
+                raise
+
+        async with self._changing:
+            return await try_again(once)
+
+    async def reload(self) -> None:
+        """Read everything again, in a cluster; a broker alone knows all there is."""
+        if self._is_followed:
+            await self._counters.reload(self._store)
+            await self._keys.reload(self._store)
+
+    async def refresh(self, name: str) -> None:
+        """In a cluster, ask the store about a subject of which something was not found."""
+        if not self._is_followed:
+            return
+        found = await self._keys.refresh(self._store, records.subject_key(name))
+        if found is not None:
+            schema_id = unpack(found.value, SubjectRecord).schema_id
+            async for one in list_all(self._store, records.versions_of(schema_id)):
+                self._keys.learn(one.key, one.value, one.mod_revision)
+
+    async def refresh_ids(self, schema_id: int = 0, global_id: int = 0) -> None:
+        """In a cluster, read everything again if one of these ids was given out by another broker, and not heard of."""
+        if not self._is_followed or (schema_id <= self._last_schema_id and global_id <= self._last_global_id):
+            return
+        known = await last_id(self._store, SCHEMA_COUNTER), await last_id(self._store, DEFINITION_COUNTER)
+        if schema_id <= known[0] and global_id <= known[1]:
+            await self.reload()
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -232,7 +279,7 @@ class Subjects:
             index.created_at,
         )
 
-    # -- writing; the caller holds `changing` --------------------------------------------------------------------------
+    # -- writing, within `change`; each raises Outrun if another broker was faster -------------------------------------
 
     async def add(self, name: str, definition: SchemaDefinition, fingerprint: str, notes: VersionNotes) -> int:
         """Store a new version, and return it. It is durable on return.
@@ -247,14 +294,14 @@ class Subjects:
                 f"subject {name!r} has {len(former.versions)} versions, and no more are possible: delete some for good"
             )
         now, references = self._clock.now_us(), [(one.name, one.subject, one.version) for one in definition.references]
-        compares: list[Compare] = []
+        compares = [self._unchanged(records.SETTINGS)]
         writes: list[Put | Delete] = []
         if former is None:
             compares.append(Compare.missing(records.subject_key(name)))
             _raise_counter(SCHEMA_COUNTER, self._last_schema_id, compares, writes)
             record = SubjectRecord(self._last_schema_id + 1, 1, created_at=now)
         else:
-            compares.append(Compare.value(records.subject_key(name), former.stored))
+            compares.append(self._unchanged(records.subject_key(name)))
             record = msgspec.structs.replace(former.record, last_version=former.record.last_version + 1)
         identity = _identity(fingerprint, references)
         global_id = self._global_ids.get(identity, 0)
@@ -263,6 +310,11 @@ class Subjects:
             if global_id > GLOBAL_ID_MAX:
                 raise Full(f"{self._last_global_id} schemas were registered, and there are no more ids of 32 bits")
             _raise_counter(DEFINITION_COUNTER, self._last_global_id, compares, writes)
+        else:  # it stays the id of this definition only as long as a version has it
+            holder, number = self._by_global_id[global_id][0]
+            compares.append(self._unchanged(records.version_key(self._subjects[holder].schema_id, number)))
+        targets = sorted({subject for _, subject, _ in references if subject != name})[:REFERENCES_COMPARED]
+        compares += [self._unchanged(records.subject_key(subject)) for subject in targets]
         stored = VersionRecord(
             global_id,
             str(definition.format),
@@ -277,20 +329,20 @@ class Subjects:
         version = record.last_version
         first = Put(records.version_key(record.schema_id, version), pack(stored))
         compares.append(Compare.missing(first.key))
-        value = pack(record)
+        value = pack(record) if former is None else pack_over(former.stored, record)
         await self._write(compares, [first, Put(records.subject_key(name), value), *writes])
-        self._last_schema_id = max(self._last_schema_id, record.schema_id)
-        self._last_global_id = max(self._last_global_id, global_id)
-        subject = self._put(name, record, value)
-        self._add(
-            subject, version, VersionIndex(global_id, stored.format, fingerprint, tuple(references), notes.tags, now)
-        )
         return version
 
     async def set_deleted(self, subject: Subject, versions: Iterable[int]) -> None:
         """Mark versions as deleted. They can still be read by those who ask for deleted ones."""
         deleted = sorted({*subject.deleted, *versions})
         await self._replace(subject, msgspec.structs.replace(subject.record, deleted=deleted))
+
+    async def set_live(self, name: str, versions: Iterable[int]) -> None:
+        """Take back a `set_deleted`."""
+        if (subject := self._subjects.get(name)) is not None:
+            deleted = sorted(subject.deleted.difference(versions))
+            await self._replace(subject, msgspec.structs.replace(subject.record, deleted=deleted))
 
     async def remove(self, subject: Subject, versions: Sequence[int]) -> None:
         """Remove deleted versions for good, and the subject with its last one.
@@ -301,27 +353,23 @@ class Subjects:
         for start in range(0, len(versions), METADATA_OPERATIONS_MAX // 2):
             some = versions[start : start + METADATA_OPERATIONS_MAX // 2]
             writes: list[Put | Delete] = [Delete(records.version_key(subject.schema_id, one)) for one in some]
-            key, record, value = records.subject_key(subject.name), subject.record, subject.stored
-            compare = Compare.value(key, value)
+            key = records.subject_key(subject.name)
             if len(some) == len(subject.versions):
                 writes.append(Delete(key))
             else:
                 left = [one for one in subject.record.deleted if one not in some]
-                record = msgspec.structs.replace(record, deleted=left)
-                value = pack(record)
-                writes.append(Put(key, value))
-            await self._write([compare], writes)
-            for version in some:
-                self._drop(subject, version)
-            subject.replace(record, value)
-        if not subject.versions:
-            del self._subjects[subject.name], self._by_schema_id[subject.schema_id]
+                record = msgspec.structs.replace(subject.record, deleted=left)
+                writes.append(Put(key, pack_over(subject.stored, record)))
+            await self._write([self._unchanged(key)], writes)
 
     async def set_tags(self, subject: Subject, version: int, tags: list[str]) -> None:
         key = records.version_key(subject.schema_id, version)
-        record = msgspec.structs.replace(await self.read(subject, version), tags=tags)
-        await self._write([], [Put(key, pack(record))])
-        subject.versions[version].tags = tuple(tags)
+        found = await self._keys.refresh(self._store, key)
+        if found is None:
+            raise NotFound(f"subject {subject.name!r} has no version {version}: it was deleted meanwhile")
+        record = msgspec.structs.replace(unpack(found.value, VersionRecord), tags=tags)
+        compare = Compare.mod_revision(key, found.mod_revision)
+        await self._write([compare], [Put(key, pack_over(found.value, record))])
 
     def record_version(self, subject: Subject | None) -> str:
         """Return the version of the record of a subject, or without one of the settings of all."""
@@ -385,20 +433,13 @@ class Subjects:
         compares, writes = [Compare.missing(key)], list[Put | Delete]([Put(key, pack(record))])
         _raise_counter(SCHEMA_COUNTER, self._last_schema_id, compares, writes)
         await self._write(compares, writes)
-        self._last_schema_id = record.schema_id
-        return self._put(name, record, pack(record))
-
-    def _put(self, name: str, record: SubjectRecord, stored: bytes) -> Subject:
-        subject = self._subjects.get(name)
-        if subject is None:
-            subject = self._subjects[name] = self._by_schema_id[record.schema_id] = Subject(name, record, stored)
-        subject.replace(record, stored)
-        return subject
+        if (made := self._subjects.get(name)) is None:
+            raise Outrun  # another broker has removed it already
+        return made
 
     async def _replace(self, subject: Subject, record: SubjectRecord) -> None:
-        key, value = records.subject_key(subject.name), pack(record)
-        await self._write([Compare.value(key, subject.stored)], [Put(key, value)])
-        subject.replace(record, value)
+        key = records.subject_key(subject.name)
+        await self._write([self._unchanged(key)], [Put(key, pack_over(subject.stored, record))])
 
     async def _replace_or_remove(self, subject: Subject, record: SubjectRecord) -> None:
         """Replace the record, and remove a subject that has neither a version nor a setting any more."""
@@ -406,22 +447,100 @@ class Subjects:
             await self._replace(subject, record)
             return
         key = records.subject_key(subject.name)
-        await self._write([Compare.value(key, subject.stored)], [Delete(key)])
-        del self._subjects[subject.name], self._by_schema_id[subject.schema_id]
+        await self._write([self._unchanged(key)], [Delete(key)])
 
     async def _replace_settings(self, record: SettingsRecord, expected: str = "") -> None:
         what = "the default of all subjects"
         compares = await expect(self._store, records.SETTINGS, self._settings, expected, what, default=SettingsRecord())
-        await self._write(compares, [Put(records.SETTINGS, pack(record))])
-        self._settings = record
+        former = self._stored_settings
+        value = pack(record) if former is None else pack_over(former, record)
+        await self._write([*compares, self._unchanged(records.SETTINGS)], [Put(records.SETTINGS, value)])
+
+    def unchanged(self, name: str) -> Compare:
+        """Return the comparison of a subject's record with what memory has of it."""
+        return self._unchanged(records.subject_key(name))
+
+    def _unchanged(self, key: str) -> Compare:
+        """Return the comparison of a key with what memory has of it."""
+        return Compare.mod_revision(key, self._keys.revisions.get(key, 0))
 
     async def _write(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> None:
-        await write_surely(self._store, self._clock, compares, writes)
+        """Write, and take it over into memory."""
+        revision = await write_surely(self._store, self._clock, compares, writes)
+        if not revision:
+            await self._keys.reload(self._store)
+            return
+        for write in writes:
+            mirror = self._keys if write.key.startswith(self._keys.prefix) else self._counters
+            mirror.learn(write.key, write.value if isinstance(write, Put) else None, revision)
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def _take_counter(self, key: str, value: bytes | None) -> None:
+        number = int(value or b"0")
+        if key == counter_key(SCHEMA_COUNTER):
+            self._last_schema_id = max(self._last_schema_id, number)
+        elif key == counter_key(DEFINITION_COUNTER):
+            self._last_global_id = max(self._last_global_id, number)
+
+    def _take(self, key: str, value: bytes | None) -> None:
+        """Take over a key, which this broker or another one has written."""
+        if key.startswith(records.SUBJECTS):
+            self._take_subject(records.subject_of_key(key), value)
+        elif key.startswith(records.VERSIONS):
+            self._take_version(*records.version_of_key(key), key, value)
+        elif key == records.SETTINGS:
+            self._settings = SettingsRecord() if value is None else unpack(value, SettingsRecord)
+            self._stored_settings = value
+
+    def _take_subject(self, name: str, value: bytes | None) -> None:
+        record = None if value is None else unpack(value, SubjectRecord)
+        former = self._subjects.get(name)
+        if former is not None and (record is None or record.schema_id != former.schema_id):
+            for version in list(former.versions):
+                self._drop(former, version)
+            del self._subjects[name], self._by_schema_id[former.schema_id]
+            former = None
+        if record is None or value is None:
+            return
+        if former is not None:
+            former.replace(record, value)
+            return
+        subject = self._subjects[name] = self._by_schema_id[record.schema_id] = Subject(name, record, value)
+        for version, index in sorted(self._orphans.pop(record.schema_id, {}).items()):
+            self._add(subject, version, index)
+
+    def _take_version(self, schema_id: int, version: int, key: str, value: bytes | None) -> None:
+        subject = self._by_schema_id.get(schema_id)
+        if value is None:
+            if subject is not None and version in subject.versions:
+                self._drop(subject, version)
+            self._drop_orphan(schema_id, version)
+            return
+        try:
+            index = _decode_index(value)
+        except msgspec.MsgspecError as error:
+            raise Corrupt(f"metadata: {key} cannot be read ({error}); restore it from a backup") from None
+        if subject is None:
+            self._orphans.setdefault(schema_id, {})[version] = index
+        elif version in subject.versions:
+            subject.versions[version] = index  # only its tags change
+        else:
+            self._add(subject, version, index)
+
+    def _drop_orphan(self, schema_id: int, version: int) -> None:
+        if (versions := self._orphans.get(schema_id)) is not None:
+            versions.pop(version, None)
+            if not versions:
+                del self._orphans[schema_id]
 
     # -- the index -----------------------------------------------------------------------------------------------------
 
     def _add(self, subject: Subject, version: int, index: VersionIndex) -> None:
+        is_newest = version > max(subject.versions, default=0)
         subject.versions[version] = index
+        if not is_newest:
+            subject.versions = dict(sorted(subject.versions.items()))
         place = (subject.name, version)
         self._by_global_id.setdefault(index.global_id, []).append(place)
         self._global_ids[_identity(index.fingerprint, index.references)] = index.global_id

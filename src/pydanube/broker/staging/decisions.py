@@ -55,9 +55,9 @@ RETRY_S: Final = 1.0
 """Pause before a failed write to the metadata is repeated."""
 
 
-def decision_writes(decision: Decision, keys: Iterable[Key], now_us: int) -> list[Put | Delete]:
+def decision_writes(decision: Decision, keys: Sequence[Key], now_us: int) -> list[Put | Delete]:
     """Return the writes for the decision and for its pending keys of these partitions."""
-    record = DecisionRecord(decision.query, decision.stages, decision.spread, now_us)
+    record = DecisionRecord(decision.query, decision.stages, decision.spread, now_us, len(keys))
     return [Put(decision_key(decision.number, decision.batch_id), pack(record)), *pending_writes(decision, keys)]
 
 
@@ -131,22 +131,40 @@ class Decisions:
         """Read all decisions from the metadata, and continue with them in the background."""
         async for one in list_all(self._store, DECISIONS):
             number, batch_id = decision_of_key(one.key)
-            self._register(_decision_of(number, batch_id, unpack(one.value, DecisionRecord)))
-        stray: list[Put | Delete] = []
+            self._register(decision_of(number, batch_id, unpack(one.value, DecisionRecord)))
+        stray: dict[tuple[int, int], list[str]] = {}
         async for one in list_all(self._store, PENDING):
             topic_id, index, number, batch_id = pending_of_key(one.key)
             decision = self.find(number, batch_id)
             if decision is None:
-                stray.append(Delete(one.key))  # its query was removed
+                stray.setdefault((number, batch_id), []).append(one.key)  # its query was removed
                 continue
             decision.topics[topic_id] = unpack(one.value, PendingRecord).topic
             decision.keys.add((topic_id, index))
-        await self._write(stray)
+        for (number, batch_id), keys in stray.items():
+            await self._delete_stray(number, batch_id, keys)
         for number in sorted(self._by_query):
             for decision in self.of(number):
                 self._start(decision)
         if self._by_query:
             log.info("stages.resumed", decisions=sum(map(len, self._by_query.values())))
+
+    async def _delete_stray(self, number: int, batch_id: int, keys: Sequence[str]) -> None:
+        """Delete pending keys of a decision that is not in the metadata. One that was made after the decisions were
+        listed is: the transaction compares."""
+        missing = Compare.missing(decision_key(number, batch_id))
+        for part in split_writes([Delete(key) for key in keys], compares=[missing]):
+            await self._store.transact([missing], part)
+
+    async def find_stored(self, number: int, batch_id: int) -> Decision | None:
+        """Return a decision that is not over, also if another broker has just made it."""
+        return self.find(number, batch_id)
+
+    def expect(self, decision: Decision) -> None:
+        """Prepare for a decision that is about to be written to the metadata."""
+
+    def unexpect(self, decision: Decision) -> None:
+        """Undo `expect`: the write has failed, or is uncertain."""
 
     async def adopt(self, number: int, batch_id: int) -> bool:
         """Return whether the metadata has this decision, and start it if it is not known here.
@@ -158,15 +176,17 @@ class Decisions:
         found = await self._store.get(decision_key(number, batch_id))
         if found is None:
             return False
-        decision = _decision_of(number, batch_id, unpack(found.value, DecisionRecord))
+        decision = decision_of(number, batch_id, unpack(found.value, DecisionRecord))
         if decision.spread:
             plan = await decision.plan(self._reader)
-            decision.keys.update(plan)  # nothing of it was published yet
-        self.add(decision)
+            self.add(decision, plan)  # nothing of it was published yet
+        else:
+            self.add(decision, ())
         return True
 
-    def add(self, decision: Decision) -> None:
-        """Start a decision that was written to the metadata."""
+    def add(self, decision: Decision, keys: Iterable[Key]) -> None:
+        """Start a decision that was written to the metadata, with the pending keys of these partitions."""
+        decision.keys.update(keys)
         self._register(decision)
         self._start(decision)
 
@@ -198,30 +218,46 @@ class Decisions:
         while not decision.spread and not decision.forgotten:
             try:
                 plan = sorted(await decision.plan(self._reader))
-                for writes in split_writes(pending_writes(decision, plan)):
-                    await self._store.transact([], writes)
-                decision.spread = True
-                await self._record_spread(decision)
+                written = await self._write_pending(decision, plan)
+                if written is None:
+                    decision.forgotten = True
+                    return
+                if written:
+                    await self._record_spread(decision)
             except DanubeError as error:
-                decision.spread = False
                 decision.obstacles[-1, -1] = error.message
                 log.warning("stages.not_spread", query=decision.query, batch_id=decision.batch_id, error=error.message)
                 await self._clock.sleep(RETRY_S)
                 continue
+            decision.spread = True
             decision.obstacles.pop((-1, -1), None)
-            decision.keys.update(plan)
-            decision.waiting.update(plan)
+            self._spread_to(decision, plan)
+
+    def _spread_to(self, decision: Decision, plan: Iterable[Key]) -> None:
+        """Record that the pending keys of these partitions are written."""
+        decision.keys.update(plan)
+        decision.waiting.update(plan)
+
+    async def _write_pending(self, decision: Decision, plan: Sequence[Key]) -> bool | None:
+        """Write the pending keys. Returns None if the decision was removed meanwhile, and False if it has all of them,
+        from an earlier try or another broker: they may be deleted by now, and must not come back."""
+        undecided = Compare.version(decision_key(decision.number, decision.batch_id), 1)
+        for writes in split_writes(pending_writes(decision, plan), compares=[undecided]):
+            if not (await self._store.transact([undecided], writes)).succeeded:
+                return None if await self._store.get(undecided.key) is None else False
+        return True
 
     async def _record_spread(self, decision: Decision) -> None:
         """Record that all pending keys are written, unless the decision was removed meanwhile with its query."""
-        compare = Compare.version(decision_key(decision.number, decision.batch_id), 1)
-        await self._store.transact([compare], decision_writes(decision, (), self._clock.now_us()))
+        key = decision_key(decision.number, decision.batch_id)
+        record = DecisionRecord(decision.query, decision.stages, spread=True, decided_at=self._clock.now_us())
+        await self._store.transact([Compare.version(key, 1)], [Put(key, pack(record))])
 
     def _enqueue(self, decision: Decision) -> None:
         if decision.forgotten:
             return
         if decision.waiting:
-            self.publisher.enqueue(decision)
+            self.publisher.enqueue(decision, decision.waiting)
         else:
             decision.mark_applied()
             self._tasks.spawn(self._finish(decision), f"end of {decision}")
@@ -231,12 +267,16 @@ class Decisions:
     def _partition_done(self, decision: Decision, key: Key) -> None:
         """Record that a partition has all messages of the decision."""
         decision.waiting.discard(key)
-        if not decision.waiting:
-            decision.mark_applied()
+        self._check_applied(decision)
         self._done_keys.append((decision, key))
         if not self._is_deleting_keys:
             self._is_deleting_keys = True
             self._tasks.spawn(self._delete_pending_keys(), "pending keys")
+
+    def _check_applied(self, decision: Decision) -> None:
+        """Record it if every partition has all messages of the decision."""
+        if not decision.waiting:
+            decision.mark_applied()
 
     async def _delete_pending_keys(self) -> None:
         """Delete the pending keys of partitions that are done, many in one transaction."""
@@ -249,9 +289,13 @@ class Decisions:
                     self._unpin_producer(decision, key)
                 for decision in {id(one): one for one, _ in batch}.values():
                     if not decision.keys and not decision.forgotten:
-                        await self._finish(decision)
+                        await self._keys_deleted(decision)
         finally:
             self._is_deleting_keys = False
+
+    async def _keys_deleted(self, decision: Decision) -> None:
+        """Go on with a decision that has no pending key any more."""
+        await self._finish(decision)
 
     def _unpin_producer(self, decision: Decision, key: Key) -> None:
         """Unpin the query in the producer table of the partition, unless another decision of the query needs it."""
@@ -279,6 +323,7 @@ class Decisions:
             log.warning("stages.left_behind", store=self._objects.url, error=error.message)
 
     def _remove(self, decision: Decision) -> None:
+        decision.over = True
         known = self._by_query.get(decision.number, {})
         known.pop(decision.batch_id, None)
         if not known:
@@ -313,7 +358,7 @@ class Decisions:
                     await self._clock.sleep(RETRY_S)
 
 
-def _decision_of(number: int, batch_id: int, record: DecisionRecord) -> Decision:
+def decision_of(number: int, batch_id: int, record: DecisionRecord) -> Decision:
     decision = Decision(record.query, number, batch_id, record.stages)
     decision.spread = record.spread
     return decision

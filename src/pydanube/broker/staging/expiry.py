@@ -3,11 +3,13 @@
 A stage is never both committed and expired: the record of the query contains the time before which stages are expired,
 a commit compares that record, and objects are deleted only after the time was advanced. Stages that a decision names
 are kept, whatever their age.
+
+Of a cluster the coordinator expires stages. Two brokers that do so at once do no harm: both advance the same record.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from pydanube.broker.registry.records import DecisionRecord, decision_of_key, decisions_of, unpack
@@ -38,7 +40,10 @@ class StageExpiry:
         clock: Clock,
         stage_keep_s: int,
         query_keep_s: int,
+        is_coordinator: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`is_coordinator` returns whether this broker expires stages; two that do so at once do no harm."""
+        self._is_coordinator = is_coordinator
         self._objects = objects
         self._store = store
         self._records = records
@@ -50,6 +55,8 @@ class StageExpiry:
         """Expire stages and queries periodically until cancelled. A failure is tried again in the next round."""
         while True:
             await self._clock.sleep(min(EVERY_S_MAX, max(EVERY_S_MIN, self._stage_keep_s / 4)))
+            if not self._is_coordinator():
+                continue
             try:
                 await self.expire_stages()
                 await self.forget_queries()

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from pydanube.broker.registry.records import QUERIES, pack, query_key, unpack
 from pydanube.broker.registry.registry import Registry
 from pydanube.core import staging as core
+from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.core.staging import QueryRecord
 from pydanube.metadata.store import (
     Compare,
@@ -21,7 +22,7 @@ from pydanube.metadata.store import (
     is_last_page,
     list_all,
 )
-from pydanube.model.errors import Unavailable
+from pydanube.model.errors import Denied, Unavailable
 from pydanube.runtime.clock import Clock
 
 LOST_COMPARISONS_MAX: Final = 20
@@ -40,8 +41,9 @@ class KnownQuery(NamedTuple):
 class QueryRecords:
     """Reads and writes the records of queries. Other brokers may write to the same metadata."""
 
-    def __init__(self, store: MetadataStore, registry: Registry, clock: Clock) -> None:
+    def __init__(self, store: MetadataStore, registry: Registry, clock: Clock, authorizer: Authorizer) -> None:
         self._store = store
+        self._authorizer = authorizer
         self._registry = registry
         self._clock = clock
         self._cached: dict[str, QueryRecord] = {}
@@ -73,19 +75,31 @@ class QueryRecords:
         known = await self.find(self._names[number]) if number in self._names else None
         return known if known is not None and known.record.number == number else None
 
-    async def enter_run(self, query: str, run: str) -> QueryRecord:
-        """Make `run` the current run of the query, and return the record, which is durable.
+    def check_owner(self, principal: Principal, record: QueryRecord) -> None:
+        """Raise Denied unless the query belongs to the principal, or to nobody, or the principal may administer the
+        cluster."""
+        if record.owner in ("", principal.owner_id):
+            return
+        if not self._authorizer.allows(principal, Action.ADMINISTER, BROKER):
+            raise Denied(f"query {record.query!r} does not belong to {principal.id}: use another name")
+
+    async def enter_run(self, principal: Principal, query: str, run: str) -> QueryRecord:
+        """Make `run` the current run of the query, and return the record, which is durable. A query that belongs to
+        nobody belongs to the principal from then on.
 
         Uses a cached record if it has this run. Then a run that another broker has just fenced may still store stages;
         its commit will fail.
         """
         cached = self._cached.get(query)
-        if cached is not None and cached.run == run:
+        if cached is not None and cached.run == run and (cached.owner or not principal.owner_id):
+            self.check_owner(principal, cached)
             return cached
         async with self.locked(query):
             for _ in range(LOST_COMPARISONS_MAX):
                 known = await self.find(query) or await self.new(query, run)
+                self.check_owner(principal, known.record)
                 record = core.with_run(known.record, run, self._clock.now_us())
+                record = core.with_owner(record, principal.owner_id)
                 if (known.revision and record is known.record) or await self.replace(known, record):
                     self._cache(record)
                     return record
@@ -119,6 +133,13 @@ class QueryRecords:
         self._cached.pop(known.record.query, None)
         result = await self._store.transact([Compare.mod_revision(key, known.revision)], [Delete(key)])
         return result.succeeded
+
+    def changed(self, query: str, record: QueryRecord | None) -> None:
+        """Take over what another broker wrote, or (None) that it removed the query."""
+        if record is None:
+            self._cached.pop(query, None)
+        elif query in self._cached:
+            self._cached[query] = record
 
     async def page(self, after: str, count: int) -> list[QueryRecord]:
         """Return `count` records in the order of their names, from the one behind `after` on; fewer at the end."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -83,6 +83,20 @@ class Decision:
         self.obstacles: dict[Key, str] = {}
         """The last error of partitions that are retried."""
         self.applied = False
+        self.committed_here = False
+        """In a cluster, as the rest up to `enqueued`. This broker committed it, and deletes it once it is published."""
+        self.over = False
+        """The metadata has it no more."""
+        self.complete = False
+        """All of its pending keys were seen, so that those which are not in `keys` are deleted."""
+        self.partitions = 0
+        """How many pending keys came in the same transaction as the decision."""
+        self.published: set[Key] = set()
+        """Partitions that got their messages from this broker."""
+        self.gone: set[Key] = set()
+        """Partitions whose pending key another broker has deleted."""
+        self.enqueued: set[Key] = set()
+        """Partitions that it is enqueued for here: those of this broker."""
         self._woken = asyncio.Event()
         prefix = stages_of(number, batch_id)
         self.object_keys = [prefix + name for name in stages]
@@ -155,10 +169,16 @@ class StagePublisher:
         self._held_bytes = 0
         self.dropped = 0
         """How often messages were dropped because the topic was deleted first."""
+        self.is_own: Callable[[Key], bool] = lambda _key: True
+        """Returns whether this broker owns a partition. What is enqueued for one of another broker is given up."""
+        self.given_up: Callable[[Decision, Key], None] = lambda _decision, _key: None
+        """Called for each decision that is not enqueued any more for a partition of another broker."""
+        self.confirm_deleted: Callable[[str, int], Awaitable[bool]] = _is_deleted
+        """Returns whether the topic of this name and id, which the registry does not have, was really deleted."""
 
-    def enqueue(self, decision: Decision) -> None:
-        """Enqueue the decision for every partition in `decision.waiting`, after earlier decisions of the query."""
-        for key in sorted(decision.waiting):
+    def enqueue(self, decision: Decision, keys: Iterable[Key]) -> None:
+        """Enqueue the decision for these partitions, after earlier decisions of the query."""
+        for key in sorted(keys):
             waiting = self._queues.get((key, decision.number))
             if waiting is not None:
                 waiting.append(decision)
@@ -176,28 +196,34 @@ class StagePublisher:
         waiting = self._queues[key, number]
         try:
             while waiting:
-                await self._publish_until_done(key, waiting[0])
+                if not await self._publish_until_done(key, waiting[0]):
+                    return
                 decision = waiting.popleft()
                 decision.obstacles.pop(key, None)
                 self._done(decision, key)
         finally:
             del self._queues[key, number]
+            for decision in waiting:
+                self.given_up(decision, key)
 
-    async def _publish_until_done(self, key: Key, decision: Decision) -> None:
-        """Retry until the partition has all messages, or the topic was deleted, or the query was removed."""
+    async def _publish_until_done(self, key: Key, decision: Decision) -> bool:
+        """Retry until the partition has all messages, or the topic was deleted, or the query was removed. Returns False
+        if another broker owns the partition by now, and has to go on."""
         tries = 0
         while not decision.forgotten:
+            if not self.is_own(key):
+                return False
             try:
                 await self._apply(key, decision)
-                return
+                return True
             except DanubeError as failure:
                 error = failure
             except Exception as failure:  # a bug: the decision stays pending, with the error as its obstacle
                 log.error("stages.crashed", **self._log_fields(decision, key), exc_info=failure)
                 error = DanubeError(f"internal error: {type(failure).__name__}: {failure}")
-            if self._is_topic_deleted(decision, key):
-                self._skip_deleted(decision, key)
-                return
+            if self._is_topic_deleted(decision, key) and await self._is_surely_deleted(decision, key):
+                self.skip_deleted(decision, key)
+                return True
             tries += 1
             lost = is_permanent(error) and not self._registry.is_being_deleted(key[0])
             decision.obstacles[key] = error.message
@@ -205,6 +231,7 @@ class StagePublisher:
                 say = log.error if lost else log.warning
                 say("stages.postponed", **self._log_fields(decision, key), error=error.message)
             await self._clock.sleep(LOST_RETRY_S if lost else RETRY_S[min(tries, len(RETRY_S)) - 1])
+        return True
 
     def _log_fields(self, decision: Decision, key: Key) -> dict[str, object]:
         topic = decision.topics.get(key[0], key[0])
@@ -254,7 +281,15 @@ class StagePublisher:
         record = self._registry.find_topic(TopicName.parse(topic))
         return record is None or record.topic_id != key[0]
 
-    def _skip_deleted(self, decision: Decision, key: Key) -> None:
+    async def _is_surely_deleted(self, decision: Decision, key: Key) -> bool:
+        """Ask the metadata too: the registry may not know the topic yet. False while the metadata cannot be read."""
+        try:
+            return await self.confirm_deleted(decision.topics[key[0]], key[0])
+        except DanubeError:
+            return False
+
+    def skip_deleted(self, decision: Decision, key: Key) -> None:
+        """Count and log that messages of the decision are dropped, because their topic was deleted."""
         self.dropped += 1
         log.warning("stages.dropped", **self._log_fields(decision, key), reason="the topic was deleted")
 
@@ -293,6 +328,11 @@ class StagePublisher:
                 await asyncio.sleep(0)
         await in_flight.wait_all()
         return sequence
+
+
+async def _is_deleted(_topic: str, _topic_id: int) -> bool:
+    """Return that the registry of a broker alone is right: nobody else writes."""
+    return True
 
 
 class _InFlight:

@@ -89,12 +89,14 @@ class StageWriter:
         check_query("run", request.run)
         check_batch_id(request.batch_id)
         check_attempt(request.task, request.attempt, request.part)
+        for topic, partition in {one.topic: one.partition for one in sorted(request.sections)}.items():
+            await self._registry.refresh_topic(topic, partition)
         topics = self._check_topics(principal, request)
         if (full := self._tiers.refusal()) is not None:
             raise full
         parts = await self._check_batches(request, topics, body)
         await self._tiers.check_ours()
-        record = await self._records.enter_run(request.query, request.run)
+        record = await self._records.enter_run(principal, request.query, request.run)
         name = self._name(record, request)
         named = [(one.topic_id, str(topic)) for topic, one in topics.items()]
         pieces, index = stage.encode(self._clock.now_us(), named, parts)

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.decompression import DecompressionBudget
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.producers import Producers
@@ -36,9 +37,11 @@ from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.staging import StagedQuery, check_batch_id, check_query
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.slices import Slices
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
+from .cluster_decisions import ClusterDecisions
 from .decisions import WRITES_AT_ONCE, Decisions, decision_writes
 from .expiry import StageExpiry
 from .query_records import LOST_COMPARISONS_MAX, KnownQuery, QueryRecords, lost_comparisons
@@ -91,12 +94,13 @@ class Staging:
         tiers: ObjectStorage,
         decompression: DecompressionBudget,
         schemas: Schemas,
+        cluster: ClusterParts,
     ) -> None:
         self._registry = registry
         self._authorizer = authorizer
         self._clock = clock
         self._tiers = tiers
-        self._records = QueryRecords(store, registry, clock)
+        self._records = QueryRecords(store, registry, clock, authorizer)
         self._reader = StageReader(tiers.objects)
         self._writer = StageWriter(
             registry,
@@ -110,9 +114,20 @@ class Staging:
             decompression,
             schemas,
         )
-        self.decisions = Decisions(registry, partitions, store, tiers.objects, self._reader, clock)
+        parts = (registry, partitions, store, tiers.objects, self._reader, clock)
+        self.decisions = (
+            Decisions(*parts)
+            if cluster.membership.is_alone
+            else ClusterDecisions(*parts, cluster=cluster, query_changed=self._records.changed)
+        )
         self.expiry = StageExpiry(
-            tiers.objects, store, self._records, clock, tiers.settings.stage_keep_s, tiers.settings.staged_query_keep_s
+            tiers.objects,
+            store,
+            self._records,
+            clock,
+            tiers.settings.stage_keep_s,
+            tiers.settings.staged_query_keep_s,
+            cluster.membership.is_coordinator,
         )
         self._tasks = Tasks()
         self._committing: set[Decision] = set()
@@ -168,15 +183,20 @@ class Staging:
     ) -> tuple[bool, Decision | None]:
         """Return whether the batch was committed before, and its decision unless that is over."""
         for _ in range(LOST_COMPARISONS_MAX):
-            known = await self._records.find(request.query) or await self._records.new(request.query, request.run)
+            known = await self._records.find(request.query)
+            if known is None:
+                if not names:
+                    await self._check_may_publish(principal)
+                known = await self._records.new(request.query, request.run)
+            self._records.check_owner(principal, known.record)
             number = known.record.number
             await self._resolve_uncertain(number)
             now_us = self._clock.now_us()
-            record = core.with_run(known.record, request.run, now_us)
+            record = core.with_owner(core.with_run(known.record, request.run, now_us), principal.owner_id)
             after = core.with_commit(record, request.batch_id, names, self.decisions.unapplied(number), now_us)
             if after is None:
                 if record is known.record or await self._records.replace(known, record):
-                    return True, self.decisions.find(number, request.batch_id)
+                    return True, await self.decisions.find_stored(number, request.batch_id)
                 continue
             decision = Decision(request.query, number, request.batch_id, list(request.stages))
             self._committing.add(decision)
@@ -188,6 +208,17 @@ class Staging:
             if written:
                 return False, decision if decision.stages else None
         raise lost_comparisons(request.query)
+
+    async def _check_may_publish(self, principal: Principal) -> None:
+        """Raise Denied if the principal may publish to no topic: it has no use for a query, which would be kept."""
+        if self._authorizer.allows(principal, Action.PRODUCE, BROKER):
+            return
+        slices = Slices(self._clock)
+        for topic in self._registry.topics():
+            if self._authorizer.allows(principal, Action.PRODUCE, str(topic)):
+                return
+            await slices.pause_if_spent()
+        self._authorizer.check(principal, Action.PRODUCE, BROKER)
 
     async def _check_stages(self, principal: Principal, decision: Decision) -> None:
         """Raise unless all stages exist, are intact, and belong to topics that the principal may publish to."""
@@ -201,8 +232,7 @@ class Staging:
             ) from None
         for topic_id, topic in decision.topics.items():
             self._authorizer.check(principal, Action.PRODUCE, topic)
-            record = self._registry.find_topic(TopicName.parse(topic))
-            if record is None or record.topic_id != topic_id:
+            if not await self._registry.has_topic(TopicName.parse(topic), topic_id):
                 raise Refused(f"topic {topic} was deleted since {decision} was staged: nothing was published")
 
     async def _write(self, known: KnownQuery, after: QueryRecord, decision: Decision) -> bool:
@@ -217,16 +247,19 @@ class Staging:
         if not decision.spread or not self._records.can_replace(known, after, writes):
             decision.spread, keys = False, []
             writes = decision_writes(decision, (), now_us)
+        self.decisions.expect(decision)
         try:
             written = await self._records.replace(known, after, writes)
         except BaseException:  # also if cancelled: the write may have happened
+            self.decisions.unexpect(decision)
             self._uncertain[decision.number] = decision.batch_id
             with suppress(Unavailable):  # raised while closing: the next start finds it
                 self._tasks.spawn(self._resolve_later(decision), f"doubts about {decision}")
             raise
         if written:
-            decision.keys.update(keys)
-            self.decisions.add(decision)
+            self.decisions.add(decision, keys)
+        else:
+            self.decisions.unexpect(decision)
         return written
 
     async def _resolve_uncertain(self, number: int) -> None:
@@ -247,18 +280,22 @@ class Staging:
     # -- queries -------------------------------------------------------------------------------------------------------
 
     async def queries(self, principal: Principal, after: str, count: int) -> tuple[list[StagedQuery], str]:
-        """Return a page of queries, ordered by name, and the name after which the next page begins (empty: done)."""
-        self._authorizer.check(principal, Action.DESCRIBE, BROKER)
+        """Return a page of queries, ordered by name, and the name after which the next page begins (empty: done). A
+        caller that may not describe the cluster sees its own."""
         if after:
             check_query("query", after)
         count = max(1, min(count, QUERIES_MAX))
-        found = [self._describe(one) for one in await self._records.page(after, count)]
-        room, shown = PAGE_BYTES, 0
-        while shown < len(found) and (room > 0 or not shown):
-            room -= len(msgspec.msgpack.encode(found[shown]))
-            shown += 1
-        more = shown < len(found) or len(found) == count
-        return found[:shown], found[shown - 1].query if more and found else ""
+        page = await self._records.page(after, count)
+        sees_all = self._authorizer.allows(principal, Action.DESCRIBE, BROKER)
+        found: list[StagedQuery] = []
+        room = PAGE_BYTES
+        for one in page:
+            if room <= 0:
+                return found, found[-1].query
+            if sees_all or one.owner == principal.owner_id != "":
+                found.append(self._describe(one))
+                room -= len(msgspec.msgpack.encode(found[-1]))
+        return found, page[-1].query if len(page) == count else ""
 
     def _describe(self, record: QueryRecord) -> StagedQuery:
         decisions = self.decisions.of(record.number)
@@ -272,14 +309,16 @@ class Staging:
         )
 
     async def forget(self, principal: Principal, query: str) -> None:
-        """Remove a query with its decisions and stages, published or not. Its batch ids can be used again.
+        """Remove a query with its decisions and stages, published or not. Its batch ids can be used again. The
+        principal that it belongs to may do that, and those that may administer the cluster.
 
         Cancelled: a part may be removed; remaining decisions are published.
         """
-        self._authorizer.check(principal, Action.ADMINISTER, BROKER)
         check_query("query", query)
         async with self._records.locked(query):
             known = await self._records.find(query)
+            if known is None or known.record.owner == "" or known.record.owner != principal.owner_id:
+                self._authorizer.check(principal, Action.ADMINISTER, BROKER)
             if known is None:
                 raise NotFound(f"query {query!r} is not known here: `danube queries list` shows those that are")
             if not await self._records.remove(known):

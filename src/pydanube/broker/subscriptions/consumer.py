@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from pydanube.broker.partitions.state_ledger import Done
+from pydanube.core.access import Principal
 from pydanube.core.dispatch.members import Member
 from pydanube.core.dispatch.ranges import RangeArray
 from pydanube.model.errors import DanubeError
@@ -131,6 +132,10 @@ class Consumer:
         """Count the ack timeouts of these messages, which the listener kept waiting, from now on. For consumers that
         attached with `ack_timeouts`."""
         self._subscription.restart_timeouts(ranges)
+
+    def renew(self, principal: Principal) -> None:
+        """Go on with newer credentials of the principal that attached the consumer."""
+        self._subscription.renew(self._member, principal)
 
     def close(self) -> None:
         """Detach. What was delivered and not acked goes to the next consumer."""

@@ -1,8 +1,9 @@
 """Dead letters: messages that failed as often as the policy allows are copied to a dead letter topic, with attributes
 that say where they came from and why they failed.
 
-The copy is durable before the message is marked as acknowledged. After a crash in between there are two copies, which
-have the same `x-dead-letter-id`.
+The copy is durable before the message is marked as acknowledged, also if another broker owns the partition of the dead
+letter topic and stores it. After a crash in between, or an answer of that broker that was lost, there are two copies,
+which have the same `x-dead-letter-id`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.topics import TopicConfig
 
 if TYPE_CHECKING:
+    from pydanube.broker.cluster.parts import ClusterParts
     from pydanube.broker.partitions.partition import Partition
     from pydanube.broker.partitions.publish_queue import Published
     from pydanube.broker.registry.registry import Registry
@@ -57,10 +59,12 @@ class DeadLetterTopics:
         registry: Registry,
         partition_of: Callable[[TopicName, int], Awaitable[Partition]],
         broker_address: Callable[[], str],
+        cluster: ClusterParts,
     ) -> None:
         self._registry = registry
         self._partition_of = partition_of
         self._broker_address = broker_address
+        self._cluster = cluster
 
     async def publish(
         self, context: SubscriptionContext, subscription: str, message: Exhausted, policy: FailurePolicy
@@ -76,9 +80,20 @@ class DeadLetterTopics:
         if self._registry.find_topic(topic) is None:
             with suppress(AlreadyExists):
                 await self._registry.create_topic(topic, TopicConfig())
-        count = self._registry.topic(topic).config().partition_count
-        target = await self._partition_of(topic, context.partition % count)
-        await _publish(target, Batch.open(letter))
+        record = self._registry.topic(topic)
+        index = context.partition % record.config().partition_count
+        try:
+            await self._store(topic, record.topic_id, index, letter)
+        except NotFound as error:
+            raise Unavailable(f"the dead letter topic went away: {error.message}") from None
+
+    async def _store(self, topic: TopicName, topic_id: int, index: int, letter: memoryview) -> None:
+        """Publish the letter to one partition, through its owner if that is another broker."""
+        owner = self._cluster.other_owner(topic_id, index)
+        if owner is not None:
+            await self._cluster.peers.publish(owner.name, topic, index, letter)
+        else:
+            await _publish(await self._partition_of(topic, index), Batch.open(letter))
 
     def _encode(
         self, batch: Batch, context: SubscriptionContext, subscription: str, message: Exhausted, policy: FailurePolicy
@@ -125,7 +140,5 @@ async def _publish(partition: Partition, batch: Batch) -> None:
 
     partition.publish(batch, done)
     outcome = await answered
-    if isinstance(outcome, NotFound):
-        raise Unavailable(f"the dead letter topic went away: {outcome.message}")
     if isinstance(outcome, DanubeError):
         raise outcome

@@ -12,6 +12,7 @@ from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import Action, Authorizer, Principal
 from pydanube.model.names import TopicName
+from pydanube.model.security import subscription_resource
 
 from .subscription import LiveSubscription
 
@@ -34,6 +35,7 @@ class SingleAcks:
         live = await self._find(principal, topic, partition, subscription)
         if live is None or offset < 0:
             return
+        live.check_held()
         waiting = self._acked.get(live)
         if waiting is not None:
             waiting.append(offset)
@@ -56,13 +58,14 @@ class SingleAcks:
         its maximum. It is no error if the message is not in flight."""
         live = await self._find(principal, topic, partition, subscription)
         if live is not None and offset >= 0:
+            live.check_held()
             self._flush()
             live.nack_any([(offset, offset + 1)], delay_ms, reason)
 
     async def _find(
         self, principal: Principal, topic: TopicName, partition: int, subscription: str
     ) -> LiveSubscription | None:
-        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        self._authorizer.check(principal, Action.CONSUME, subscription_resource(str(topic), subscription))
         record = self._registry.find_topic(topic)
         if record is None or not record.reliable or subscription not in self._registry.subscriptions(topic):
             return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from pydanube.broker.metrics import BrokerMetrics
 from pydanube.broker.partitions.rate_limits import Rate
@@ -19,6 +19,7 @@ from pydanube.broker.partitions.state_ledger import Done, NoState, StateLedger
 from pydanube.codec.batch import Batch
 from pydanube.codec.batch.header import append_time_of, offsets_of
 from pydanube.codec.state import ChangeKind, CursorChange
+from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.dispatcher import DUE_AT_ONCE, Dispatcher
 from pydanube.core.dispatch.failures import Exhausted
@@ -56,7 +57,24 @@ SHORT_REDELIVERY: Final = 1_000
 """For fewer consecutive redeliveries, only the batch that holds the first of them is read."""
 
 
+HELD_CHECK_S: Final = 1.0
+"""While nothing may be delivered, because this broker may not own the partition any more, that is checked this often: a
+session that was renewed late makes no other noise."""
+
+
 Ended: TypeAlias = Literal["expired", "evicted", "dropped", "dead_lettered"]
+
+
+class Owning(Protocol):
+    """This broker's ownership of the partition; see partitions.ownership."""
+
+    def holds(self) -> bool:
+        """Return whether this broker surely owns the partition now."""
+        ...
+
+    def refusal(self) -> DanubeError:
+        """Return the error for what is asked while it does not."""
+        ...
 
 
 class SubscriptionContext(NamedTuple):
@@ -71,13 +89,21 @@ class SubscriptionContext(NamedTuple):
     epoch: Callable[[], int]
     dead_letters: DeadLetterPublisher
     metrics: BrokerMetrics
+    ownership: Owning
 
 
 class AttachedConsumer(NamedTuple):
-    """Where the deliveries of an attached consumer go, and its counters."""
+    """Where the deliveries of an attached consumer go, its counters, and who attached it to what, as rules of access
+    name the subscription."""
 
     sink: Sink
     counts: DeliveryCounters
+    principal: Principal
+    resource: str
+
+
+Refusal: TypeAlias = Callable[[Principal, str], DanubeError | None]
+"""Returns why a principal may not consume a resource any more; None: it may."""
 
 
 class LiveSubscription:
@@ -104,6 +130,7 @@ class LiveSubscription:
         self._stream = context.stream
         self._clock = context.clock
         self._metrics = context.metrics
+        self._ownership = context.ownership
         self._attached: dict[Member, AttachedConsumer] = {}
         self._rate: Rate | None = None
         self._timer = Timer(context.clock, context.tasks, self.pump, f"redelivery {context.topic} {name}")
@@ -151,15 +178,18 @@ class LiveSubscription:
         priority: int = 0,
         key_filters: Sequence[str] = (),
         ack_timeouts: bool = False,
+        principal: Principal = ANONYMOUS,
+        resource: str = "",
     ) -> Consumer:
         """Attach a consumer. If one of the same name is attached, it is closed and the new one takes over.
 
-        `ack_timeouts`: see `Attachment`.
+        `ack_timeouts`: see `Attachment`. `principal` may consume the subscription, which is `resource` to
+        it; see `detach_refused`.
         """
         self._ack_batch.flush()
         member, former = self.dispatcher.attach(consumer, priority, key_filters, ack_timeouts)
         replaced = self._attached.pop(former, None) if former is not None else None
-        self._attached[member] = AttachedConsumer(sink, DeliveryCounters())
+        self._attached[member] = AttachedConsumer(sink, DeliveryCounters(), principal, resource)
         self.last_active_us = self._clock.now_us()
         self.drop_read_ahead()
         if replaced is not None:
@@ -183,6 +213,28 @@ class LiveSubscription:
             if member.consumer == consumer:
                 self.detach(member)
                 attached.sink.closed(_taken_over(consumer))
+
+    def detach_refused(self, refusal: Refusal) -> int:
+        """Detach the consumers whose principals may not consume the subscription any more; return how many."""
+        refused: list[tuple[Member, Sink, DanubeError]] = []
+        for member, one in self._attached.items():
+            error = refusal(one.principal, one.resource)
+            if error is not None:
+                refused.append((member, one.sink, error))
+        if refused:
+            self.detach(*(member for member, _, _ in refused))
+        for _, sink, error in refused:
+            sink.closed(error)
+        return len(refused)
+
+    def is_attached(self, principal: Principal) -> bool:
+        """Return whether a consumer of this principal is attached."""
+        return any(one.principal.id == principal.id for one in self._attached.values())
+
+    def renew(self, member: Member, principal: Principal) -> None:
+        """Go on with newer credentials of the principal that attached the consumer: its groups may be others now."""
+        if (one := self._attached.get(member)) is not None:
+            self._attached[member] = one._replace(principal=principal)
 
     def credited(self, member: Member) -> None:
         """Deliver what is possible after a member got credit or was resumed."""
@@ -214,7 +266,10 @@ class LiveSubscription:
         if self._is_closed or not self._budget.begin():
             return
         try:
-            self._pump()
+            if self._ownership.holds():
+                self._pump()
+            else:
+                self._timer.set(self._clock.now_us() + round(HELD_CHECK_S * MICROSECONDS))
         finally:
             self._budget.end()
 
@@ -412,7 +467,10 @@ class LiveSubscription:
             self._ack_now(ranges, None)
 
     def _ack_now(self, ranges: Sequence[tuple[int, int]], done: Done | None) -> None:
-        acked = self.mark_acked(ranges, done)
+        if not self._ownership.holds():
+            self._refuse_ack(done)
+            return
+        acked = self._mark_acked(ranges, done)
         self.last_active_us = now_us = self._clock.now_us()
         self.counts.ack(now_us, acked)
         self._metrics.acked += acked
@@ -422,8 +480,16 @@ class LiveSubscription:
     def mark_acked(self, ranges: Sequence[tuple[int, int]], done: Done | None) -> int:
         """Mark the offsets as acknowledged and return how many of them were new. `done` is called once that is synced.
 
-        Not only consumers acknowledge messages, but also operators, the time to live and the backlog quota.
+        Not only consumers acknowledge messages, but also operators, the time to live and the backlog quota. Nothing is
+        marked while this broker may not own the partition any more.
         """
+        if self._ownership.holds():
+            return self._mark_acked(ranges, done)
+        if done is not None:
+            done(self._ownership.refusal())
+        return 0
+
+    def _mark_acked(self, ranges: Sequence[tuple[int, int]], done: Done | None) -> int:
         clipped = merged(clip(ranges, self._stream.end_offset))
         acked = 0
         for first in range(0, len(clipped), ACKS_AT_ONCE):
@@ -441,6 +507,19 @@ class LiveSubscription:
         elif done is not None:
             self._context.state.barrier(done)
         return acked
+
+    def check_held(self) -> None:
+        """Raise what a consumer is told while this broker may not own the partition any more."""
+        if not self._ownership.holds():
+            raise self._ownership.refusal()
+
+    def _refuse_ack(self, done: Done | None = None) -> None:
+        """Count no ack and no nack while this broker may not own the partition any more. The consumers are closed, so
+        that they look the owner up and what they have is delivered again."""
+        error = self._ownership.refusal()
+        if done is not None:
+            done(error)
+        self._close_consumers(error)
 
     def _count_ended(self, counter: Ended, messages: int) -> None:
         """Count messages that ended without an ack of a consumer."""
@@ -472,6 +551,9 @@ class LiveSubscription:
         if generation not in (None, self.generation):
             self.counts.stale_acks += 1
             return
+        if not self._ownership.holds():
+            self._refuse_ack()
+            return
         self._ack_batch.flush()
         self.last_active_us = now_us = self._clock.now_us()
         reason = reason[:REASON_CHARACTERS_MAX]
@@ -481,6 +563,9 @@ class LiveSubscription:
     def nack_any(self, ranges: Sequence[tuple[int, int]], delay_ms: int, reason: str) -> None:
         """Report that these messages could not be processed, whichever consumer received them. The delay counts between
         that of the failure policy and its maximum."""
+        if not self._ownership.holds():
+            self._refuse_ack()
+            return
         self._ack_batch.flush()
         self.last_active_us = now_us = self._clock.now_us()
         reason = reason[:REASON_CHARACTERS_MAX]
@@ -490,7 +575,9 @@ class LiveSubscription:
     def give_up(self, member: Member, ranges: Sequence[tuple[int, int]], reason: str, generation: int | None) -> None:
         """See `Consumer.give_up`. Waiting acks are not processed first: this may be called while messages are being
         delivered."""
-        if generation in (None, self.generation):
+        if not self._ownership.holds():
+            asyncio.get_running_loop().call_soon(self._refuse_ack)
+        elif generation in (None, self.generation):
             self._handle_exhausted(self.dispatcher.give_up(ranges, reason[:REASON_CHARACTERS_MAX], member))
             self.pump()
 
@@ -585,7 +672,9 @@ class LiveSubscription:
                 self._dead_letter_retry_ms = min(2 * self._dead_letter_retry_ms, DEAD_LETTER_RETRY_MS_MAX)
         else:
             self._dead_letter_retry_ms = 0
-            if generation == self.generation:  # after a seek meanwhile, the message is to be delivered again
+            if not self._ownership.holds():  # the ack cannot be counted now: the dead letter may be stored twice
+                self.dispatcher.retry_dead_letter(offset, self._clock.now_us() + DEAD_LETTER_RETRY_MS_MIN * 1000)
+            elif generation == self.generation:  # after a seek meanwhile, the message is to be delivered again
                 self._count_ended("dead_lettered", self.mark_acked([(offset, offset + 1)], None))
         self.pump()
 
@@ -598,6 +687,7 @@ class LiveSubscription:
         """
         if position > self._stream.end_offset:
             raise Invalid(f"offset {position} is past the end of the partition, {self._stream.end_offset}")
+        self.check_held()
         self._ack_batch.flush()
         # Each owner of the partition uses numbers of its own: a generation that a crash lost is never used again.
         generation = max(self.generation, self._context.epoch() << 32) + 1

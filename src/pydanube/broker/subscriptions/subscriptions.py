@@ -7,27 +7,31 @@ example, is resolved to an offset of each partition here, and carried out there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
+from pydanube.broker.cluster.gathering import Gathering, Shares
 from pydanube.broker.decompression import DecompressionBudget
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.partitions.state_ledger import complete
 from pydanube.broker.registry.records import SubscriptionRecord, version_of
 from pydanube.broker.registry.registry import Registry
-from pydanube.core.access import Action, Authorizer, Principal
+from pydanube.codec.native import requests as wire
+from pydanube.codec.native.conversions import start_of, subscription_description
+from pydanube.core.access import Action, Authorizer, Principal, visible_subscriptions
 from pydanube.core.dispatch.key_filters import KeyFilter
-from pydanube.model.errors import AlreadyExists, Full, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.errors import AlreadyExists, DanubeError, Full, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.limits import MIB, UNACKED_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.pending import BacklogMessage, Pending
 from pydanube.model.positions import Position
-from pydanube.model.topics import SubscriptionDescription, SubscriptionType
+from pydanube.model.security import subscription_resource
+from pydanube.model.topics import SubscriptionDescription, SubscriptionPartition, SubscriptionType
 from pydanube.runtime.telemetry import get_logger
 
 from .consumer import Consumer, Sink
@@ -75,12 +79,18 @@ class Subscriptions:
     """The operations on subscriptions. Each names a principal and asks the authorizer before anything else."""
 
     def __init__(
-        self, registry: Registry, partitions: Partitions, authorizer: Authorizer, decompression: DecompressionBudget
+        self,
+        registry: Registry,
+        partitions: Partitions,
+        authorizer: Authorizer,
+        decompression: DecompressionBudget,
+        gathering: Gathering,
     ) -> None:
         self._registry = registry
         self._partitions = partitions
         self._authorizer = authorizer
         self._decompression = decompression
+        self._gathering = gathering
 
     async def subscribe(
         self, principal: Principal, topic: TopicName, partition: int, attachment: Attachment, sink: Sink
@@ -94,6 +104,8 @@ class Subscriptions:
             attachment.priority,
             attachment.key_filters,
             attachment.ack_timeouts,
+            principal,
+            subscription_resource(str(topic), attachment.subscription),
         )
 
     async def announce(self, principal: Principal, topic: TopicName, partition: int, attachment: Attachment) -> int:
@@ -107,16 +119,18 @@ class Subscriptions:
         self, principal: Principal, topic: TopicName, partition: int, attachment: Attachment
     ) -> tuple[LiveSubscription, bool]:
         """Return the subscription that a consumer may attach to, and whether it was created for it."""
-        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        self._check(principal, Action.CONSUME, topic, attachment.subscription)
         owned = await self._partitions.get(topic, partition)
         topic_id = self._registry.topic(topic).topic_id
-        _check_consumers_max(self._partitions, topic, attachment.subscription, attachment.consumer)
+        await self._check_consumers_max(topic, attachment.subscription, attachment.consumer)
         record = self._registry.subscriptions(topic).get(attachment.subscription)
         kind = attachment.type
         if kind is None:
             kind = SubscriptionType(record.type) if record is not None else SubscriptionType.EXCLUSIVE
         attachment.check(kind)
-        created = await self._ensure(topic, attachment.subscription, kind, attachment.start, attachment.failure_policy)
+        created = await self._ensure(
+            principal, topic, attachment.subscription, kind, attachment.start, attachment.failure_policy
+        )
         self._partitions.check_served(topic, topic_id, owned)
         live = self._live(topic, owned, attachment.subscription)
         if self._registry.is_ending(live.subscription_id):
@@ -124,8 +138,9 @@ class Subscriptions:
         if attachment.type not in (None, live.type):
             raise Refused(f"subscription {attachment.subscription!r} on {topic} is {live.type}, not {attachment.type}")
         attachment.check(live.type)
-        # Once more, because another consumer may have attached meanwhile.
-        _check_consumers_max(self._partitions, topic, attachment.subscription, attachment.consumer)
+        # Once more, because the rules may have changed, and another consumer may have attached, meanwhile.
+        self._check(principal, Action.CONSUME, topic, attachment.subscription)
+        self._check_attached(topic, self._attached(topic), attachment.subscription, attachment.consumer)
         return live, created
 
     async def create(
@@ -140,40 +155,95 @@ class Subscriptions:
     ) -> None:
         """Create a subscription without a consumer; it is durable on return. It begins at `positions`, by partition,
         and at `start` on the other partitions."""
-        self._authorizer.check(principal, Action.CONSUME, str(topic))
-        if not await self._ensure(topic, subscription, subscription_type, start, failure_policy, positions or {}):
+        self._check(principal, Action.CONSUME, topic, subscription)
+        created = await self._ensure(
+            principal, topic, subscription, subscription_type, start, failure_policy, positions or {}, ask_store=True
+        )
+        if not created:
             raise AlreadyExists(f"subscription {subscription!r} exists already on {topic}")
 
     async def _ensure(
         self,
+        principal: Principal,
         topic: TopicName,
         name: str,
         subscription_type: SubscriptionType,
         start: Position,
         failure_policy: FailurePolicy | None,
         positions: Mapping[int, int] = MappingProxyType({}),
+        ask_store: bool = False,
     ) -> bool:
-        """Create the subscription if it does not exist; return whether it was created."""
+        """Create the subscription if it does not exist; return whether it was created. With `ask_store`, the memory of
+        this broker is not enough to say that it exists: another one may have deleted it a moment ago."""
+        await self._registry.refresh_topic(topic)
         if failure_policy is not None:
             self._check_policy(topic, failure_policy)
-        if name in self._registry.subscriptions(topic):
+        if name in self._registry.subscriptions(topic) and not ask_store:
             return False
+        if failure_policy is not None:
+            self._check_dead_letters(principal, failure_policy)
         topic_id = self._registry.topic(topic).topic_id
-        partitions = await self._partitions.all_of(topic)
-        _check_positions(topic, partitions, positions)
-        starts = [
-            positions[one.index] if one.index in positions else await one.subscription_start(start)
-            for one in partitions
-        ]
+        starts = await self._starts(topic, name, start, positions)
         subscriptions_max = self._partitions.policies_of(topic).subscriptions_max
-        record, created = await self._registry.create_subscription(
-            topic, topic_id, name, subscription_type, starts, failure_policy or NATIVE, subscriptions_max
+        _, created = await self._registry.create_subscription(
+            topic,
+            topic_id,
+            name,
+            subscription_type,
+            starts,
+            failure_policy or NATIVE,
+            subscriptions_max,
+            principal.owner_id,
         )
-        for partition in self._partitions.open_of(topic_id):
-            self._partitions.add_subscription(partition, name, record)
         if created:
             log.info("subscription.created", topic=str(topic), subscription=name, start=str(start))
         return created
+
+    async def _starts(self, topic: TopicName, name: str, start: Position, positions: Mapping[int, int]) -> list[int]:
+        """Return where a new subscription begins in each partition, as the owners of the partitions say."""
+        record = self._registry.topic(topic)
+        count = record.config().partition_count
+        for index in positions:
+            if not 0 <= index < count:
+                raise NotFound(f"{topic} has no partition {index}: it has {count}, counted from 0")
+        shares = self._gathering.shares(record.topic_id, range(count))
+        requests = {
+            broker: wire.FindStarts(
+                topic=str(topic),
+                partitions=indexes,
+                start=start_of(start),
+                positions=[(index, positions[index]) for index in indexes if index in positions],
+            )
+            for broker, indexes in shares.others.items()
+        }
+        found = await self._gathering.read(
+            shares, self._own_starts(topic, shares.own, start, positions), requests, wire.Positions, _by_partition
+        )
+        starts = found.complete(f"subscription {name!r} on {topic} cannot be created")
+        return [starts[index] for index in range(count)]
+
+    async def starts(
+        self,
+        principal: Principal,
+        topic: TopicName,
+        indexes: Sequence[int],
+        start: Position,
+        positions: Mapping[int, int],
+    ) -> dict[int, int]:
+        """Return where a subscription begins in some partitions of this broker; see codec.native.requests.FindStarts.
+        Raises NotOwner for partitions of others."""
+        self._authorizer.check(principal, Action.READ, str(topic))
+        return await self._own_starts(topic, indexes, start, positions)
+
+    async def _own_starts(
+        self, topic: TopicName, indexes: Sequence[int], start: Position, positions: Mapping[int, int]
+    ) -> dict[int, int]:
+        partitions = await self._partitions.all_of(topic, indexes)
+        _check_positions(topic, partitions, positions)
+        return {
+            one.index: positions[one.index] if one.index in positions else await one.subscription_start(start)
+            for one in partitions
+        }
 
     def _check_policy(self, topic: TopicName, policy: FailurePolicy) -> None:
         """Raise Refused or NotFound if the topic cannot have this failure policy."""
@@ -184,33 +254,96 @@ class Subscriptions:
             )
         check_dead_letters(self._registry, topic, policy)
 
+    def _check(self, principal: Principal, action: Action, topic: TopicName, subscription: str) -> None:
+        self._authorizer.check(principal, action, subscription_resource(str(topic), subscription))
+
+    async def _check_own(
+        self, principal: Principal, action: Action, topic: TopicName, subscription: str, attached: bool = False
+    ) -> None:
+        """Raise Denied unless the principal may do `action` to the subscription, or may consume it and has created it.
+        With `attached`, a consumer that it has attached here counts like having created it."""
+        resource = subscription_resource(str(topic), subscription)
+        if self._authorizer.allows(principal, action, resource):
+            return
+        if self._authorizer.allows(principal, Action.CONSUME, resource):
+            record = await self._registry.refresh_subscription(topic, subscription)
+            if record is not None and record.created_by and record.created_by == principal.owner_id:
+                return
+            if attached and self._has_attached(principal, topic, subscription):
+                return
+        self._authorizer.check(principal, action, resource)
+
+    async def _check_moves(
+        self, principal: Principal, topic: TopicName, subscription: str, is_seek: bool = True
+    ) -> None:
+        """Raise Denied unless the principal may acknowledge messages of the subscription or, if `is_seek` is set, may
+        move it to any place."""
+        if is_seek:
+            await self._check_own(principal, Action.ADMINISTER, topic, subscription, attached=True)
+        else:
+            self._check(principal, Action.CONSUME, topic, subscription)
+
+    def _has_attached(self, principal: Principal, topic: TopicName, subscription: str) -> bool:
+        """Return whether a consumer of the principal is attached to a partition of this broker."""
+        record = self._registry.find_topic(topic)
+        open_here = self._partitions.open_of(record.topic_id) if record is not None else []
+        found = (one.subscriptions.get(subscription) for one in open_here)
+        return any(live is not None and live.is_attached(principal) for live in found)
+
+    def _check_dead_letters(self, principal: Principal, policy: FailurePolicy) -> None:
+        """Raise Denied unless the principal may itself do what the broker does for the policy: publish to the dead
+        letter topic, and create it."""
+        if policy.dead_letter_topic:
+            self._authorizer.check(principal, Action.PRODUCE, policy.dead_letter_topic)
+            if self._registry.find_topic(TopicName.parse(policy.dead_letter_topic)) is None:
+                self._authorizer.check(principal, Action.CREATE, policy.dead_letter_topic)
+
     def _live(self, topic: TopicName, partition: Partition, name: str) -> LiveSubscription:
         return self._partitions.add_subscription(partition, name, self._registry.subscription(topic, name))
 
+    def _shares(self, topic: TopicName, partition: int, own_only: bool) -> Shares:
+        """Return who answers for one partition or, if that is -1, for all."""
+        record = self._registry.topic(topic)
+        if partition < 0:
+            return self._gathering.shares(record.topic_id, range(record.config().partition_count), own_only)
+        if own_only:
+            return Shares([partition], {})  # if it belongs to another broker, the caller gets NotOwner
+        return self._gathering.shares(record.topic_id, [partition])
+
+    async def _elsewhere(self, topic: TopicName, partition: int, own_only: bool) -> str | None:
+        """Return the broker that owns the partition; None: this one."""
+        await self._registry.refresh_topic(topic)
+        return self._gathering.elsewhere(self._registry.topic(topic).topic_id, partition, own_only)
+
     async def _on_partitions(
-        self, topic: TopicName, name: str, partition: int = -1
+        self, topic: TopicName, name: str, indexes: Sequence[int]
     ) -> list[tuple[Partition, LiveSubscription]]:
-        """Return the live subscription with its partition: for one partition or, if that is -1, for all."""
+        """Return the live subscription on each of these partitions of this broker."""
+        await self._registry.refresh_subscription(topic, name)
         self._registry.subscription(topic, name)
-        chosen = (
-            await self._partitions.all_of(topic) if partition < 0 else [await self._partitions.get(topic, partition)]
-        )
-        return [(one, self._live(topic, one, name)) for one in chosen]
+        return [(one, self._live(topic, one, name)) for one in await self._partitions.all_of(topic, indexes)]
 
     async def _on_stored_partitions(
-        self, topic: TopicName, name: str, partition: int
+        self, topic: TopicName, name: str, indexes: Sequence[int]
     ) -> list[tuple[Partition, LiveSubscription]]:
         """Like `_on_partitions`, for operations that need a position or a backlog; non-reliable topics have none."""
+        await self._check_stored(topic)
+        return await self._on_partitions(topic, name, indexes)
+
+    async def _check_stored(self, topic: TopicName) -> None:
+        await self._registry.refresh_topic(topic)
         if not self._registry.topic(topic).reliable:
             raise Refused(
                 f"topic {topic} is not reliable: its subscriptions have neither position nor backlog; use another"
             )
-        return await self._on_partitions(topic, name, partition)
 
     async def delete(self, principal: Principal, topic: TopicName, subscription: str, expected: str = "") -> None:
         """Delete a subscription. With `expected`, here and in other calls, raise Conflict if the subscription does not
-        have this version any more."""
-        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        have this version any more.
+
+        The principal that created it may do that, and those that may DELETE it.
+        """
+        await self._check_own(principal, Action.DELETE, topic, subscription)
         await self._remove(topic, subscription, expected=expected)
 
     async def remove_if(
@@ -236,48 +369,134 @@ class Subscriptions:
         prepare: Callable[[SubscriptionRecord], None] | None = None,
         expected: str = "",
     ) -> None:
-        topic_id = self._registry.topic(topic, to_delete=True).topic_id
+        await self._registry.refresh_topic(topic)
+        self._registry.topic(topic, to_delete=True)
         await self._registry.delete_subscription(topic, subscription, prepare, expected)
-        gone = NotFound(f"subscription {subscription!r} on {topic} was deleted")
-        for partition in self._partitions.open_of(topic_id):
-            live = partition.subscriptions.pop(subscription, None)
-            if live is not None:
-                live.close(gone)
         log.info("subscription.deleted", topic=str(topic), subscription=subscription)
 
-    async def names(self, principal: Principal, topic: TopicName) -> list[str]:
-        self._authorizer.check(principal, Action.DESCRIBE, str(topic))
-        return sorted(self._registry.subscriptions(topic))
+    def apply(self, topic_id: int, name: str, former: SubscriptionRecord | None, record: SubscriptionRecord) -> None:
+        """Have the open partitions of a topic use the record of a subscription, which was created or changed here or at
+        another broker; partitions that are not open apply it when they open."""
+        for partition in self._partitions.open_of(topic_id):
+            live = self._partitions.add_subscription(partition, name, record)
+            if former is not None and former.failure() != record.failure():
+                live.set_failure_policy(record.failure())
+            if former is not None and former.unacked_max != record.unacked_max:
+                live.set_unacked_max(record.unacked_max)
 
-    async def describe(self, principal: Principal, topic: TopicName, subscription: str) -> SubscriptionDescription:
+    def close_deleted(self, topic_id: int, name: str, record: SubscriptionRecord) -> None:
+        """Close a subscription that was deleted, here or at another broker; its consumers are told."""
+        for partition in self._partitions.open_of(topic_id):
+            live = partition.subscriptions.get(name)
+            if live is not None and live.subscription_id == record.subscription_id:
+                del partition.subscriptions[name]
+                topic = partition.name.removesuffix(f"-part-{partition.index}")
+                live.close(NotFound(f"subscription {name!r} on {topic} was deleted"))
+
+    async def names(self, principal: Principal, topic: TopicName) -> list[str]:
+        """Return the names of the subscriptions that the caller may see."""
         self._authorizer.check(principal, Action.DESCRIBE, str(topic))
+        await self._registry.refresh_topic(topic)
+        return sorted(self._visible(principal, topic))
+
+    def _visible(self, principal: Principal, topic: TopicName) -> list[str]:
+        return visible_subscriptions(self._authorizer, principal, str(topic), self._registry.subscriptions(topic))
+
+    async def describe(
+        self, principal: Principal, topic: TopicName, subscription: str, own_only: bool = False
+    ) -> SubscriptionDescription:
+        """Describe a subscription on all partitions. With `own_only`, here and in other calls, on those that this
+        broker owns; otherwise the other owners are asked too. One that does not answer is named in `health`."""
+        self._check(principal, Action.DESCRIBE, topic, subscription)
+        await self._registry.refresh_subscription(topic, subscription)
         record = self._registry.subscription(topic, subscription)
-        partitions = [live.describe(one.index) for one, live in await self._on_partitions(topic, subscription)]
+        shares = self._shares(topic, -1, own_only)
+        request = wire.DescribeSubscription(topic=str(topic), subscription=subscription, own_only=True)
+        described = await self._gathering.read(
+            shares,
+            self._describe_own(topic, subscription, shares.own),
+            dict.fromkeys(shares.others, request),
+            wire.Subscription,
+            lambda answer: {one.partition: one for one in subscription_description(answer).partitions},
+        )
+        unknown = {index: _unknown_place(index, error) for index, error in described.missing.items()}
+        partitions = {**described.found, **unknown}
         return SubscriptionDescription(
             str(topic),
             subscription,
             record.subscription_id,
             SubscriptionType(record.type),
-            partitions,
+            [partitions[index] for index in sorted(partitions)],
             record.failure(),
             record.unacked_max,
             version_of(record),
         )
 
+    async def _describe_own(
+        self, topic: TopicName, subscription: str, own: Sequence[int]
+    ) -> dict[int, SubscriptionPartition]:
+        if self._gathering.is_alone:
+            found = await self._on_partitions(topic, subscription, own)
+            return {one.index: live.describe(one.index) for one, live in found}
+        await self._partitions.open_all(topic, own)
+        described: dict[int, SubscriptionPartition] = {}
+        for index in own:
+            try:
+                ((_, live),) = await self._on_partitions(topic, subscription, [index])
+                described[index] = live.describe(index)
+            except NotFound:
+                raise
+            except DanubeError as error:
+                described[index] = _unknown_place(index, error)
+        return described
+
     async def version(self, principal: Principal, topic: TopicName, subscription: str) -> str:
         """Return the version of a subscription, for `expected`, without opening a partition."""
-        self._authorizer.check(principal, Action.DESCRIBE, str(topic))
+        self._check(principal, Action.DESCRIBE, topic, subscription)
+        await self._registry.refresh_subscription(topic, subscription)
         return version_of(self._registry.subscription(topic, subscription))
 
     # -- moving --------------------------------------------------------------------------------------------------------
 
     async def seek(
-        self, principal: Principal, topic: TopicName, subscription: str, position: Position, partition: int = -1
+        self,
+        principal: Principal,
+        topic: TopicName,
+        subscription: str,
+        position: Position,
+        partition: int = -1,
+        own_only: bool = False,
     ) -> list[tuple[int, int]]:
         """Move the subscription on one partition or, if that is -1, on all; durable on return. Return (partition,
-        offset) for each."""
-        self._authorizer.check(principal, Action.CONSUME, str(topic))
-        found = await self._on_stored_partitions(topic, subscription, partition)
+        offset) for each.
+
+        The principal that created it may do that, one that has a consumer attached, and those that may ADMINISTER it.
+        """
+        await self._check_moves(principal, topic, subscription)
+        await self._check_stored(topic)
+        await self._registry.refresh_subscription(topic, subscription)
+        self._registry.subscription(topic, subscription)
+        shares = self._shares(topic, partition, own_only)
+        request = wire.Seek(
+            topic=str(topic),
+            subscription=subscription,
+            position=start_of(position),
+            partition=partition,
+            own_only=True,
+        )
+        moved = await self._gathering.change(
+            shares,
+            self._seek_own(topic, subscription, position, shares.own),
+            dict.fromkeys(shares.others, request),
+            wire.Positions,
+            _by_partition,
+        )
+        return sorted(moved.done(f"seeking {subscription!r} on {topic}").items())
+
+    async def _seek_own(
+        self, topic: TopicName, subscription: str, position: Position, own: Sequence[int]
+    ) -> dict[int, int]:
+        found = await self._on_stored_partitions(topic, subscription, own)
         for one, _ in found:
             if position.kind == "offset" and position.value > one.stream.end_offset:
                 hint = ": choose one partition (--partition), or a time" if len(found) > 1 else ""
@@ -289,28 +508,71 @@ class Subscriptions:
         for (_, live), offset, wait in zip(found, targets, waits, strict=True):
             live.seek(offset, wait.done)
         await asyncio.gather(*(wait.future for wait in waits))
-        return [(one.index, offset) for (one, _), offset in zip(found, targets, strict=True)]
+        return {one.index: offset for (one, _), offset in zip(found, targets, strict=True)}
 
     async def advance(
-        self, principal: Principal, topic: TopicName, subscription: str, partition: int, offset: int, expected: int
+        self,
+        principal: Principal,
+        topic: TopicName,
+        subscription: str,
+        partition: int,
+        offset: int,
+        expected: int,
+        own_only: bool = False,
     ) -> None:
-        """Move the position to `offset` if it is `expected`; durable on return. See codec.native.requests.Advance."""
-        self._authorizer.check(principal, Action.CONSUME, str(topic))
-        ((_, live),) = await self._on_stored_partitions(topic, subscription, partition)
+        """Move the position to `offset` if it is `expected`; durable on return. See codec.native.requests.Advance.
+        Moving it back is a `seek`."""
+        await self._check_moves(principal, topic, subscription, is_seek=offset < expected)
+        if (owner := await self._elsewhere(topic, partition, own_only)) is not None:
+            request = wire.Advance(
+                topic=str(topic),
+                subscription=subscription,
+                partition=partition,
+                offset=offset,
+                expected=expected,
+                own_only=True,
+            )
+            await self._gathering.forward(owner, request, wire.Done)
+            return
+        ((_, live),) = await self._on_stored_partitions(topic, subscription, [partition])
         wait = _Wait()
         live.advance(offset, expected, wait.done)
         await wait.future
 
     async def advance_many(
-        self, principal: Principal, topic: TopicName, subscription: str, moves: Sequence[tuple[int, int, int]]
+        self,
+        principal: Principal,
+        topic: TopicName,
+        subscription: str,
+        moves: Sequence[tuple[int, int, int]],
+        own_only: bool = False,
     ) -> list[tuple[int, int]]:
         """Do each move, a (partition, offset, expected), independently; durable on return. Return (partition, position)
-        for each. See codec.native.requests.AdvanceMany."""
-        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        for each. See codec.native.requests.AdvanceMany. Moving one back is a `seek`."""
+        await self._check_moves(principal, topic, subscription, any(offset < known for _, offset, known in moves))
+        if own_only or self._gathering.is_alone:
+            return await self._advance_own(topic, subscription, moves)
+        shares = self._gathering.shares(self._registry.topic(topic).topic_id, {one[0] for one in moves})
+        requests = {
+            broker: wire.AdvanceMany(
+                topic=str(topic),
+                subscription=subscription,
+                moves=[one for one in moves if one[0] in indexes],
+                own_only=True,
+            )
+            for broker, indexes in shares.others.items()
+        }
+        own = self._advance_own(topic, subscription, [one for one in moves if one[0] in shares.own])
+        moved = await self._gathering.change(shares, _as_dict(own), requests, wire.Positions, _by_partition)
+        return sorted(moved.done(f"advancing {subscription!r} on {topic}").items())
+
+    async def _advance_own(
+        self, topic: TopicName, subscription: str, moves: Sequence[tuple[int, int, int]]
+    ) -> list[tuple[int, int]]:
         waits: list[_Wait] = []
         moved: list[tuple[int, int, LiveSubscription]] = []
         for partition, offset, expected in moves:
-            ((one, live),) = await self._on_stored_partitions(topic, subscription, max(0, partition))
+            ((one, live),) = await self._on_stored_partitions(topic, subscription, [max(0, partition)])
             if not 0 <= offset <= one.stream.end_offset:
                 raise Invalid(_past_end(offset, topic, one))
             if live.stands_at(expected):
@@ -334,46 +596,135 @@ class Subscriptions:
 
         Returns how many messages were not acknowledged before.
         """
-        self._authorizer.check(principal, Action.CONSUME, str(topic))
-        found = await self._on_stored_partitions(topic, subscription, partition)
+        return sum((await self.settle_each(principal, topic, subscription, partition, ranges)).values())
+
+    async def settle_each(
+        self,
+        principal: Principal,
+        topic: TopicName,
+        subscription: str,
+        partition: int,
+        ranges: Sequence[tuple[int, int]],
+        own_only: bool = False,
+    ) -> dict[int, int]:
+        """Do what `settle` does, and return the number for each partition. The whole backlog is skipped by those that
+        may `seek`."""
+        await self._check_moves(principal, topic, subscription, is_seek=not ranges)
+        await self._check_stored(topic)
+        await self._registry.refresh_subscription(topic, subscription)
+        self._registry.subscription(topic, subscription)
+        shares = self._shares(topic, partition, own_only)
+        request = wire.Settle(
+            topic=str(topic), subscription=subscription, partition=partition, ranges=list(ranges), own_only=True
+        )
+        settled = await self._gathering.change(
+            shares,
+            self._settle_own(topic, subscription, shares.own, ranges),
+            dict.fromkeys(shares.others, request),
+            wire.Settled,
+            lambda answer: dict(answer.partitions),
+        )
+        return settled.done(f"acknowledging messages of {subscription!r} on {topic}")
+
+    async def _settle_own(
+        self, topic: TopicName, subscription: str, own: Sequence[int], ranges: Sequence[tuple[int, int]]
+    ) -> dict[int, int]:
+        found = await self._on_stored_partitions(topic, subscription, own)
         last = max([end - 1 for _, end in ranges], default=-1)
         for one, _ in found:
             if last >= one.stream.end_offset:
                 raise Invalid(_past_end(last, topic, one))
         waits = [_Wait() for _ in found]
-        acked = 0
+        acked: dict[int, int] = {}
         for (one, live), wait in zip(found, waits, strict=True):
-            acked += live.mark_acked(ranges or [(0, one.stream.end_offset)], wait.done)
+            acked[one.index] = live.mark_acked(ranges or [(0, one.stream.end_offset)], wait.done)
         await asyncio.gather(*(wait.future for wait in waits))
         return acked
 
     async def unsettled(
-        self, principal: Principal, topic: TopicName, subscription: str, partition: int, messages_max: int, after: int
+        self,
+        principal: Principal,
+        topic: TopicName,
+        subscription: str,
+        partition: int,
+        messages_max: int,
+        after: int,
+        own_only: bool = False,
     ) -> list[tuple[int, int]]:
         """Return the first `messages_max` offsets from `after` on that are not acknowledged, as ranges."""
-        self._authorizer.check(principal, Action.CONSUME, str(topic))
-        ((_, live),) = await self._on_stored_partitions(topic, subscription, partition)
+        self._check(principal, Action.CONSUME, topic, subscription)
+        if (owner := await self._elsewhere(topic, partition, own_only)) is not None:
+            request = wire.ListUnsettled(
+                topic=str(topic),
+                subscription=subscription,
+                partition=partition,
+                messages_max=messages_max,
+                after=after,
+                own_only=True,
+            )
+            return (await self._gathering.forward(owner, request, wire.OffsetRanges)).ranges
+        ((_, live),) = await self._on_stored_partitions(topic, subscription, [partition])
         return live.backlog_ranges(after, messages_max)
 
     async def pending(
-        self, principal: Principal, topic: TopicName, subscription: str, partition: int, messages_max: int, after: int
+        self,
+        principal: Principal,
+        topic: TopicName,
+        subscription: str,
+        partition: int,
+        messages_max: int,
+        after: int,
+        own_only: bool = False,
     ) -> Pending:
         """Describe each message that `unsettled` would return."""
-        self._authorizer.check(principal, Action.CONSUME, str(topic))
-        ((one, live),) = await self._on_stored_partitions(topic, subscription, partition)
+        self._check(principal, Action.CONSUME, topic, subscription)
+        if (owner := await self._elsewhere(topic, partition, own_only)) is not None:
+            request = wire.ListPending(
+                topic=str(topic),
+                subscription=subscription,
+                partition=partition,
+                messages_max=messages_max,
+                after=after,
+                own_only=True,
+            )
+            answer = await self._gathering.forward(owner, request, wire.PendingMessages)
+            return Pending(SubscriptionType.parse(answer.type), answer.messages, answer.now_us)
+        ((one, live),) = await self._on_stored_partitions(topic, subscription, [partition])
         return await add_delays(one, live.pending(after, messages_max))
 
     async def peek(
-        self, principal: Principal, topic: TopicName, subscription: str, count: int, partition: int = -1
+        self,
+        principal: Principal,
+        topic: TopicName,
+        subscription: str,
+        count: int,
+        partition: int = -1,
+        own_only: bool = False,
     ) -> list[BacklogMessage]:
         """Return the first `count` messages that are not acknowledged, of one partition or, if that is -1, of all.
 
-        There are fewer if they have more than PEEKED_BYTES_MAX bytes together.
+        There are fewer if they have more than PEEKED_BYTES_MAX bytes together, or if another owner cannot send as many
+        in one answer.
         """
-        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        self._check(principal, Action.CONSUME, topic, subscription)
+        shares = self._shares(topic, partition, own_only)
+        request = wire.PeekMessages(
+            topic=str(topic), subscription=subscription, messages_max=count, partition=partition
+        )
+        found = await self._peek_own(topic, subscription, count, shares.own)
+        asked = await self._gathering.ask(dict.fromkeys(shares.others, request), wire.MessagesPeeked)
+        for answer in asked.values():
+            if isinstance(answer, DanubeError):
+                raise answer
+            found += answer.messages
+        return sorted(found, key=lambda one: (one.message.partition, one.message.offset))[:count]
+
+    async def _peek_own(
+        self, topic: TopicName, subscription: str, count: int, own: Sequence[int]
+    ) -> list[BacklogMessage]:
         found: list[BacklogMessage] = []
         left = PEEKED_BYTES_MAX
-        for one, live in await self._on_stored_partitions(topic, subscription, partition):
+        for one, live in await self._on_stored_partitions(topic, subscription, own):
             after = 0
             while len(found) < count and left > 0:
                 pending = live.pending(after, min(PENDING_AT_ONCE, count - len(found)))
@@ -389,53 +740,91 @@ class Subscriptions:
     async def set_failure_policy(
         self, principal: Principal, topic: TopicName, subscription: str, policy: FailurePolicy, expected: str = ""
     ) -> None:
-        """Change the failure policy; it is durable and in force on return."""
-        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        """Change the failure policy; it is durable and in force on return. The principal that created the subscription
+        may do that, and those that may ADMINISTER it."""
+        await self._check_own(principal, Action.ADMINISTER, topic, subscription)
+        await self._registry.refresh_topic(topic)
+        self._check_dead_letters(principal, policy)
         self._check_policy(topic, policy)
-        record = await self._registry.change_subscription(topic, subscription, expected, failure_policy=policy)
-        for live in self._open_lives(topic, subscription, record):
-            live.set_failure_policy(record.failure())
+        await self._registry.change_subscription(topic, subscription, expected, failure_policy=policy)
         log.info("subscription.failure_policy_changed", topic=str(topic), subscription=subscription)
 
     async def unacked_max(self, principal: Principal, topic: TopicName, subscription: str) -> int:
         """Return how many messages of each partition may be delivered and not acknowledged; 0: no limit."""
-        self._authorizer.check(principal, Action.DESCRIBE, str(topic))
+        self._check(principal, Action.DESCRIBE, topic, subscription)
+        await self._registry.refresh_subscription(topic, subscription)
         return self._registry.subscription(topic, subscription).unacked_max
 
     async def set_unacked_max(
         self, principal: Principal, topic: TopicName, subscription: str, unacked_max: int, expected: str = ""
     ) -> None:
         """Change how many messages of each partition may be delivered and not acknowledged, over all consumers; 0: no
-        limit. The change is durable and in force on return."""
-        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        limit. The change is durable and in force on return. Who may do that: see `set_failure_policy`."""
+        await self._check_own(principal, Action.ADMINISTER, topic, subscription)
         if not 0 <= unacked_max <= UNACKED_MAX:
             raise Invalid(f"unacked_max={unacked_max} is out of range: use 1 to {UNACKED_MAX}, or 0 for no limit")
+        await self._registry.refresh_topic(topic)
         if not self._registry.topic(topic).reliable:
             raise Refused(
                 f"topic {topic} is not reliable: its messages are not acked, so no limit of unacked ones fits"
             )
-        record = await self._registry.change_subscription(topic, subscription, expected, unacked_max=unacked_max)
-        for live in self._open_lives(topic, subscription, record):
-            live.set_unacked_max(record.unacked_max)
+        await self._registry.change_subscription(topic, subscription, expected, unacked_max=unacked_max)
         log.info(
             "subscription.unacked_max_changed", topic=str(topic), subscription=subscription, unacked_max=unacked_max
         )
 
-    def _open_lives(self, topic: TopicName, name: str, record: SubscriptionRecord) -> list[LiveSubscription]:
-        """Return the subscription on every partition that is open; others apply its record when they open."""
-        partitions = self._partitions.open_of(self._registry.topic(topic).topic_id)
-        return [self._partitions.add_subscription(one, name, record) for one in partitions]
+    # -- limits --------------------------------------------------------------------------------------------------------
+
+    async def consumers(self, principal: Principal, topic: TopicName) -> list[tuple[str, str]]:
+        """Return the consumers that are attached to partitions of this broker, as pairs of subscription and name."""
+        self._authorizer.check(principal, Action.DESCRIBE, str(topic))
+        return sorted(self._attached(topic))
+
+    async def _check_consumers_max(self, topic: TopicName, subscription: str, consumer: str) -> None:
+        """Raise Full if the topic has as many consumers, on all its owners, as its policies allow. Raises Unavailable
+        if an owner does not say how many it has."""
+        if not self._partitions.policies_of(topic).consumers_max:
+            return
+        record = self._registry.topic(topic)
+        shares = self._gathering.shares(record.topic_id, range(record.config().partition_count))
+        attached = self._attached(topic)
+        requests = dict.fromkeys(shares.others, wire.ListConsumers(topic=str(topic)))
+        for answer in (await self._gathering.ask(requests, wire.ConsumersListed)).values():
+            if isinstance(answer, DanubeError):
+                raise Unavailable(f"the consumers of {topic} cannot be counted: {answer.message}")
+            attached |= set(answer.consumers)
+        self._check_attached(topic, attached, subscription, consumer)
+
+    def _attached(self, topic: TopicName) -> set[tuple[str, str]]:
+        """Return the subscription and the name of each consumer on this broker."""
+        return {
+            (name, one)
+            for partition in self._partitions.of(topic)
+            for name, attached in partition.subscriptions.items()
+            for one in attached.consumer_names
+        }
+
+    def _check_attached(
+        self, topic: TopicName, attached: set[tuple[str, str]], subscription: str, consumer: str
+    ) -> None:
+        """Raise Full if these are as many consumers as the policies allow. One that is attached to several partitions
+        counts once, and may attach again under its name."""
+        limit = self._partitions.policies_of(topic).consumers_max
+        if limit and len(attached) >= limit and (subscription, consumer) not in attached:
+            raise Full(
+                f"topic {topic} has {len(attached)} consumers, and its policy consumers_max is {limit}: close one, or "
+                f"raise it with `danube topics policies {topic} --set consumers_max=N`"
+            )
 
 
 def _check_positions(topic: TopicName, partitions: Sequence[Partition], positions: Mapping[int, int]) -> None:
-    """Raise Invalid or NotFound if a subscription cannot begin at these positions."""
+    """Raise Invalid if a subscription cannot begin at the positions in these partitions."""
     for index, offset in positions.items():
-        if not 0 <= index < len(partitions):
-            raise NotFound(f"{topic} has no partition {index}: it has {len(partitions)}, counted from 0")
         if offset < 0:
             raise Invalid(f"offset {offset} of {topic}[{index}] is negative: offsets are counted from 0")
-        if offset > partitions[index].stream.end_offset:
-            raise Invalid(_past_end(offset, topic, partitions[index]))
+        for one in partitions:
+            if one.index == index and offset > one.stream.end_offset:
+                raise Invalid(_past_end(offset, topic, one))
 
 
 def _past_end(offset: int, topic: TopicName, partition: Partition) -> str:
@@ -443,23 +832,17 @@ def _past_end(offset: int, topic: TopicName, partition: Partition) -> str:
     return f"offset {offset} is past the end of partition {partition.index} of {topic}, which ends at {end}"
 
 
-def _check_consumers_max(partitions: Partitions, topic: TopicName, subscription: str, consumer: str) -> None:
-    """Raise Full if the topic has as many consumers as its policies allow. A consumer attached to several partitions
-    counts once, and may attach again under its name."""
-    limit = partitions.policies_of(topic).consumers_max
-    if not limit:
-        return
-    live = {
-        (name, one)
-        for partition in partitions.of(topic)
-        for name, attached in partition.subscriptions.items()
-        for one in attached.consumer_names
-    }
-    if len(live) >= limit and (subscription, consumer) not in live:
-        raise Full(
-            f"topic {topic} has {len(live)} consumers, and its policy consumers_max is {limit}: close one, or raise it "
-            f"with `danube topics policies {topic} --set consumers_max=N`"
-        )
+def _by_partition(answer: wire.Positions) -> dict[int, int]:
+    return dict(answer.positions)
+
+
+async def _as_dict(pairs: Coroutine[Any, Any, list[tuple[int, int]]]) -> dict[int, int]:
+    return dict(await pairs)
+
+
+def _unknown_place(index: int, error: DanubeError) -> SubscriptionPartition:
+    """Return the line of a partition that its owner does not describe."""
+    return SubscriptionPartition(index, 0, 0, 0, 0, health=error.message)
 
 
 class _Wait:

@@ -7,16 +7,19 @@ upload runs in the background once it is started; the caller asks for its progre
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Final
 
+from pydanube.broker.cluster.gathering import Gathering
+from pydanube.broker.partitions.broker_slices import SliceCounts
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.registry.records import PartitionRecord, TopicRecord, partition_key, unpack
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.batch import read_header
+from pydanube.codec.native import requests as wire
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.errors import DanubeError, Denied, Full, Invalid, NotFound, Refused, Unauthenticated
@@ -62,8 +65,14 @@ RUNS_MAX: Final = 16
 class UploadRun:
     """An upload of what `targets` had in the log when it started; the values are their end offsets then."""
 
-    def __init__(self, number: int, tiers: ObjectStorage, targets: dict[tuple[int, int], int]) -> None:
+    def __init__(
+        self, number: int, tiers: ObjectStorage, targets: dict[tuple[int, int], int], resource: str = BROKER
+    ) -> None:
+        """`resource`: what is uploaded, a topic or everything; who may start the upload may follow it."""
         self.number = number
+        self.resource = resource
+        self.others: dict[str, int] = {}
+        """The numbers of the uploads that other brokers run for this one, by their names."""
         self._tiers = tiers
         self._targets = targets
         self.done = asyncio.Event()
@@ -116,7 +125,11 @@ class StorageAdministration:
         clock: Clock,
         tasks: Tasks,
         tiers: ObjectStorage | None,
+        gathering: Gathering,
+        slice_counts: Callable[[], SliceCounts] = SliceCounts,
     ) -> None:
+        self._slice_counts = slice_counts
+        self._gathering = gathering
         self._registry = registry
         self._partitions = partitions
         self._authorizer = authorizer
@@ -134,18 +147,64 @@ class StorageAdministration:
     async def usage(
         self, principal: Principal, topic: TopicName | None, place: StoragePlace
     ) -> tuple[StorageStatus, list[PartitionUsage], StoragePlace | None]:
-        """Return the status, the usage of some partitions from `place` on, and where the next step continues.
+        """Return the status of this broker, if the caller may see that, the usage of some partitions from `place` on,
+        and where the next step continues. What only the owner of a partition knows comes from there.
 
         A partition with a long history may be returned in several parts, over several steps; the caller adds up their
-        segments, bytes and messages.
+        segments, bytes and messages. Without a topic, all partitions that the caller may see are walked.
         """
-        tiers = self._authorize(principal, Action.DESCRIBE, topic)
+        if topic is not None:
+            self._authorizer.check(principal, Action.DESCRIBE, str(topic))
+        tiers = self._stored()
+        found, stopped = await self._usage_step(principal, tiers, topic, place)
+        found = await self._ask_owners(found)
+        if not self._authorizer.allows(principal, Action.DESCRIBE, BROKER):
+            return StorageStatus(url="", uploads="hidden"), found, stopped
+        return await self._status(tiers, with_garbage=place == StoragePlace()), found, stopped
+
+    async def own_usage(
+        self, principal: Principal, partitions: Sequence[tuple[TopicName, int]]
+    ) -> tuple[StorageStatus, list[PartitionUsage]]:
+        """Return what this broker knows of partitions that it owns, without their segments, for another broker."""
+        tiers = self._authorize(principal, Action.DESCRIBE, None)
+        found: list[PartitionUsage] = []
+        for name, index in partitions:
+            record = await self._registry.refresh_topic(name) or self._registry.topic(name)
+            found.append(await self._describe_partition(tiers, name, record, index))
+        return await self._status(tiers, with_garbage=False), found
+
+    async def _ask_owners(self, found: list[PartitionUsage]) -> list[PartitionUsage]:
+        """Return the usage with what the other owners of these partitions know, or why they do not say it."""
+        if self._gathering.is_alone:
+            return found
+        owners: dict[str, list[tuple[str, int]]] = {}
+        for one in found:
+            record = self._registry.find_topic(TopicName.parse(one.topic))
+            owner = self._gathering.elsewhere(record.topic_id, one.partition, False) if record is not None else None
+            if owner is not None:
+                owners.setdefault(owner, []).append((one.topic, one.partition))
+        requests = {
+            broker: wire.DescribeStorage(own_only=True, partitions=partitions) for broker, partitions in owners.items()
+        }
+        known: dict[tuple[str, int], PartitionUsage | DanubeError] = {}
+        for broker, answer in (await self._gathering.ask(requests, wire.StorageUsed)).items():
+            if isinstance(answer, DanubeError):
+                known |= dict.fromkeys(owners[broker], answer)
+            else:
+                known |= {(one.topic, one.partition): one for one in answer.partitions}
+        return [_with_owner(one, known.get((one.topic, one.partition))) for one in found]
+
+    async def _usage_step(
+        self, principal: Principal, tiers: ObjectStorage, topic: TopicName | None, place: StoragePlace
+    ) -> tuple[list[PartitionUsage], StoragePlace | None]:
         deadline = self._clock.monotonic() + STEP_S
         found: list[PartitionUsage] = []
         counted = 0
         async for name, record, index, offset in self._walk(topic, place):
+            if not self._authorizer.allows(principal, Action.DESCRIBE, str(name)):
+                continue
             if found and (len(found) >= PARTITIONS_MAX or self._clock.monotonic() >= deadline):
-                return await self._status(tiers, place), found, StoragePlace(str(name), index, offset)
+                return found, StoragePlace(str(name), index, offset)
             about = (
                 await self._describe_partition(tiers, name, record, index)
                 if not offset
@@ -155,8 +214,8 @@ class StorageAdministration:
             counted += some
             found.append(about)
             if offset:
-                return await self._status(tiers, place), found, StoragePlace(str(name), index, offset)
-        return await self._status(tiers, place), found, None
+                return found, StoragePlace(str(name), index, offset)
+        return found, None
 
     async def _count(
         self, tiers: ObjectStorage, topic_id: int, about: PartitionUsage, offset: int, most: int
@@ -181,6 +240,8 @@ class StorageAdministration:
     ) -> PartitionUsage:
         bounds = await self._bounds(record.topic_id, index)
         about = PartitionUsage(str(topic), index, bounds.start, bounds.uploaded_end, bounds.uploaded_end)
+        if self._gathering.elsewhere(record.topic_id, index, own_only=False) is not None:
+            return about
         try:
             partition = await self._partitions.get(topic, index)
             first, waiting_s = await self._oldest_waiting(partition, bounds.uploaded_end)
@@ -212,8 +273,9 @@ class StorageAdministration:
         header = read_header(views[0])
         return max(first, header.base_offset), max(0, self._clock.now_us() - header.append_time) / MICROSECONDS
 
-    async def _status(self, tiers: ObjectStorage, place: StoragePlace) -> StorageStatus:
+    async def _status(self, tiers: ObjectStorage, with_garbage: bool) -> StorageStatus:
         failure, refusal = tiers.uploader.failure, tiers.refusal()
+        slices = self._slice_counts()
         damaged = next((one.error.message for one in tiers.uploader.unreadable.values()), "")
         return StorageStatus(
             url=tiers.objects.url,
@@ -225,7 +287,10 @@ class StorageAdministration:
             log_bytes_max=tiers.settings.log_bytes_max,
             uploaded_bytes=tiers.uploader.uploaded_bytes,
             objects_made=tiers.uploader.objects_made,
-            garbage=await self._count_garbage(tiers) if place == StoragePlace() else 0,
+            garbage=await self._count_garbage(tiers) if with_garbage else 0,
+            slice_puts=slices.puts,
+            slice_puts_per_s=round(slices.puts_per_s, 1),
+            slice_waiting_bytes=slices.waiting_bytes,
         )
 
     async def _count_garbage(self, tiers: ObjectStorage) -> int:
@@ -242,8 +307,8 @@ class StorageAdministration:
         self, principal: Principal, topic: TopicName, partition: int, start: Position, most: int
     ) -> tuple[list[SegmentDescription], int]:
         """Return up to `most` segments from the one that holds `start` on, and the offset to continue at; -1 at the
-        end."""
-        tiers = self._authorize(principal, Action.DESCRIBE, topic)
+        end. They tell where history lies, for readers that read it there themselves: so it takes READ."""
+        tiers = self._authorize(principal, Action.READ, topic)
         record = self._registry.topic(topic)
         self._check_partition(topic, record, partition)
         bounds = await self._bounds(record.topic_id, partition)
@@ -256,34 +321,53 @@ class StorageAdministration:
             return [_describe_segment(one) for one in page], page[-1].end_offset if len(page) == most else -1
         return [], -1
 
-    def whereabouts(self, topic: TopicName) -> tuple[int, str]:
+    def whereabouts(self, principal: Principal, topic: TopicName) -> tuple[int, str]:
         """Return the id of the topic, which its segments contain, and the URL of the store without credentials."""
-        assert self._tiers is not None
-        return self._registry.topic(topic).topic_id, self._tiers.objects.url
+        tiers = self._authorize(principal, Action.READ, topic)
+        return self._registry.topic(topic).topic_id, tiers.objects.url
 
     # -- uploading -----------------------------------------------------------------------------------------------------
 
-    async def upload(self, principal: Principal, topic: TopicName | None) -> StorageUpload:
-        """Start to upload all that is in the log now, due or not. The upload runs in the background."""
+    async def upload(self, principal: Principal, topic: TopicName | None, own_only: bool = False) -> StorageUpload:
+        """Start to upload all that is in the log now, due or not. The upload runs in the background, here and, unless
+        `own_only` is set, at the other owners. Raises Unavailable if one of them does not answer."""
         tiers = self._authorize(principal, Action.ADMINISTER, topic)
         self._make_room_for_run()
-        async for name, _, index, _ in self._walk(topic, StoragePlace()):
-            await self._partitions.get(name, index)
+        owners = set[str]()
+        async for name, record, index, _ in self._walk(topic, StoragePlace()):
+            own, others = self._gathering.shares(record.topic_id, [index], own_only)
+            owners.update(others)
+            if own:
+                await self._partitions.get(name, index)
+        request = wire.UploadStorage(topic=str(topic or ""), own_only=True)
+        uploads = await self._ask_uploads(dict.fromkeys(sorted(owners), request))
         ids = None if topic is None else self._registry.topic(topic).topic_id
         targets = {
             key: waiting.end_offset
             for key, tier in tiers.partitions.items()
             if ids in (None, key[0]) and (waiting := tier.waiting()) is not None
         }
-        run = UploadRun(next(self._numbers), tiers, targets)
+        run = UploadRun(next(self._numbers), tiers, targets, BROKER if topic is None else str(topic))
         self._runs[run.number] = run
         self._tasks.spawn(run.run(), f"upload {run.number}")
-        return run.describe()
+        run.others = {broker: one.run for broker, one in uploads.items()}
+        return _added_up(run.describe(), uploads.values())
 
-    async def upload_state(self, principal: Principal, number: int, wait_s: float = STEP_S / 2) -> StorageUpload:
-        """Return the progress of an upload, after waiting up to `wait_s` for its end."""
-        self._authorize(principal, Action.ADMINISTER, None)
+    async def _ask_uploads(self, requests: Mapping[str, wire.UploadStorage]) -> dict[str, StorageUpload]:
+        found: dict[str, StorageUpload] = {}
+        for broker, answer in (await self._gathering.ask(requests, wire.StorageUploading)).items():
+            if isinstance(answer, DanubeError):
+                raise answer
+            found[broker] = answer.upload
+        return found
+
+    async def upload_state(
+        self, principal: Principal, number: int, wait_s: float = STEP_S / 2, own_only: bool = False
+    ) -> StorageUpload:
+        """Return the progress of an upload, after waiting up to `wait_s` for its end here. Raises Unavailable if
+        another owner, where the upload runs too, does not answer; with `own_only`, none is asked."""
         run = self._runs.get(number)
+        self._authorizer.check(principal, Action.ADMINISTER, BROKER if run is None else run.resource)
         if run is None:
             raise NotFound(f"upload {number} is not known here: the broker was started anew, or it is long done")
         try:
@@ -291,7 +375,11 @@ class StorageAdministration:
                 await run.done.wait()
         except TimeoutError:
             pass
-        return run.describe()
+        requests = {
+            broker: wire.UploadStorage(run=other, own_only=True)
+            for broker, other in ({} if own_only else run.others).items()
+        }
+        return _added_up(run.describe(), (await self._ask_uploads(requests)).values())
 
     def _make_room_for_run(self) -> None:
         """Forget the oldest finished uploads. Raises Full if too many are running."""
@@ -350,6 +438,9 @@ class StorageAdministration:
 
     def _authorize(self, principal: Principal, action: Action, topic: TopicName | None) -> ObjectStorage:
         self._authorizer.check(principal, action, BROKER if topic is None else str(topic))
+        return self._stored()
+
+    def _stored(self) -> ObjectStorage:
         if self._tiers is None:
             raise Refused("this broker keeps everything in its log: it has no object storage")
         return self._tiers
@@ -381,6 +472,35 @@ class StorageAdministration:
         have = record.config().partition_count
         if not 0 <= partition < have:
             raise NotFound(f"topic {topic} has {have} partitions: there is no partition {partition}")
+
+
+def _with_owner(about: PartitionUsage, owner: PartitionUsage | DanubeError | None) -> PartitionUsage:
+    """Return the usage of a partition with what its owner knows of it, if another broker owns it."""
+    match owner:
+        case None:
+            return about
+        case DanubeError():
+            return replace(about, health=owner.message)
+    return replace(
+        owner,
+        segments=about.segments,
+        uploaded_bytes=about.uploaded_bytes,
+        messages=about.messages,
+        uploaded_end=max(about.uploaded_end, owner.uploaded_end),
+    )
+
+
+def _added_up(own: StorageUpload, others: Iterable[StorageUpload]) -> StorageUpload:
+    """Return the progress of an upload that several brokers run."""
+    parts = [own, *others]
+    return StorageUpload(
+        own.run,
+        sum(one.total_bytes for one in parts),
+        sum(one.left_bytes for one in parts),
+        sum(one.partitions_left for one in parts),
+        all(one.done for one in parts),
+        "; ".join(dict.fromkeys(one.failure for one in parts if one.failure)),
+    )
 
 
 def _upload_state(failure: DanubeError | None, damaged: str) -> str:

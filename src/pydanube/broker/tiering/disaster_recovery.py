@@ -17,7 +17,8 @@ Their numbers must not be used again for something else, so numbering continues 
     versions  of each subject of the schema registry, by a thousand
     epochs    by a thousand, so that a former owner that still writes is fenced
 
-Subscriptions start at the positions in the manifest: what was acknowledged after it is delivered again.
+Subscriptions start at the positions in the manifest, or at later ones that the owner of the partition wrote beside it:
+what was acknowledged after that is delivered again.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ from pydanube.runtime.objects import ObjectInfo, ObjectStore
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.tiering.catalog import SEGMENTS, CatalogSegment, entries, garbage, garbage_key, parse
 from pydanube.storage.tiering.garbage_collector import OBJECTS_PREFIX
-from pydanube.storage.tiering.manifest import BASE_KEY, newest_first, positions_by_partition
+from pydanube.storage.tiering.manifest import BASE_KEY, newest_first
+from pydanube.storage.tiering.positions import join, positions_by_partition, read_parts
 from pydanube.storage.tiering.store_ownership import StoreOwner, next_restore
 from pydanube.storage.tiering.uploader import segment_of
 
@@ -157,7 +159,9 @@ async def rebuild(
     """
     report = Restored()
     manifest = await newest_manifest(objects, owner.cluster, report)
-    restore = _Restore(objects, store, manifest, owner, clock.now_us(), report, progress)
+    positions = positions_by_partition(manifest)
+    join(positions, await read_parts(objects, owner.cluster))
+    restore = _Restore(objects, store, manifest, positions, owner, clock.now_us(), report, progress)
     await restore.run()
     log.info(
         "metadata.restored",
@@ -187,6 +191,7 @@ class _Restore:
         objects: ObjectStore,
         store: MetadataStore,
         manifest: ClusterManifest,
+        positions: dict[Key, PartitionPositions],
         owner: StoreOwner,
         now_us: int,
         report: Restored,
@@ -199,7 +204,7 @@ class _Restore:
         self._now_us = now_us
         self._report = report
         self._progress = progress
-        self._positions = positions_by_partition(manifest)
+        self._positions = positions
         self._topics: dict[int, TopicRecord] = {}
         self._known: dict[Key, _KnownPartition] = {}
         self._subscriptions: dict[int, list[Pair]] = {}

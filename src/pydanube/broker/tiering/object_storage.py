@@ -7,15 +7,24 @@ never wait for either.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
+from pydanube.broker.cluster.membership import Membership
 from pydanube.broker.partitions.ownership import Ownership
 from pydanube.broker.partitions.partition_table import PartitionTable
 from pydanube.broker.partitions.stored_partition import StoredPartition
-from pydanube.broker.registry.records import DELETED, TOPICS, TopicRecord, deleted_of_key, unpack
+from pydanube.broker.registry.records import (
+    DELETED,
+    PARTITIONS,
+    TOPICS,
+    PartitionRecord,
+    TopicRecord,
+    deleted_of_key,
+    unpack,
+)
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.manifest import PartitionPositions
 from pydanube.core.tiering import TieringPolicy
@@ -27,11 +36,13 @@ from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.randomness import identity
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
+from pydanube.storage.slices import SliceCollector
 from pydanube.storage.tiering.catalog import Catalog
 from pydanube.storage.tiering.garbage_collector import GarbageCollector
 from pydanube.storage.tiering.history import PartitionHistory, SegmentReader
-from pydanube.storage.tiering.manifest import ManifestWriter
+from pydanube.storage.tiering.manifest import ManifestWriter, known_positions
 from pydanube.storage.tiering.merger import SegmentMerger
+from pydanube.storage.tiering.positions import PositionParts
 from pydanube.storage.tiering.store_ownership import CHECK_S, DELETE_CHECK_S, StoreOwnership
 from pydanube.storage.tiering.time_limits import TimeLimitedStore
 from pydanube.storage.tiering.uploader import Uploader, UploadSettings, UploadSource
@@ -62,6 +73,10 @@ URGENT_BYTES: Final = 1 << 30
 CARRIED_AT_ONCE: Final = 100
 """Partitions per round; each takes one or two transactions."""
 
+FREED_AT_ONCE: Final = 1000
+"""Quiet partitions that write their state again in one round: their snapshots share slices, and each takes one metadata
+transaction, at most once in ten minutes."""
+
 ORPHANS_EVERY: Final = 60
 """Every this many collections also look for orphans, which needs a listing of the whole store."""
 
@@ -82,6 +97,8 @@ class TieringSettings:
     grace_s: int
     stage_keep_s: int = 86_400
     staged_query_keep_s: int = 90 * 86_400
+    state_upload_s: int = 60
+    """How often the positions of subscriptions that moved go to the store, in a cluster, if nothing is uploaded."""
     store_timeout_s: float = 60.0
     """Timeout of a call to the store; calls with many bytes have more time."""
 
@@ -93,17 +110,19 @@ class TieringSettings:
 class OpenPositions:
     """Reads from open partitions what the metadata does not hold: their end offsets and the cursors of subscriptions.
 
-    Implements `storage.tiering.manifest.PositionSource`.
+    Implements `storage.tiering.positions.PositionSource`.
     """
 
-    def __init__(self, registry: Registry, open_partitions: PartitionTable) -> None:
+    def __init__(self, registry: Registry, open_partitions: PartitionTable, clock: Clock) -> None:
         self._registry = registry
         self._open_partitions = open_partitions
+        self._clock = clock
 
     def topic_ids(self) -> set[int]:
         return {self._registry.topic(name).topic_id for name in self._registry.topics()}
 
     def positions(self) -> list[PartitionPositions]:
+        now_us = self._clock.now_us()
         return [
             PartitionPositions(
                 topic_id,
@@ -113,6 +132,8 @@ class OpenPositions:
                     CursorEntry(one.subscription_id, one.cursor.position, list(one.cursor.acked))
                     for one in partition.subscriptions.values()
                 ],
+                partition.epoch,
+                now_us,
             )
             for topic_id in self.topic_ids()
             for partition in self._open_partitions.of_topic(topic_id)
@@ -134,6 +155,7 @@ class ObjectStorage:
         tasks: Tasks,
         settings: TieringSettings,
         cluster: str,
+        membership: Membership,
     ) -> None:
         self._next_merge = 0.0
         self._store = store
@@ -148,14 +170,24 @@ class ObjectStorage:
         self._writer = writer
         self._clock = clock
         process = identity()
-        self.uploader = Uploader(objects, self._upload_sources, process, clock, settings.uploads())
-        positions = OpenPositions(registry, open_partitions)
-        self.manifests = ManifestWriter(objects, store, clock, cluster, process, positions)
+        self.uploader = Uploader(objects, self.catalog, self._upload_sources, process, clock, settings.uploads())
+        self._membership = membership
+        positions = OpenPositions(registry, open_partitions, clock)
+        name = membership.session.name
+        self.positions = (
+            None
+            if membership.is_alone
+            else PositionParts(objects, clock, cluster, name, positions, settings.state_upload_s)
+        )
+        """Where the brokers of a cluster write the positions of their partitions; None: this broker is alone."""
+        self.manifests = ManifestWriter(objects, store, clock, cluster, process, positions, self.positions)
         self.merger = SegmentMerger(
             self.history, self.partitions, process, clock, settings.segment_bytes, settings.upload_bytes_per_s
         )
+        self._cluster = cluster
         grace_us = settings.grace_s * MICROSECONDS
         self.collector = GarbageCollector(objects, self.catalog, clock, grace_us, self._is_in_progress)
+        self.slice_collector = SliceCollector(objects, self._lowest_slices, clock)
 
     def open_partition(
         self, ownership: Ownership, history: PartitionHistory, remembered_max: int, partition: StoredPartition
@@ -210,13 +242,28 @@ class ObjectStorage:
             await self.trim()  # also when nothing was uploaded: a pinned file may be free by now
         if ours:
             await self._merge()
-            await self.manifests.write_if_due()
+            await self._write_positions(uploaded=made > 0)
         return made
+
+    async def cursors_of(self, keys: Sequence[tuple[int, int]]) -> dict[tuple[int, int], list[CursorEntry]]:
+        """Return the newest cursors of these partitions, by topic id and index, that brokers have put into the object
+        store."""
+        known = await known_positions(self.objects, self._cluster)
+        return {key: known[key].cursors for key in keys if key in known}
+
+    async def _write_positions(self, *, uploaded: bool) -> None:
+        """Write a manifest if this broker is the coordinator; in a cluster, write the positions that manifests and
+        takers need."""
+        if self._membership.is_coordinator():
+            await self.manifests.write_if_due()
+        if self.positions is not None:
+            await self.positions.write_if_due(uploaded=uploaded)
 
     async def _keep_collecting(self) -> None:
         for collection in count():
             await self._clock.sleep(COLLECT_EVERY_S)
             try:
+                await self._free_slices()
                 await self._collect(orphans=collection % ORPHANS_EVERY == 0)
             except Exception:
                 log.exception("collection.crashed", store=self.objects.url)
@@ -262,9 +309,15 @@ class ObjectStorage:
         if self.ownership.is_held:
             try:
                 async with asyncio.timeout(LAST_MANIFEST_S):
-                    await self.manifests.write()
+                    await self._write_last_positions()
             except (DanubeError, TimeoutError) as error:
                 log.warning("manifest.failed", store=self.objects.url, error=str(error))
+
+    async def _write_last_positions(self) -> None:
+        if self._membership.is_coordinator():
+            await self.manifests.write()
+        if self.positions is not None:
+            await self.positions.write()  # the next coordinator may have written its first manifest already
 
     async def _upload_rest(self) -> None:
         """Upload all that is waiting, for at most `shutdown_upload_s`."""
@@ -304,11 +357,32 @@ class ObjectStorage:
             return False
         return True
 
+    async def _free_slices(self) -> None:
+        """Let quiet partitions need newer slices. Cancelled: some do."""
+        keeping = [one for one in self.partitions.values() if one.keeps_slices][:FREED_AT_ONCE]
+        for error in await asyncio.gather(*(one.free_slices() for one in keeping), return_exceptions=True):
+            if isinstance(error, DanubeError):
+                log.warning("slices.kept", error=error.message)
+            elif error is not None:
+                raise error
+
+    async def _lowest_slices(self) -> dict[int, int]:
+        """Read, by incarnation, the lowest slice that any partition needs."""
+        lowest: dict[int, int] = {}
+        async for one in list_all(self._store, PARTITIONS):
+            for sequence in unpack(one.value, PartitionRecord).sequences:
+                known = lowest.get(sequence.incarnation, sequence.lowest)
+                lowest[sequence.incarnation] = min(known, sequence.lowest)
+        return lowest
+
     async def _collect(self, orphans: bool) -> None:
-        """Delete garbage, and with `orphans` also orphans, if this broker owns the store: in a store of another cluster
-        all objects would look like orphans."""
+        """Delete garbage and slices, and with `orphans` also orphans, if this broker owns the store: in a store of
+        another cluster all objects would look like orphans. Of a cluster, only the coordinator does so."""
+        if not self._membership.is_coordinator():
+            return
         try:
             await self.check_ours()
+            await self.slice_collector.collect()
             await self.collector.collect_garbage()
             if orphans:
                 await self.forget_deleted_topics()

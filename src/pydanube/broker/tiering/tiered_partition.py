@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
 from pydanube.broker.partitions.ownership import Ownership
-from pydanube.broker.partitions.state_ledger import Done
+from pydanube.broker.partitions.state_ledger import Done, complete
 from pydanube.broker.partitions.stored_partition import StoredPartition
-from pydanube.codec.batch import read_header
-from pydanube.core.producers import ProducerTable
+from pydanube.broker.partitions.uploaded_producers import UploadedProducers
 from pydanube.core.tiering import WaitingUpload
-from pydanube.metadata.store import Delete, Put
-from pydanube.model.errors import DanubeError, StaleEpoch
+from pydanube.metadata.store import Compare, Delete, Put
+from pydanube.model.errors import DanubeError, NotOwner, StaleEpoch
 from pydanube.model.ledgers import ProducerEntry
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.storage.stream import LoggedStream
-from pydanube.storage.tiering.catalog import Catalog, CatalogSegment, entries
+from pydanube.storage.tiering.catalog import Catalog, CatalogSegment, entries, uploading
 from pydanube.storage.tiering.history import PartitionHistory
 from pydanube.storage.tiering.uploader import elapsed_us
 from pydanube.storage.wal import LogWriter
@@ -27,21 +26,13 @@ SEGMENTS_PER_COMMIT: Final = 50
 """Limited by the size of a metadata transaction, which also contains the owner's record."""
 
 
+SLICES_BEHIND_MAX: Final = 200
+BEHIND_S_MAX: Final = 600.0
+"""A partition that needs a slice which lies further back than this, and has not moved on for so long, writes its state
+again, so that others of its broker do not keep their slices because of it."""
+
+
 def _ignore(_: DanubeError | None) -> None: ...
-
-
-class UploadedProducers:
-    """The producer table of a partition, from the end of its uploaded part on. Implements `ProducerHistory`."""
-
-    def __init__(self, known: list[ProducerEntry], remembered_max: int, kept: Collection[int]) -> None:
-        self._table = ProducerTable(remembered_max, pinned=kept)
-        self._table.restore(known)
-
-    def replay(self, batch: memoryview) -> None:
-        self._table.replay(read_header(batch, stamped=True))
-
-    def entries(self) -> list[ProducerEntry]:
-        return self._table.entries()
 
 
 class TieredPartition:
@@ -77,6 +68,8 @@ class TieredPartition:
         """Held while the segments of this partition change in the catalog."""
         self._is_pruned = False
         """Whether the catalog lists no segment that ends before the start of the partition."""
+        self._moved_on_at = clock.monotonic()
+        """When the record was last told which slices are needed, or that was tried."""
 
     def waiting(self, below: int | None = None) -> WaitingUpload | None:
         """Return what is not uploaded yet, of the offsets below `below`; None if there is no message among them."""
@@ -113,9 +106,9 @@ class TieredPartition:
             async with self._catalog_lock:
                 is_new = await self._commit(segments)
                 self._is_pruned = False  # retention may have passed these segments meanwhile
-        except StaleEpoch:
+        except NotOwner as error:
             self._fenced = True  # nothing more is uploaded by this owner
-            raise
+            raise StaleEpoch(error.message) from None
         self._producers, self._oldest_us = producers if is_new else None, 0
         self._snapshot_state()
 
@@ -131,11 +124,13 @@ class TieredPartition:
             total = one.record.total = total + one.bytes
         for first in range(0, len(segments), SEGMENTS_PER_COMMIT):
             part = segments[first : first + SEGMENTS_PER_COMMIT]
-            await self._ownership.upload([write for one in part for write in entries(one)], part[-1].end_offset)
+            writes = [write for one in part for write in entries(one)]
+            await self._ownership.upload(writes, part[-1].end_offset, [uploading(part[0].record.object)])
             self._uploaded(part[0].first_offset, part[-1].end_offset, [one.record.ledger_id for one in part])
         return True
 
     def _uploaded(self, first: int, end: int, ledger_ids: Sequence[int]) -> None:
+        self._moved_on_at = self._clock.monotonic()
         self._history.extend(first, end)
         for ledger_id in ledger_ids:
             self._writer.release(ledger_id, end)
@@ -145,10 +140,13 @@ class TieredPartition:
         """The segment size of the topic; 0 means the broker's setting."""
         return self._partition.policies.segment_bytes or 0
 
-    async def rewrite(self, writes: Sequence[Put | Delete]) -> None:
-        """Change the catalog, comparing the owner's epoch. Raises StaleEpoch."""
+    async def rewrite(self, writes: Sequence[Put | Delete], compares: Sequence[Compare] = ()) -> None:
+        """See `MergeablePartition.rewrite`."""
         async with self._catalog_lock:
-            await self._ownership.rewrite(writes)
+            try:
+                await self._ownership.rewrite(writes, compares)
+            except NotOwner as error:
+                raise StaleEpoch(error.message) from None
             self._is_pruned = False
 
     async def forget_below(self, offset: int) -> None:
@@ -177,7 +175,7 @@ class TieredPartition:
             if page[-1].end_offset > offset:
                 break
         if gone:
-            await self._catalog.remove(gone, self._clock.now_us())
+            await self._catalog.remove(gone, self._clock.now_us(), self._ownership.rewrite)
             self._history.trim(gone[-1].end_offset)
         self._is_pruned = True
 
@@ -207,3 +205,27 @@ class TieredPartition:
         """Write the state that former owners left in the log again at its end, so that it pins no old file. Returns
         False if there is none."""
         return self._partition.state.carry_forward()
+
+    @property
+    def keeps_slices(self) -> bool:
+        """Whether the slices that the partition needs begin far behind those that are put now, and have for long."""
+        is_behind = self._ownership.slices_behind > SLICES_BEHIND_MAX or self._ownership.needs_former_slices
+        return (
+            self._ownership.slices is not None
+            and is_behind
+            and self._clock.monotonic() - self._moved_on_at > BEHIND_S_MAX
+        )
+
+    async def free_slices(self) -> None:
+        """Write the state again and, when that counts, let the slices before it go. What is not uploaded still needs
+        its slices. Raises what the log and the metadata raise. Cancelled: tried again later."""
+        self._moved_on_at = self._clock.monotonic()
+        published = self._stream.end_offset
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        state = self._partition.state
+        if state.ledger_id is None:
+            state.barrier(partial(complete, written))  # opens a ledger, with a snapshot
+        else:
+            state.snapshot(partial(complete, written))
+        await written
+        await self._ownership.advance_slices(min(published, self._stream.start_offset))

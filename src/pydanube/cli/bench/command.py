@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from pydanube.cli.credential_options import choose_broker, credential_options, show_to_children
 from pydanube.cli.options import ACK_LEVEL, COMPRESSION, examples, json_option
 from pydanube.cli.output import emit_json, fail, note, table
 
@@ -69,6 +70,7 @@ danube bench --suite                                    every target of the proj
 @click.option("--suite", is_flag=True, help="Measure every target of the project instead of one scenario.")
 @click.option("--full", is_flag=True, help="With --suite: also what takes minutes and gigabytes.")
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="With --suite: take medians.")
+@credential_options
 @click.option("--url", help="A broker that runs already.  [default: one of our own, on a free port]")
 @click.option(
     "--data-dir",
@@ -92,6 +94,8 @@ def bench(
     does without a broker (loopback TCP, fdatasync, an asyncio echo, and a bare pipeline of three processes that moves,
     checks, writes and syncs the same batches), and shows results as ratios: they hold on a busy machine too.
     """
+    url = choose_broker(click.get_current_context(), url, named_only=True)
+    show_to_children()
     if data_dir is not None:
         data_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="danube-bench-", dir=data_dir) as name:

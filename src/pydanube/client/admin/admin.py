@@ -11,16 +11,18 @@ returned. They raise Conflict, and change nothing, if the object has changed sin
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, Literal
 
 from pydanube.client.consuming.acks import Range, merge_ranges
 from pydanube.client.consuming.messages import PeekedMessage
 from pydanube.client.positions import AnyPosition, wire_start
 from pydanube.client.settings import check_count
 from pydanube.codec.native import requests
+from pydanube.codec.native.conversions import subscription_description, topic_description
+from pydanube.model.cluster import ClusterDescription
 from pydanube.model.errors import Invalid
 from pydanube.model.failure import FailurePolicy
-from pydanube.model.gaps import NO_GAPS, Gaps
+from pydanube.model.leftovers import Leftover, Loss
 from pydanube.model.limits import PARTITIONS_MAX, UNACKED_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
 from pydanube.model.policies import BacklogAction, Policies
@@ -32,10 +34,8 @@ from pydanube.model.topics import (
     BrokerDescription,
     PartitionDescription,
     SubscriptionDescription,
-    SubscriptionPartition,
     SubscriptionType,
     SubscriptionTypeName,
-    TopicConfig,
     TopicDescription,
 )
 
@@ -52,17 +52,20 @@ class Admin(ListingAdmin):
     # -- topics ------------------------------------------------------------------------------------------------------
 
     async def create_topic(
-        self, topic: str, *, partitions: int = 0, reliable: bool = True, ack_level: AckLevelName = "durable"
+        self, topic: str, *, partitions: int = 0, reliable: bool = True, ack_level: AckLevelName | None = None
     ) -> None:
         """Create a topic. Raises AlreadyExists.
 
         partitions      0: a non-partitioned topic; 1 or more: a partitioned topic, which can get more partitions later
         reliable        False: messages are not stored, and are delivered at most once, to consumers that are attached
-        ack_level       when a publish is answered: "durable" (synced), "written", "memory"
+        ack_level       when a publish is answered: "durable" (synced), "stored" (in the object store), "written",
+                        "memory"; None: the broker chooses "stored" in a cluster, and "durable" if it is alone
         """
         check_count("partitions", partitions, 0, PARTITIONS_MAX)
-        name, level = str(TopicName.parse(topic)), str(AckLevel.parse(ack_level))
-        request = requests.CreateTopic(topic=name, partitions=partitions, reliable=reliable, ack_level=level)
+        name, level = str(TopicName.parse(topic)), str(AckLevel.parse(ack_level or "durable"))
+        request = requests.CreateTopic(
+            topic=name, partitions=partitions, reliable=reliable, ack_level=level, choose_level=ack_level is None
+        )
         try:
             await self._request_once(request)
         finally:
@@ -81,7 +84,7 @@ class Admin(ListingAdmin):
 
     async def describe_topic(self, topic: str) -> TopicDescription:
         request = requests.DescribeTopic(topic=str(TopicName.parse(topic)))
-        return _topic_description(await self._request(request, requests.Topic))
+        return topic_description(await self._request(request, requests.Topic))
 
     async def partitions(self, topic: str) -> list[PartitionDescription]:
         """Return the partitions of a topic, with the offsets that can be read."""
@@ -113,6 +116,53 @@ class Admin(ListingAdmin):
         themselves; what was delivered and not acked is redelivered. Raises Refused for a topic that is only in memory.
         """
         await self._request(requests.UnloadTopic(topic=str(TopicName.parse(topic))), requests.Done)
+
+    async def set_ack_level(self, topic: str, ack_level: Literal["durable", "stored"]) -> None:
+        """Change the ack level of a topic; what is published from then on is acked under the new one.
+
+        Open producers and consumers continue by themselves; what was delivered and not acked is redelivered. Raises
+        Refused for topics and levels of other kinds, and if the object store cannot keep stored topics.
+        """
+        name, level = str(TopicName.parse(topic)), str(AckLevel.parse(ack_level))
+        await self._request(requests.SetAckLevel(topic=name, ack_level=level), requests.Done)
+
+    async def take_over_topic(
+        self, topic: str, *, partition: int | None = None, accept_loss: bool = False
+    ) -> list[Loss]:
+        """Have other brokers take over one partition, or all, that wait for a lost broker; return what was given up.
+
+        What the lost broker has not uploaded is not readable any more, and its offsets are not used again. Raises
+        Refused without `accept_loss` (the message says what would be lost at most), or if nothing waits.
+        """
+        index = -1 if partition is None else partition
+        if partition is not None and partition < 0:
+            raise Invalid(f"partition {partition} is out of range: use 0 or more")
+        name = str(TopicName.parse(topic))
+        request = requests.TakeOverTopic(topic=name, partition=index, accept_loss=accept_loss)
+        try:
+            return (await self._request(request, requests.TakenOver)).losses
+        finally:
+            self._brokers.moved(name)
+
+    async def leftovers(self, broker: str = "") -> list[Leftover]:
+        """Return what brokers, or one of them, still have of partitions that others took over."""
+        return (await self._request(requests.ListLeftovers(broker=broker), requests.LeftoversListed)).leftovers
+
+    async def salvage_topic(self, topic: str, partition: int, to: str, *, broker: str = "", drop: bool = False) -> int:
+        """Publish the leftovers of a partition to the topic `to`; return how many messages were published. With `drop`,
+        drop them afterwards. What an earlier call published to the same topic is not published again.
+
+        Each message has the attributes x-original-topic, x-original-partition and x-original-offset. `broker`: whose
+        leftovers; needed only if several have some. Raises Refused for the topic that they came from.
+        """
+        name, target = str(TopicName.parse(topic)), str(TopicName.parse(to))
+        published = 0
+        while True:
+            request = requests.SalvageTopic(topic=name, partition=partition, to=target, broker=broker, drop=drop)
+            step = (await self._request(request, requests.Salvaged)).step
+            published += step.published
+            if step.is_last:
+                return published
 
     async def truncate_topic(self, topic: str, before: AnyPosition, *, partition: int | None = None) -> dict[int, int]:
         """Delete everything before a position, in one partition or in all; durable on return. This cannot be undone.
@@ -214,7 +264,7 @@ class Admin(ListingAdmin):
         request = requests.DescribeSubscription(
             topic=str(TopicName.parse(topic)), subscription=parse_subscription(subscription)
         )
-        return _subscription_description(await self._request(request, requests.Subscription))
+        return subscription_description(await self._request(request, requests.Subscription))
 
     async def seek(
         self, topic: str, subscription: str, position: AnyPosition, *, partition: int | None = None
@@ -350,6 +400,11 @@ class Admin(ListingAdmin):
         """Describe the broker that this client is connected to."""
         return _broker_description(await self._request(requests.DescribeBroker(), requests.BrokerInfo))
 
+    async def describe_cluster(self) -> ClusterDescription:
+        """Describe the cluster: every broker, what it does, and which brokers are away. A broker alone is the only
+        one."""
+        return (await self._request(requests.DescribeCluster(), requests.ClusterInfo)).cluster
+
     async def _change(
         self, request: requests.Request, answer: type[requests.StructT], expected: str
     ) -> requests.StructT:
@@ -401,55 +456,6 @@ def _checked_range(one: int | tuple[int, int]) -> Range:
         case (int() as start, int() as end) if 0 <= start < end < OFFSET_END:
             return start, end
     raise Invalid(f"{one!r} is neither an offset nor a range (start, end) of offsets")
-
-
-def _topic_description(topic: requests.Topic) -> TopicDescription:
-    return TopicDescription(
-        name=topic.topic,
-        topic_id=topic.topic_id,
-        config=TopicConfig(topic.partitions, topic.reliable, AckLevel.parse(topic.ack_level)),
-        partitions=[
-            PartitionDescription(
-                index=one.index,
-                owner=one.owner,
-                epoch=one.epoch,
-                start_offset=one.start_offset,
-                end_offset=one.end_offset,
-                ledgers=one.ledgers,
-                stored_bytes=one.stored_bytes,
-                health=one.health,
-                missing_offsets=one.missing_offsets,
-                gaps=Gaps(one.gaps) if one.gaps else NO_GAPS,
-            )
-            for one in topic.partition_infos
-        ],
-        subscriptions=list(topic.subscriptions),
-        brokers=topic.brokers,
-        version=topic.version,
-    )
-
-
-def _subscription_description(subscription: requests.Subscription) -> SubscriptionDescription:
-    return SubscriptionDescription(
-        topic=subscription.topic,
-        name=subscription.name,
-        subscription_id=subscription.subscription_id,
-        type=SubscriptionType.parse(subscription.type),
-        partitions=[
-            SubscriptionPartition(
-                partition=one.partition,
-                position=one.position,
-                lag=one.lag,
-                acked_ahead=one.acked_ahead,
-                unacked=one.unacked,
-                consumer=one.consumer,
-            )
-            for one in subscription.partitions
-        ],
-        failure_policy=subscription.failure_policy,
-        unacked_max=subscription.unacked_max,
-        version=subscription.version,
-    )
 
 
 def _broker_description(broker: requests.BrokerInfo) -> BrokerDescription:

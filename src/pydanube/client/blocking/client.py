@@ -24,10 +24,11 @@ from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
+from pydanube.client.admin.access import Access
 from pydanube.client.admin.dead_letters import DeadLetter, DeadLetters
 from pydanube.client.admin.schemas import Schemas
-from pydanube.client.arguments import ConsumerArguments, ProducerArguments, ReaderArguments
-from pydanube.client.client import Client
+from pydanube.client.arguments import ConnectArguments, ConsumerArguments, ProducerArguments, ReaderArguments
+from pydanube.client.client import Client, connect
 from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.history.range_fetch import FETCH_BYTES as RANGE_FETCH_BYTES
 from pydanube.client.history.range_fetch import RangeFetch
@@ -172,6 +173,32 @@ class BlockingDeadLetters:
         """Do nothing: there is nothing to pass on."""
 
 
+class BlockingAccess:
+    """See `Access`."""
+
+    def __init__(self, inner: Access, thread: LoopThread) -> None:
+        self._inner = inner
+        self._thread = thread
+
+    whoami = blocking(Access.whoami)
+    can = blocking(Access.can)
+    roles = blocking(Access.roles)
+    role = blocking(Access.role)
+    create_role = blocking(Access.create_role)
+    change_role = blocking(Access.change_role)
+    delete_role = blocking(Access.delete_role)
+    bindings = blocking(Access.bindings)
+    binding = blocking(Access.binding)
+    create_binding = blocking(Access.create_binding)
+    delete_binding = blocking(Access.delete_binding)
+    keys = blocking(Access.keys)
+    create_key = blocking(Access.create_key)
+    revoke_key = blocking(Access.revoke_key)
+
+    def _hand_over(self) -> None:
+        """Do nothing: there is nothing to pass on."""
+
+
 class BlockingSchemas:
     """See `Schemas`."""
 
@@ -261,6 +288,11 @@ class BlockingClient(Blocking[Client]):
                 log.warning("client.not_closed", url=self._inner.url, error=str(error))
 
     @property
+    def servers(self) -> str:
+        """See `Client.servers`."""
+        return self._inner.servers
+
+    @property
     def cluster(self) -> str:
         """See `Client.cluster`."""
         return self._inner.cluster
@@ -342,6 +374,11 @@ class BlockingClient(Blocking[Client]):
         """See `Client.schemas`."""
         return BlockingSchemas(self._inner.schemas, self._thread)
 
+    @property
+    def access(self) -> BlockingAccess:
+        """See `Client.access`."""
+        return BlockingAccess(self._inner.access, self._thread)
+
     def dead_letters(self, topic: str) -> BlockingDeadLetters:
         """See `Client.dead_letters`."""
         return BlockingDeadLetters(self._inner.dead_letters(topic), self._thread)
@@ -360,6 +397,10 @@ class BlockingClient(Blocking[Client]):
     count_partitions = blocking(Client.count_partitions)
     grow_topic = blocking(Client.grow_topic)
     unload_topic = blocking(Client.unload_topic)
+    set_ack_level = blocking(Client.set_ack_level)
+    take_over_topic = blocking(Client.take_over_topic)
+    leftovers = blocking(Client.leftovers)
+    salvage_topic = blocking(Client.salvage_topic)
     truncate_topic = blocking(Client.truncate_topic)
     topic_statistics = blocking(Client.topic_statistics)
     policies = blocking(Client.policies)
@@ -383,6 +424,7 @@ class BlockingClient(Blocking[Client]):
     peek = blocking(Client.peek)
     find_offset = blocking(Client.find_offset)
     describe_broker = blocking(Client.describe_broker)
+    describe_cluster = blocking(Client.describe_cluster)
     storage_usage = blocking(Client.storage_usage)
     storage_segments = blocking(Client.storage_segments)
     storage_histories = blocking(Client.storage_histories)
@@ -394,6 +436,9 @@ class BlockingClient(Blocking[Client]):
     forget_staged_query = blocking(Client.forget_staged_query)
 
 
-def connect_blocking(url: str | None = None, *, timeout: float = 30.0) -> BlockingClient:
-    """Return a blocking client, to be opened with `with`. Arguments as `connect`."""
-    return BlockingClient(Client(url, timeout=timeout), LoopThread())
+def connect_blocking(
+    url: str | None = None, *, timeout: float = 30.0, **arguments: Unpack[ConnectArguments]
+) -> BlockingClient:
+    """Return a blocking client, to be opened with `with`. Arguments as `connect`; a function that supplies the token is
+    called on the client's own thread."""
+    return BlockingClient(connect(url, timeout=timeout, **arguments), LoopThread())

@@ -1,7 +1,8 @@
-"""Where brokers listen: ``danube://host:port,host:port``, or the same without the scheme.
+"""Where brokers listen: ``danube://host:port,host:port``, or the same without the scheme; ``danubes://`` with TLS.
 
 Every broker of the list can tell where the others are; several are listed in case one is down. ``http://host:port``
-lists HTTP listeners instead, which tell where the native ones are (`discovery`).
+lists HTTP listeners instead, which tell where the native ones are (`discovery`), and ``https://`` those with TLS.
+Brokers tell addresses without a scheme: a client that begins with TLS uses it for every broker.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from pydanube.model.errors import Invalid
 
 SCHEME: Final = "danube"
 DEFAULT_PORT: Final = 6655
+TLS_SCHEME: Final = "danubes"
 HTTP_SCHEME: Final = "http"
+HTTPS_SCHEME: Final = "https"
 DEFAULT_HTTP_PORT: Final = 8650
 _EXAMPLE: Final = "write it as danube://host:port, for example danube://127.0.0.1:6655, or http://host:8650"
+_CREDENTIALS: Final = "; credentials are given beside it, as token, api_key or token_file, or as DANUBE_TOKEN"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -46,28 +50,33 @@ class Servers(NamedTuple):
 
     native: list[BrokerAddress]
     http: list[BrokerAddress]
+    is_encrypted: bool = False
 
     def __str__(self) -> str:
-        scheme, addresses = (SCHEME, self.native) if self.native else (HTTP_SCHEME, self.http)
+        native, http = (TLS_SCHEME, HTTPS_SCHEME) if self.is_encrypted else (SCHEME, HTTP_SCHEME)
+        scheme, addresses = (native, self.native) if self.native else (http, self.http)
         return f"{scheme}://" + ",".join(str(one) for one in addresses)
 
 
 def parse_servers(url: str) -> Servers:
-    """Parse ``danube://host:port,host:port``, the same without a scheme, or ``http://host:port,host:port``."""
+    """Parse ``danube://host:port,host:port``, the same without a scheme, or ``http://host:port,host:port``; with TLS
+    ``danubes://`` or ``https://``."""
     if not isinstance(url, str):
         raise Invalid(f"broker URL {url!r} is not text: {_EXAMPLE}")
+    if any(character in url for character in "@?#"):  # not repeated in the message: it may hold a password
+        raise Invalid(f"a broker URL holds no user, no password and no token: {_EXAMPLE}{_CREDENTIALS}")
     scheme, separator, rest = url.strip().partition("://")
     if not separator:
         rest = scheme
-    elif scheme.lower() not in (SCHEME, HTTP_SCHEME):
+    elif scheme.lower() not in (SCHEME, TLS_SCHEME, HTTP_SCHEME, HTTPS_SCHEME):
         raise Invalid(f"broker URL {url!r} has the scheme {scheme!r}: {_EXAMPLE}")
-    if "@" in rest:  # not repeated in the message: it may hold a password
-        raise Invalid(f"a broker URL holds no user and no password: {_EXAMPLE}")
-    is_http = bool(separator) and scheme.lower() == HTTP_SCHEME
+    scheme = scheme.lower() if separator else SCHEME
+    is_http = scheme in (HTTP_SCHEME, HTTPS_SCHEME)
     port = DEFAULT_HTTP_PORT if is_http else DEFAULT_PORT
-    parts = [part.strip().removeprefix(f"{HTTP_SCHEME}://" if is_http else "") for part in rest.split(",")]
+    parts = [part.strip().removeprefix(f"{scheme}://" if is_http else "") for part in rest.split(",")]
     addresses = list(dict.fromkeys(BrokerAddress.parse(part.removesuffix("/"), port) for part in parts))
-    return Servers([], addresses) if is_http else Servers(addresses, [])
+    is_encrypted = scheme in (TLS_SCHEME, HTTPS_SCHEME)
+    return Servers([], addresses, is_encrypted) if is_http else Servers(addresses, [], is_encrypted)
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -23,6 +23,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
@@ -36,6 +37,7 @@ from pydanube.codec.native.frames import Frame, FrameKind
 from pydanube.model.errors import DanubeError, Invalid, Unavailable
 from pydanube.runtime import network
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.tls_transport import TlsFailed
 from pydanube.version import __version__
 
 from .address import BrokerAddress
@@ -191,11 +193,18 @@ class Connection:
         self._keep_alive: KeepAlive | None = None
 
     @classmethod
-    async def open(cls, address: BrokerAddress, clock: Clock, timeout: float = HANDSHAKE_SECONDS) -> Connection:
-        """Connect and exchange HELLO and WELCOME.
+    async def open(
+        cls,
+        address: BrokerAddress,
+        clock: Clock,
+        timeout: float = HANDSHAKE_SECONDS,
+        token: str = "",
+        tls: ssl.SSLContext | None = None,
+    ) -> Connection:
+        """Connect, with `tls` encrypted, and exchange HELLO and WELCOME. `token`: the credentials to show; empty: none.
 
-        Raises Unavailable, the error with which the broker refuses, or ForeignPeer if something else answers.
-        Cancelled, the connection is closed.
+        Raises Unavailable, the error with which the broker refuses, or ForeignPeer if something else answers, which
+        also a broker is whose certificate is not accepted. Cancelled, the connection is closed.
         """
         made: list[Connection] = []
 
@@ -203,10 +212,15 @@ class Connection:
             made.append(cls(address, framed))
             return made[0]
 
-        framed = await network.connect(address.host, address.port, handler, _FRAMING, clock, timeout)
+        try:
+            framed = await network.connect(address.host, address.port, handler, _FRAMING, clock, timeout, tls)
+        except TlsFailed as error:
+            raise ForeignPeer(f"{address}: {error}") from None
         self = made[0]
-        hello = requests.encode(requests.Hello(client=f"pydanube/{__version__}"))
-        framed.send(frames.PREAMBLE, frames.encode(FrameKind.HELLO, hello))
+        hello = requests.Hello(client=f"pydanube/{__version__}")
+        if token:
+            hello.auth_scheme, hello.auth_data = requests.BEARER, token.encode()
+        framed.send(frames.PREAMBLE, frames.encode(FrameKind.HELLO, requests.encode(hello)))
         try:
             async with asyncio.timeout(timeout):
                 self.welcome = await self._greeted
@@ -434,6 +448,8 @@ class Connection:
         if self._keep_alive is not None:
             self._keep_alive.stop()
         self._recognise_peer()
+        if isinstance(error, TlsFailed) and not self._welcomed:
+            self._foreign = f"{self.address}: {error}"
         self.lost = self._reason or self._lost_error(error)
         fail(self._greeted, self.lost)
         asked, self._asked = self._asked, {}
@@ -477,10 +493,10 @@ class Connection:
     # -- frames ------------------------------------------------------------------------------------------------------
 
     def _published(self, frame: Frame) -> None:
-        _, base_offset, _ = frames.unpack_head(frame.head, frames.PUBLISHED, frame.kind)
+        _, base_offset, epoch = frames.unpack_head(frame.head, frames.PUBLISHED, frame.kind)
         entry = self._publish_answered(frame.correlation)
         if entry is not None:
-            entry[0].published(entry[1], base_offset, bool(frame.flags & frames.FLAG_DUPLICATE))
+            entry[0].published(entry[1], base_offset, bool(frame.flags & frames.FLAG_DUPLICATE), epoch)
         self.window.call_waiting()
 
     def _publish_answered(self, correlation: int) -> tuple[PublishListener, object, int] | None:
@@ -490,10 +506,10 @@ class Connection:
         return entry
 
     def _fetched(self, frame: Frame) -> None:
-        next_offset, start, end, _ = frames.unpack_head(frame.head, frames.FETCHED, frame.kind)
+        next_offset, start, end, epoch = frames.unpack_head(frame.head, frames.FETCHED, frame.kind)
         waiting = self._fetch_answered(frame.correlation)
         if waiting is not None and not waiting.done():
-            waiting.set_result(FetchAnswer(next_offset, start, end, frame.body))
+            waiting.set_result(FetchAnswer(next_offset, start, end, frame.body, epoch))
 
     def _fetch_answered(self, correlation: int) -> asyncio.Future[FetchAnswer] | None:
         waiting = self._fetches.pop(correlation, None)

@@ -7,6 +7,7 @@ none of the brokers that it named can be reached.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import Final
@@ -14,10 +15,12 @@ from typing import Final
 import msgspec
 
 from pydanube.model.addresses import NO_ADDRESSES, BrokerAddresses
-from pydanube.model.errors import DanubeError, Invalid, Unavailable
+from pydanube.model.errors import DanubeError, Denied, Invalid, Unauthenticated, Unavailable
 from pydanube.runtime.http_get import HttpAnswer, NotHttp, http_get
+from pydanube.runtime.tls_transport import describe_failure
 
-from .address import BrokerAddress
+from .address import HTTP_SCHEME, HTTPS_SCHEME, BrokerAddress
+from .credentials import NO_CREDENTIALS, ClientCredentials
 
 PATH: Final = "/api/v1/brokers"
 ANSWER_BYTES_MAX: Final = 1024 * 1024
@@ -36,17 +39,23 @@ class _Problem(msgspec.Struct):
     detail: str = ""
 
 
-async def find_brokers(servers: Sequence[BrokerAddress], timeout: float) -> list[BrokerAddress]:
+async def find_brokers(
+    servers: Sequence[BrokerAddress],
+    timeout: float,
+    credentials: ClientCredentials = NO_CREDENTIALS,
+    tls: ssl.SSLContext | None = None,
+) -> list[BrokerAddress]:
     """Return the native addresses of the brokers that the first HTTP server names which answers.
 
     timeout     seconds that each server has to answer
+    tls         with it connections are encrypted: the servers have https://
 
     Raises Unavailable if that may succeed later, and Invalid if every listed address is wrong.
     """
     failures: list[DanubeError] = []
     for server in servers:
         try:
-            return await _ask(server, timeout)
+            return await _ask(server, timeout, await credentials.token(), tls)
         except (Unavailable, Invalid) as error:
             failures.append(error)
     told = "; ".join(one.message for one in failures)
@@ -55,13 +64,15 @@ async def find_brokers(servers: Sequence[BrokerAddress], timeout: float) -> list
     raise Unavailable(told)
 
 
-async def _ask(server: BrokerAddress, timeout: float) -> list[BrokerAddress]:
-    url = f"http://{server}"
+async def _ask(server: BrokerAddress, timeout: float, token: str, tls: ssl.SSLContext | None) -> list[BrokerAddress]:
+    url = f"{HTTP_SCHEME if tls is None else HTTPS_SCHEME}://{server}"
     try:
         async with asyncio.timeout(timeout):
-            answer = await http_get(server.host, server.port, PATH, ANSWER_BYTES_MAX)
+            answer = await http_get(server.host, server.port, PATH, ANSWER_BYTES_MAX, token, tls)
     except TimeoutError:
         raise Unavailable(f"{url} did not answer within {timeout:g} s") from None
+    except ssl.SSLError as error:
+        raise Invalid(f"{url}: {describe_failure(error)}") from None
     except OSError as error:
         raise Unavailable(f"{url} cannot be reached: {error.strerror or error}") from None
     except NotHttp as error:
@@ -87,6 +98,10 @@ def _refusal(url: str, answer: HttpAnswer) -> DanubeError:
     told = f"{url}{PATH} answered {answer.status}" + (f": {detail}" if detail else "")
     if answer.status >= 500 or answer.status == 429:
         return Unavailable(told)
+    if answer.status == 401:
+        return Unauthenticated(told)
+    if answer.status == 403:
+        return Denied(told)
     return Invalid(told if detail else f"{told}: it is no broker, or one of an earlier release")
 
 

@@ -25,7 +25,8 @@ FIRST_BYTES: Final = 64
 """How much of what a peer sent is looked at and quoted."""
 
 NATIVE_PORT_HINT: Final = (
-    f"clients connect to the native port of a broker, {DEFAULT_PORT} by default, or with http:// to its HTTP port"
+    f"clients connect to the native port of a broker, {DEFAULT_PORT} by default, or with http:// to its HTTP port; "
+    f"with danubes:// or https:// where it has TLS"
 )
 
 _FIRST_FRAME_BYTES_MAX: Final = HEADER.size + CONTROL_BYTES_MAX + ALIGNMENT

@@ -14,6 +14,7 @@ hold an open handle (of a producer or a consumer) and to open it again after its
 Invariants
     a session has at most one handle, and at most one task that tries to open one
     a handle that the broker gave out is closed again, also when the answer came after the caller was cancelled
+    an owner that answers with a lower epoch than the client has seen is refused, as if it had answered NotOwner
     NotOwner and every other failure updates the route, so that the next attempt goes to the present owner
 """
 
@@ -153,6 +154,8 @@ class OwnerSession(Generic[OpenedT]):
     ) -> None:
         self.handle: OwnerHandle | None = None
         self.retry = OwnerRetry(brokers, topic, partition, backoff)
+        self.epoch = brokers.epochs.of(topic, partition)
+        """The highest epoch of the partition's owner that the client has seen."""
         self._brokers = brokers
         self._tasks = tasks
         self._user = user
@@ -172,17 +175,27 @@ class OwnerSession(Generic[OpenedT]):
 
         request     sent instead of the user's `open_request`
         """
-        await connection.request(
+        opened = await connection.request(
             self._user.open_request() if request is None else request,
             self._opened_type,
             partial(self._opened, connection),
             on_late=lambda opened: connection.tell(self._user.close_request(opened.handle)),
         )
+        self._brokers.check_epoch(self._topic, self._partition, opened.owner_epoch, connection)
 
     def reopen(self) -> None:
         """Open a handle in the background and keep trying for as long as the user wants it."""
         if self._opening is None:
             self._opening = self._tasks.spawn(self._reopen(), f"open {self._name} {self._topic}[{self._partition}]")
+
+    def stale_answer(self, epoch: int) -> NotOwner:
+        """Return the error for an answer of the present owner with a lower epoch than was seen, and avoid that
+        broker."""
+        broker: object = "an earlier address"
+        if self.handle is not None:
+            broker = self.handle.connection.address
+            self._brokers.avoid(self.handle.connection.address)
+        return self.epoch.refusal(epoch, broker)
 
     def release(self) -> OwnerHandle | None:
         """Leave the session and return its handle, which the caller gives back (or the broker has closed already)."""
@@ -208,6 +221,9 @@ class OwnerSession(Generic[OpenedT]):
                 log.debug(event, topic=self._topic, partition=self._partition, error=error.message)
 
     def _opened(self, connection: Connection, opened: OpenedT) -> None:
+        if not self.epoch.accepts(opened.owner_epoch):  # `open_at` raises the error
+            connection.tell(self._user.close_request(opened.handle))
+            return
         former = self.release()
         if former is not None:
             former.give_back()

@@ -19,7 +19,7 @@ T = TypeVar("T")
 class PublishListener(Protocol):
     """Is told the outcome of each batch it published; `ticket` is the object it passed to `Connection.publish`."""
 
-    def published(self, ticket: object, base_offset: int, duplicate: bool) -> None: ...
+    def published(self, ticket: object, base_offset: int, duplicate: bool, owner_epoch: int) -> None: ...
     def refused(self, ticket: object, error: DanubeError) -> None: ...
 
 
@@ -38,6 +38,7 @@ class FetchAnswer(NamedTuple):
     start_offset: int
     end_offset: int
     body: memoryview
+    owner_epoch: int = 0
 
 
 class Answerable(Protocol):

@@ -4,7 +4,12 @@ Addresses come from three places: the list the user gave, the answers to lookups
 address of an owner cannot be reached (behind a port forward, for example), the listed addresses are tried. A user may
 list HTTP listeners instead; the list is then what one of them says, and it is asked again when none of it is reachable.
 
+The answer to a lookup also names all living brokers of the cluster. They are tried after the listed ones, so that a
+client which was given one address goes on when that broker is gone. A broker that answered as the owner of a partition
+and was replaced (`owner_epochs`) is avoided for a while: what it says about owners may be old too.
+
 Invariants
+    the learned addresses are those of the newest lookup, at most LEARNED_MAX
     there is one connection per address, and one lookup per topic at a time, however many callers ask for it
     a cached route is only a hint: after NotOwner, NotFound or a failure to connect the topic is looked up again
 """
@@ -15,6 +20,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from copy import copy
+from functools import partial
 from math import inf
 from random import Random
 from typing import Final, TypeVar
@@ -26,16 +32,20 @@ from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, NotOwner
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
+from pydanube.runtime.tls import NO_FILES, ClientTls, client_context
 
 from .address import BrokerAddress, Servers
 from .backoff import RetryBackoff
 from .connection import HANDSHAKE_SECONDS, SILENT_INTERVALS_MAX, Connection, KeepAlive
+from .credentials import NO_CREDENTIALS, ClientCredentials, keep_authenticated
 from .foreign_peer import ForeignPeer
+from .owner_epochs import OwnerEpochs
 
 log = get_logger(__name__)
 
 UNREACHABLE_SECONDS: Final = 15.0
-"""How long an advertised address that could not be reached is not tried again."""
+"""How long an advertised address that could not be reached is not tried again, unless another broker says meanwhile
+that it is the owner: it may have been restarted."""
 
 CLOSE_INTERVAL_SECONDS: Final = 1.25
 """While something is being closed, brokers of which nothing was heard are pinged after each interval of this length."""
@@ -43,8 +53,18 @@ CLOSE_INTERVAL_SECONDS: Final = 1.25
 CLOSE_SILENT_SECONDS: Final = (SILENT_INTERVALS_MAX + 1) * CLOSE_INTERVAL_SECONDS
 """Closing gives up when no broker was heard for this time: the brokers are gone, or cannot be reached."""
 
+OTHERS_TRIED: Final = 3
+"""Learned brokers for which a handshake leaves time."""
+
 HOPS_MAX: Final = 4
 """NotOwner answers that are followed at once. Later ones wait first, because the brokers disagree about the owner."""
+
+LEARNED_MAX: Final = 100
+"""Learned addresses: a client needs some broker that lives, not all of them."""
+
+AVOIDED_SECONDS: Final = 5.0
+"""How long a broker that answered for a partition it no longer owns is asked only if no other one can be reached. It
+learns of its replacement within the time of a session."""
 
 ROUTES_MAX: Final = 10_000
 """Cached routes. When the cache is full all of them are dropped, which costs one lookup each."""
@@ -65,19 +85,39 @@ def close_limit_reason(timeout: float | None) -> str:
     return f"the {timeout:g} s that close() was given have passed"
 
 
+def _cancel(task: asyncio.Task[None], _lost: DanubeError) -> None:
+    task.cancel()
+
+
 class Brokers:
     """The connections of one client, and its cache of partition owners."""
 
-    def __init__(self, servers: Servers, clock: Clock, random: Random, timeout: float) -> None:
+    def __init__(
+        self,
+        servers: Servers,
+        clock: Clock,
+        random: Random,
+        timeout: float,
+        credentials: ClientCredentials = NO_CREDENTIALS,
+        tls: ClientTls = NO_FILES,
+    ) -> None:
+        """`tls` says which certificates count, if `servers` says that connections are encrypted. Raises Invalid."""
         assert servers.native or servers.http
+        self._tls = client_context(tls) if servers.is_encrypted else None
         self.addresses = servers.native
         """The native addresses that are listed; empty until HTTP listeners are asked for them."""
+        self._learned: list[BrokerAddress] = []
+        """Other brokers of the cluster, as the newest lookup named them."""
+        self._avoided: dict[BrokerAddress, float] = {}
+        """Brokers that answered with a lower epoch than was seen, and until when they are avoided."""
+        self.epochs = OwnerEpochs()
         self._http_servers = servers.http
         self._discovery: asyncio.Task[list[BrokerAddress]] | None = None
         self.clock = clock
         self.random = random
         self.timeout = timeout
         """Seconds after which a request that keeps failing raises Unavailable."""
+        self.credentials = credentials
         self.cluster = ""
         """The identity of the cluster, from the WELCOME of the latest connection."""
         self._outages: dict[BrokerAddress, bool] = {}
@@ -85,8 +125,7 @@ class Brokers:
         self._greeted = False
         """Whether any broker has ever greeted this client."""
         self._tasks = Tasks(on_crash=lambda _task, _error: None)  # callers that await a task get its error
-        # a listed broker that does not answer leaves time to try the others
-        self._handshake_seconds = min(HANDSHAKE_SECONDS, timeout / (len(servers.native + servers.http) + 1))
+        self._servers_count = len(servers.native + servers.http)
         self._connections: dict[BrokerAddress, Connection] = {}
         self._connecting: dict[BrokerAddress, asyncio.Task[Connection]] = {}
         self._lookups: dict[tuple[str, bool], asyncio.Task[requests.Route]] = {}
@@ -94,6 +133,24 @@ class Brokers:
         self._routes: dict[str, requests.Route] = {}
         self._learned_at: dict[str, float] = {}
         self._closed = False
+
+    @property
+    def _handshake_seconds(self) -> float:
+        """How long a broker has to answer: one that does not leaves time to try the others."""
+        return min(HANDSHAKE_SECONDS, self.timeout / (self._servers_count + min(len(self._learned), OTHERS_TRIED) + 1))
+
+    @property
+    def servers(self) -> str:
+        """The listed HTTP addresses, or else all known native addresses, as a URL."""
+        is_encrypted = self._tls is not None
+        if self._http_servers:
+            return str(Servers([], self._http_servers, is_encrypted))
+        return str(Servers(self.known_addresses, [], is_encrypted))
+
+    @property
+    def known_addresses(self) -> list[BrokerAddress]:
+        """The listed addresses, then the learned ones."""
+        return [*self.addresses, *self._learned]
 
     async def close(self) -> None:
         """Close every connection. No task of this client runs afterwards."""
@@ -165,8 +222,13 @@ class Brokers:
         log.info(event, address=str(address), broker=connection.welcome.broker, cluster=connection.welcome.cluster)
         self._greeted = True
         self.cluster = connection.welcome.cluster
+        self.epochs.use_cluster(self.cluster)
         self._connections[address] = connection
         connection.on_lost(self, lambda _: self._lost(address, connection))
+        if self.credentials.can_change and connection.welcome.credentials_ms > 0:
+            keeping = keep_authenticated(connection, self.credentials, self.clock)
+            renewal = self._tasks.spawn(keeping, f"authenticate to {address}")
+            connection.on_lost(renewal, partial(_cancel, renewal))
         return connection
 
     async def _open_connection(self, address: BrokerAddress) -> Connection:
@@ -174,8 +236,9 @@ class Brokers:
 
         A client that was connected before keeps trying: another program may hold the port while the broker restarts.
         """
+        token = await self.credentials.token()
         try:
-            return await Connection.open(address, self.clock, self._handshake_seconds)
+            return await Connection.open(address, self.clock, self._handshake_seconds, token, self._tls)
         except ForeignPeer as peer:
             raise (Unavailable(str(peer)) if self._greeted else Invalid(str(peer))) from None
 
@@ -198,19 +261,20 @@ class Brokers:
             log.debug("broker.unreachable", address=str(address), error=error.message)
 
     async def connect_any(self) -> Connection:
-        """Return a connection to any listed broker: an open one, or one to the first broker that answers.
+        """Return a connection to any broker: an open one, or one to the first listed or learned one that answers.
 
-        Raises Unavailable, or Invalid if every listed address is wrong.
+        Raises Unavailable, or Invalid if every address is wrong.
         """
-        for address in self.addresses:
+        addresses = self.known_addresses
+        for address in addresses:
             known = self._connections.get(address)
-            if known is not None and known.usable:
+            if known is not None and known.usable and not self._is_avoided(address):
                 return known
         failures: list[DanubeError] = []
-        if self.addresses and (connection := await self._try_addresses(self.addresses, failures)) is not None:
+        if addresses and (connection := await self._try_addresses(addresses, failures)) is not None:
             return connection
         if self._http_servers:
-            found = [one for one in await self._discover() if not failures or one not in self.addresses]
+            found = [one for one in await self._discover() if not failures or one not in addresses]
             self.addresses = found or self.addresses
             if found and (connection := await self._try_addresses(found, failures)) is not None:
                 return connection
@@ -222,12 +286,33 @@ class Brokers:
     async def _try_addresses(self, addresses: list[BrokerAddress], failures: list[DanubeError]) -> Connection | None:
         """Return a connection to the first broker that answers; None: none did, and `failures` has the reasons."""
         now = self.clock.monotonic()
-        for address in sorted(addresses, key=lambda one: self._unreachable.get(one, 0.0) > now):
+        for address in sorted(
+            addresses, key=lambda one: (self._is_avoided(one), self._unreachable.get(one, 0.0) > now)
+        ):
             try:
                 return await self.connect_to(address)
             except (Unavailable, Invalid) as error:
                 failures.append(error)
         return None
+
+    def _is_unreachable(self, address: BrokerAddress) -> bool:
+        return self._unreachable.get(address, 0.0) > self.clock.monotonic()
+
+    def avoid(self, address: BrokerAddress) -> None:
+        """Ask this broker only if no other can be reached: it answered for a partition that it no longer owns."""
+        if len(self._avoided) >= LEARNED_MAX:
+            self._avoided.clear()
+        self._avoided[address] = self.clock.monotonic() + AVOIDED_SECONDS
+
+    def _is_avoided(self, address: BrokerAddress) -> bool:
+        return self._avoided.get(address, 0.0) > self.clock.monotonic()
+
+    def check_epoch(self, topic: str, partition: int, epoch: int, connection: Connection) -> None:
+        """Raise NotOwner if the owner that answered with this epoch was replaced, as far as this client knows."""
+        seen = self.epochs.of(topic, partition)
+        if not seen.accepts(epoch):
+            self.avoid(connection.address)
+            raise seen.refusal(epoch, connection.address)
 
     async def _discover(self) -> list[BrokerAddress]:
         """Ask the HTTP listeners for the native addresses; callers at the same time share one answer."""
@@ -236,7 +321,7 @@ class Brokers:
         if self._discovery is None or self._discovery.done():
             from .discovery import find_brokers  # imports an HTTP client: only where it is used
 
-            asking = find_brokers(self._http_servers, self._handshake_seconds)
+            asking = find_brokers(self._http_servers, self._handshake_seconds, self.credentials, self._tls)
             self._discovery = self._tasks.spawn(asking, "find brokers")
         return await self._wait_shared(self._discovery)
 
@@ -252,15 +337,16 @@ class Brokers:
         if not 0 <= partition < len(route.partitions):
             raise NotFound(f"{topic} has no partition {partition}: it has {len(route.partitions)}, counted from 0")
         owner = route.partitions[partition].owner
-        if not owner:
+        if not owner:  # no broker owns it now: any of them says why, and the next attempt looks it up again
+            self.moved(topic)
             return await self.connect_any()
         address = BrokerAddress.parse(owner)
-        if self._unreachable.get(address, 0.0) <= self.clock.monotonic():
+        if not self._is_unreachable(address):
             try:
                 return await self.connect_to(address)
             except Unavailable:
                 self.moved(topic)
-                if address in self.addresses and len(self.addresses) == 1:
+                if self.known_addresses == [address]:
                     raise
         return await self.connect_any()
 
@@ -289,11 +375,25 @@ class Brokers:
 
     async def _request_route(self, topic: str, create: bool) -> requests.Route:
         connection = await self.connect_any()
-        return self._learn(topic, await connection.request(requests.Lookup(topic=topic, create=create), requests.Route))
-
-    def _learn(self, topic: str, route: requests.Route) -> requests.Route:
+        route = await connection.request(requests.Lookup(topic=topic, create=create), requests.Route)
         if not route.partitions:
             raise Unavailable(f"the lookup of {topic} named no partition")
+        self._learn_brokers(route)
+        self.epochs.use_topic(topic, route.topic_id)
+        for one in route.partitions:
+            if not self.epochs.of(topic, one.index).accepts(one.epoch):
+                self.avoid(connection.address)
+                one.owner = ""  # it was replaced: this broker does not know by whom
+        return self._learn(topic, route)
+
+    def _learn_brokers(self, route: requests.Route) -> None:
+        """Take over the other brokers of the cluster that a lookup named; one of an earlier release names none."""
+        if route.brokers:
+            native = [BrokerAddress.parse(one.native) for one in route.brokers if one.native]
+            others = [one for one in dict.fromkeys(native) if one not in self.addresses]
+            self._learned = others[:LEARNED_MAX]
+
+    def _learn(self, topic: str, route: requests.Route) -> requests.Route:
         if len(self._routes) >= ROUTES_MAX:
             self._routes.clear()
             self._learned_at.clear()
@@ -306,6 +406,10 @@ class Brokers:
         for create in (False, True):  # the answer to a lookup under way may be outdated
             self._lookups.pop((topic, create), None)
         route = self._routes.pop(topic, None)
+        if owner and self._is_avoided(BrokerAddress.parse(owner)):
+            return  # that one was replaced: look the owner up instead
+        if owner:
+            self._unreachable.pop(BrokerAddress.parse(owner), None)
         if route is not None and owner and 0 <= partition < len(route.partitions):
             route.partitions[partition].owner = owner
             self._routes[topic] = route
@@ -359,8 +463,15 @@ class Brokers:
             return await self.retrying(lambda: self._call_once(request, answer))
         deadline = self.clock.monotonic() + self.timeout
         connection = await self.retrying(self.connect_any)
-        left = max(0.0, deadline - self.clock.monotonic())
-        return await connection.request(request, answer, timeout=left)
+        for _ in range(HOPS_MAX):
+            left = max(0.0, deadline - self.clock.monotonic())
+            try:
+                return await connection.request(request, answer, timeout=left)
+            except NotOwner as error:  # refused, so nothing was done: the broker that is named may do it
+                if not error.owner:
+                    raise
+                connection = await self.connect_to(BrokerAddress.parse(error.owner))
+        raise Unavailable("the brokers disagree about the owner: try again")
 
     async def _call_once(self, request: requests.Request, answer: type[StructT]) -> StructT:
         connection = await self.connect_any()

@@ -234,6 +234,12 @@ class PartitionSource:
     # -- what the connection calls -----------------------------------------------------------------------------------
 
     def delivered(self, head: DeliverHead, batch: memoryview) -> None:
+        if not self._session.epoch.accepts(head.epoch):
+            error = self._session.stale_answer(head.epoch)
+            if self._session.handle is not None:
+                self._session.handle.give_back()
+            self.closed(error)
+            return
         try:
             opened = Batch.open(batch, stamped=True)
             if head.ranges and any(start >= end or end > opened.count for start, end in head.ranges):

@@ -68,7 +68,9 @@ async def _fetch_all(
         connection = await brokers.owner(topic, partition)
         bytes_max = min(fetch_bytes, max(_FETCH_BYTES_MIN, int((end - offset) * message_bytes)))
         start = requests.Start("offset", offset)
-        return await connection.fetch(requests.Fetch(topic, partition, start, bytes_max, topic_id=topic_id))
+        answer = await connection.fetch(requests.Fetch(topic, partition, start, bytes_max, topic_id=topic_id))
+        brokers.check_epoch(topic, partition, answer.owner_epoch, connection)
+        return answer
 
     try:
         while offset < end:

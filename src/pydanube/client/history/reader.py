@@ -137,7 +137,9 @@ class Reader(MessageStream[ValueT]):
             wait_ms=WAIT_MS,
             topic_id=self._topic_id,
         )
-        self._enqueue(await connection.fetch(request))
+        fetched = await connection.fetch(request)
+        self._brokers.check_epoch(self.topic, self.partition, fetched.owner_epoch, connection)
+        self._enqueue(fetched)
 
     def _enqueue(self, fetched: FetchAnswer) -> None:
         if fetched.start_offset > self.next_offset:

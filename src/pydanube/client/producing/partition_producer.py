@@ -242,7 +242,10 @@ class PartitionProducer:
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
-    def published(self, ticket: object, base_offset: int, duplicate: bool) -> None:
+    def published(self, ticket: object, base_offset: int, duplicate: bool, owner_epoch: int) -> None:
+        if not self.session.epoch.accepts(owner_epoch):
+            self.refused(ticket, self.session.stale_answer(owner_epoch))
+            return
         if self._in_trouble:
             self._in_flight_max = min(self._in_flight_max * 2, self._settings.in_flight_batches)
             self._in_trouble = self._in_flight_max < self._settings.in_flight_batches

@@ -1,1 +1,3 @@
-"""The native protocol: `frames` has the frame format and the heads of the hot path, `requests` everything else."""
+"""The native protocol: `frames` has the frame format and the heads of the hot path, `requests` everything else.
+
+`conversions` turns descriptions back into values of the model."""

@@ -13,9 +13,12 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from pydanube.model.addresses import NO_ADDRESSES, BrokerAddresses
+from pydanube.model.cluster import ClusterDescription
 from pydanube.model.errors import Conflict, DanubeError, Held, Invalid, NotOwner, Refused, from_code
 from pydanube.model.failure import FailurePolicy
-from pydanube.model.pending import PendingMessage
+from pydanube.model.leftovers import Leftover, Loss, SalvageStep
+from pydanube.model.messages import StoredMessage
+from pydanube.model.pending import BacklogMessage, PendingMessage
 from pydanube.model.policies import Policies
 from pydanube.model.schemas import (
     Binding,
@@ -42,6 +45,11 @@ from .frames import GENERATION_UNKNOWN, PROTOCOL_VERSION
 # -- heads of other frames ---------------------------------------------------------------------------------------------
 
 
+BEARER: Final = "bearer"
+"""The `auth_scheme` whose `auth_data` is a token: an API key, a JWT, or among brokers the cluster token. With an empty
+scheme the certificate of the connection counts, if there is one."""
+
+
 class Hello(msgspec.Struct):
     """HELLO: the client's first frame. The first version has fields for credentials and features already.
 
@@ -66,6 +74,9 @@ class Welcome(msgspec.Struct, omit_defaults=True):
     frame_bytes_max: int = 0
     publish_window_bytes: int = 0
     keep_alive_ms: int = 5000
+    credentials_ms: int = 0
+    """For how much longer the broker believes the credentials; 0: for good, or none were needed. A client that has
+    newer ones shows them with Authenticate."""
 
 
 class Failure(msgspec.Struct, omit_defaults=True):
@@ -189,6 +200,8 @@ class CreateTopic(Request, tag="topic.create"):
     partitions: int = 0
     reliable: bool = True
     ack_level: str = "durable"
+    choose_level: bool = False
+    """The broker chooses the ack level of a reliable topic; one of an earlier release takes `ack_level`."""
 
 
 class DeleteTopic(Request, tag="topic.delete"):
@@ -204,6 +217,46 @@ class UnloadTopic(Request, tag="topic.unload"):
     consumers get NotOwner."""
 
     topic: str
+    own_only: bool = False
+    """Here and in other requests: only the partitions that the broker which is asked owns. A broker that is asked for
+    more than it owns asks the other owners with this, which therefore ask nobody."""
+
+
+class SetAckLevel(Request, tag="topic.ack_level"):
+    """Change the ack level of a topic between durable and stored; in force on return -> Done"""
+
+    topic: str
+    ack_level: str
+    own_only: bool = False
+
+
+class TakeOverTopic(Request, tag="topic.takeover"):
+    """Take over partitions that wait for a lost broker, and give up what it has not uploaded -> TakenOver. Without
+    `accept_loss` the answer is Refused, and says what would be lost at most. `partition` -1: all that wait."""
+
+    topic: str
+    partition: int = -1
+    accept_loss: bool = False
+
+
+class SalvageTopic(Request, tag="topic.salvage"):
+    """Do one step of publishing the leftovers of a partition to another topic -> Salvaged. Repeat it until that was the
+    last. With `drop`, the last step drops them. `broker`: whose; empty: there is only one."""
+
+    topic: str
+    partition: int
+    to: str
+    broker: str = ""
+    drop: bool = False
+    own_only: bool = False
+
+
+class ListLeftovers(Request, tag="broker.leftovers"):
+    """List what brokers still have of partitions that others took over -> LeftoversListed. `broker`: of this one only;
+    empty: of all."""
+
+    broker: str = ""
+    own_only: bool = False
 
 
 class TruncateTopic(Request, tag="topic.truncate"):
@@ -214,6 +267,7 @@ class TruncateTopic(Request, tag="topic.truncate"):
 
     topic: str
     offsets: list[tuple[int, int]]
+    own_only: bool = False
 
 
 class ListTopics(Request, tag="topic.list"):
@@ -235,10 +289,26 @@ class ListTopicPage(Request, tag="topic.page"):
     after: str = ""
 
 
+class SummarizeTopics(Request, tag="topic.summaries"):
+    """Sum up what this broker has counted of some topics -> TopicsListed, without those of which nothing is open here.
+
+    For brokers only. As many as fit the answer are looked at; with `next`, the topics behind that one were not.
+    """
+
+    topics: list[str]
+
+
+class ListConsumers(Request, tag="topic.consumers"):
+    """List the consumers that are attached to partitions of this broker -> ConsumersListed. For brokers only."""
+
+    topic: str
+
+
 class DescribeTopic(Request, tag="topic.describe"):
     """-> Topic"""
 
     topic: str
+    own_only: bool = False
 
 
 class CreateNamespace(Request, tag="namespace.create"):
@@ -287,6 +357,51 @@ class OpenProducer(Request, tag="producer.open"):
     schema_version_min: int = 0
 
 
+class OpenForwarder(Request, tag="producer.forward"):
+    """Open a handle to publish batches of any producers to one partition -> ProducerOpened, with an identity of 0.
+
+    For brokers only (`PEER_REQUESTS`): each batch keeps the producer id, epoch and sequence that it has. It is checked
+    like every batch, except that it need not be signed by the handle.
+    """
+
+    topic: str
+    partition: int
+
+
+class FenceProducers(Request, tag="producer.fence"):
+    """Fence the producers of a topic that a producer replaces which was opened at another broker -> Done. For brokers
+    only.
+
+    With an `access_epoch`, it has taken the topic under that, and all producers are replaced which were opened before;
+    with 0, only those with its own id and a lower epoch.
+    """
+
+    topic: str
+    topic_id: int
+    producer_id: int
+    producer_epoch: int
+    access_epoch: int = 0
+
+
+class CountProducers(Request, tag="producer.count"):
+    """-> ProducerCount: the live producers that a topic has at the asked broker. For brokers only."""
+
+    topic: str
+    topic_id: int
+
+
+class AskTopicUse(Request, tag="topic.use"):
+    """-> TopicUse: for how long a topic, or one subscription of it, is unused at the asked broker. For brokers only.
+
+    With `hold`, a broker where the topic is unused opens no partition of it for a moment: it is about to be deleted.
+    """
+
+    topic: str
+    topic_id: int
+    subscription: str = ""
+    hold: bool = False
+
+
 class CloseProducer(Request, tag="producer.close"):
     """-> Done"""
 
@@ -332,6 +447,18 @@ class CreateSubscription(Request, tag="subscription.create"):
     positions: list[tuple[int, int]] = []
 
 
+class FindStarts(Request, tag="subscription.start"):
+    """Find where a subscription that begins at `start` begins in some partitions of this broker -> Positions.
+
+    For brokers only. `positions` are as in CreateSubscription: they are checked, and answered as they are.
+    """
+
+    topic: str
+    partitions: list[int]
+    start: Start = msgspec.field(default_factory=Start)
+    positions: list[tuple[int, int]] = []
+
+
 class DeleteSubscription(Request, tag="subscription.delete"):
     """-> Done"""
 
@@ -355,6 +482,7 @@ class DescribeSubscription(Request, tag="subscription.describe"):
 
     topic: str
     subscription: str
+    own_only: bool = False
 
 
 class Seek(Request, tag="subscription.seek"):
@@ -364,6 +492,7 @@ class Seek(Request, tag="subscription.seek"):
     subscription: str
     position: Start
     partition: int = -1
+    own_only: bool = False
 
 
 class Advance(Request, tag="subscription.advance"):
@@ -378,6 +507,7 @@ class Advance(Request, tag="subscription.advance"):
     partition: int
     offset: int
     expected: int
+    own_only: bool = False
 
 
 class AdvanceMany(Request, tag="subscription.advance_many"):
@@ -390,6 +520,7 @@ class AdvanceMany(Request, tag="subscription.advance_many"):
     topic: str
     subscription: str
     moves: list[tuple[int, int, int]]
+    own_only: bool = False
 
 
 class ListUnsettled(Request, tag="subscription.unsettled"):
@@ -401,6 +532,7 @@ class ListUnsettled(Request, tag="subscription.unsettled"):
     messages_max: int = 100
     after: int = 0
     """Only offsets from here on."""
+    own_only: bool = False
 
 
 class ListPending(Request, tag="subscription.pending"):
@@ -411,6 +543,28 @@ class ListPending(Request, tag="subscription.pending"):
     partition: int
     messages_max: int = 100
     after: int = 0
+    own_only: bool = False
+
+
+class PeekMessages(Request, tag="subscription.peek"):
+    """Read the first messages that a subscription has not settled, of one partition or (-1) of all of this broker, with
+    the state of each -> MessagesPeeked. For brokers only: clients use ListPending and FETCH."""
+
+    topic: str
+    subscription: str
+    messages_max: int
+    partition: int = -1
+
+
+class ListLetters(Request, tag="dead_letter.list"):
+    """Read dead letters of one partition of this broker from offset `start` on: those that remain or, with `redriven`,
+    all -> LettersListed. For brokers only: clients use ListUnsettled and FETCH."""
+
+    topic: str
+    partition: int
+    start: int = 0
+    letters_max: int = 100
+    redriven: bool = False
 
 
 class Settle(Request, tag="subscription.settle"):
@@ -421,6 +575,7 @@ class Settle(Request, tag="subscription.settle"):
     subscription: str
     partition: int = -1
     ranges: list[tuple[int, int]] = []
+    own_only: bool = False
 
     def __post_init__(self) -> None:
         check_ranges("subscription.settle", self.ranges)
@@ -432,7 +587,8 @@ class RedriveLetters(Request, tag="dead_letter.redrive"):
 
     `offsets`: these letters; empty: those that remain in [start, end), `end` -1: up to the end of the partition. Only
     letters that came from `original_topic` and failed for `original_subscription` are taken, where these are given.
-    `model.dead_letters` has the rules.
+    `model.dead_letters` has the rules. `on_behalf`: another broker asks for this principal, whose permissions count:
+    its type, its name and its groups. From others than brokers it is refused.
     """
 
     topic: str
@@ -445,6 +601,8 @@ class RedriveLetters(Request, tag="dead_letter.redrive"):
     letters_max: int = 500
     to: str = ""
     drop: bool = False
+    own_only: bool = False
+    on_behalf: list[str] = []
 
 
 class SetFailurePolicy(Request, tag="subscription.failure_policy"):
@@ -495,6 +653,7 @@ class GetStatistics(Request, tag="topic.statistics"):
     """-> StatisticsReport"""
 
     topic: str
+    own_only: bool = False
 
 
 class FindOffset(Request, tag="offset.find"):
@@ -503,6 +662,7 @@ class FindOffset(Request, tag="offset.find"):
     topic: str
     partition: int
     position: Start
+    own_only: bool = False
 
 
 class DescribeStorage(Request, tag="storage.usage"):
@@ -510,6 +670,9 @@ class DescribeStorage(Request, tag="storage.usage"):
 
     topic: str = ""
     place: StoragePlace = StoragePlace()
+    own_only: bool = False
+    partitions: list[tuple[str, int]] = []
+    """With `own_only`: describe these, pairs of topic and partition, as far as their owner knows: without segments."""
 
 
 class ListSegments(Request, tag="storage.segments"):
@@ -527,6 +690,7 @@ class UploadStorage(Request, tag="storage.upload"):
 
     topic: str = ""
     run: int = 0
+    own_only: bool = False
 
 
 class VerifyStorage(Request, tag="storage.verify"):
@@ -694,8 +858,121 @@ class GetBinding(Request, tag="schema.binding"):
     topic: str
 
 
+class Authenticate(Request, tag="authenticate"):
+    """Show newer credentials of the same principal, as in HELLO, before the last ones end -> Authenticated"""
+
+    auth_scheme: str = ""
+    auth_data: bytes = b""
+
+
 class DescribeBroker(Request, tag="broker.describe"):
     """-> BrokerInfo"""
+
+
+class DescribeCluster(Request, tag="cluster.describe"):
+    """-> ClusterInfo"""
+
+
+class ListRoles(Request, tag="access.roles"):
+    """-> RolesListed. This and the other `access` requests but the last two: Refused by a broker without
+    authentication."""
+
+
+class GetRole(Request, tag="access.role"):
+    """-> AccessRole"""
+
+    name: str
+
+
+class CreateRole(Request, tag="access.role_create"):
+    """-> AccessRole"""
+
+    name: str
+    actions: list[str]
+
+
+class ChangeRole(Request, tag="access.role_change"):
+    """-> AccessRole. Replaces the actions."""
+
+    name: str
+    actions: list[str]
+    expected: str = ""
+
+
+class DeleteRole(Request, tag="access.role_delete"):
+    """-> Done. Refused while a binding has the role."""
+
+    name: str
+    expected: str = ""
+
+
+class ListAccessBindings(Request, tag="access.bindings"):
+    """-> BindingsListed: those that the caller may delete, and its own, in order of their ids.
+
+    An empty `subject` or `resource` means all. `after`: `next` of the page before.
+    """
+
+    subject: str = ""
+    resource: str = ""
+    after: str = ""
+    limit: int = 100
+
+
+class GetAccessBinding(Request, tag="access.binding"):
+    """-> AccessBinding"""
+
+    id: str
+
+
+class CreateAccessBinding(Request, tag="access.bind"):
+    """-> AccessBinding. An empty `id`: the broker makes one."""
+
+    subject: str
+    roles: list[str]
+    resource: str
+    id: str = ""
+
+
+class DeleteAccessBinding(Request, tag="access.unbind"):
+    """-> Done"""
+
+    id: str
+
+
+class ListApiKeys(Request, tag="access.keys"):
+    """-> KeysListed, in order of their ids. An empty `principal`: those of all, as far as the caller may see them."""
+
+    principal: str = ""
+    after: str = ""
+    limit: int = 100
+
+
+class CreateApiKey(Request, tag="access.key_create"):
+    """-> KeyCreated. An empty `principal`: the caller. `expires_at` 0: it never ends."""
+
+    principal: str = ""
+    groups: list[str] = []
+    expires_at: int = 0
+    comment: str = ""
+
+
+class RevokeApiKey(Request, tag="access.key_revoke"):
+    """-> Done"""
+
+    id: str
+
+
+class WhoAmI(Request, tag="access.whoami"):
+    """-> Caller"""
+
+
+class AskAccess(Request, tag="access.can"):
+    """-> AccessDecision: may the caller, or `principal` as a member of `groups`, do it?"""
+
+    action: str
+    resource: str
+    principal: str = ""
+    groups: list[str] = []
 
 
 AnyRequest = (
@@ -703,18 +980,29 @@ AnyRequest = (
     | CreateTopic
     | DeleteTopic
     | UnloadTopic
+    | SetAckLevel
+    | TakeOverTopic
+    | SalvageTopic
+    | ListLeftovers
     | TruncateTopic
     | ListTopics
     | ListTopicPage
+    | SummarizeTopics
+    | ListConsumers
     | DescribeTopic
     | CreateNamespace
     | DeleteNamespace
     | ListNamespaces
     | OpenProducer
+    | OpenForwarder
+    | FenceProducers
+    | CountProducers
+    | AskTopicUse
     | CloseProducer
     | Subscribe
     | CloseConsumer
     | CreateSubscription
+    | FindStarts
     | DeleteSubscription
     | ListSubscriptions
     | DescribeSubscription
@@ -723,6 +1011,8 @@ AnyRequest = (
     | AdvanceMany
     | ListUnsettled
     | ListPending
+    | PeekMessages
+    | ListLetters
     | Settle
     | RedriveLetters
     | SetFailurePolicy
@@ -755,8 +1045,37 @@ AnyRequest = (
     | BindTopic
     | UnbindTopic
     | GetBinding
+    | Authenticate
     | DescribeBroker
+    | DescribeCluster
+    | ListRoles
+    | GetRole
+    | CreateRole
+    | ChangeRole
+    | DeleteRole
+    | ListAccessBindings
+    | GetAccessBinding
+    | CreateAccessBinding
+    | DeleteAccessBinding
+    | ListApiKeys
+    | CreateApiKey
+    | RevokeApiKey
+    | WhoAmI
+    | AskAccess
 )
+
+PEER_REQUESTS: Final = (
+    OpenForwarder,
+    FenceProducers,
+    CountProducers,
+    AskTopicUse,
+    FindStarts,
+    SummarizeTopics,
+    ListConsumers,
+    PeekMessages,
+    ListLetters,
+)
+"""What only another broker of the cluster may ask for."""
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -764,6 +1083,12 @@ AnyRequest = (
 
 class Done(msgspec.Struct):
     """The request was carried out; there is nothing to report."""
+
+
+class Authenticated(msgspec.Struct, omit_defaults=True):
+    """The newer credentials are in force. `credentials_ms`: as in Welcome."""
+
+    credentials_ms: int = 0
 
 
 class Names(msgspec.Struct, omit_defaults=True):
@@ -788,7 +1113,8 @@ class Route(msgspec.Struct, omit_defaults=True):
     ack_level: str
     partitions: list[PartitionRoute]
     brokers: list[BrokerAddresses] = []
-    """The addresses of the owners, each once; brokers of earlier releases send none."""
+    """The addresses of every living broker of the cluster, the owners among them; brokers of earlier releases send
+    none."""
 
 
 class PartitionInfo(msgspec.Struct, omit_defaults=True):
@@ -806,6 +1132,8 @@ class PartitionInfo(msgspec.Struct, omit_defaults=True):
     """How many of the offsets [start_offset, end_offset) have no message."""
     gaps: list[tuple[int, int]] = []
     """The ranges [start, end) of these offsets, in order; if there are very many, only the largest."""
+    is_known: bool = True
+    """False: the owner does not answer, and offsets and sizes mean nothing."""
 
 
 class Topic(msgspec.Struct, omit_defaults=True):
@@ -819,7 +1147,7 @@ class Topic(msgspec.Struct, omit_defaults=True):
     partition_infos: list[PartitionInfo] = []
     subscriptions: list[str] = []
     brokers: list[BrokerAddresses] = []
-    """The addresses of the owners, each once; brokers of earlier releases send none."""
+    """As in Route."""
     version: str = ""
 
 
@@ -861,6 +1189,7 @@ class SubscriptionPlace(msgspec.Struct, omit_defaults=True):
     acked_ahead: int = 0
     unacked: int = 0
     consumer: str = ""
+    health: str = "ok"
 
 
 class Subscription(msgspec.Struct, omit_defaults=True):
@@ -891,6 +1220,12 @@ class BrokerInfo(msgspec.Struct, omit_defaults=True):
     """Brokers of earlier releases send none."""
 
 
+class ClusterInfo(msgspec.Struct):
+    """`model.cluster.ClusterDescription` on the wire."""
+
+    cluster: ClusterDescription
+
+
 class OffsetRanges(msgspec.Struct):
     """[start, end) each, in order."""
 
@@ -901,6 +1236,35 @@ class Settled(msgspec.Struct, omit_defaults=True):
     """How many messages this request has settled; messages settled before do not count."""
 
     messages: int = 0
+    partitions: list[tuple[int, int]] = []
+    """With `own_only`: the same for each partition, as pairs of partition and messages."""
+
+
+class ProducerCount(msgspec.Struct, omit_defaults=True):
+    """The ids of live producers, and that of the one with exclusive access; 0: there is none."""
+
+    ids: list[int] = []
+    holder: int = 0
+
+
+class TopicUse(msgspec.Struct, omit_defaults=True):
+    """For how long a topic or subscription is unused, in microseconds; 0: it is in use."""
+
+    unused_us: int = 0
+
+
+class TakenOver(msgspec.Struct):
+    """What was given up, by partition."""
+
+    losses: list[Loss]
+
+
+class LeftoversListed(msgspec.Struct):
+    leftovers: list[Leftover]
+
+
+class Salvaged(msgspec.Struct):
+    step: SalvageStep
 
 
 class LettersRedriven(msgspec.Struct, omit_defaults=True):
@@ -918,6 +1282,19 @@ class Positions(msgspec.Struct):
     """The position of a subscription in each partition, or where partitions begin, as pairs of partition and offset."""
 
     positions: list[tuple[int, int]] = []
+
+
+class MessagesPeeked(msgspec.Struct):
+    """Messages by partition and offset, with their contents, as many as fit the answer."""
+
+    messages: list[BacklogMessage]
+
+
+class LettersListed(msgspec.Struct, omit_defaults=True):
+    """Messages in order, as many as fit the answer. The next page begins at `next_offset`; -1: there is none."""
+
+    messages: list[StoredMessage]
+    next_offset: int = -1
 
 
 class PendingMessages(msgspec.Struct):
@@ -950,6 +1327,12 @@ class TopicsListed(msgspec.Struct):
 
     topics: list[TopicSummary]
     next: str = ""
+
+
+class ConsumersListed(msgspec.Struct):
+    """Pairs of subscription and consumer, each once."""
+
+    consumers: list[tuple[str, str]]
 
 
 class StorageUsed(msgspec.Struct, omit_defaults=True):
@@ -1053,6 +1436,87 @@ class TopicBinding(msgspec.Struct, omit_defaults=True):
     """None: the topic is not bound to a subject."""
 
     binding: Binding | None = None
+
+
+class AccessRole(msgspec.Struct, omit_defaults=True):
+    """A role. `version`: `expected` of changes; built-in roles have none."""
+
+    name: str
+    actions: list[str]
+    built_in: bool = False
+    version: str = ""
+
+
+class RolesListed(msgspec.Struct):
+    roles: list[AccessRole]
+
+
+class AccessBinding(msgspec.Struct, omit_defaults=True):
+    """Gives roles to a subject (`user:alice`, `group:ops`) on all that a resource pattern covers."""
+
+    id: str
+    subject: str
+    roles: list[str]
+    resource: str
+
+
+class BindingsListed(msgspec.Struct, omit_defaults=True):
+    """`next`: the `after` of the next page; empty: there is none."""
+
+    bindings: list[AccessBinding]
+    next: str = ""
+
+
+class AccessKey(msgspec.Struct, omit_defaults=True):
+    """An API key without its secret. Times are microseconds since 1970; `expires_at` 0: it never ends."""
+
+    id: str
+    principal: str
+    groups: list[str] = []
+    created_at: int = 0
+    expires_at: int = 0
+    comment: str = ""
+
+
+class KeysListed(msgspec.Struct, omit_defaults=True):
+    """`next` as in BindingsListed."""
+
+    keys: list[AccessKey]
+    next: str = ""
+
+
+class KeyCreated(msgspec.Struct):
+    """`secret` is what clients send. It is told here only."""
+
+    key: AccessKey
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"KeyCreated(key={self.key!r})"
+
+
+class Caller(msgspec.Struct, omit_defaults=True):
+    """Who the caller is, how that was established, and what bindings it has. `expires_at` 0: never."""
+
+    principal: str
+    groups: list[str] = []
+    method: str = "none"
+    expires_at: int = 0
+    super_user: bool = False
+    bindings: list[AccessBinding] = []
+    authentication: bool = True
+
+
+class AccessDecision(msgspec.Struct, omit_defaults=True):
+    """`reason`: one sentence for people. `binding` and `role` allow it; empty: none does, or none is needed."""
+
+    allowed: bool
+    principal: str
+    action: str
+    resource: str
+    reason: str
+    binding: str = ""
+    role: str = ""
 
 
 # -- to bytes and back -------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""danube_admin: brokers, the cluster, security and namespaces.
+"""danube_admin: brokers, the cluster and namespaces.
 
-This broker is the only one: it is the leader and owns every topic. What needs a second broker, or roles, which there
-are none of, answers UNIMPLEMENTED and says why. Numbers of brokers (the API has both numbers and names) are 1.
+Any broker answers for the whole cluster. The leader is the coordinator. What this release does not have, moving topics
+between brokers and changing the members by a call, answers UNIMPLEMENTED and says why. The API has both names and
+numbers of brokers: the number is that of the broker's session, and 1 for a broker that is no part of a cluster.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from pydanube.broker import Broker
-from pydanube.model.errors import NotFound
+from pydanube.model.cluster import AWAY, BrokerStatus
+from pydanube.model.errors import NotFound, Unavailable
 from pydanube.model.names import parse_namespace
 
 from .calls import Call
@@ -23,6 +25,9 @@ from .resources import ListenerResources
 from .topics import client_names
 
 BROKER_NUMBER: Final = 1
+"""The number of a broker that is no part of a cluster."""
+
+ACTIVE: Final = "active"
 
 Method = Callable[[Any, Call, Any], Awaitable[Any]]
 
@@ -34,61 +39,81 @@ def _refusing(why: str) -> Method:
     return method
 
 
-_NO_OTHER_BROKER: Final = "this broker is the only one: there is no other that could take over its topics"
-_NO_CLUSTER: Final = "this broker is not a member of a cluster: nodes cannot be added or removed"
-_NO_ROLES: Final = "this broker has no roles and no bindings: everyone who reaches its listeners may do everything"
+_NOT_MOVED: Final = "this broker cannot give its topics to another: each stays with the broker whose log holds it"
+_NO_MEMBERS: Final = "this broker adds and removes no nodes: a broker joins its cluster when it is started"
 
 
 class BrokerAdmin:
-    """Describes the one broker there is."""
+    """Describes the brokers of the cluster."""
 
     def __init__(self, broker: Broker, resources: ListenerResources) -> None:
         self._broker = broker
         self._resources = resources
 
     async def list_brokers(self, call: Call, _request: Any) -> Any:
-        about = self._broker.describe(call.principal)
+        about = self._broker.cluster.describe(call.principal)
         reply = ADMIN["BrokerListResponse"]()
-        reply.brokers.add(
-            broker_id=about.node,
-            broker_addr=self._resources.data_url(),
-            broker_role="Cluster_Leader",
-            admin_addr=self._resources.admin_url(),
-            broker_status="active" if about.state == "ok" else about.state,
-        )
+        for one in about.brokers:
+            reply.brokers.add(
+                broker_id=one.name,
+                broker_addr=_url(one.addresses.grpc, self._resources.data_scheme),
+                broker_role="Cluster_Leader" if one.name == about.coordinator else "Cluster_Follower",
+                admin_addr=_url(one.addresses.admin, self._resources.admin_scheme),
+                broker_status=ACTIVE if one.state == "ok" else one.state,
+            )
         return reply
 
     async def get_leader_broker(self, call: Call, _request: Any) -> Any:
-        return ADMIN["BrokerResponse"](leader=self._broker.describe(call.principal).node)
+        return ADMIN["BrokerResponse"](leader=self._broker.cluster.describe(call.principal).coordinator)
 
     async def list_namespaces(self, call: Call, _request: Any) -> Any:
         return ADMIN["NamespaceListResponse"](namespaces=await self._broker.list_namespaces(call.principal))
 
-    unload_broker = _refusing(_NO_OTHER_BROKER)
+    unload_broker = _refusing(_NOT_MOVED)
 
     async def activate_broker(self, call: Call, request: Any) -> Any:
-        check_broker(self._broker, call, request.broker_id)
+        name = check_broker(self._broker, call, request.broker_id)
+        if all(one.name != name or one.state == AWAY for one in self._broker.cluster.describe(call.principal).brokers):
+            raise Unavailable(f"broker {name!r} is away: start it again")
         return ADMIN["ActivateBrokerResponse"](success=True)  # it is active as long as it runs
 
     async def get_cluster_balance(self, call: Call, _request: Any) -> Any:
-        topics = self._broker.describe(call.principal).topics
+        living = [one for one in self._broker.cluster.describe(call.principal).brokers if one.state != AWAY]
+        loads = [one.partitions for one in living]
         reply = ADMIN["ClusterBalanceResponse"](
-            mean_load=topics, max_load=topics, min_load=topics, broker_count=1, assignment_strategy="single broker"
+            mean_load=sum(loads) / len(loads),
+            max_load=max(loads),
+            min_load=min(loads),
+            broker_count=len(living),
+            assignment_strategy="single broker" if self._broker.is_alone else "least loaded, spread over zones",
         )
-        reply.brokers.add(broker_id=BROKER_NUMBER, load=topics, topic_count=topics)
+        for one in living:
+            reply.brokers.add(broker_id=number_of(one), load=one.partitions, topic_count=one.partitions)
         return reply
 
     async def trigger_rebalance(self, call: Call, _request: Any) -> Any:
         self._broker.describe(call.principal)
-        return ADMIN["RebalanceResponse"](success=True)  # with one broker there is nothing to move
+        return ADMIN["RebalanceResponse"](success=True)  # topics stay where their log is: there is nothing to move
+
+
+def number_of(broker: BrokerStatus) -> int:
+    return broker.incarnation or BROKER_NUMBER
+
+
+def _url(address: str, scheme: str) -> str:
+    return f"{scheme}://{address}" if address else ""
 
 
 def check_broker(broker: Broker, call: Call, broker_id: str) -> str:
-    """Return the id of this broker. Raises NotFound if a request names another one; empty means this one."""
-    node = broker.describe(call.principal).node
-    if broker_id not in ("", node, str(BROKER_NUMBER)):
-        raise NotFound(f"there is no broker {broker_id!r}: the only one is {node!r}")
-    return node
+    """Return the name of the broker that a request names or numbers; empty means this one. Raises NotFound if there is
+    none."""
+    if not broker_id:
+        return broker.node
+    known = broker.cluster.describe(call.principal).brokers
+    for one in known:
+        if broker_id in (one.name, str(number_of(one))):
+            return one.name
+    raise NotFound(f"there is no broker {broker_id!r}: there is {', '.join(repr(one.name) for one in known)}")
 
 
 class ClusterAdmin:
@@ -98,30 +123,17 @@ class ClusterAdmin:
         self._broker = broker
 
     async def cluster_status(self, call: Call, _request: Any) -> Any:
-        self._broker.describe(call.principal)
+        about = self._broker.cluster.describe(call.principal)
+        numbers = {one.name: number_of(one) for one in about.brokers if one.state != AWAY}
         return ADMIN["ClusterStatusResponse"](
-            leader_id=BROKER_NUMBER, voters=[BROKER_NUMBER], self_node_id=BROKER_NUMBER
+            leader_id=numbers.get(about.coordinator, 0),
+            voters=sorted(numbers.values()),
+            self_node_id=numbers.get(self._broker.node, 0),
         )
 
-    add_node = _refusing(_NO_CLUSTER)
-    promote_node = _refusing(_NO_CLUSTER)
-    remove_node = _refusing(_NO_CLUSTER)
-
-
-class SecurityAdmin:
-    """Roles and bindings, which this release does not have."""
-
-    def __init__(self, _broker: Broker, _resources: ListenerResources) -> None: ...
-
-    create_role = _refusing(_NO_ROLES)
-    get_role = _refusing(_NO_ROLES)
-    list_roles = _refusing(_NO_ROLES)
-    delete_role = _refusing(_NO_ROLES)
-    create_binding = _refusing(_NO_ROLES)
-    get_binding = _refusing(_NO_ROLES)
-    list_bindings = _refusing(_NO_ROLES)
-    list_all_bindings = _refusing(_NO_ROLES)
-    delete_binding = _refusing(_NO_ROLES)
+    add_node = _refusing(_NO_MEMBERS)
+    promote_node = _refusing(_NO_MEMBERS)
+    remove_node = _refusing(_NO_MEMBERS)
 
 
 class NamespaceAdmin:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from pydanube.broker import Broker
 from pydanube.model.errors import Invalid, Refused
 from pydanube.model.failure import Backoff, FailurePolicy, Poison
-from pydanube.model.names import TopicName, parse_namespace, parse_subscription
+from pydanube.model.names import TopicAddress, TopicName, parse_namespace, parse_subscription
 from pydanube.model.schemas import Binding, ValidationPolicy
 from pydanube.model.topics import TopicConfig
 
@@ -44,16 +44,17 @@ class TopicAdmin:
         return await self._list(call, parse_namespace(request.name))
 
     async def list_broker_topics(self, call: Call, request: Any) -> Any:
-        check_broker(self._broker, call, request.broker_id)
-        return await self._list(call, None)
+        return await self._list(call, None, check_broker(self._broker, call, request.broker_id))
 
-    async def _list(self, call: Call, namespace: str | None) -> Any:
-        node = self._broker.describe(call.principal).node
+    async def _list(self, call: Call, namespace: str | None, broker_id: str = "") -> Any:
+        """Return the topics of a namespace, or of all, that a broker owns, or any if none is named."""
         reply = ADMIN["TopicInfoListResponse"]()
         for topic in await self._broker.list_topics(call.principal, namespace):
             config = (await self._broker.lookup(call.principal, TopicName.parse(topic), create=False)).config
-            for name in client_names(self._broker, call.principal, topic):
-                reply.topics.add(name=name, broker_id=node, delivery=_delivery(config))
+            owners = self._broker.owner_names(call.principal, TopicName.parse(topic))
+            for name, owner in zip(client_names(self._broker, call.principal, topic), owners, strict=False):
+                if owner == broker_id or not broker_id:
+                    reply.topics.add(name=name, broker_id=owner, delivery=_delivery(config))
         return reply
 
     async def create_topic(self, call: Call, request: Any) -> Any:
@@ -71,29 +72,29 @@ class TopicAdmin:
         if request.dispatch_strategy not in (0, _RELIABLE):
             raise Invalid(f"dispatch strategy {request.dispatch_strategy} is unknown: use 0 or 1 (Reliable)")
         config = TopicConfig(partitions, reliable=request.dispatch_strategy == _RELIABLE)
-        await self._broker.create_topic(call.principal, topic, config)
+        await self._broker.create_topic(call.principal, topic, config, choose_level=True)
         if subject:
             await self._broker.schemas.bind(call.principal, topic, Binding(subject, ValidationPolicy.NONE))
         return ADMIN["TopicResponse"](success=True)
 
     async def delete_topic(self, call: Call, request: Any) -> Any:
-        topic = topic_of(self._broker, request.name)
+        topic = await topic_of(self._broker, request.name)
         if is_partition(self._broker, request.name):
             raise Refused(f"{request.name} is one partition of topic {topic}: delete the whole topic by its own name")
         await self._broker.delete_topic(call.principal, topic)
         return ADMIN["TopicResponse"](success=True)
 
     async def unload_topic(self, call: Call, request: Any) -> Any:
-        await self._broker.unload_topic(call.principal, topic_of(self._broker, request.name))
+        await self._broker.unload_topic(call.principal, await topic_of(self._broker, request.name))
         return ADMIN["TopicResponse"](success=True)
 
     async def describe_topic(self, call: Call, request: Any) -> Any:
-        topic = topic_of(self._broker, request.name)
+        topic = await topic_of(self._broker, request.name)
         found = await self._broker.lookup(call.principal, topic, create=False)
         reply = ADMIN["DescribeTopicResponse"](
             name=request.name,
             subscriptions=await self._subscriptions.names(call.principal, topic),
-            broker_id=self._broker.describe(call.principal).node,
+            broker_id=self._owner(call, request.name, topic),
             delivery=_delivery(found.config),
         )
         binding = await self._broker.schemas.binding(call.principal, topic)
@@ -107,25 +108,30 @@ class TopicAdmin:
             reply.compatibility_mode = mode_name(level)
         return reply
 
+    def _owner(self, call: Call, name: str, topic: TopicName) -> str:
+        """Return the owner of a partition; of a whole partitioned topic, that of its first."""
+        place = self._broker.addresses.find(TopicAddress.parse(name))
+        return self._broker.owner_names(call.principal, topic)[0 if place is None else place.partition]
+
     # -- subscriptions -------------------------------------------------------------------------------------------------
 
     async def list_subscriptions(self, call: Call, request: Any) -> Any:
-        names = await self._subscriptions.names(call.principal, topic_of(self._broker, request.name))
+        names = await self._subscriptions.names(call.principal, await topic_of(self._broker, request.name))
         return ADMIN["SubscriptionListResponse"](subscriptions=names)
 
     async def unsubscribe(self, call: Call, request: Any) -> Any:
-        await self._subscriptions.delete(call.principal, *self._named(request))
+        await self._subscriptions.delete(call.principal, *await self._named(request))
         return ADMIN["SubscriptionResponse"](success=True)
 
     async def set_subscription_failure_policy(self, call: Call, request: Any) -> Any:
         if not request.HasField("failure_policy"):
             raise Invalid("the request has no failure_policy")
         policy = failure_policy_of(request.failure_policy)
-        await self._subscriptions.set_failure_policy(call.principal, *self._named(request), policy)
+        await self._subscriptions.set_failure_policy(call.principal, *await self._named(request), policy)
         return ADMIN["SubscriptionResponse"](success=True)
 
     async def get_subscription_failure_policy(self, call: Call, request: Any) -> Any:
-        found = await self._subscriptions.describe(call.principal, *self._named(request))
+        found = await self._subscriptions.describe(call.principal, *await self._named(request))
         return ADMIN["GetSubscriptionFailurePolicyResponse"](
             failure_policy=failure_policy_message(found.failure_policy), subscription_type=int(found.type)
         )
@@ -134,16 +140,16 @@ class TopicAdmin:
         if not request.HasField("dispatch_config"):
             raise Invalid("the request has no dispatch_config")
         limit = request.dispatch_config.max_unacked_messages
-        await self._subscriptions.set_unacked_max(call.principal, *self._named(request), limit)
+        await self._subscriptions.set_unacked_max(call.principal, *await self._named(request), limit)
         return ADMIN["SubscriptionResponse"](success=True)
 
     async def get_subscription_dispatch_config(self, call: Call, request: Any) -> Any:
-        limit = await self._subscriptions.unacked_max(call.principal, *self._named(request))
+        limit = await self._subscriptions.unacked_max(call.principal, *await self._named(request))
         return ADMIN["GetSubscriptionDispatchConfigResponse"](dispatch_config={"max_unacked_messages": limit})
 
-    def _named(self, request: Any) -> tuple[TopicName, str]:
+    async def _named(self, request: Any) -> tuple[TopicName, str]:
         """Return the topic and the subscription that a request names."""
-        return topic_of(self._broker, request.topic), parse_subscription(request.subscription)
+        return await topic_of(self._broker, request.topic), parse_subscription(request.subscription)
 
 
 def _delivery(config: TopicConfig) -> str:

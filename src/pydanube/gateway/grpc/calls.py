@@ -17,7 +17,7 @@ import asyncio
 import inspect
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from functools import lru_cache
 from typing import Any, Final, NoReturn, Protocol
 
@@ -27,7 +27,10 @@ from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
 from pydanube.broker import ListenerMetrics
+from pydanube.broker.security.security import Security
 from pydanube.core.access import ANONYMOUS, Principal
+from pydanube.core.identity import NOBODY, Credentials, Identity
+from pydanube.gateway import peer_certificates
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
 from pydanube.runtime.network import counted_address
 from pydanube.runtime.protobuf import ProtobufSchema, ServiceMethod
@@ -63,11 +66,16 @@ class Call:
 
     __slots__ = ("context", "principal", "request_bytes")
 
-    def __init__(self, context: Any, request_bytes: int) -> None:
+    def __init__(self, context: Any, request_bytes: int, principal: Principal = ANONYMOUS) -> None:
         self.context = context
         self.request_bytes = request_bytes
         """The size of the serialized request."""
-        self.principal: Principal = ANONYMOUS
+        self.principal = principal
+
+    @property
+    def client(self) -> str:
+        """The IP address of the client."""
+        return _host(self.context.peer())[1]
 
     @property
     def peer(self) -> str:
@@ -90,9 +98,16 @@ class CallLimits:
     """Counts running calls per client address and the bytes of their requests, and refuses new ones while draining."""
 
     def __init__(
-        self, calls_per_address_max: int, memory: Memory, intake: RequestIntake, metrics: ListenerMetrics | None = None
+        self,
+        calls_per_address_max: int,
+        memory: Memory,
+        intake: RequestIntake,
+        metrics: ListenerMetrics | None = None,
+        security: Security | None = None,
     ) -> None:
+        """`security` finds out who calls; None: the services are open to everybody."""
         self.intake = intake
+        self.security = security
         self._metrics = metrics or ListenerMetrics()
         self._per_address_max = calls_per_address_max
         self._addresses: Counter[str] = Counter()
@@ -200,9 +215,10 @@ def _unary(method: ServiceMethod, function: Any, limits: CallLimits) -> Handler:
         try:
             limits.enter(address)
             entered = True
+            identity = await _authenticate(limits.security, context)
             data = await intake.receive(context)
             reserved = limits.reserve(len(data))
-            return await function(Call(context, len(data)), _parsed(parse, data, method))
+            return await function(Call(context, len(data), identity.principal), _parsed(parse, data, method))
         except Exception as error:
             await _fail(context, method.path, error)
         finally:
@@ -221,14 +237,13 @@ def _stream(method: ServiceMethod, function: Any, limits: CallLimits) -> Handler
         try:
             limits.enter(address)
             entered = True
+            identity = await _authenticate(limits.security, context)
             data = await limits.intake.receive(context)
             limits.release(limits.reserve(len(data)))  # what is parsed of it is small
-            call, request = Call(context, len(data)), _parsed(parse, data, method)
+            call, request = Call(context, len(data), identity.principal), _parsed(parse, data, method)
             del data
-            if is_generator:
-                await _write_all(context, function(call, request))
-            else:
-                await function(call, request)
+            work = _write_all(context, function(call, request)) if is_generator else function(call, request)
+            await (work if identity is NOBODY else _while_believed(limits.security, identity, work))
         except Exception as error:
             await _fail(context, method.path, error)
         finally:
@@ -265,6 +280,38 @@ def _both_streams(method: ServiceMethod, function: Any) -> Handler:
     return handle
 
 
+async def _authenticate(security: Security | None, context: Any) -> Identity:
+    """Return who calls, by the header `authorization: Bearer` or its certificate. Raises Unauthenticated or Full."""
+    if security is None or not security.is_required:
+        return NOBODY
+    given = [str(value) for name, value in context.invocation_metadata() or () if name == "authorization"]
+    scheme, _, token = given[0].strip().partition(" ") if len(given) == 1 else ("", "", "")
+    token = token.strip() if scheme.lower() == "bearer" else ""
+    certificate = None if given else peer_certificates.of_call(context)
+    return await security.authenticate(Credentials(token, certificate), _host(context.peer())[1])
+
+
+async def _while_believed(security: Security | None, identity: Identity, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work of a stream, and raise Unauthenticated when its identity ends before it does."""
+    assert security is not None
+    task, ended = asyncio.current_task(), []
+    assert task is not None
+
+    def end(error: DanubeError) -> None:
+        ended.append(error)
+        task.cancel()
+
+    session = security.sessions.open(identity, end)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if not ended or task.uncancel() > 0:  # the client is gone
+            raise
+        raise ended[0] from None
+    finally:
+        security.sessions.close(session)
+
+
 async def _write_all(context: Any, replies: AsyncIterator[Any]) -> None:
     async for reply in replies:
         await context.write(reply)
@@ -279,10 +326,16 @@ def _parsed(parse: Callable[[bytes], Any], data: bytes, method: ServiceMethod) -
 
 
 @lru_cache(maxsize=4_096)
-def _address(peer: str) -> str:
-    """Return the client's address without its port: of `ipv6:[::1]:5000` (which may be escaped) it is `::1`."""
+def _host(peer: str) -> tuple[str, str]:
+    """Return the kind of a client's address, and it without its port: of `ipv6:[::1]:5000` (which may be escaped) that
+    is `::1`."""
     kind, _, rest = peer.replace("%5B", "[").replace("%5D", "]").partition(":")
-    host = rest.rpartition(":")[0].strip("[]")
+    return kind, rest.rpartition(":")[0].strip("[]")
+
+
+def _address(peer: str) -> str:
+    """Return the address under which the client is counted."""
+    kind, host = _host(peer)
     return counted_address(host) if kind in ("ipv4", "ipv6") else kind
 
 

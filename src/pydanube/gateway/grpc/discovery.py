@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pydanube.broker import Broker
-from pydanube.model.names import TopicAddress
+from pydanube.model.errors import Unavailable
 
 from .calls import Call
 from .messages import API
 from .resources import ListenerResources
+from .topics import known_address
 
 _TopicLookupResponse: Final = API["TopicLookupResponse"]
 _TopicPartitionsResponse: Final = API["TopicPartitionsResponse"]
@@ -25,19 +26,30 @@ class Discovery:
         self._resources = resources
 
     async def topic_lookup(self, call: Call, request: Any) -> Any:
-        """This broker has every topic that exists."""
-        self._broker.addresses.check_exists(call.principal, TopicAddress.parse(request.topic))
-        url = self._resources.data_url()
+        """Send the client to the owner. A partitioned topic as a whole has none: its clients look each of its
+        partitions up, and any broker answers."""
+        self._broker.note_client(call.client)
+        address = await known_address(self._broker, request.topic)
+        self._broker.addresses.check_exists(call.principal, address)
+        place = self._broker.addresses.find(address)
+        owner = None if place is None else await self._broker.owner_elsewhere(call.principal, *place)
+        told = self._broker.told_addresses(owner)
+        if owner is not None and not told.grpc:
+            raise Unavailable(f"broker {owner.name!r} owns {address}, and has no gRPC listener: give it one")
+        is_here = owner is None and told == self._broker.advertised
+        url = self._resources.data_url() if is_here else f"{self._resources.data_scheme}://{told.grpc}"
+        kind = _TopicLookupResponse.Connect if owner is None else _TopicLookupResponse.Redirect
         return _TopicLookupResponse(
             request_id=request.request_id,
-            response_type=_TopicLookupResponse.Connect,
+            response_type=kind,
             connect_url=url,
             broker_url=url,
             proxy=False,
         )
 
     async def topic_partitions(self, call: Call, request: Any) -> Any:
-        names = self._broker.addresses.names(call.principal, TopicAddress.parse(request.topic))
+        address = await known_address(self._broker, request.topic)
+        names = self._broker.addresses.names(call.principal, address)
         return _TopicPartitionsResponse(request_id=request.request_id, partitions=names)
 
 

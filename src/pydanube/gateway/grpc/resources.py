@@ -22,3 +22,6 @@ class ListenerResources:
     """Returns the URL of the data listener for lookups, with its scheme; called only while it is open."""
     admin_url: Callable[[], str]
     """Returns the URL of the admin listener; empty if there is none."""
+    data_scheme: str = "http"
+    admin_scheme: str = "http"
+    """"https" for listeners with TLS; the other brokers of the cluster have the same."""

@@ -19,6 +19,7 @@ from pydanube.broker import Broker
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
+from pydanube.runtime.tls import REQUIRED, PemFiles, ServerCertificates
 
 from . import health, reflection
 from .calls import CallLimits, Memory, UnknownMethods, service_handler
@@ -51,17 +52,31 @@ _METADATA_BYTES_MAX: Final = 16 * 1024
 class GrpcServer:
     """Serves the Danube gRPC API on up to two ports."""
 
-    def __init__(self, broker: Broker, settings: GrpcSettings, clock: Clock, tasks: Tasks, memory: Memory) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        settings: GrpcSettings,
+        clock: Clock,
+        tasks: Tasks,
+        memory: Memory,
+        data_certificates: ServerCertificates | None = None,
+        admin_certificates: ServerCertificates | None = None,
+    ) -> None:
+        """The certificates are those that connections of the two listeners are encrypted with; None: they are not."""
         self.settings = settings
+        self._data_certificates = data_certificates
+        self._admin_certificates = admin_certificates
         self._broker = broker
         self._clock = clock
         self._tasks = tasks
         intake = RequestIntake(clock)
-        self._limits = CallLimits(settings.calls_per_address_max, memory, intake, broker.metrics.listener("grpc"))
+        metrics = broker.metrics.listener("grpc")
+        self._limits = CallLimits(settings.calls_per_address_max, memory, intake, metrics, broker.security)
         self._tool_limits = CallLimits(_TOOL_CALLS_PER_ADDRESS_MAX, memory, intake)  # never drains
         self._servers: list[Any] = []
         self._healths: list[health.Health] = []
-        resources = ListenerResources(settings, clock, tasks, self._data_url, self._admin_url)
+        schemes = _scheme(data_certificates), _scheme(admin_certificates)
+        resources = ListenerResources(settings, clock, tasks, self._data_url, self._admin_url, *schemes)
         self._services = [(one, one.make(broker, resources)) for one in SERVICES]
         self._rounds: asyncio.Task[None] | None = None
         self.data_address = ("", 0)
@@ -72,14 +87,14 @@ class GrpcServer:
         """Bind the data port (0 uses a free one) and return its address. Raises OSError where that is impossible."""
         services = {one.name: service for one, service in self._services if one.data}
         places, advice = self.settings.connections_max, "ask for administration on the admin port"
-        self.data_address = await self._open(host, port, services, places, advice)
+        self.data_address = await self._open(host, port, services, places, advice, self._data_certificates)
         return self.data_address
 
     async def open_admin(self, host: str, port: int) -> tuple[str, int]:
         """Bind the admin port, as `open_data` does the data port."""
         services = {one.name: service for one, service in self._services if one.admin}
         places, advice = self.settings.admin_connections_max, "producers and consumers use the data port"
-        self.admin_address = await self._open(host, port, services, places, advice)
+        self.admin_address = await self._open(host, port, services, places, advice, self._admin_certificates)
         return self.admin_address
 
     async def start(self) -> None:
@@ -119,7 +134,13 @@ class GrpcServer:
         await asyncio.gather(*(server.stop(left_s) for server in self._servers))
 
     async def _open(
-        self, host: str, port: int, services: dict[str, Any], connections_max: int, advice: str
+        self,
+        host: str,
+        port: int,
+        services: dict[str, Any],
+        connections_max: int,
+        advice: str,
+        certificates: ServerCertificates | None,
     ) -> tuple[str, int]:
         """Bind a port for these services. `advice` is for callers of others."""
         host = await _resolved(host, port)
@@ -131,8 +152,12 @@ class GrpcServer:
         for name, tool in self._tools(list(services)).items():
             handlers.append(service_handler(SCHEMA, name, tool, self._tool_limits))
         server.add_generic_rpc_handlers((*handlers, UnknownMethods(advice)))
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            if certificates is None:
+                bound = server.add_insecure_port(address)
+            else:
+                bound = server.add_secure_port(address, _Credentials(certificates).make())
         except RuntimeError:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)) from None
         return host, bound
@@ -168,10 +193,11 @@ class GrpcServer:
         ]
 
     def _data_url(self) -> str:
-        return f"http://{self._broker.advertised.grpc}"
+        return f"{_scheme(self._data_certificates)}://{self._broker.advertised.grpc}"
 
     def _admin_url(self) -> str:
-        return f"http://{address}" if (address := self._broker.advertised.admin) else ""
+        scheme = _scheme(self._admin_certificates)
+        return f"{scheme}://{address}" if (address := self._broker.advertised.admin) else ""
 
     async def _check_health(self) -> None:
         """Tell watching clients when the broker's health changes, and log refused calls as a number."""
@@ -182,6 +208,34 @@ class GrpcServer:
             if self._limits.refused:
                 log.warning("grpc.calls_refused", count=self._limits.refused)
                 self._limits.refused = 0
+
+
+class _Credentials:
+    """The certificate of a gRPC listener: gRPC asks for it before every handshake."""
+
+    def __init__(self, certificates: ServerCertificates) -> None:
+        self._certificates = certificates
+        self._used = certificates.pem
+
+    def make(self) -> grpc.ServerCredentials:
+        is_required = self._certificates.files.client_certificates == REQUIRED
+        return grpc.dynamic_ssl_server_credentials(_configuration(self._used), self._fetch, is_required)
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """Return the certificate if it is another than last time. Called on a thread of gRPC."""
+        newest = self._certificates.pem
+        if newest is self._used:
+            return None
+        self._used = newest
+        return _configuration(newest)
+
+
+def _configuration(pem: PemFiles) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], pem.client_ca or None)
+
+
+def _scheme(certificates: ServerCertificates | None) -> str:
+    return "http" if certificates is None else "https"
 
 
 async def _resolved(host: str, port: int) -> str:

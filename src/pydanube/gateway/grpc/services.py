@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple
 
 from pydanube.broker import Broker
 
-from .admin_cluster import BrokerAdmin, ClusterAdmin, NamespaceAdmin, SecurityAdmin
+from .admin_cluster import BrokerAdmin, ClusterAdmin, NamespaceAdmin
+from .admin_security import SecurityAdmin
 from .admin_topics import TopicAdmin
 from .consuming import ConsumerService
 from .discovery import Discovery, HealthCheck

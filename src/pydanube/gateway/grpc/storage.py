@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pydanube.broker import Broker
-from pydanube.model.names import TopicAddress
 from pydanube.model.positions import Position
 
 from .calls import Call
 from .messages import API
 from .resources import ListenerResources
+from .topics import known_address
 
 _PAGE: Final = 1_000
 _SEGMENTS_MAX: Final = 10_000
@@ -24,7 +24,7 @@ class StorageService:
         self._broker = broker
 
     async def list_segment_descriptors(self, call: Call, request: Any) -> Any:
-        place = self._broker.addresses.get(TopicAddress.parse(request.topic))
+        place = self._broker.addresses.get(await known_address(self._broker, request.topic))
         reply, offset = API["ListSegmentDescriptorsResponse"](), min(request.after_offset, 2**63 - 1)
         while offset >= 0 and len(reply.segments) < _SEGMENTS_MAX:
             found, offset = await self._broker.storage.segments(

@@ -7,12 +7,20 @@ from pydanube.core.access import Principal
 from pydanube.model.names import TopicAddress, TopicName
 
 
-def topic_of(broker: Broker, text: str) -> TopicName:
+async def known_address(broker: Broker, text: str) -> TopicAddress:
+    """Return an address, about which this broker knows what is in the metadata: another broker of the cluster may have
+    created the topic a moment ago. Raises Invalid if it is none."""
+    address = TopicAddress.parse(text)
+    await broker.addresses.refresh(address)
+    return address
+
+
+async def topic_of(broker: Broker, text: str) -> TopicName:
     """Return the topic that a name means: its own, or for `/namespace/topic-part-k` the topic with that partition.
 
     A topic that does not exist is returned too; the broker's calls raise NotFound for it.
     """
-    address = TopicAddress.parse(text)
+    address = await known_address(broker, text)
     place = broker.addresses.find(address)
     if place is not None:
         return place.topic

@@ -25,13 +25,14 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from pydanube.broker import Broker
+from pydanube.core.identity import NOBODY
 from pydanube.gateway.native.publish_memory import PublishMemory
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 
-from . import api, errors, health, metrics, schema_registry
+from . import api, authentication, errors, health, metrics, schema_registry
 from .cors import Origins
 from .data import DataEndpoints
 from .host_check import HostCheck
@@ -58,7 +59,7 @@ class Application:
         self._data = DataEndpoints(broker, settings, clock, tasks, memory)
         handlers = {
             HTTPException: _http_error,
-            DanubeError: _danube_error,
+            DanubeError: self._danube_error,
             ClientDisconnect: _client_gone,
             Exception: _unexpected_error,
         }
@@ -105,15 +106,35 @@ class Application:
             elif preflight is not None:
                 await preflight(scope, receive, send_after_body)
             else:
-                await self._routes(scope, body.receive, send_after_body)
+                await self._serve(scope, body.receive, send_after_body)
         finally:
             body.release()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Find out who sends the request, and answer it."""
+        try:
+            identity = await authentication.authenticate(self._broker, scope)
+        except DanubeError as error:
+            if scope["type"] == "websocket":
+                await WebSocket(scope, receive, send).send_denial_response(errors.respond(error))
+                return
+            is_registry = scope["path"].startswith(schema_registry.BASE)
+            await (schema_registry if is_registry else errors).respond(error)(scope, receive, send)
+            return
+        if identity is NOBODY:
+            await self._routes(scope, receive, send)
+            return
+        session = authentication.follow(self._broker, scope, identity)
+        try:
+            await self._routes(scope, receive, send)
+        finally:
+            self._broker.security.sessions.close(session)
 
     async def _serve_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope)
         with contextlib.suppress(WebSocketDisconnect):  # the client left before the last thing was sent
             if refusal is None:
-                await self._routes(scope, receive, send)
+                await self._serve(scope, receive, send)
             else:
                 await WebSocket(scope, receive, send).send_denial_response(errors.respond(refusal))
 
@@ -126,6 +147,10 @@ class Application:
             return Unavailable("the broker is shutting down: send the request again, later or to another broker")
         is_safe = scope["type"] == "http" and scope["method"] in _SAFE_METHODS
         return None if is_safe else self._origins.refusal(headers)
+
+    async def _danube_error(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, DanubeError)
+        return errors.respond(error, errors.location_of(self._broker, request.scope, error))
 
     def _not_ready(self) -> list[str]:
         return [*(["the broker is shutting down"] if self._draining else []), *self._broker.write_problems()]
@@ -192,11 +217,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.NOT_FOUND and error.detail == HTTPStatus.NOT_FOUND.phrase:
         error = HTTPException(404, f"nothing is at {request.url.path}: /docs shows what this broker answers")
-    return errors.respond(error)
-
-
-async def _danube_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, DanubeError)
     return errors.respond(error)
 
 

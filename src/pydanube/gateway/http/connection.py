@@ -32,6 +32,9 @@ from .websocket_connection import WEBSOCKET_PATH, WebSocketConnection
 
 log = get_logger(__name__)
 
+_CLIENT_HELLO: Final = b"\x16\x03"
+"""What a client begins with that speaks TLS."""
+
 RECEIVED_BYTES_MAX: Final = 16 * KIB
 """How much is read at once. A body may come in chunks of one byte, and the parser needs 10 microseconds for each."""
 
@@ -98,6 +101,10 @@ class HttpConnection(H11Protocol):
         if self._phase is _Phase.HEADER and data.startswith(PREAMBLE):  # the parser would wait for a line end
             self._owner.count_invalid()
             self._answer_and_close(400, "this is the HTTP port of a broker, and the client speaks its native protocol")
+            return
+        if self._phase is _Phase.HEADER and data.startswith(_CLIENT_HELLO):
+            self._owner.count_invalid()
+            self._answer_and_close(400, "this port has no TLS: use http:// instead of https://")
             return
         super().data_received(data)
         self._note_phase()
@@ -194,6 +201,18 @@ class HttpConnection(H11Protocol):
         with contextlib.suppress(h11.LocalProtocolError):  # an answer has begun
             self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
         self.transport.close()
+
+
+def _plain_answer() -> bytes:
+    """Return the answer to a client that speaks HTTP without TLS on a port with TLS."""
+    body = msgspec.json.encode(
+        problem_of_http(HTTPException(400, "this port has TLS: use https:// instead of http://"))
+    )
+    head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: {PROBLEM}\r\nContent-Length: {len(body)}\r\n"
+    return head.encode() + b"Connection: close\r\n\r\n" + body
+
+
+PLAIN_HTTP_ANSWER: Final = _plain_answer()
 
 
 class _RequestLog(logging.Handler):

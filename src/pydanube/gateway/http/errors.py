@@ -1,7 +1,8 @@
 """The error tree as HTTP: the only place that chooses a status for an error.
 
-An error is answered as problem details (RFC 9457). `code` and `retryable` are those of the error tree, so that a client
-can react as a native one does:
+A NotOwner whose owner has an HTTP listener is answered as a redirect (307) to the same path there; see `location_of`.
+Any other error is answered as problem details (RFC 9457). `code` and `retryable` are those of the error tree, so that a
+client can react as a native one does:
 
     {"title": "NotFound", "status": 404, "detail": "topic /default/orders does not exist", "code": 4}
 """
@@ -13,7 +14,9 @@ from typing import Final
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
+from pydanube.broker import Broker
 from pydanube.model.errors import (
     AlreadyExists,
     Conflict,
@@ -32,6 +35,7 @@ from pydanube.model.errors import (
 )
 
 PROBLEM: Final = "application/problem+json"
+REDIRECT: Final = 307
 
 STATUS: Final[dict[type[DanubeError], int]] = {
     DanubeError: 500,
@@ -100,7 +104,23 @@ def headers_of(error: DanubeError | HTTPException) -> dict[str, str]:
     return dict(_HEADERS.get(status_of(error), {}))
 
 
-def respond(error: DanubeError | HTTPException) -> Response:
-    """Return the answer for an error."""
+def location_of(broker: Broker, scope: Scope, error: DanubeError) -> str:
+    """Return where the request would be answered, of an error that another broker owns what it is about; empty if that
+    broker is not known, or has no HTTP listener."""
+    if not isinstance(error, NotOwner) or not error.owner:
+        return ""
+    address = broker.http_address_of(error.owner)
+    query = scope.get("query_string", b"").decode("ascii", "replace")
+    path = scope["raw_path"].decode("ascii", "replace")
+    scheme = "https" if scope.get("scheme") in ("https", "wss") else "http"
+    return f"{scheme}://{address}{path}{'?' if query else ''}{query}" if address else ""
+
+
+def respond(error: DanubeError | HTTPException, location: str = "") -> Response:
+    """Return the answer for an error; with a `location`, a redirect to it, which clients follow with the same method
+    and body."""
     problem = problem_of_http(error) if isinstance(error, HTTPException) else problem_of(error)
-    return Response(msgspec.json.encode(problem), problem.status, headers_of(error), PROBLEM)
+    headers = headers_of(error)
+    if location:
+        problem.status, headers = REDIRECT, {**headers, "location": location}
+    return Response(msgspec.json.encode(problem), problem.status, headers, PROBLEM)

@@ -7,7 +7,8 @@ from typing import Final, TypeVar
 import msgspec
 from starlette.requests import HTTPConnection, Request
 
-from pydanube.core.access import ANONYMOUS, Principal
+from pydanube.core.access import Principal
+from pydanube.core.identity import NOBODY, Identity
 from pydanube.model.errors import Invalid
 
 T = TypeVar("T")
@@ -15,9 +16,19 @@ T = TypeVar("T")
 _FLAGS: Final = {"true": True, "1": True, "false": False, "0": False, "": False}
 
 
-def principal_of(_request: HTTPConnection) -> Principal:
-    """Return the caller. This listener asks for no credentials yet."""
-    return ANONYMOUS
+IDENTITY: Final = "danube.identity"
+"""Where the scope of a request has its caller."""
+
+
+def principal_of(request: HTTPConnection) -> Principal:
+    """Return the caller, as `authentication` has noted it; on a broker without authentication it is anonymous."""
+    return identity_of(request).principal
+
+
+def identity_of(request: HTTPConnection) -> Identity:
+    """Return who the caller is, and how that was established."""
+    identity: Identity = request.scope.get(IDENTITY, NOBODY)
+    return identity
 
 
 def flag(request: Request, *names: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from http import HTTPStatus
 from typing import Any, Final, Literal, TypeVar
 from urllib.parse import unquote
 
@@ -625,10 +626,17 @@ async def _registry_error(_request: Request, error: Exception) -> Response:
 
 
 async def _danube_error(_request: Request, error: Exception) -> Response:
-    """Answer an error that has no code of its own in this API: its status, and behind it 01, as there."""
     assert isinstance(error, DanubeError)
+    return respond(error)
+
+
+def respond(error: DanubeError) -> Response:
+    """Answer an error that has no code of its own in this API: its status, and behind it 01, as there."""
     status = errors.status_of(error)
-    return _answer(Failure(status * 100 + 1, error.message), status, errors.headers_of(error))
+    headers = errors.headers_of(error)
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers["www-authenticate"] = 'Basic realm="danube", Bearer'
+    return _answer(Failure(status * 100 + 1, error.message), status, headers)
 
 
 async def _http_error(_request: Request, error: Exception) -> Response:

@@ -20,9 +20,11 @@ from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.network import address_of, counted_address, open_server
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
+from pydanube.runtime.tls import ServerCertificates
+from pydanube.runtime.tls_transport import Handshakes, TlsListening
 
 from .application import Application
-from .connection import HttpConnection
+from .connection import PLAIN_HTTP_ANSWER, HttpConnection
 from .settings import HttpSettings
 from .websocket_connection import WEBSOCKET_MESSAGE_BYTES, WebSocketConnection
 
@@ -46,10 +48,19 @@ class HttpServer:
     """Serves HTTP/1.1 on one port."""
 
     def __init__(
-        self, broker: Broker, settings: HttpSettings, clock: Clock, tasks: Tasks, memory: PublishMemory | None = None
+        self,
+        broker: Broker,
+        settings: HttpSettings,
+        clock: Clock,
+        tasks: Tasks,
+        memory: PublishMemory | None = None,
+        certificates: ServerCertificates | None = None,
     ) -> None:
-        """`memory` counts the bytes that all listeners have published and not answered; None: it is not counted."""
+        """`memory` counts the bytes that all listeners have published and not answered; None: it is not counted.
+        `certificates` are those that connections are encrypted with; None: they are not."""
         self.settings = settings
+        self._certificates = certificates
+        self._handshakes = Handshakes(counted_address)
         self._clock = clock
         self._tasks = tasks
         self._application = Application(broker, settings, clock, tasks, memory)
@@ -87,9 +98,29 @@ class HttpServer:
         assert self._server is None, "a listener starts once"
         self._set_date()
         self._application.hosts.bound_host = host
-        self._server = await open_server(host, port, self._make_connection, self.settings.accepted_at_once)
+        at_once = self.settings.accepted_at_once
+        self._server = await open_server(host, port, self._make_connection, at_once, self._tls())
         self._rounds = self._tasks.spawn(self._check_connections(), "http connections")
         return address_of(self._server)
+
+    def _tls(self) -> TlsListening | None:
+        certificates = self._certificates
+        if certificates is None:
+            return None
+        seconds = self.settings.header_timeout_ms / 1000
+        return TlsListening(lambda: certificates.context, seconds, self._handshakes, self._may_begin, PLAIN_HTTP_ANSWER)
+
+    def _may_begin(self, address: str) -> bool:
+        """Return whether a TLS handshake from this IP address may begin: it takes the place of a connection."""
+        counted, handshakes = counted_address(address), self._handshakes
+        if (
+            len(self._connections) + handshakes.total < self.settings.connections_max
+            and self._addresses[counted] + handshakes.count(counted) < self.settings.connections_per_address_max
+        ):
+            return True
+        self._refused += 1
+        self._metrics.refused += 1
+        return False
 
     def drain(self) -> None:
         """Say on /readyz that the broker is shutting down, and refuse new requests; those that run are answered."""
@@ -190,6 +221,9 @@ class HttpServer:
         if self._invalid:
             log.info("http.requests_invalid", count=self._invalid)
             self._invalid = 0
+        failed, last = self._handshakes.drain_failures()
+        if failed:
+            log.warning("http.tls_handshakes_failed", count=failed, last=last)
 
     def _set_date(self) -> None:
         date = formatdate(self._clock.now_us() / MICROSECONDS, usegmt=True)

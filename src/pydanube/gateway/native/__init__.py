@@ -8,10 +8,12 @@ delivery        sends deliveries to one consumer
 publish_memory  limits the memory of publishes that have no answer yet
 answer_memory   limits the memory of fetch answers that clients have not read yet
 chunks          decides whether a received batch stays in the receive buffer or is copied
+peers           requests from this broker to the others of its cluster
 settings        the limits and timeouts of this listener
 """
 
+from .peers import NativePeers
 from .server import NativeServer
 from .settings import NativeSettings
 
-__all__ = ["NativeServer", "NativeSettings"]
+__all__ = ["NativePeers", "NativeServer", "NativeSettings"]

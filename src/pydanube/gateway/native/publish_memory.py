@@ -20,6 +20,7 @@ class PauseReason:
     MEMORY: Final = 8
     TURN: Final = 16
     DECOMPRESSION: Final = 32
+    AUTHENTICATION: Final = 64
 
 
 class PublishingSession(Protocol):

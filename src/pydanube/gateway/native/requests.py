@@ -7,7 +7,8 @@ table at the end; a test checks that no request of `codec.native.requests.AnyReq
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final, Literal, Protocol
 
@@ -16,8 +17,10 @@ import msgspec
 from pydanube.broker import Attachment, Broker, CommitRequest, Consumer, Producer, SectionRequest, StageRequest
 from pydanube.codec.native import frames
 from pydanube.codec.native import requests as wire
+from pydanube.codec.native.conversions import wire_binding, wire_caller, wire_decision, wire_key, wire_role
 from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import Principal
+from pydanube.core.identity import Identity
 from pydanube.model.dead_letters import LetterSelection
 from pydanube.model.errors import DanubeError, Full, Invalid, NotFound
 from pydanube.model.limits import CONTROL_BYTES_MAX
@@ -25,6 +28,7 @@ from pydanube.model.names import TopicName, parse_namespace, parse_subscription
 from pydanube.model.paging import PAGE_MAX, TOPIC_NUMBERS, Order, PageQuery, TopicPage
 from pydanube.model.positions import Position
 from pydanube.model.schemas import Compatibility
+from pydanube.model.statistics import TopicSummary
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.runtime.telemetry import get_logger
 
@@ -63,6 +67,10 @@ class Caller(Protocol):
     producers: dict[int, Producer]
     consumers: dict[int, Consumer]
 
+    @property
+    def identity(self) -> Identity: ...
+
+    async def reauthenticate(self, scheme: str, data: bytes) -> int: ...
     def new_handle(self) -> int: ...
     def new_sink(self) -> DeliverySink: ...
     def add_producer(self, handle: int, producer: Producer) -> None: ...
@@ -74,6 +82,8 @@ async def perform(caller: Caller, request: wire.AnyRequest) -> bytes:
 
     Cancelled: the broker's call may or may not have happened.
     """
+    if isinstance(request, wire.PEER_REQUESTS):
+        caller.broker.check_is_peer(caller.principal)
     answer = wire.encode(await _TABLE[type(request)](caller, request))
     if len(answer) > CONTROL_BYTES_MAX:
         raise Full(f"the answer has {len(answer)} bytes and a frame takes {CONTROL_BYTES_MAX}: ask for less at once")
@@ -119,7 +129,8 @@ async def _lookup(caller: Caller, request: wire.Lookup) -> wire.Route:
 
 async def _create_topic(caller: Caller, request: wire.CreateTopic) -> wire.Done:
     config = TopicConfig(request.partitions, request.reliable, AckLevel.parse(request.ack_level))
-    await caller.broker.create_topic(caller.principal, TopicName.parse(request.topic), config)
+    topic = TopicName.parse(request.topic)
+    await caller.broker.create_topic(caller.principal, topic, config, choose_level=request.choose_level)
     return wire.Done()
 
 
@@ -155,7 +166,7 @@ def cut_page(page: TopicPage, order: Order, bytes_max: int) -> TopicPage:
 
 
 async def _describe_topic(caller: Caller, request: wire.DescribeTopic) -> wire.Topic:
-    topic = await caller.broker.describe_topic(caller.principal, TopicName.parse(request.topic))
+    topic = await caller.broker.describe_topic(caller.principal, TopicName.parse(request.topic), request.own_only)
     gaps_max = _gaps_told(len(topic.partitions))
     infos = [
         wire.PartitionInfo(
@@ -169,6 +180,7 @@ async def _describe_topic(caller: Caller, request: wire.DescribeTopic) -> wire.T
             one.health,
             one.missing_offsets if gaps_max else 0,
             one.gaps.largest(gaps_max).ranges,
+            one.is_known,
         )
         for one in topic.partitions
     ]
@@ -193,13 +205,38 @@ def _gaps_told(partitions: int) -> int:
 
 
 async def _unload_topic(caller: Caller, request: wire.UnloadTopic) -> wire.Done:
-    await caller.broker.unload_topic(caller.principal, TopicName.parse(request.topic))
+    await caller.broker.unload_topic(caller.principal, TopicName.parse(request.topic), request.own_only)
     return wire.Done()
+
+
+async def _set_ack_level(caller: Caller, request: wire.SetAckLevel) -> wire.Done:
+    topic, level = TopicName.parse(request.topic), AckLevel.parse(request.ack_level)
+    await caller.broker.set_ack_level(caller.principal, topic, level, request.own_only)
+    return wire.Done()
+
+
+async def _take_over_topic(caller: Caller, request: wire.TakeOverTopic) -> wire.TakenOver:
+    topic, partition = TopicName.parse(request.topic), None if request.partition < 0 else request.partition
+    return wire.TakenOver(await caller.broker.take_over_topic(caller.principal, topic, partition, request.accept_loss))
+
+
+async def _salvage_topic(caller: Caller, request: wire.SalvageTopic) -> wire.Salvaged:
+    topic, to = TopicName.parse(request.topic), TopicName.parse(request.to)
+    step = await caller.broker.leftovers.salvage(
+        caller.principal, topic, request.partition, to, request.broker, request.drop, request.own_only
+    )
+    return wire.Salvaged(step)
+
+
+async def _list_leftovers(caller: Caller, request: wire.ListLeftovers) -> wire.LeftoversListed:
+    return wire.LeftoversListed(
+        await caller.broker.leftovers.describe(caller.principal, request.broker, request.own_only)
+    )
 
 
 async def _truncate_topic(caller: Caller, request: wire.TruncateTopic) -> wire.Positions:
     topic = TopicName.parse(request.topic)
-    starts = await caller.broker.truncate_topic(caller.principal, topic, dict(request.offsets))
+    starts = await caller.broker.truncate_topic(caller.principal, topic, dict(request.offsets), request.own_only)
     return wire.Positions(list(starts.items()))
 
 
@@ -274,6 +311,26 @@ async def _open_producer(caller: Caller, request: wire.OpenProducer) -> wire.Pro
     return wire.ProducerOpened(
         handle, producer.producer_id, producer.producer_epoch, producer.owner_epoch, schema_id, version
     )
+
+
+async def _open_forwarder(caller: Caller, request: wire.OpenForwarder) -> wire.ProducerOpened:
+    handle, topic = caller.new_handle(), TopicName.parse(request.topic)
+    producer = await caller.broker.open_forwarder(caller.principal, topic, request.partition)
+    caller.add_producer(handle, producer)
+    return wire.ProducerOpened(handle, 0, 0, producer.owner_epoch)
+
+
+async def _fence_producers(caller: Caller, request: wire.FenceProducers) -> wire.Done:
+    caller.broker.peer_requests.fence_producers(caller.principal, request)
+    return wire.Done()
+
+
+async def _count_producers(caller: Caller, request: wire.CountProducers) -> wire.ProducerCount:
+    return caller.broker.peer_requests.count_producers(caller.principal, request.topic_id)
+
+
+async def _ask_topic_use(caller: Caller, request: wire.AskTopicUse) -> wire.TopicUse:
+    return wire.TopicUse(caller.broker.peer_requests.topic_use(caller.principal, request))
 
 
 async def _close_producer(caller: Caller, request: wire.CloseProducer) -> wire.Done:
@@ -353,9 +410,11 @@ async def _list_subscriptions(caller: Caller, request: wire.ListSubscriptions) -
 
 async def _describe_subscription(caller: Caller, request: wire.DescribeSubscription) -> wire.Subscription:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
-    described = await caller.broker.subscriptions.describe(caller.principal, topic, subscription)
+    described = await caller.broker.subscriptions.describe(caller.principal, topic, subscription, request.own_only)
     places = [
-        wire.SubscriptionPlace(one.partition, one.position, one.lag, one.acked_ahead, one.unacked, one.consumer)
+        wire.SubscriptionPlace(
+            one.partition, one.position, one.lag, one.acked_ahead, one.unacked, one.consumer, one.health
+        )
         for one in described.partitions
     ]
     return wire.Subscription(
@@ -373,14 +432,22 @@ async def _describe_subscription(caller: Caller, request: wire.DescribeSubscript
 async def _seek(caller: Caller, request: wire.Seek) -> wire.Positions:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
     position = position_of(request.position)
-    moved = await caller.broker.subscriptions.seek(caller.principal, topic, subscription, position, request.partition)
+    moved = await caller.broker.subscriptions.seek(
+        caller.principal, topic, subscription, position, request.partition, request.own_only
+    )
     return wire.Positions(moved)
 
 
 async def _advance(caller: Caller, request: wire.Advance) -> wire.Done:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
     await caller.broker.subscriptions.advance(
-        caller.principal, topic, subscription, request.partition, request.offset, request.expected
+        caller.principal,
+        topic,
+        subscription,
+        request.partition,
+        request.offset,
+        request.expected,
+        request.own_only,
     )
     return wire.Done()
 
@@ -388,7 +455,9 @@ async def _advance(caller: Caller, request: wire.Advance) -> wire.Done:
 async def _advance_many(caller: Caller, request: wire.AdvanceMany) -> wire.Positions:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
     subscriptions = caller.broker.subscriptions
-    return wire.Positions(await subscriptions.advance_many(caller.principal, topic, subscription, request.moves))
+    return wire.Positions(
+        await subscriptions.advance_many(caller.principal, topic, subscription, request.moves, request.own_only)
+    )
 
 
 async def _settle(caller: Caller, request: wire.Settle) -> wire.Settled:
@@ -397,10 +466,10 @@ async def _settle(caller: Caller, request: wire.Settle) -> wire.Settled:
         raise Invalid("a range of offsets is empty or negative")
     if request.ranges and request.partition < 0:
         raise Invalid("offsets need a partition")
-    settled = await caller.broker.subscriptions.settle(
-        caller.principal, topic, subscription, request.partition, request.ranges
+    settled = await caller.broker.subscriptions.settle_each(
+        caller.principal, topic, subscription, request.partition, request.ranges, request.own_only
     )
-    return wire.Settled(settled)
+    return wire.Settled(sum(settled.values()), list(settled.items()) if request.own_only else [])
 
 
 async def _list_unsettled(caller: Caller, request: wire.ListUnsettled) -> wire.OffsetRanges:
@@ -408,7 +477,13 @@ async def _list_unsettled(caller: Caller, request: wire.ListUnsettled) -> wire.O
     if not 0 < request.messages_max <= _UNSETTLED_MESSAGES_MAX:
         raise Invalid(f"messages_max={request.messages_max} is out of range: use 1 to {_UNSETTLED_MESSAGES_MAX}")
     ranges = await caller.broker.subscriptions.unsettled(
-        caller.principal, topic, subscription, request.partition, request.messages_max, request.after
+        caller.principal,
+        topic,
+        subscription,
+        request.partition,
+        request.messages_max,
+        request.after,
+        request.own_only,
     )
     return wire.OffsetRanges(ranges)
 
@@ -418,7 +493,13 @@ async def _list_pending(caller: Caller, request: wire.ListPending) -> wire.Pendi
     if not 0 < request.messages_max <= _PENDING_MESSAGES_MAX:
         raise Invalid(f"messages_max={request.messages_max} is out of range: use 1 to {_PENDING_MESSAGES_MAX}")
     kind, messages, now_us = await caller.broker.subscriptions.pending(
-        caller.principal, topic, subscription, request.partition, request.messages_max, request.after
+        caller.principal,
+        topic,
+        subscription,
+        request.partition,
+        request.messages_max,
+        request.after,
+        request.own_only,
     )
     return wire.PendingMessages(messages, str(kind), now_us)
 
@@ -433,11 +514,14 @@ async def _redrive_letters(caller: Caller, request: wire.RedriveLetters) -> wire
         parse_subscription(request.original_subscription) if request.original_subscription else "",
         request.letters_max,
     )
+    principal = caller.principal
+    if request.on_behalf:
+        principal = caller.broker.peer_requests.principal_of(caller.principal, request.on_behalf)
     if request.drop:
-        step = await letters.drop(caller.principal, topic, request.partition, selection)
+        step = await letters.drop(principal, topic, request.partition, selection, request.own_only)
     else:
         to = TopicName.parse(request.to) if request.to else None
-        step = await letters.redrive(caller.principal, topic, request.partition, selection, to)
+        step = await letters.redrive(principal, topic, request.partition, selection, to, request.own_only)
     stayed = [(offset, reason[:_STAYED_CHARACTERS_MAX]) for offset, reason in step.stayed]
     next_offset = -1 if step.next_offset is None else step.next_offset
     return wire.LettersRedriven(step.done, stayed, next_offset, step.remaining)
@@ -461,11 +545,13 @@ async def _set_unacked_max(caller: Caller, request: wire.SetUnackedMax) -> wire.
 
 async def _find_offset(caller: Caller, request: wire.FindOffset) -> wire.Offset:
     topic, position = TopicName.parse(request.topic), position_of(request.position)
-    return wire.Offset(await caller.broker.find_offset(caller.principal, topic, request.partition, position))
+    offset = await caller.broker.find_offset(caller.principal, topic, request.partition, position, request.own_only)
+    return wire.Offset(offset)
 
 
 async def _topic_statistics(caller: Caller, request: wire.GetStatistics) -> wire.StatisticsReport:
-    return wire.StatisticsReport(await caller.broker.statistics.topic(caller.principal, TopicName.parse(request.topic)))
+    topic = TopicName.parse(request.topic)
+    return wire.StatisticsReport(await caller.broker.statistics.topic(caller.principal, topic, request.own_only))
 
 
 async def _describe_broker(caller: Caller, _request: wire.DescribeBroker) -> wire.BrokerInfo:
@@ -473,6 +559,73 @@ async def _describe_broker(caller: Caller, _request: wire.DescribeBroker) -> wir
     return wire.BrokerInfo(
         about.version, about.node, about.cluster, about.state, about.topics, about.started_at, about.addresses
     )
+
+
+async def _describe_cluster(caller: Caller, _request: wire.DescribeCluster) -> wire.ClusterInfo:
+    return wire.ClusterInfo(caller.broker.cluster.describe(caller.principal))
+
+
+# -- what brokers ask each other ---------------------------------------------------------------------------------------
+
+
+async def _find_starts(caller: Caller, request: wire.FindStarts) -> wire.Positions:
+    topic, start = TopicName.parse(request.topic), position_of(request.start)
+    starts = await caller.broker.subscriptions.starts(
+        caller.principal, topic, request.partitions, start, dict(request.positions)
+    )
+    return wire.Positions(list(starts.items()))
+
+
+async def _list_consumers(caller: Caller, request: wire.ListConsumers) -> wire.ConsumersListed:
+    topic = TopicName.parse(request.topic)
+    return wire.ConsumersListed(await caller.broker.subscriptions.consumers(caller.principal, topic))
+
+
+async def _summarize_topics(caller: Caller, request: wire.SummarizeTopics) -> wire.TopicsListed:
+    names = [TopicName.parse(one) for one in request.topics]
+    found: list[TopicSummary] = []
+    left = CONTROL_BYTES_MAX - _ANSWER_BYTES_KEPT
+    async with aclosing(caller.broker.statistics.summaries(caller.principal, names)) as summaries:
+        async for one in summaries:
+            left -= len(msgspec.msgpack.encode(one))
+            if left < 0 and found:
+                return wire.TopicsListed(found, found[-1].topic)
+            found.append(one if left >= 0 else replace(one, subscriptions=[]))
+    return wire.TopicsListed(found)
+
+
+async def _peek_messages(caller: Caller, request: wire.PeekMessages) -> wire.MessagesPeeked:
+    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
+    found = await caller.broker.subscriptions.peek(
+        caller.principal, topic, subscription, request.messages_max, request.partition, own_only=True
+    )
+    return wire.MessagesPeeked(found[: _fitting(found)])
+
+
+async def _list_letters(caller: Caller, request: wire.ListLetters) -> wire.LettersListed:
+    page = await caller.broker.dead_letters.listed(
+        caller.principal,
+        TopicName.parse(request.topic),
+        request.partition,
+        request.start,
+        request.letters_max,
+        request.redriven,
+        own_only=True,
+    )
+    count = _fitting(page.messages)
+    if count < len(page.messages):
+        return wire.LettersListed(page.messages[:count], page.messages[count].offset)
+    return wire.LettersListed(page.messages, -1 if page.next_offset is None else page.next_offset)
+
+
+def _fitting(values: Sequence[object]) -> int:
+    """Return how many of the values fit an answer, at least one."""
+    left = CONTROL_BYTES_MAX - _ANSWER_BYTES_KEPT
+    for count, one in enumerate(values):
+        left -= len(msgspec.msgpack.encode(one))
+        if left < 0:
+            return max(1, count)
+    return len(values)
 
 
 # -- object storage ----------------------------------------------------------------------------------------------------
@@ -484,6 +637,9 @@ def _topic_or_all(text: str) -> TopicName | None:
 
 
 async def _describe_storage(caller: Caller, request: wire.DescribeStorage) -> wire.StorageUsed:
+    if request.own_only:
+        partitions = [(TopicName.parse(topic), index) for topic, index in request.partitions]
+        return wire.StorageUsed(*await caller.broker.storage.own_usage(caller.principal, partitions))
     found = await caller.broker.storage.usage(caller.principal, _topic_or_all(request.topic), request.place)
     return wire.StorageUsed(*found)
 
@@ -496,15 +652,18 @@ async def _list_segments(caller: Caller, request: wire.ListSegments) -> wire.Seg
         position_of(request.start),
         request.count,
     )
-    topic_id, store = caller.broker.storage.whereabouts(TopicName.parse(request.topic))
+    topic_id, store = caller.broker.storage.whereabouts(caller.principal, TopicName.parse(request.topic))
     return wire.SegmentList(*found, topic_id=topic_id, store=store)
 
 
 async def _upload_storage(caller: Caller, request: wire.UploadStorage) -> wire.StorageUploading:
     storage = caller.broker.storage
     if request.run:
-        return wire.StorageUploading(await storage.upload_state(caller.principal, request.run))
-    return wire.StorageUploading(await storage.upload(caller.principal, _topic_or_all(request.topic)))
+        return wire.StorageUploading(
+            await storage.upload_state(caller.principal, request.run, own_only=request.own_only)
+        )
+    topic = _topic_or_all(request.topic)
+    return wire.StorageUploading(await storage.upload(caller.principal, topic, request.own_only))
 
 
 async def _verify_storage(caller: Caller, request: wire.VerifyStorage) -> wire.StorageStep:
@@ -651,15 +810,107 @@ async def _get_binding(caller: Caller, request: wire.GetBinding) -> wire.TopicBi
     return wire.TopicBinding(await caller.broker.schemas.binding(caller.principal, TopicName.parse(request.topic)))
 
 
+# -- access ------------------------------------------------------------------------------------------------------------
+
+
+async def _list_roles(caller: Caller, _request: wire.ListRoles) -> wire.RolesListed:
+    return wire.RolesListed([wire_role(one) for one in caller.broker.access.list_roles(caller.principal)])
+
+
+async def _get_role(caller: Caller, request: wire.GetRole) -> wire.AccessRole:
+    return wire_role(caller.broker.access.get_role(caller.principal, request.name))
+
+
+async def _create_role(caller: Caller, request: wire.CreateRole) -> wire.AccessRole:
+    return wire_role(await caller.broker.access.create_role(caller.principal, request.name, request.actions))
+
+
+async def _change_role(caller: Caller, request: wire.ChangeRole) -> wire.AccessRole:
+    access = caller.broker.access
+    return wire_role(await access.change_role(caller.principal, request.name, request.actions, request.expected))
+
+
+async def _delete_role(caller: Caller, request: wire.DeleteRole) -> wire.Done:
+    await caller.broker.access.delete_role(caller.principal, request.name, request.expected)
+    return wire.Done()
+
+
+async def _list_access_bindings(caller: Caller, request: wire.ListAccessBindings) -> wire.BindingsListed:
+    page = caller.broker.access.list_bindings(
+        caller.principal, request.subject, request.resource, request.after, request.limit
+    )
+    found = [wire_binding(one) for one in page.bindings]
+    count = _fitting(found)
+    return wire.BindingsListed(found[:count], page.next if count == len(found) else found[count - 1].id)
+
+
+async def _get_access_binding(caller: Caller, request: wire.GetAccessBinding) -> wire.AccessBinding:
+    return wire_binding(caller.broker.access.get_binding(caller.principal, request.id))
+
+
+async def _create_access_binding(caller: Caller, request: wire.CreateAccessBinding) -> wire.AccessBinding:
+    made = await caller.broker.access.create_binding(
+        caller.principal, request.subject, request.roles, request.resource, request.id
+    )
+    return wire_binding(made)
+
+
+async def _delete_access_binding(caller: Caller, request: wire.DeleteAccessBinding) -> wire.Done:
+    await caller.broker.access.delete_binding(caller.principal, request.id)
+    return wire.Done()
+
+
+async def _list_api_keys(caller: Caller, request: wire.ListApiKeys) -> wire.KeysListed:
+    page = caller.broker.access.list_keys(caller.principal, request.principal, request.after, request.limit)
+    found = [wire_key(one) for one in page.keys]
+    count = _fitting(found)
+    return wire.KeysListed(found[:count], page.next if count == len(found) else found[count - 1].id)
+
+
+async def _create_api_key(caller: Caller, request: wire.CreateApiKey) -> wire.KeyCreated:
+    made = await caller.broker.access.create_key(
+        caller.principal, request.principal, request.groups, request.expires_at, request.comment
+    )
+    return wire.KeyCreated(wire_key(made.key), made.secret)
+
+
+async def _revoke_api_key(caller: Caller, request: wire.RevokeApiKey) -> wire.Done:
+    await caller.broker.access.revoke_key(caller.principal, request.id)
+    return wire.Done()
+
+
+async def _who_am_i(caller: Caller, _request: wire.WhoAmI) -> wire.Caller:
+    answer = wire_caller(caller.broker.access.whoami(caller.principal, caller.identity))
+    answer.bindings = answer.bindings[: _fitting(answer.bindings)]
+    return answer
+
+
+async def _ask_access(caller: Caller, request: wire.AskAccess) -> wire.AccessDecision:
+    answer = caller.broker.access.can(
+        caller.principal, request.action, request.resource, request.principal, request.groups
+    )
+    return wire_decision(answer)
+
+
+async def _authenticate(caller: Caller, request: wire.Authenticate) -> wire.Authenticated:
+    return wire.Authenticated(await caller.reauthenticate(request.auth_scheme, request.auth_data))
+
+
 _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec.Struct]]]] = {
     wire.Lookup: _lookup,
     wire.CreateTopic: _create_topic,
     wire.DeleteTopic: _delete_topic,
     wire.ListTopics: _list_topics,
     wire.ListTopicPage: _list_topic_page,
+    wire.SummarizeTopics: _summarize_topics,
+    wire.ListConsumers: _list_consumers,
     wire.DescribeTopic: _describe_topic,
     wire.GrowTopic: _grow_topic,
     wire.UnloadTopic: _unload_topic,
+    wire.SetAckLevel: _set_ack_level,
+    wire.TakeOverTopic: _take_over_topic,
+    wire.SalvageTopic: _salvage_topic,
+    wire.ListLeftovers: _list_leftovers,
     wire.TruncateTopic: _truncate_topic,
     wire.SetPolicies: _set_policies,
     wire.GetPolicies: _get_policies,
@@ -667,10 +918,17 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.DeleteNamespace: _delete_namespace,
     wire.ListNamespaces: _list_namespaces,
     wire.OpenProducer: _open_producer,
+    wire.OpenForwarder: _open_forwarder,
+    wire.FenceProducers: _fence_producers,
+    wire.CountProducers: _count_producers,
+    wire.AskTopicUse: _ask_topic_use,
     wire.CloseProducer: _close_producer,
     wire.Subscribe: _subscribe,
     wire.CloseConsumer: _close_consumer,
     wire.CreateSubscription: _create_subscription,
+    wire.FindStarts: _find_starts,
+    wire.PeekMessages: _peek_messages,
+    wire.ListLetters: _list_letters,
     wire.DeleteSubscription: _delete_subscription,
     wire.ListSubscriptions: _list_subscriptions,
     wire.DescribeSubscription: _describe_subscription,
@@ -708,5 +966,21 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.BindTopic: _bind_topic,
     wire.UnbindTopic: _unbind_topic,
     wire.GetBinding: _get_binding,
+    wire.Authenticate: _authenticate,
     wire.DescribeBroker: _describe_broker,
+    wire.DescribeCluster: _describe_cluster,
+    wire.ListRoles: _list_roles,
+    wire.GetRole: _get_role,
+    wire.CreateRole: _create_role,
+    wire.ChangeRole: _change_role,
+    wire.DeleteRole: _delete_role,
+    wire.ListAccessBindings: _list_access_bindings,
+    wire.GetAccessBinding: _get_access_binding,
+    wire.CreateAccessBinding: _create_access_binding,
+    wire.DeleteAccessBinding: _delete_access_binding,
+    wire.ListApiKeys: _list_api_keys,
+    wire.CreateApiKey: _create_api_key,
+    wire.RevokeApiKey: _revoke_api_key,
+    wire.WhoAmI: _who_am_i,
+    wire.AskAccess: _ask_access,
 }

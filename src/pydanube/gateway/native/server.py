@@ -13,13 +13,15 @@ from typing import Final
 
 from pydanube.broker import Broker
 from pydanube.codec.native.frames import PREAMBLE
-from pydanube.model.errors import DanubeError, Full
+from pydanube.model.errors import DanubeError, Full, Invalid
 from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.file_descriptors import KEPT, open_descriptors, plan_connections, raise_descriptor_limit
 from pydanube.runtime.network import BACKLOG, FramedConnection, Framing, Handler, address_of, counted_address, listen
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
+from pydanube.runtime.tls import ServerCertificates
+from pydanube.runtime.tls_transport import Handshakes, TlsListening
 
 from .answer_memory import AnswerMemory
 from .publish_memory import PublishMemory
@@ -49,8 +51,18 @@ _EXPLAINED_REFUSALS_MAX: Final = 64
 class NativeServer:
     """Serves the native protocol on one port."""
 
-    def __init__(self, broker: Broker, settings: NativeSettings, clock: Clock, tasks: Tasks) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        settings: NativeSettings,
+        clock: Clock,
+        tasks: Tasks,
+        certificates: ServerCertificates | None = None,
+    ) -> None:
+        """`certificates` are those that connections are encrypted with; None: they are not."""
         self._settings = settings
+        self._certificates = certificates
+        self._handshakes = Handshakes(counted_address)
         self._clock = clock
         self._tasks = tasks
         self.publish_memory = PublishMemory(settings.publish_memory_bytes)
@@ -87,9 +99,23 @@ class NativeServer:
             large_frames=self._large_frames,
         )
         self._fit_descriptors()
-        self._server = await listen(host, port, self._accept, framing, self._clock, self._accepted_at_once)
+        places = self._accepted_at_once
+        self._server = await listen(host, port, self._accept, framing, self._clock, places, self._tls())
         self._rounds = self._tasks.spawn(self._check_sessions(), "native sessions")
         return address_of(self._server)
+
+    def _tls(self) -> TlsListening | None:
+        certificates = self._certificates
+        if certificates is None:
+            return None
+        hint = "this port speaks TLS: connect with danubes:// instead of danube://"
+        return TlsListening(
+            lambda: certificates.context,
+            self._settings.handshake_timeout_ms / 1000,
+            self._handshakes,
+            self._may_begin,
+            error_frame(0, Invalid(hint)),
+        )
 
     def _fit_descriptors(self) -> None:
         """Lower the connection limit where the process may open too few files: connections must not use up the file
@@ -143,6 +169,18 @@ class NativeServer:
                 session.end()
 
     # -- connections ---------------------------------------------------------------------------------------------------
+
+    def _may_begin(self, address: str) -> bool:
+        """Return whether a TLS handshake from this IP address may begin: it takes the place of a connection."""
+        counted, handshakes = counted_address(address), self._handshakes
+        if (
+            len(self._sessions) + handshakes.total < self._connections_max
+            and self._addresses[counted] + handshakes.count(counted) < self._per_address_max
+        ):
+            return True
+        self._refused += 1
+        self._metrics.refused += 1
+        return False
 
     def _accept(self, connection: FramedConnection) -> Handler:
         address = counted_address(connection.peer[0])
@@ -198,6 +236,9 @@ class NativeServer:
             if self._refused:
                 log.warning("native.connections_refused", count=self._refused, connections=len(self._sessions))
                 self._refused = 0
+            failed, last = self._handshakes.drain_failures()
+            if failed:
+                log.warning("native.tls_handshakes_failed", count=failed, last=last)
 
 
 class _Refusal:

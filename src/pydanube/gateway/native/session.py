@@ -1,11 +1,12 @@
 """One client's session on the native listener: handshake, publishing, consuming, flow control.
 
 ```
- PREAMBLE --8 bytes--> HELLO --HELLO frame--> SERVING --drain()--> DRAINING --> closed
+ PREAMBLE --8 bytes--> HELLO --HELLO frame, credentials--> SERVING --drain()--> DRAINING --> closed
      \\________________ bad bytes, limits, silence: ERROR (correlation 0), then closed ________/
 ```
 
 Invariants
+    no frame behind HELLO is handled before the client's credentials are accepted
     every REQUEST, PUBLISH, STAGE and FETCH gets exactly one answer while the connection lives
     unanswered PUBLISH and STAGE frames stay within the window, or are one frame; a client that sends more is closed
     a client is not read from while its session holds too much (requests, unread answers, memory)
@@ -17,16 +18,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Final
 
 from pydanube.broker import Broker, Consumer, Producer, PublishDone, Published, close_calls
+from pydanube.broker.security.identity_sessions import IdentitySession
 from pydanube.codec.batch.header import unpacked_bytes
 from pydanube.codec.native import frames
 from pydanube.codec.native.frames import PREAMBLE, PROTOCOL_VERSION, Frame, FrameKind
 from pydanube.codec.native.requests import (
+    BEARER,
     AnyRequest,
     Done,
     Failure,
@@ -38,8 +41,10 @@ from pydanube.codec.native.requests import (
     decode_request,
     encode,
 )
-from pydanube.core.access import ANONYMOUS
-from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, Refused, Unauthenticated, Unavailable
+from pydanube.core.access import ANONYMOUS, Principal
+from pydanube.core.identity import NO_CREDENTIALS, NOBODY, Credentials, Identity
+from pydanube.gateway import peer_certificates
+from pydanube.model.errors import DanubeError, Denied, Full, Invalid, NotFound, Refused, Unauthenticated, Unavailable
 from pydanube.model.failure import DELAY_MS_MAX
 from pydanube.model.limits import FRAME_BYTES_MAX, NACKED_MESSAGES_MAX
 from pydanube.runtime.clock import Clock
@@ -53,7 +58,7 @@ from .chunks import Chunks
 from .delivery import DeliverySink
 from .fetches import Fetches
 from .publish_memory import PauseReason, PublishMemory
-from .settings import NativeSettings
+from .settings import PEER_PREFIX, NativeSettings
 
 log = get_logger(__name__)
 
@@ -113,6 +118,13 @@ class Session:
         self._chunks = Chunks()
         self._last_ping = 0.0
         self._turn = 0
+        self._identity: IdentitySession | None = None
+        self._authenticating: asyncio.Task[None] | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """Who the client is, and how that was established."""
+        return NOBODY if self._identity is None else self._identity.identity
 
     @property
     def in_flight(self) -> int:
@@ -162,27 +174,91 @@ class Session:
             raise Invalid(f"the first frame is HELLO, not {kind.name}")
         hello = decode(head, Hello)
         version = _common_version(hello)
-        if hello.auth_scheme:
-            raise Unauthenticated(
-                f"authentication scheme {hello.auth_scheme!r} is not offered here: connect without credentials"
-            )
+        credentials = self._credentials(hello.auth_scheme, hello.auth_data)
         self.client = hello.client[:200]
+        if credentials == NO_CREDENTIALS and not self.broker.security.is_required:
+            self._greet(version, correlation, NOBODY)
+            return
+        self.pause_for(PauseReason.AUTHENTICATION)  # what the client sends behind HELLO waits for WELCOME
+        work = self._authenticate(credentials, version, correlation)
+        self._authenticating = self._resources.tasks.spawn(work, "native authentication")
+
+    def _credentials(self, scheme: str, data: bytes) -> Credentials:
+        """Return what the client shows. Raises Unauthenticated for a scheme that is not known."""
+        if scheme not in ("", BEARER):
+            raise Unauthenticated(f"authentication scheme {scheme[:40]!r} is not offered here: use {BEARER!r}, or none")
+        token = data.decode("ascii", "replace") if scheme else ""
+        return Credentials(token, peer_certificates.of_connection(self.connection))
+
+    async def _authenticate(self, credentials: Credentials, version: int, correlation: int) -> None:
+        """Find out who the client is, and welcome it or end the session. Cancelled: the session has ended."""
+        try:
+            identity = await self.broker.security.authenticate(credentials, self.connection.peer[0])
+        except DanubeError as error:
+            self.end(error)
+        except Exception as error:  # a bug: it ends this connection and nothing else
+            self.end(requests.internal_error("authentication", error))
+        else:
+            self._greet(version, correlation, self._with_broker_name(identity))
+            self.resume_for(PauseReason.AUTHENTICATION)
+
+    def _with_broker_name(self, identity: Identity) -> Identity:
+        """Return the identity of a broker that has shown the cluster token under the name that its HELLO gives."""
+        words = self.client.removeprefix(PEER_PREFIX).split()
+        if not identity.principal.is_broker or not self.client.startswith(PEER_PREFIX) or not words:
+            return identity
+        return replace(identity, principal=replace(identity.principal, name=words[0]))
+
+    def _greet(self, version: int, correlation: int, identity: Identity) -> None:
+        self._authenticating = None
         self._receive = self._receive_frame
+        self.principal = identity.principal
+        self._identity = self.broker.security.sessions.open(identity, self.end)
         self.welcomed = True
         self.connection.frame_bytes_max = FRAME_BYTES_MAX
         self._send(FrameKind.WELCOME, encode(self._welcome(version)), correlation)
-        log.debug("native.connected", peer=self.connection.peer, client=self.client)
+        log.debug("native.connected", peer=self.connection.peer, client=self.client, principal=self.principal.id)
 
     def _welcome(self, version: int) -> Welcome:
-        about = self.broker.describe(self.principal)
         return Welcome(
             version=version,
-            broker=about.node,
-            cluster=about.cluster,
+            broker=self.broker.node,
+            cluster=self.broker.cluster_id,
             frame_bytes_max=FRAME_BYTES_MAX,
             publish_window_bytes=self.settings.publish_window_bytes,
             keep_alive_ms=self.settings.keep_alive_ms,
+            credentials_ms=self._credentials_ms(),
         )
+
+    def _credentials_ms(self) -> int:
+        """Return for how much longer the client is believed; 0: for good."""
+        assert self._identity is not None
+        ends_at = self._identity.identity.expires_at_us
+        return max(1, (ends_at - self._resources.clock.now_us()) // 1_000) if ends_at else 0
+
+    async def reauthenticate(self, scheme: str, data: bytes) -> int:
+        """Go on under newer credentials of the same principal; return for how many milliseconds they are believed, 0:
+        for good. If they are refused, the former ones stay in force."""
+        credentials = self._credentials(scheme, data)
+        identity = await self.broker.security.authenticate(credentials, self.connection.peer[0])
+        identity = self._with_broker_name(identity)
+        if self.closed or self._identity is None:
+            raise Unavailable("the connection was closed")
+        if identity.principal.id != self.principal.id:
+            raise Denied(f"this connection is of {self.principal.id}: connect anew to be somebody else")
+        if identity.principal != self.principal:
+            self._change_principal(identity.principal)
+        self.broker.security.sessions.renew(self._identity, identity)
+        return self._credentials_ms()
+
+    def _change_principal(self, principal: Principal) -> None:
+        """Go on with other groups than before: what is open may be allowed no longer."""
+        self.principal = principal
+        for producer in self.producers.values():
+            producer.principal = principal
+        for consumer in self.consumers.values():
+            consumer.renew(principal)
+        self.broker.review_access()
 
     # -- frames after the handshake ------------------------------------------------------------------------------------
 
@@ -336,6 +412,7 @@ class Session:
         self._resources.tasks.spawn(self._answer(correlation, request), "native request")
 
     async def _answer(self, correlation: int, request: AnyRequest) -> None:
+        self.broker.note_client("" if self.client.startswith(PEER_PREFIX) else self.connection.peer[0])
         await self._answer_with(correlation, requests.perform(self, request), "request")
         self._requests -= 1
         self.resume_for(PauseReason.REQUESTS)
@@ -477,6 +554,10 @@ class Session:
 
     def _tear_down(self) -> None:
         self.closed = True
+        if self._authenticating is not None:
+            self._authenticating.cancel()
+        if self._identity is not None:
+            self.broker.security.sessions.close(self._identity)
         self._fetches.close(Unavailable("the connection was closed"))
         closing = [*close_calls(self.consumers.values()), *(producer.close for producer in self.producers.values())]
         self.consumers.clear()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import KIB, MIB
+
+PEER_PREFIX: Final = "broker "
+"""What the `client` of a HELLO begins with that another broker sends."""
 
 
 @dataclass(frozen=True, slots=True)

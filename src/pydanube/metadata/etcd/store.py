@@ -67,6 +67,7 @@ from .messages import (
     TxnRequest,
 )
 from .place import EtcdPlace
+from .reading import JoinedReads
 from .watching import Watches
 
 log = get_logger(__name__)
@@ -108,6 +109,7 @@ class EtcdStore:
         self._watches = Watches(self._client, clock, self._to_event)
         self._keeper = LeaseKeeper(self._client, clock)
         self._tasks = Tasks()
+        self._reads = JoinedReads(self._client)
         self._keys_asked = PAGE_KEYS // 4
         """How many keys the next listing asks for: about as many as a page has room for."""
         self._closing = False
@@ -116,22 +118,26 @@ class EtcdStore:
         self._idle.set()
         self._failure: DanubeError | None = None
         self._probing = False
+        self._is_created = False
+        """Whether the store's record is known to be there."""
 
     @classmethod
-    async def open(cls, place: EtcdPlace, clock: Clock) -> Self:
-        """Connect, and create the store's record if there is none.
+    async def open(cls, place: EtcdPlace, clock: Clock, *, create: bool = True) -> Self:
+        """Connect, and create the store's record if there is none. `create` False: the first write creates it.
 
         Raises Unavailable (no member can be used), Unauthenticated or Denied, or Refused (something else lies below the
         prefix, or it is of a newer release). When cancelled, nothing stays open.
         """
         store = cls(place, clock)
         try:
-            record = await store._load_or_create()
+            store._is_created = await store._find_record()
+            if create and not store._is_created:
+                await store._create_record()
             revision = await store.revision()
         except BaseException:
             await store.close()
             raise
-        log.info("metadata.opened", place=str(place), store_id=record.store_id, revision=revision)
+        log.info("metadata.opened", place=str(place), revision=revision)
         return store
 
     async def __aenter__(self) -> Self:
@@ -145,6 +151,7 @@ class EtcdStore:
         self._closing = True
         await self._tasks.close()
         await self._idle.wait()
+        await self._reads.close()
         self._watches.close()
         self._keeper.close()
         await self._client.close()
@@ -152,7 +159,11 @@ class EtcdStore:
     # -- keys ----------------------------------------------------------------------------------------------------------
 
     async def get(self, key: str) -> KeyValue | None:
-        reply = await self._call(RANGE, RangeRequest(key=self._stored(key_bytes(key))), reads=True)
+        request = RangeRequest(key=self._stored(key_bytes(key)))
+        try:
+            reply = await self._read(request)
+        except grpc.aio.AioRpcError as error:
+            raise danube_error(self._place, error) from None
         return self._to_entry(reply.kvs[0]) if reply.kvs else None
 
     async def list(self, prefix: str, *, start_after: str = "", limit: int = 1000) -> list[KeyValue]:
@@ -175,7 +186,7 @@ class EtcdStore:
             asked = min(limit - len(page), self._keys_asked)
             request = RangeRequest(key=start, range_end=end, limit=asked, revision=revision)
             try:
-                reply = await self._ask(RANGE, request, reads=True)
+                reply = await (self._read(request) if not revision else self._ask(RANGE, request, reads=True))
             except grpc.aio.AioRpcError as error:
                 if failures.TOO_LARGE in text_of(error) and asked > 1:
                     self._keys_asked = asked // 2
@@ -208,6 +219,8 @@ class EtcdStore:
         )
         leases = sorted({write.lease for write in writes if isinstance(write, Put) and write.lease})
         with self._noting_failure(bool(writes)):
+            if writes and not self._is_created:
+                await self._create_record()
             try:
                 reply = await self._ask(TXN, request, reads=not writes)
             except grpc.aio.AioRpcError as error:
@@ -230,6 +243,8 @@ class EtcdStore:
         it ends after its time to live."""
         check_ttl(ttl_ms)
         with self._noting_failure(writes=True):
+            if not self._is_created:
+                await self._create_record()
             reply = await self._call(LEASE_GRANT, LeaseGrantRequest(TTL=-(-ttl_ms // 1000)))
         return GrantedLease(reply.ID, reply.TTL * 1000)
 
@@ -282,13 +297,26 @@ class EtcdStore:
             if await self._write_record(record, revision):
                 return
 
-    async def _load_or_create(self) -> StoreRecord:
-        record, _ = await self._load()
-        while record is None:
-            await self._refuse_strangers()
-            await self._write_record(StoreRecord(FORMAT, identity()), 0)
-            record, _ = await self._load()
-        return record
+    async def _create_record(self) -> None:
+        """Write the store's record unless it is there. Of several brokers that do so together, one succeeds."""
+        while not self._is_created:
+            if not await self._find_record():
+                await self._write_record(StoreRecord(FORMAT, identity()), 0)
+            self._is_created = await self._find_record()
+
+    async def _find_record(self) -> bool:
+        """Return whether the store's record is there. Raises Refused if it is not, and something else is."""
+        if (await self._load())[0] is not None:
+            return True
+        stranger = await self._find_stranger()
+        if not stranger:
+            return False
+        if (await self._load())[0] is not None:  # another broker has created the store, and written its first keys
+            return True
+        raise Refused(
+            f"{self._place}: below this prefix there are keys that belong to something else, such as {stranger}: "
+            f"choose another prefix"
+        )
 
     async def _load(self) -> tuple[StoreRecord | None, int]:
         """Return the store's record and the revision at which it was written; (None, 0) if there is none."""
@@ -309,16 +337,13 @@ class EtcdStore:
             )
         return record, reply.kvs[0].mod_revision
 
-    async def _refuse_strangers(self) -> None:
-        """Refuse a prefix below which there is something, although there is no store."""
+    async def _find_stranger(self) -> str:
+        """Return a key below the prefix that is not the store's record; empty if there is none."""
         start = f"/{self._place.prefix}/".encode()
         request = RangeRequest(key=start, range_end=_after(start), limit=1, keys_only=True)
         reply = await self._call(RANGE, request, reads=True)
-        if reply.kvs and reply.kvs[0].key != self._place.store_key:
-            raise Refused(
-                f"{self._place}: below this prefix there are keys that belong to something else, such as "
-                f"{reply.kvs[0].key.decode(errors='replace')}: choose another prefix"
-            )
+        found: bytes = reply.kvs[0].key if reply.kvs else self._place.store_key
+        return "" if found == self._place.store_key else found.decode(errors="replace")
 
     async def _write_record(self, record: StoreRecord, revision: int) -> bool:
         """Write the store's record; return False if it is not as it was at `revision`."""
@@ -371,6 +396,12 @@ class EtcdStore:
         """Like `_call`, but raises the final answers of etcd as they are."""
         with self._in_progress():
             return await self._client.call(method, request, reads=reads)
+
+    async def _read(self, request: Any) -> Any:
+        """Send a RangeRequest for the newest revision, perhaps with others. Raises the final answers of etcd as they
+        are."""
+        with self._in_progress():
+            return await self._reads.read(request)
 
     @contextlib.contextmanager
     def _in_progress(self) -> Iterator[None]:

@@ -98,6 +98,18 @@ class LocalStore:
             check_key(key)
         await self._write(partial(self._tree.delete, keys))
 
+    async def is_there(self) -> bool:
+        """Return whether there is anything at the path of the directory. Raises Denied if that cannot be seen."""
+
+        def look() -> bool:
+            try:
+                self._tree.root.stat()
+            except FileNotFoundError:
+                return False
+            return True
+
+        return await self._run(look)
+
     async def close(self) -> None:
         """Wait for the threads; a put that was cancelled is finished here."""
         await self._threads.close()
@@ -143,10 +155,31 @@ class LocalStore:
 
 
 async def open_local(address: StoreAddress, settings: Mapping[str, str]) -> LocalStore:
+    return await LocalStore.open(_root(address), shared=_is_shared(address, settings))
+
+
+async def peek_local(address: StoreAddress, settings: Mapping[str, str]) -> LocalStore | None:
+    """Return the store for reading: nothing is created or locked unless it is written to. None if nothing is there."""
+    store = LocalStore(_root(address), shared=_is_shared(address, settings))
+    try:
+        if await store.is_there():
+            return store
+    except BaseException:
+        await store.close()
+        raise
+    await store.close()
+    return None
+
+
+def _root(address: StoreAddress) -> Path:
     address.expect(host=False)
     if not address.path:
         raise Invalid("a file URL names a directory: file:///var/lib/danube/objects")
+    return Path("/", address.path)
+
+
+def _is_shared(address: StoreAddress, settings: Mapping[str, str]) -> bool:
     options = StoreOptions(address.scheme, settings)
     shared = options.flag("shared")
     options.done()
-    return await LocalStore.open(Path("/", address.path), shared=shared)
+    return shared

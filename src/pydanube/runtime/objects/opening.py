@@ -55,6 +55,17 @@ async def open_store(url: str, settings: Mapping[str, str] | None = None) -> Obj
     return await _opener(known, address.scheme)(address, settings or {})
 
 
+async def peek_store(url: str, settings: Mapping[str, str] | None = None) -> ObjectStore | None:
+    """Open the store at this URL for reading, and change nothing: a directory is neither created nor locked. Returns
+    None if it is a directory that is not there. Raises as `open_store` does. The caller closes the store."""
+    address = StoreAddress.parse(url)
+    if address.scheme != "file":
+        return await open_store(url, settings)
+    from .local import peek_local
+
+    return await peek_local(address, settings or {})
+
+
 def check_url(url: str) -> str:
     """Return the URL unchanged if there is a store for it, without opening anything; otherwise raise Invalid."""
     address = StoreAddress.parse(url)

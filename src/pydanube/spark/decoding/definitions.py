@@ -41,7 +41,9 @@ class WriterDefinitions:
         """
         form = self._topics.get(topic)
         if form is None:
-            with connections.client(self._options.servers, self._options.timeout_s) as client:
+            with connections.client(
+                self._options.servers, self._options.timeout_s, self._options.credentials
+            ) as client:
                 binding = client.schemas.binding(topic)
             if not self._options.subject:
                 if binding is None:
@@ -76,7 +78,7 @@ class WriterDefinitions:
             return error.message
 
     def _look_up(self, written_with: VersionKey | int) -> Definition:
-        with connections.client(self._options.servers, self._options.timeout_s) as client:
+        with connections.client(self._options.servers, self._options.timeout_s, self._options.credentials) as client:
             key = (client.cluster, written_with)
             found = _looked_up.get(key)
             if found is None:

@@ -35,7 +35,7 @@ KNOWN_VERSIONS_MAX: Final = 50
 
 def typed_schema(options: ReadOptions) -> StructType:
     """Return the columns of a query with the option `decode`, as Spark has them. Asks the broker."""
-    with BrokerQueries(options.servers, options.timeout_s) as queries:
+    with BrokerQueries(options.servers, options.timeout_s, options.credentials) as queries:
         bindings = _bindings(options, queries)
         found = _find_version(options, queries.blocking.schemas, bindings)
         reader = _definition(queries.blocking.schemas, found)
@@ -47,7 +47,7 @@ def plan_decoding(options: ReadOptions, schema: StructType) -> ReadOptions:
 
     Raises Invalid for a column that the schema's version does not have, or has with another type.
     """
-    with BrokerQueries(options.servers, options.timeout_s) as queries:
+    with BrokerQueries(options.servers, options.timeout_s, options.credentials) as queries:
         registry = queries.blocking.schemas
         bindings = _bindings(options, queries)
         found = _find_version(options, registry, bindings, _chosen_before(schema, _subject(options, bindings)))

@@ -10,6 +10,7 @@ from pydanube.codec.schemas.parsed import parse_schema
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.schemas import SchemaVersion
+from pydanube.spark.credentials import BrokerCredentials
 from pydanube.spark.options import DECODED_COLUMNS, ReadOptions
 
 from .definition import Pipeline, Source
@@ -26,13 +27,15 @@ def check_against_broker(pipeline: Pipeline, servers: str, problems: Problems) -
     `servers` are those of the pipeline. Raises Unavailable if no broker can be reached.
     """
     columns: dict[str, Columns] = {}
-    clients: dict[str, BlockingClient] = {}
+    clients: dict[tuple[str, BrokerCredentials], BlockingClient] = {}
     try:
         for name, source in pipeline.sources.items():
             address = source.options.get("servers") or servers
-            if address not in clients:
-                clients[address] = connect_blocking(address, timeout=REACH_SECONDS).open()
-            columns |= _SourceCheck(clients[address], source, problems).run(name)
+            credentials = ReadOptions.parse(source.options, "stream").credentials
+            key = address, credentials
+            if key not in clients:
+                clients[key] = connect_blocking(address, timeout=REACH_SECONDS, **credentials.arguments()).open()
+            columns |= _SourceCheck(clients[key], source, problems).run(name)
         return columns
     finally:
         for client in clients.values():
@@ -47,7 +50,9 @@ def fix_versions(pipeline: Pipeline, servers: str) -> Pipeline:
         if not source.decoded or "schemaVersion" in source.options:
             continue
         problems = Problems()
-        with connect_blocking(source.options.get("servers") or servers, timeout=REACH_SECONDS) as client:
+        address = source.options.get("servers") or servers
+        credentials = ReadOptions.parse(source.options, "stream").credentials
+        with connect_blocking(address, timeout=REACH_SECONDS, **credentials.arguments()) as client:
             version = _SourceCheck(client, source, problems).version()
         if problems:
             raise Invalid("\n".join(str(problem) for problem in problems.found))

@@ -25,6 +25,7 @@ from .fetching import read_task
 from .offsets import Offsets, View
 from .planning import (
     BATCH_SPLIT_ROWS,
+    DanubePartition,
     OffsetRange,
     TimeLookup,
     check_named_partitions,
@@ -50,9 +51,11 @@ class DanubeReader(DataSourceReader):
     @message_first
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        with BrokerQueries(options.servers, options.timeout_s) as queries:
+        with BrokerQueries(options.servers, options.timeout_s, options.credentials) as queries:
             ranges = locate_segments(self._plan_ranges(queries), options, queries.blocking)
-        return plan_tasks(ranges, options.min_partitions, options.max_records or BATCH_SPLIT_ROWS)
+            servers = queries.client.servers
+        tasks = plan_tasks(ranges, options.min_partitions, options.max_records or BATCH_SPLIT_ROWS)
+        return [DanubePartition(one.ranges, servers) for one in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_task(partition, self._options, self._pushed.rows)

@@ -14,12 +14,13 @@ from typing import Any, Final, Self, TypeVar
 
 from pydanube.client.blocking.client import BlockingClient
 from pydanube.client.blocking.loop_thread import LoopThread
-from pydanube.client.client import Client
+from pydanube.client.client import connect
 from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.positions import Position
 from pydanube.model.topics import TopicDescription
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.tasks import run_together
+from pydanube.spark.credentials import NO_CREDENTIALS, BrokerCredentials
 
 from .offsets import TopicIdentity, TopicView, View
 from .planning import LookupResults, TimeLookup
@@ -36,9 +37,9 @@ U = TypeVar("U")
 class BrokerQueries:
     """Queries the brokers. Used in a `with` block, or between `open` and `close`."""
 
-    def __init__(self, servers: str, timeout_s: float) -> None:
+    def __init__(self, servers: str, timeout_s: float, credentials: BrokerCredentials = NO_CREDENTIALS) -> None:
         self._thread = LoopThread()
-        self.client = Client(servers, timeout=timeout_s)
+        self.client = connect(servers, timeout=timeout_s, **credentials.arguments())
         """For coroutines on the event loop."""
         self.blocking = BlockingClient(self.client, self._thread)
         """The same client for blocking callers."""

@@ -37,7 +37,7 @@ class DescribedPartition(DanubePartition):
     """The ranges of one task, and, in one task of a batch, the end of the batch as JSON."""
 
     def __init__(self, partition: DanubePartition, batch_end: str) -> None:
-        super().__init__(partition.ranges)
+        super().__init__(partition.ranges, partition.servers)
         self.batch_end = batch_end
 
 
@@ -61,6 +61,7 @@ def describe(partition: DanubePartition, options: Mapping[str, str], rows: Struc
         "options": dict(options),
         "schema": rows.jsonValue(),
         "ranges": [_range_json(one) for one in partition.ranges],
+        "servers": partition.servers,
     }
     if isinstance(partition, DescribedPartition) and partition.batch_end:
         document["end"] = partition.batch_end
@@ -88,7 +89,7 @@ class DescribedRows:
         options = {name: value for name, value in document["options"].items() if name.lower() != OPTION}
         ranges = [_range_from_json(one) for one in document["ranges"]]
         reader = _reader(json.dumps(options, sort_keys=True), json.dumps(document["schema"]))
-        return cast(Iterator[pa.RecordBatch], reader.read(DanubePartition(ranges)))
+        return cast(Iterator[pa.RecordBatch], reader.read(DanubePartition(ranges, document.get("servers", ""))))
 
 
 @lru_cache(maxsize=8)

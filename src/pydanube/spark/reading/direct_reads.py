@@ -77,7 +77,7 @@ def locate_segments(ranges: Sequence[OffsetRange], options: ReadOptions, client:
 
 def locate_segments_again(wanted: OffsetRange, options: ReadOptions) -> OffsetRange:
     """Return a range, whose segments were deleted or merged after planning, with its current segments."""
-    with connections.client(options.servers, options.timeout_s) as client:
+    with connections.client(options.servers, options.timeout_s, options.credentials) as client:
         (now,) = client.storage_histories([_query_of(wanted)])
     same = now.topic_id in (0, wanted.topic_id)
     return replace(wanted, segments=tuple(now.segments) if same else (), store=now.store)

@@ -41,6 +41,8 @@ def read_task(partition: InputPartition, options: ReadOptions, wanted: RowFilter
     """Yield the rows of one task that pass the filter `wanted`, with exactly the columns of `options`."""
     if not isinstance(partition, DanubePartition):
         return  # Spark's own empty partition
+    if partition.servers:
+        connections.learn(options.servers, partition.servers)
     try:
         if options.typed is None:
             yield from _read_rows(partition, options, wanted)
@@ -137,7 +139,10 @@ def _read_from_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[Row
     span = RangeFetch(wanted.topic, wanted.partition, wanted.start, wanted.end, wanted.topic_id)
     next_offset, loss_reason = wanted.start, f"{wanted.topic}[{wanted.partition}] has no such offsets"
     try:
-        with connections.client(options.servers, options.timeout_s) as client, closing(client.fetches(span)) as answers:
+        with (
+            connections.client(options.servers, options.timeout_s, options.credentials) as client,
+            closing(client.fetches(span)) as answers,
+        ):
             for answer in answers:
                 lost = lost_to_retention(wanted.topic, wanted.partition, next_offset, wanted.end, answer.start_offset)
                 fail_or_log([] if lost is None else [lost], options.fail_on_data_loss)

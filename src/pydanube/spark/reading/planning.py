@@ -80,11 +80,12 @@ class OffsetRange:
 
 
 class DanubePartition(InputPartition):
-    """The ranges that one task reads."""
+    """The ranges that one task reads, and the brokers that the driver knows."""
 
-    def __init__(self, ranges: Sequence[OffsetRange]) -> None:
+    def __init__(self, ranges: Sequence[OffsetRange], servers: str = "") -> None:
         super().__init__(None)
         self.ranges = tuple(ranges)
+        self.servers = servers
 
     @property
     def size(self) -> int:

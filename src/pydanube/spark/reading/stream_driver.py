@@ -30,6 +30,7 @@ from .data_loss import LostRange, fail_or_log, lost_of_topics, lost_to_retention
 from .direct_reads import locate_segments
 from .offsets import Offsets, TopicOffsets, TopicView, View
 from .planning import (
+    DanubePartition,
     check_assigned,
     check_named_partitions,
     count_unread,
@@ -217,7 +218,9 @@ class StreamDriver:
         ranges, losses = ranges_between(begin, end, view)
         self._handle_losses(losses)
         ranges = locate_segments(ranges, options, self._connected().blocking)
-        return list(plan_tasks(ranges, options.min_partitions, options.max_records))
+        servers = self._connected().client.servers
+        tasks = plan_tasks(ranges, options.min_partitions, options.max_records)
+        return [DanubePartition(one.ranges, servers) for one in tasks]
 
     def _handle_losses(self, losses: list[LostRange]) -> None:
         if losses:
@@ -275,7 +278,9 @@ class StreamDriver:
     def _connected(self) -> BrokerQueries:
         if self._queries is None:
             options = self._options
-            self._queries = BrokerQueries(options.servers, attempt_seconds(options.timeout_s)).open()
+            self._queries = BrokerQueries(
+                options.servers, attempt_seconds(options.timeout_s), options.credentials
+            ).open()
             if options.subscription:
                 self._progress = ProgressSubscription(self._queries, options.subscription)
         return self._queries

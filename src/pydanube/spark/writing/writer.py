@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -94,7 +94,7 @@ def _check_topic(options: WriteOptions, schema: StructType) -> RowEncoder | None
     Spark creates a writer for each micro-batch, so this makes at most one lookup, and none if the options do not depend
     on it. It does not create the topic, because there may be no row.
     """
-    with connections.client(options.servers, options.timeout_s) as client:
+    with connections.client(options.servers, options.timeout_s, options.credentials) as client:
         encoder = _make_encoder(client, options, schema) if options.subject else None
         if not options.topic or (options.create_topic and not isinstance(options.partition_by, int)):
             return encoder
@@ -121,7 +121,21 @@ def _explain_refusal(client: BlockingClient, topic: str, error: Invalid) -> Inva
     return explain_refusal(client, topic, error)
 
 
-class DanubeWriter(DataSourceArrowWriter):
+class _BrokersTakenAlong:
+    """A writer that tells the processes to which it is sent which brokers its own has learned."""
+
+    _options: WriteOptions
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_servers": connections.known_servers(self._options.servers)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        servers = state.pop("_servers")
+        self.__dict__.update(state)
+        connections.learn(self._options.servers, servers)
+
+
+class DanubeWriter(_BrokersTakenAlong, DataSourceArrowWriter):
     """Writes all rows of a job or none. With the options queryId and batchId, a job that runs again writes nothing."""
 
     def __init__(
@@ -142,11 +156,14 @@ class DanubeWriter(DataSourceArrowWriter):
         applied = _commit(self._options, messages, self._batch_id)
         if applied and not self._options.query_id:
             # This query id is never used again; without this call the broker would keep it for months.
-            with connections.client(self._options.servers, self._options.timeout_s) as client, suppress(DanubeError):
+            with (
+                connections.client(self._options.servers, self._options.timeout_s, self._options.credentials) as client,
+                suppress(DanubeError),
+            ):
                 client.forget_staged_query(self._query)
 
 
-class DanubeStreamWriter(DataSourceStreamArrowWriter):
+class DanubeStreamWriter(_BrokersTakenAlong, DataSourceStreamArrowWriter):
     """Writes all rows of every micro-batch exactly once."""
 
     def __init__(self, options: WriteOptions, encoder: RowEncoder | None = None) -> None:
@@ -190,7 +207,7 @@ def _stage(
         schema=(0, 0) if encoder is None else encoder.schema,
     )
     with (
-        connections.client(options.servers, options.timeout_s) as client,
+        connections.client(options.servers, options.timeout_s, options.credentials) as client,
         client.stager(
             origin.query, run=origin.run, batch_id=origin.batch_id, task=origin.task, attempt=origin.attempt
         ) as stager,
@@ -227,7 +244,7 @@ def _commit(options: WriteOptions, messages: list[WriterCommitMessage | None], b
         return False  # no rows, nothing to commit
     query, run = shares[0].query, shares[0].run
     assert all((share.query, share.run, share.batch_id) == (query, run, batch_id) for share in shares)
-    with connections.client(options.servers, options.timeout_s) as client:
+    with connections.client(options.servers, options.timeout_s, options.credentials) as client:
         committed = client.commit_stages(query, run, batch_id, stages, wait_ms=VISIBLE_WAIT_MS)
     if committed.repeated:
         # Expected after a crash; otherwise the user reused a batch id, and these rows are not written.

@@ -4,24 +4,31 @@
 /segments/<topic id>/<index>/<end offset>              SegmentRecord
 /objects/<object key>/<topic id>/<index>/<end offset>  (empty)         a segment that uses the object
 /garbage/<object key>                                  GarbageRecord   unused, and since when
+/uploads/<object key>                                  UploadRecord    about to be put and listed, and since when
 ```
 
 A key contains the end offset of its segment, so the segment that holds an offset is the first key after that offset.
 No part of the catalog has to stay in memory, however long the history is.
 
+Whoever puts an object records the upload first, and lists the object by a transaction that compares that record
+(`uploading`). A collector, which may be in another broker, removes the record before it deletes the object. So an
+object is listed or deleted, never both, however long its uploader was paused.
+
 Invariants
     the segments of a partition do not overlap, and their times rise with their offsets
     an object that any segment refers to is not garbage
+    the record of an upload is never written again once it is removed
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final, TypeAlias
 
 import msgspec
 
-from pydanube.metadata.store import Compare, Delete, KeyValue, MetadataStore, Put
+from pydanube.metadata.joining import Transact
+from pydanube.metadata.store import Compare, Delete, KeyValue, MetadataStore, Put, list_all
 from pydanube.model.errors import Corrupt
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
 from pydanube.storage.stream import StoredRange
@@ -29,6 +36,7 @@ from pydanube.storage.stream import StoredRange
 GARBAGE: Final = "/garbage/"
 OBJECTS: Final = "/objects/"
 SEGMENTS: Final = "/segments/"
+UPLOADS: Final = "/uploads/"
 
 GARBAGE_AT_ONCE: Final = 1000
 
@@ -61,6 +69,10 @@ class SegmentRecord(msgspec.Struct, omit_defaults=True):
 
 
 class GarbageRecord(msgspec.Struct):
+    since: int
+
+
+class UploadRecord(msgspec.Struct):
     since: int
 
 
@@ -113,6 +125,15 @@ def garbage_key(object_key: str) -> str:
     return f"{GARBAGE}{object_key}"
 
 
+def upload_key(object_key: str) -> str:
+    return f"{UPLOADS}{object_key}"
+
+
+def uploading(object_key: str) -> Compare:
+    """Return the comparison that holds while the upload of the object is recorded: only then may it be listed."""
+    return Compare.version(upload_key(object_key), 1)
+
+
 def entries(segment: CatalogSegment) -> list[Put | Delete]:
     """Return the writes that add a segment to the catalog. The caller adds a comparison of the owner's epoch."""
     place = (segment.topic_id, segment.index, segment.end_offset)
@@ -127,11 +148,17 @@ def garbage(object_key: str, now_us: int) -> Put:
     return Put(garbage_key(object_key), msgspec.msgpack.encode(GarbageRecord(now_us)))
 
 
-class Catalog:
-    """Reads the catalog, and removes segments from it."""
+CatalogWrite: TypeAlias = Callable[[Sequence[Put | Delete]], Awaitable[object]]
+"""Makes changes of the catalog in one transaction, which compares what its caller must still hold."""
 
-    def __init__(self, store: MetadataStore) -> None:
+
+class Catalog:
+    """Reads the catalog, removes segments from it, and records uploads."""
+
+    def __init__(self, store: MetadataStore, begin: Transact | None = None) -> None:
+        """`begin` makes the transactions that record uploads, perhaps several at once."""
         self._store = store
+        self._begin = begin or store.transact
 
     async def find(self, topic_id: int, index: int, offset: int) -> CatalogSegment | None:
         """Return the segment that holds `offset`, or else the first one after it."""
@@ -219,10 +246,12 @@ class Catalog:
             yield page
             offset = page[-1].end_offset
 
-    async def remove(self, segments: Sequence[CatalogSegment], now_us: int, compare: Compare | None = None) -> bool:
-        """Remove segments, and mark objects that are no longer used as garbage. Returns False when `compare` fails.
+    async def remove(self, segments: Sequence[CatalogSegment], now_us: int, write: CatalogWrite | None = None) -> None:
+        """Remove segments, and mark objects that are no longer used as garbage.
 
-        Cancelled: some segments are removed, each of them completely.
+        write   makes the changes, for an owner that compares its record; without it nothing is compared
+
+        Cancelled, or `write` raised: some segments are removed, each of them completely.
         """
         for start in range(0, len(segments), METADATA_OPERATIONS_MAX // 4):
             part = segments[start : start + METADATA_OPERATIONS_MAX // 4]
@@ -230,12 +259,12 @@ class Catalog:
             for one in part:
                 place = (one.topic_id, one.index, one.end_offset)
                 writes += [Delete(segment_key(*place)), Delete(user_key(one.record.object, *place))]
-            result = await self._store.transact([] if compare is None else [compare], writes)
-            if not result.succeeded:
-                return False
+            if write is None:
+                await self._store.transact([], writes)
+            else:
+                await write(writes)
             for key in dict.fromkeys(one.record.object for one in part):
                 await self.mark_if_unused(key, now_us)
-        return True
 
     async def mark_if_unused(self, object_key: str, now_us: int) -> None:
         """Mark the object as garbage, unless a segment uses it."""
@@ -271,6 +300,44 @@ class Catalog:
 
     async def forget_garbage(self, object_key: str) -> None:
         await self._store.transact([], [Delete(garbage_key(object_key))])
+
+    # -- uploads -------------------------------------------------------------------------------------------------------
+
+    async def begin_upload(self, object_key: str, now_us: int) -> None:
+        """Record that this object is about to be put and listed. Every try has an object key of its own."""
+        record = msgspec.msgpack.encode(UploadRecord(now_us))
+        await self._begin([Compare.missing(upload_key(object_key))], [Put(upload_key(object_key), record)])
+
+    async def end_upload(self, object_key: str) -> None:
+        """Remove the record of an upload, after which nothing can list the object any more."""
+        await self._store.transact([], [Delete(upload_key(object_key))])
+
+    async def is_uploading(self, object_key: str, begun_before_us: int) -> bool:
+        """Return whether the object is being uploaded, and did not begin before `begun_before_us`."""
+        found = await self._store.get(upload_key(object_key))
+        return found is not None and _begun(found) >= begun_before_us
+
+    async def condemn(self, object_key: str, begun_before_us: int) -> bool:
+        """Make sure that nothing lists the object from now on, and return whether it may be deleted: no segment uses
+        it, and its upload is over, or began before `begun_before_us` and was given up by this call."""
+        found = await self._store.get(upload_key(object_key))
+        if found is not None and (_begun(found) >= begun_before_us or not await self._give_up(found)):
+            return False
+        return not await self.is_used(object_key)  # read after the record is gone: later than the last listing
+
+    async def uploads(self, begun_before_us: int) -> AsyncIterator[str]:
+        """Yield the objects of recorded uploads that began before `begun_before_us`."""
+        async for one in list_all(self._store, UPLOADS):
+            if _begun(one) < begun_before_us:
+                yield one.key.removeprefix(UPLOADS)
+
+    async def _give_up(self, upload: KeyValue) -> bool:
+        compare = Compare.mod_revision(upload.key, upload.mod_revision)
+        return (await self._store.transact([compare], [Delete(upload.key)])).succeeded
+
+
+def _begun(upload: KeyValue) -> int:
+    return msgspec.msgpack.decode(upload.value, type=UploadRecord).since
 
 
 def parse(pair: KeyValue) -> CatalogSegment:

@@ -3,6 +3,10 @@
 An object is deleted only after a grace period, so that readers that have found it in the catalog can finish. Objects
 that are in the catalog again, or are younger than the grace period, stay.
 
+Any broker of a cluster may be uploading an object that is not in the catalog yet, and may be paused while it does. The
+catalog records its uploads: an upload that began less than UPLOAD_US_MAX ago is left alone, and a longer one is given
+up before its object is deleted, so that it can no longer be listed. Two collectors at the same time do no harm.
+
 Both collections can run in steps: a `CollectionStep` says where to begin and when to stop, and `Collected` where the
 next step begins.
 """
@@ -27,6 +31,10 @@ DELETED_AT_ONCE: Final = 100
 
 ORPHAN_US_MIN: Final = 600 * MICROSECONDS
 """A younger object is no orphan: another process may be about to add it to the catalog."""
+
+UPLOAD_US_MAX: Final = 3600 * MICROSECONDS
+"""An upload takes minutes at most. One that began longer ago belongs to a broker that has stopped, or that must upload
+the same again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,7 @@ class GarbageCollector:
             elif await self._catalog.is_used(key):
                 if not step.dry_run:
                     await self._catalog.forget_garbage(key)
-            elif self._clock.now_us() - since_us < self._grace_us:
+            elif self._clock.now_us() - since_us < self._grace_us or not await self._may_delete(key, step):
                 result.waiting += 1
             else:
                 result.deleted += 1
@@ -100,7 +108,8 @@ class GarbageCollector:
         async for info in self._objects.list(OBJECTS_PREFIX, step.after):
             result.looked_at += 1
             if not await self._is_needed(info.key):
-                if self._clock.now_us() - info.modified_us < max(self._grace_us, ORPHAN_US_MIN):
+                is_young = self._clock.now_us() - info.modified_us < max(self._grace_us, ORPHAN_US_MIN)
+                if is_young or not await self._may_delete(info.key, step):
                     result.waiting += 1
                 else:
                     result.deleted += 1
@@ -113,6 +122,8 @@ class GarbageCollector:
                 result.stopped_at = info.key
                 break
         await self._delete(found, step)
+        if not step.dry_run and not result.stopped_at:
+            await self._give_up_uploads()
         if result.deleted and not step.dry_run:
             log.info("orphans.deleted", count=result.deleted, bytes=result.deleted_bytes)
         return result
@@ -124,6 +135,22 @@ class GarbageCollector:
         be. Garbage has its own grace period, which began when the object left the catalog.
         """
         return self._is_in_progress(key) or await self._catalog.is_used(key) or await self._catalog.is_garbage(key)
+
+    @property
+    def _uploads_begun_before_us(self) -> int:
+        return self._clock.now_us() - UPLOAD_US_MAX
+
+    async def _may_delete(self, key: str, step: CollectionStep) -> bool:
+        """Return whether no broker can list this object any more; unless this is a dry run, its upload is given up."""
+        if step.dry_run:
+            return not await self._catalog.is_uploading(key, self._uploads_begun_before_us)
+        return await self._catalog.condemn(key, self._uploads_begun_before_us)
+
+    async def _give_up_uploads(self) -> None:
+        """Remove the records of uploads that brokers which have stopped left behind."""
+        async for key in self._catalog.uploads(self._uploads_begun_before_us):
+            if not self._is_in_progress(key):
+                await self._catalog.end_upload(key)
 
     async def _delete(self, keys: list[str], step: CollectionStep) -> None:
         if keys and not step.dry_run:

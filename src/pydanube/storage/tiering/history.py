@@ -360,6 +360,8 @@ class PartitionHistory:
 
     async def last_time(self) -> int:
         """Return the append time of the last batch; 0 if nothing was uploaded."""
+        if self.sizes and self.sizes[-1].end == self.end:
+            return self.sizes[-1].last_time
         segment = await self._last()
         return segment.record.last_time if segment is not None else 0
 

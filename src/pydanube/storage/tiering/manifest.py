@@ -4,6 +4,9 @@
 manifests/<number, 20 digits>-<writer>.manifest      codec.manifest describes the content
 ```
 
+In a cluster one broker writes manifests. The others write their positions beside them (`positions`), and the manifest
+has the newest positions of each partition. Two brokers that write at the same time do no harm: each manifest is whole.
+
 A manifest is written soon after the metadata has changed, and about once a minute when only positions have. The newest
 few are kept. The number is the revision of the metadata plus a base that a restore sets, so that newer manifests have
 higher numbers also across restores.
@@ -20,10 +23,8 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import Final, NamedTuple, Protocol
-
-import msgspec
+from collections.abc import AsyncIterator, Callable
+from typing import Final, NamedTuple
 
 from pydanube.codec.manifest import PAGE_BYTES, ClusterManifest, ManifestBuilder, Pair, PartitionPositions
 from pydanube.metadata.store import MetadataStore
@@ -31,6 +32,18 @@ from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.telemetry import get_logger
+
+from .positions import (
+    Key,
+    PositionParts,
+    PositionSource,
+    fingerprint,
+    join,
+    join_own,
+    position_pages,
+    positions_by_partition,
+    read_parts,
+)
 
 log = get_logger(__name__)
 
@@ -52,28 +65,24 @@ BASE_KEY: Final = "/manifests/base"
 """Metadata key of the number that is added to the revision."""
 
 LEFT_OUT: Final = (
+    "/brokers/",
     "/dropped/",
     "/garbage/",
     "/identity",
     "/ledgers/",
     "/log",
     "/manifests/",
+    "/nodes/",
     "/objects/",
+    "/proofs/",
     "/restored/",
+    "/security/keys/",
     "/staged/decisions/",
     "/staged/pending/",
+    "/uploads/",
 )
-"""Prefixes of keys that belong to one data directory, or can be derived from the others."""
-
-
-class PositionSource(Protocol):
-    """The broker, as the source of positions that the metadata does not hold."""
-
-    def positions(self) -> list[PartitionPositions]:
-        """Return the positions of all open partitions."""
-
-    def topic_ids(self) -> set[int]:
-        """Return the ids of all topics, open or not."""
+"""Prefixes of keys that belong to data directories and running brokers, or can be derived from the others; and API
+keys: a restore from an older manifest would make those work again that were revoked since."""
 
 
 class ManifestWriter:
@@ -85,19 +94,25 @@ class ManifestWriter:
         cluster: str,
         writer: str,
         source: PositionSource,
+        parts: PositionParts | None = None,
     ) -> None:
+        """`parts` has the positions of the other brokers of a cluster; None: there are none."""
         self._objects = objects
         self._store = store
         self._clock = clock
         self._cluster = cluster
         self._writer = writer
         self._source = source
+        self._parts = parts
         self._writing = asyncio.Lock()
         self._revision = -1
         self._fingerprint_written = b""
         self._written_at = float("-inf")
         self._took_s = 0.0
-        self._last_positions: dict[tuple[int, int], PartitionPositions] | None = None
+        self._positions: dict[Key, PartitionPositions] = {}
+        """The last known positions of every partition."""
+        self._last_key = ""
+        """The manifest that this process wrote last; empty if it wrote none."""
         self.failure: DanubeError | None = None
         """Why the last manifest could not be written; None if it was."""
 
@@ -110,13 +125,14 @@ class ManifestWriter:
         since = now - self._written_at
         if since < max(CHANGED_S, PAUSE_FACTOR * self._took_s):
             return False
-        if await self._store.revision() == self._revision:
-            if since < EVERY_S:
-                return False
-            if self._fingerprint(self._source.positions()) == self._fingerprint_written:
-                self._written_at = now
-                return False
         try:
+            if await self._store.revision() == self._revision:
+                if since < EVERY_S:
+                    return False
+                others = await self._positions_of_others()
+                if fingerprint([*others, *self._source.positions()]) == self._fingerprint_written:
+                    self._written_at = now
+                    return False
             await self.write()
         except DanubeError as error:
             if self.failure is None:
@@ -137,42 +153,50 @@ class ManifestWriter:
         started = self._clock.monotonic()
         revision = await self._store.revision()
         number = await number_at(self._store, revision)
-        if self._last_positions is None:
-            self._last_positions = await self._read_last_positions()
-        positions = self._source.positions()
+        await self._read_last_positions()
+        others, own = await self._positions_of_others(), self._source.positions()
         store_id = (await self._store.identity()).store_id
         builder = ManifestBuilder(self._cluster, self._writer, number, self._clock.now_us(), store_id, revision)
         async for pairs in _metadata_pages(self._store):
             await asyncio.to_thread(builder.add_keys, pairs)
-        for page in _position_pages(self._all_positions(positions)):
+        for page in position_pages(self._all_positions(others, own)):
             await asyncio.to_thread(builder.add_positions, page)
         pieces = builder.finish()
         key = f"{PREFIX}{number:020d}-{self._writer}{SUFFIX}"
         await self._objects.put(key, pieces)
-        self._revision, self._fingerprint_written = revision, self._fingerprint(positions)
+        self._revision, self._fingerprint_written, self._last_key = revision, fingerprint([*others, *own]), key
         self._written_at = self._clock.monotonic()
         self._took_s = self._written_at - started
         log.debug("manifest.written", object=key, bytes=sum(map(len, pieces)))
         return key
 
-    def _all_positions(self, open_ones: list[PartitionPositions]) -> list[PartitionPositions]:
-        """Return the current positions of open partitions, and the last known ones of the others."""
-        assert self._last_positions is not None
-        self._last_positions.update({(one.topic_id, one.index): one for one in open_ones})
+    async def _positions_of_others(self) -> list[PartitionPositions]:
+        return await self._parts.others() if self._parts is not None else []
+
+    def _all_positions(
+        self, others: list[PartitionPositions], own: list[PartitionPositions]
+    ) -> list[PartitionPositions]:
+        """Return the newest positions of partitions that are open somewhere, and the last known ones of the rest."""
+        join(self._positions, others)
+        join_own(self._positions, own)
         topics = self._source.topic_ids()
-        self._last_positions = {key: one for key, one in self._last_positions.items() if key[0] in topics}
-        return list(self._last_positions.values())
+        self._positions = {key: one for key, one in self._positions.items() if key[0] in topics}
+        return list(self._positions.values())
 
-    async def _read_last_positions(self) -> dict[tuple[int, int], PartitionPositions]:
+    async def _read_last_positions(self) -> None:
+        """Read the positions in the newest manifests, unless this process wrote them. Only a cluster has other
+        writers; two of them may have written at the same revision."""
+        if self._last_key and self._parts is None:
+            return
+        found = await candidates(self._objects)
+        if all(one.key == self._last_key for one in found if one.number == found[0].number):
+            return
+        number = -1
         async for manifest in newest_first(self._objects, self._cluster):
-            return positions_by_partition(manifest)
-        return {}
-
-    def _fingerprint(self, positions: list[PartitionPositions]) -> bytes:
-        """Return bytes that change when a cursor moves. New messages that were not consumed do not change them."""
-        return msgspec.msgpack.encode(
-            [[(one[0], one[1], len(one[2])) for one in partition.cursors] for partition in positions]
-        )
+            if manifest.number < number:
+                return
+            number = manifest.number
+            join(self._positions, positions_by_partition(manifest).values())
 
     async def _delete_older(self) -> None:
         found = [info.key async for info in self._objects.list(PREFIX) if info.key.endswith(SUFFIX)]
@@ -205,33 +229,6 @@ async def _metadata_pages(store: MetadataStore) -> AsyncIterator[list[Pair]]:
             after = f"{left_out[:-1]}0"  # "0" follows "/": sorts after all keys with this prefix
     if page:
         yield page
-
-
-def _position_pages(positions: Iterable[PartitionPositions]) -> Iterator[list[PartitionPositions]]:
-    """Yield positions in pages of about PAGE_BYTES. The cursors of one partition may be spread over several pages."""
-    page: list[PartitionPositions] = []
-    size = 0
-    for partition in positions:
-        page.append(msgspec.structs.replace(partition, cursors=[]))
-        size += 32
-        for cursor in partition.cursors:
-            page[-1].cursors.append(cursor)
-            size += 32 + 18 * len(cursor.acked)
-            if size >= PAGE_BYTES:
-                yield page
-                page, size = [msgspec.structs.replace(partition, cursors=[])], 0
-    if page:
-        yield page
-
-
-def positions_by_partition(manifest: ClusterManifest) -> dict[tuple[int, int], PartitionPositions]:
-    """Return the positions in a manifest by topic id and partition index."""
-    found: dict[tuple[int, int], PartitionPositions] = {}
-    for partition in manifest.all_positions():
-        known = found.setdefault((partition.topic_id, partition.index), partition)
-        if known is not partition:
-            known.cursors.extend(partition.cursors)
-    return found
 
 
 class Candidate(NamedTuple):
@@ -277,3 +274,14 @@ async def _open(objects: ObjectStore, key: str, cluster: str) -> ClusterManifest
     if manifest.cluster != cluster:
         raise Corrupt(f"object {key} is of cluster {manifest.cluster}, not of {cluster}")
     return manifest
+
+
+async def known_positions(objects: ObjectStore, cluster: str) -> dict[Key, PartitionPositions]:
+    """Return the newest positions of partitions that the object store has, from the newest manifest and from what each
+    broker wrote since."""
+    known: dict[Key, PartitionPositions] = {}
+    async for manifest in newest_first(objects, cluster):
+        known = positions_by_partition(manifest)
+        break
+    join(known, await read_parts(objects, cluster))
+    return known

@@ -23,13 +23,13 @@ from typing import Final, Protocol
 
 from pydanube.codec.segment import SegmentBuilder, SegmentFooter, split
 from pydanube.core.tiering import MergeCandidate, plan_merge
-from pydanube.metadata.store import Delete, Put
+from pydanube.metadata.store import Compare, Delete, Put
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, StaleEpoch
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.telemetry import get_logger
 
-from .catalog import CatalogSegment, entries, garbage, segment_key, user_key
+from .catalog import CatalogSegment, entries, garbage, segment_key, uploading, user_key
 from .garbage_collector import OBJECTS_PREFIX
 from .history import SegmentReader
 from .uploader import segment_of
@@ -58,8 +58,9 @@ class MergeablePartition(Protocol):
     def segment_bytes(self) -> int:
         """The segment size of the topic; 0 means the broker's setting."""
 
-    async def rewrite(self, writes: Sequence[Put | Delete]) -> None:
-        """Change the catalog, comparing the owner's epoch. Raises StaleEpoch."""
+    async def rewrite(self, writes: Sequence[Put | Delete], compares: Sequence[Compare] = ()) -> None:
+        """Change the catalog, comparing the owner's epoch and `compares`. Raises StaleEpoch, or Unavailable if only one
+        of `compares` does not hold."""
 
 
 class SegmentMerger:
@@ -160,9 +161,11 @@ class SegmentMerger:
         started = self._clock.monotonic()
         self.making = key
         try:
+            await self._catalog.begin_upload(key, self._clock.now_us())
             await self._objects.put(key, pieces, create=True)
             made = [segment_of(key, size, footer, number) for number in range(len(footer.sections))]
             await self._replace(partition, run, made)
+            await self._catalog.end_upload(key)
         finally:
             self.making = ""
         self.merged += 1
@@ -206,7 +209,7 @@ class SegmentMerger:
         replaced = {one.record.object: _is_unshared(one) for one in old}
         writes.update({write.key: write for write in (garbage(key, now_us) for key, own in replaced.items() if own)})
         assert len(writes) <= METADATA_OPERATIONS_MAX
-        await partition.rewrite(list(writes.values()))
+        await partition.rewrite(list(writes.values()), [uploading(new[0].record.object)])
         try:
             for key in [key for key, own in replaced.items() if not own]:
                 await self._catalog.mark_if_unused(key, now_us)

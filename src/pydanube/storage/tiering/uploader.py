@@ -1,7 +1,8 @@
 """Uploads ranges of the log: puts them into objects, lists these in the catalog, then releases the log.
 
 ```
- plan --> read from the log --> object (create-only) --> catalog, comparing the owner's epoch --> log released
+ plan --> read from the log --> upload recorded --> object (create-only) --> catalog, comparing the owner's epoch and
+                                                                             the record of the upload --> log released
 ```
 
 A crash may happen after any step. Before the catalog entry the object is an orphan, which is collected later; after it
@@ -32,7 +33,7 @@ from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import Buffer, ObjectStore
 from pydanube.runtime.telemetry import get_logger
 
-from .catalog import CatalogSegment, SegmentRecord
+from .catalog import Catalog, CatalogSegment, SegmentRecord
 
 log = get_logger(__name__)
 
@@ -62,9 +63,11 @@ class UploadSource(Protocol):
         """Return the id and the epoch of the ledger that holds `offset`."""
 
     async def commit(self, segments: list[CatalogSegment], producers: list[ProducerEntry]) -> None:
-        """Add the segments to the catalog, comparing the owner's epoch, then release them from the log.
+        """Add the segments to the catalog, comparing the owner's epoch and the record of the upload, then release them
+        from the log.
 
-        `producers` is the producer table as of the end of the segments. Raises StaleEpoch.
+        `producers` is the producer table as of the end of the segments. Raises StaleEpoch, and Unavailable if the
+        upload was given up: the range is uploaded again.
         """
 
 
@@ -96,12 +99,14 @@ class Uploader:
     def __init__(
         self,
         objects: ObjectStore,
+        catalog: Catalog,
         partitions: Callable[[], Iterable[UploadSource]],
         writer: str,
         clock: Clock,
         settings: UploadSettings,
     ) -> None:
         self._objects = objects
+        self._catalog = catalog
         self._partitions = partitions
         self._writer = writer
         self._clock = clock
@@ -203,8 +208,10 @@ class Uploader:
         size = sum(map(len, pieces))
         self.making = key
         try:
+            await self._catalog.begin_upload(key, self._clock.now_us())
             await self._put(key, pieces, size)
             await self._commit(key, size, footer, gathered)
+            await self._catalog.end_upload(key)
         finally:
             self.making = ""
         self.uploaded_bytes += size

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from pydanube.codec.wal import MetadataStamp, NodeIdentity
 
-from .recovery import RecoveredLog
+from .recovery import RecoveredLog, check_manifest
 from .settings import DurabilityLevel, WalSettings
 from .table import LedgerSummary
 from .writer import LogListener, LogWriter
@@ -30,4 +30,5 @@ __all__ = [
     "NodeIdentity",
     "RecoveredLog",
     "WalSettings",
+    "check_manifest",
 ]

@@ -68,6 +68,28 @@ class RecoveredLog:
     seconds: float = 0.0
 
 
+def check_manifest(disk: Disk, directory: Path, identity: NodeIdentity, *, must_exist: bool) -> LogManifest | None:
+    """Return the manifest of the log of this broker; None if there is no log yet. Nothing is written or locked.
+
+    Raises Refused if the log belongs to another broker, and Corrupt if it has no manifest, or is not there and must be.
+    """
+    manifest = read_manifest(disk, directory)
+    if manifest is None:
+        found = generations(disk.list(directory), "wal", "log")
+        if must_exist or found:
+            what = f"{len(found)} log files" if found else "no log"
+            raise Corrupt(
+                f"{directory} holds {what} and no MANIFEST, so the disk was emptied, exchanged or not mounted: mount "
+                "the right one, or put back a copy"
+            )
+    elif manifest.identity != identity:
+        raise Refused(
+            f"{directory} belongs to {_named(manifest.identity)}, not to {_named(identity)}: mount the right disk, or "
+            "choose another directory"
+        )
+    return manifest
+
+
 class LogRecovery:
     """Recovers one log directory. `run` is called once."""
 
@@ -138,24 +160,12 @@ class LogRecovery:
 
     def _read_manifest(self, must_exist: bool) -> LogManifest:
         self._disk.make_directory(self._directory)
-        manifest = read_manifest(self._disk, self._directory)
+        manifest = check_manifest(self._disk, self._directory, self._identity, must_exist=must_exist)
         if manifest is None:
-            found = generations(self._disk.list(self._directory), "wal", "log")
-            if must_exist or found:
-                what = f"{len(found)} log files" if found else "no log"
-                raise Corrupt(
-                    f"{self._directory} holds {what} and no MANIFEST, so the disk was emptied, exchanged or not "
-                    "mounted: mount the right one, or put back a copy"
-                )
             if self._disk.exists(self._directory / DURABLE):
                 self._disk.unlink(self._directory / DURABLE)  # of an earlier log
             write_manifest(self._disk, self._directory, self._identity, 1, 0)
             return LogManifest(1, 1, 0, self._identity.cluster, self._identity.node, self._identity.incarnation)
-        if manifest.identity != self._identity:
-            raise Refused(
-                f"{self._directory} belongs to {_named(manifest.identity)}, not to {_named(self._identity)}: "
-                "mount the right disk, or choose another directory"
-            )
         return manifest
 
     def _read_mark(self, manifest: LogManifest) -> None:

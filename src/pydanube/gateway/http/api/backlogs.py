@@ -36,6 +36,12 @@ class ClearRequest(msgspec.Struct):
     """null: all partitions."""
 
 
+class Settled(msgspec.Struct):
+    """How many messages the request has settled; messages settled before do not count."""
+
+    messages: int
+
+
 class Move(msgspec.Struct):
     """A move of one partition to `offset`, if its position is `expected`."""
 
@@ -101,19 +107,17 @@ class PeekedMessages(msgspec.Struct):
     messages: list[PeekedMessage]
 
 
-async def _skip(call: ApiCall) -> wire.Settled:
+async def _skip(call: ApiCall) -> Settled:
     wire.check_ranges("skip", call.body.ranges)
     settled = await call.broker.subscriptions.settle(
         call.principal, call.topic, call.subscription, call.body.partition, call.body.ranges
     )
-    return wire.Settled(settled)
+    return Settled(settled)
 
 
-async def _clear(call: ApiCall) -> wire.Settled:
+async def _clear(call: ApiCall) -> Settled:
     partition = all_if_none(call.body.partition)
-    return wire.Settled(
-        await call.broker.subscriptions.settle(call.principal, call.topic, call.subscription, partition, [])
-    )
+    return Settled(await call.broker.subscriptions.settle(call.principal, call.topic, call.subscription, partition, []))
 
 
 async def _advance(call: ApiCall) -> PartitionOffsets:
@@ -161,8 +165,8 @@ OPERATIONS: Final = (
         handler=_skip,
         body=SkipRequest,
         body_example=SkipRequest(0, [(950, 951)]),
-        reply=wire.Settled,
-        reply_example=wire.Settled(1),
+        reply=Settled,
+        reply_example=Settled(1),
         native=(wire.Settle,),
     ),
     Operation(
@@ -175,8 +179,8 @@ OPERATIONS: Final = (
         body=ClearRequest,
         body_optional=True,
         body_example=ClearRequest(),
-        reply=wire.Settled,
-        reply_example=wire.Settled(50),
+        reply=Settled,
+        reply_example=Settled(50),
         native=(wire.Settle,),
     ),
     Operation(

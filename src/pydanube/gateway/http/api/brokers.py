@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from pydanube.codec.native import requests as wire
 from pydanube.gateway.http.health import Health
+from pydanube.model.addresses import BrokerAddresses
+from pydanube.model.cluster import BrokerStatus, ClusterDescription
 from pydanube.model.errors import NotFound, Unavailable
+from pydanube.model.leftovers import Leftover
+from pydanube.model.limits import NAME_CHARACTERS_MAX
 from pydanube.model.topics import BrokerDescription
 
 from .operations import BASE, ApiCall, Operation
@@ -19,14 +25,28 @@ class Brokers(msgspec.Struct):
 
 
 async def _list(call: ApiCall) -> Brokers:
-    return Brokers([call.broker.describe(call.principal)])
+    return Brokers(call.broker.cluster.brokers(call.principal))
 
 
 async def _describe(call: ApiCall) -> BrokerDescription:
-    about = call.broker.describe(call.principal)
-    if call.path["broker"] != about.node:
-        raise NotFound(f"broker {call.path['broker']} does not exist: there is {about.node}")
-    return about
+    living = call.broker.cluster.brokers(call.principal)
+    for one in living:
+        if one.node == call.path["broker"]:
+            return one
+    raise NotFound(f"there is no living broker {call.path['broker']}: there is {', '.join(one.node for one in living)}")
+
+
+async def _describe_cluster(call: ApiCall) -> ClusterDescription:
+    return call.broker.cluster.describe(call.principal)
+
+
+class LeftoverQuery(msgspec.Struct):
+    broker: Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)] = ""
+    """Only of this broker; empty: of all."""
+
+
+async def _leftovers(call: ApiCall) -> wire.LeftoversListed:
+    return wire.LeftoversListed(await call.broker.leftovers.describe(call.principal, call.query.broker))
 
 
 async def _health(call: ApiCall) -> Health:
@@ -37,7 +57,44 @@ async def _health(call: ApiCall) -> Health:
 
 _EXAMPLE = BrokerDescription("0.1.0", "broker-1", "6f1c", "ok", 12, 1_790_000_000_000_000)
 
+_EXAMPLE_CLUSTER = ClusterDescription(
+    "6f1c",
+    "broker-1",
+    12,
+    [
+        BrokerStatus("broker-1", "ok", 7, 1_790_000_000_000_000, BrokerAddresses("10.0.0.7:7080"), partitions=9),
+        BrokerStatus("broker-2", "away", since=1_790_000_300_000_000, partitions=8),
+    ],
+)
+
 OPERATIONS = (
+    Operation(
+        method="GET",
+        path=f"{BASE}/cluster",
+        name="describeCluster",
+        summary="Describe the cluster",
+        description="Every broker with its session, its partitions and its load, and the brokers that are away, with "
+        "the number of partitions that wait for them. A broker that is no part of a cluster is the only one.",
+        tag="brokers",
+        handler=_describe_cluster,
+        reply=ClusterDescription,
+        reply_example=_EXAMPLE_CLUSTER,
+        native=(wire.DescribeCluster,),
+    ),
+    Operation(
+        method="GET",
+        path=f"{BASE}/leftovers",
+        name="listLeftovers",
+        summary="List what brokers still have of partitions that others took over",
+        tag="brokers",
+        handler=_leftovers,
+        query=LeftoverQuery,
+        reply=wire.LeftoversListed,
+        reply_example=wire.LeftoversListed(
+            [Leftover("/default/orders", 0, "broker-2", "5d0e", 1_000, 1_250, 65_536, 1_790_000_000_000_000)]
+        ),
+        native=(wire.ListLeftovers,),
+    ),
     Operation(
         method="GET",
         path=f"{BASE}/brokers",

@@ -207,11 +207,13 @@ async def _events(call: ApiCall) -> Response:
 async def _topic_events(call: ApiCall) -> Response:
     query: TopicEventsQuery = call.query
     data = data_of(call)
+    call.broker.check_may_read(call.principal, call.topic)
     found = await call.broker.lookup(call.principal, call.topic, create=False)
     partitions = found.config.partition_count
-    starts = dict.fromkeys(range(partitions), query.start)
+    own = call.broker.own_partitions(call.topic)
+    starts = dict.fromkeys(own, query.start)
     if last := call.request.headers.get("last-event-id"):
-        starts |= parse_event_id(last, partitions)
+        starts |= {one: start for one, start in parse_event_id(last, partitions).items() if one in starts}
     return TopicEvents(
         call.broker,
         call.principal,
@@ -235,8 +237,12 @@ async def _websocket(websocket: WebSocket) -> None:
         topic = TopicName.parse(f"/{path['namespace']}/{path['topic']}")
         subscription = parse_subscription(path["subscription"])
         session = await _open_session(data, principal_of(websocket), topic, subscription, query)
-    except (DanubeError, HTTPException) as error:
+    except HTTPException as error:
         await websocket.send_denial_response(errors.respond(error))
+        return
+    except DanubeError as error:
+        location = errors.location_of(data.broker, websocket.scope, error)
+        await websocket.send_denial_response(errors.respond(error, location))
         return
     await WebSocketConsumer(websocket, data.sessions, session, data.large, query.payload, query.permits).run()
 

@@ -46,6 +46,7 @@ TAGS: Final[dict[str, str]] = {
     "schemas": "The schema registry, and which topic carries which schema.",
     "storage": "Object storage: usage, segments, uploads, verification.",
     "staged queries": "Queries that write in transactions, such as those of Spark.",
+    "access": "Roles, bindings and API keys: who may do what.",
     "data": "Publishing and consuming.",
 }
 

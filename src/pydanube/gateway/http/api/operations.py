@@ -22,6 +22,7 @@ from pydanube.model.errors import Invalid
 from pydanube.model.limits import NAME_CHARACTERS_MAX, PARTITIONS_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
 from pydanube.model.schemas import parse_subject
+from pydanube.model.security import parse_binding_id, parse_key_id, parse_role_name
 from pydanube.model.staging import QUERY_CHARACTERS_MAX, check_query
 
 BASE: Final = "/api/v1"
@@ -181,6 +182,12 @@ _SUBJECT_SCHEMA: Final[Schema] = {
     "maxLength": NAME_CHARACTERS_MAX,
     "pattern": r"^[A-Za-z0-9_.:/@+-]+$",
 }
+_RULE_NAME_SCHEMA: Final[Schema] = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": NAME_CHARACTERS_MAX,
+    "pattern": r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$",
+}
 
 PATH_PARAMETERS: Final[dict[str, PathParameter]] = {
     "namespace": PathParameter(parse_namespace, NAME_SCHEMA, "The namespace.", "default"),
@@ -212,6 +219,9 @@ PATH_PARAMETERS: Final[dict[str, PathParameter]] = {
         _consumer_id, {"type": "string", "pattern": "^[0-9a-f]{32}$"}, "The id of the consumer.", "0" * 32
     ),
     "webhook": PathParameter(parse_subscription, NAME_SCHEMA, "The name of the webhook, as in the settings.", "github"),
+    "role": PathParameter(parse_role_name, _RULE_NAME_SCHEMA, "The name of the role.", "loader"),
+    "binding": PathParameter(parse_binding_id, _RULE_NAME_SCHEMA, "The id of the binding.", "b-orders"),
+    "key": PathParameter(parse_key_id, _RULE_NAME_SCHEMA, "The id of the API key, which is no secret.", "5d3f1c0e7a0b"),
     "run": number_parameter("run", 1, _INT64_MAX, "The number of the upload.", 1),
 }
 

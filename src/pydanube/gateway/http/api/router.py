@@ -113,6 +113,8 @@ class _Endpoint:
         query = self._read_query(request)
         self._check_if_match(request)
         body, given = (None, frozenset[str]()) if operation.reads_body else await self._read_body(request)
+        if request.client is not None:
+            broker.note_client(request.client.host)
         call = ApiCall(broker, principal_of(request), path, query, body, given, request)
         return self._respond(await operation.handler(call))
 

@@ -139,7 +139,7 @@ async def _segments(call: ApiCall) -> SegmentPage:
     found, following = await storage.segments(
         call.principal, call.topic, call.path["partition"], asked.start, asked.limit
     )
-    topic_id, store = storage.whereabouts(call.topic)
+    topic_id, store = storage.whereabouts(call.principal, call.topic)
     return SegmentPage(found, str(following) if following >= 0 else "", topic_id, store)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 from pydanube.codec.native import requests as wire
 
 from . import (
+    access,
     backlogs,
     brokers,
     consuming,
@@ -35,9 +36,20 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *staged_queries.OPERATIONS,
     *publishing.OPERATIONS,
     *consuming.OPERATIONS,
+    *access.OPERATIONS,
 )
 
 NOT_OFFERED: Final[dict[type[Any], str]] = {
+    wire.Authenticate: "every HTTP request carries its own token or API key, so none is shown again later",
+    wire.FindStarts: "only brokers of a cluster ask each other where a subscription begins",
+    wire.SummarizeTopics: "only brokers of a cluster ask each other; listTopics adds up what they answer",
+    wire.ListConsumers: "only brokers of a cluster ask each other, to count consumers against a limit",
+    wire.PeekMessages: "only brokers of a cluster ask each other; peekBacklog gathers what they answer",
+    wire.FenceProducers: "only brokers of a cluster ask each other, when a producer is opened",
+    wire.CountProducers: "only brokers of a cluster ask each other, when a producer is opened",
+    wire.AskTopicUse: "only brokers of a cluster ask each other, before a topic ends as unused",
+    wire.ListLetters: "only brokers of a cluster ask each other; listDeadLetters forwards to the owner",
+    wire.OpenForwarder: "only brokers of a cluster forward batches to each other",
     wire.OpenProducer: "a producer is a handle of a native connection; HTTP publishes without one",
     wire.CloseProducer: "a producer is a handle of a native connection; HTTP publishes without one",
     wire.Subscribe: "a consumer is a handle of a native connection; HTTP consumes through a session of its own",

@@ -11,13 +11,14 @@ from pydanube.codec.native import requests as wire
 from pydanube.gateway.native.requests import cut_page
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import Invalid
+from pydanube.model.leftovers import Loss, SalvageStep
 from pydanube.model.limits import MIB, NAME_CHARACTERS_MAX, PARTITIONS_MAX
 from pydanube.model.names import TopicName, parse_namespace
 from pydanube.model.paging import TOPIC_NUMBERS, PageQuery, TopicPage
 from pydanube.model.policies import DEFAULTS, Policies
 from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.statistics import PartitionStatistics, TopicStatistics, TopicSummary
-from pydanube.model.topics import PartitionDescription, TopicConfig, TopicDescription
+from pydanube.model.topics import AckLevel, NewTopic, PartitionDescription, TopicConfig, TopicDescription
 
 from .etags import expected_version, tagged
 from .operations import BASE, Answer, ApiCall, Operation
@@ -65,6 +66,31 @@ def offset_by_partition(positions: list[PartitionOffset]) -> dict[int, int]:
     return found
 
 
+_Name = Annotated[str, msgspec.Meta(max_length=2 * NAME_CHARACTERS_MAX + 2)]
+
+
+class NewAckLevel(msgspec.Struct):
+    ack_level: AckLevel
+    """`durable` or `stored`."""
+
+
+class TakeoverRequest(msgspec.Struct):
+    partition: PartitionIndex | None = None
+    """Null: all that wait for a broker."""
+    accept_loss: bool = False
+    """What the lost broker has not uploaded is given up."""
+
+
+class SalvageRequest(msgspec.Struct):
+    partition: PartitionIndex
+    to: _Name
+    """The topic that the messages are published to."""
+    broker: _Name = ""
+    """Whose leftovers; needed only if several brokers have some."""
+    drop: bool = False
+    """Drop them after the last step."""
+
+
 class OffsetQuery(msgspec.Struct):
     position: Position = EARLIEST
     """The position whose offset is asked for."""
@@ -78,7 +104,9 @@ async def _list(call: ApiCall) -> TopicPage:
 
 
 async def _create(call: ApiCall) -> Answer:
-    await call.broker.create_topic(call.principal, call.topic, call.body)
+    wanted: NewTopic = call.body
+    chosen = wanted.ack_level is not None
+    await call.broker.create_topic(call.principal, call.topic, wanted.config(), choose_level=not chosen)
     return Answer(await _brief(call), headers={"location": f"{BASE}/topics{call.topic}"})
 
 
@@ -105,6 +133,24 @@ async def _truncate(call: ApiCall) -> PartitionOffsets:
 
 async def _unload(call: ApiCall) -> None:
     await call.broker.unload_topic(call.principal, call.topic)
+
+
+async def _set_ack_level(call: ApiCall) -> None:
+    await call.broker.set_ack_level(call.principal, call.topic, call.body.ack_level)
+
+
+async def _take_over(call: ApiCall) -> wire.TakenOver:
+    asked: TakeoverRequest = call.body
+    return wire.TakenOver(
+        await call.broker.take_over_topic(call.principal, call.topic, asked.partition, asked.accept_loss)
+    )
+
+
+async def _salvage(call: ApiCall) -> SalvageStep:
+    asked: SalvageRequest = call.body
+    return await call.broker.leftovers.salvage(
+        call.principal, call.topic, asked.partition, TopicName.parse(asked.to), asked.broker, asked.drop
+    )
 
 
 async def _statistics(call: ApiCall) -> TopicStatistics:
@@ -171,12 +217,13 @@ OPERATIONS: Final = (
         path=TOPIC_PATH,
         name="createTopic",
         summary="Create a topic",
-        description="Its namespace must exist. Without a body the topic is reliable and has one partition.",
+        description="Its namespace must exist. Without a body the topic is reliable and has one partition. Without "
+        "`ack_level` it is `stored` in a cluster, and `durable` on a broker alone.",
         tag="topics",
         handler=_create,
-        body=TopicConfig,
+        body=NewTopic,
         body_optional=True,
-        body_example=_CONFIG,
+        body_example=NewTopic(partitions=3, ack_level=AckLevel.DURABLE),
         reply=wire.Route,
         reply_example=_ROUTE,
         status=201,
@@ -254,6 +301,48 @@ OPERATIONS: Final = (
         tag="topics",
         handler=_unload,
         native=(wire.UnloadTopic,),
+    ),
+    Operation(
+        method="PUT",
+        path=f"{TOPIC_PATH}/ack-level",
+        name="setAckLevel",
+        summary="Change the ack level of a topic between durable and stored",
+        description="On return it is in force in every partition that has a broker. Clients open their producers and "
+        "consumers again.",
+        tag="topics",
+        handler=_set_ack_level,
+        body=NewAckLevel,
+        body_example=NewAckLevel(AckLevel.STORED),
+        native=(wire.SetAckLevel,),
+    ),
+    Operation(
+        method="POST",
+        path=f"{TOPIC_PATH}/takeover",
+        name="takeOverTopic",
+        summary="Take over partitions that wait for a lost broker",
+        description="What that broker has not uploaded is given up: without `accept_loss` nothing is done, and the "
+        "answer says what would be lost at most.",
+        tag="topics",
+        handler=_take_over,
+        body=TakeoverRequest,
+        body_example=TakeoverRequest(0, True),
+        reply=wire.TakenOver,
+        reply_example=wire.TakenOver([Loss(0, 1_000, 1_001_000, "broker-2")]),
+        native=(wire.TakeOverTopic,),
+    ),
+    Operation(
+        method="POST",
+        path=f"{TOPIC_PATH}/salvage",
+        name="salvageTopic",
+        summary="Publish leftovers of a partition to another topic, one step",
+        description="Repeat it until `is_last`; what was published is not published again.",
+        tag="topics",
+        handler=_salvage,
+        body=SalvageRequest,
+        body_example=SalvageRequest(0, "/default/salvaged"),
+        reply=SalvageStep,
+        reply_example=SalvageStep(250, is_last=False),
+        native=(wire.SalvageTopic,),
     ),
     Operation(
         method="GET",

@@ -2,7 +2,7 @@
 
 On a partitioned topic a message goes to the partition of its key, as in every Danube client; those without a key go
 together to one partition. So a batch becomes one batch for each partition that it has messages for. Each of these is
-stored whole or not at all.
+stored whole or not at all. Batches for partitions that other brokers own are sent on to them.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Publisher:
             for partition in rows
         }
         if len(rows) == 1:
-            ((partition, shared),) = producers.items()
-            base = await self._send(principal, shared, messages, schema)
+            ((partition, found),) = producers.items()
+            base = await self._send(principal, found, messages, schema)
             return [StoredAt(partition, base + row) for row in range(len(messages.payloads))]
         sent = [
             self._send(principal, producers[partition], messages.select(chosen), schema)
@@ -135,37 +135,63 @@ class Publisher:
 
     async def _producer(
         self, principal: Principal, topic: TopicName, partition: int, is_partitioned: bool, name: str
-    ) -> SharedProducer:
-        """Return the producer that all requests share which use this name."""
+    ) -> SharedProducer | _Elsewhere:
+        """Return the producer that all requests share which use this name, or who owns the partition instead."""
         address = topic.partition(partition) if is_partitioned else str(topic)
+        if (owner := self._broker.other_owner(topic, partition)) is not None:
+            return _Elsewhere(owner.name, topic, partition, name, shared_id(address, name, principal.owner_id))
         producers = self._broker.shared_producers
-        found = producers.find(principal, shared_id(address, name), address, name)
+        found = producers.find(principal, shared_id(address, name, principal.owner_id), address, name)
         if found is not None:
             return found
         return await producers.open(principal, TopicAddress.parse(address), Place(topic, partition), name)
 
     async def _send(
-        self, principal: Principal, shared: SharedProducer, messages: MessageColumns, schema: tuple[int, int]
+        self,
+        principal: Principal,
+        shared: SharedProducer | _Elsewhere,
+        messages: MessageColumns,
+        schema: tuple[int, int],
     ) -> int:
         """Publish messages to one partition and return the offset of the first."""
+        if isinstance(shared, _Elsewhere):
+            batch = _encode(messages, shared.name, shared.producer_id, 0, schema)
+            place = shared.owner, shared.topic, shared.partition
+            return await self._broker.publish_elsewhere(principal, *place, memoryview(batch))
         if not messages.is_batch:
             return await self._sends.send(principal, shared, messages.first(), *schema)
         producer = shared.producer
-        batch = encode(
-            messages.payloads,
-            publish_times=messages.publish_times,
-            keys=None if messages.keys.count(None) == len(messages.keys) else messages.keys,
-            attributes=messages.attributes,
-            deliver_at=messages.deliver_at,
-            producer_name=shared.name,
-            producer_id=producer.producer_id,
-            producer_epoch=producer.producer_epoch,
-            schema_id=schema[0],
-            schema_version=schema[1],
-        )
+        batch = _encode(messages, shared.name, producer.producer_id, producer.producer_epoch, schema)
         stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._broker.publish(principal, producer, memoryview(batch), partial(_answer, stored))
         return await stored
+
+
+class _Elsewhere(NamedTuple):
+    """A partition of another broker, and the producer that all requests share which use its name."""
+
+    owner: str
+    topic: TopicName
+    partition: int
+    name: str
+    producer_id: int
+
+
+def _encode(
+    messages: MessageColumns, producer_name: str, producer_id: int, producer_epoch: int, schema: tuple[int, int]
+) -> bytearray:
+    return encode(
+        messages.payloads,
+        publish_times=messages.publish_times,
+        keys=None if messages.keys.count(None) == len(messages.keys) else messages.keys,
+        attributes=messages.attributes,
+        deliver_at=messages.deliver_at,
+        producer_name=producer_name,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        schema_id=schema[0],
+        schema_version=schema[1],
+    )
 
 
 def _answer(stored: asyncio.Future[int], outcome: Published | DanubeError) -> None:

@@ -99,7 +99,7 @@ class Sessions:
         session = self._open.get(number)
         if (
             session is None
-            or session.principal != principal
+            or session.principal.id != principal.id
             or session.subscriber.topic != topic
             or session.subscriber.attachment.subscription != subscription
         ):

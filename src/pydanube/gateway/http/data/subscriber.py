@@ -1,4 +1,5 @@
-"""A consumer over HTTP, attached to all partitions of a topic. Long polls, SSE and WebSocket use it.
+"""A consumer over HTTP, attached to all partitions of a topic that this broker owns. Long polls, SSE and WebSocket use
+it.
 
 What the broker delivers is kept here until the client takes it, message by message. Flow control: a partition gets
 credit only when nothing of it is kept any more, for as many messages as the client can take and for its part of
@@ -98,7 +99,8 @@ class Subscriber:
     async def open(
         cls, broker: Broker, principal: Principal, topic: TopicName, attachment: Attachment, clock: Clock
     ) -> Subscriber:
-        """Attach to every partition of the topic, which must exist. Cancelled or failed: nothing is attached."""
+        """Attach to every partition of the topic, which must exist, that this broker owns. Raises NotOwner if it owns
+        none. Cancelled or failed: nothing is attached."""
         made = cls(broker, principal, topic, attachment, clock)
         try:
             await made.attach_missing()
@@ -108,11 +110,11 @@ class Subscriber:
         return made
 
     async def attach_missing(self) -> None:
-        """Attach to partitions that were added since. Nothing happens once it is closed."""
+        """Attach to partitions that were added, or that this broker got, since. Nothing happens once it is closed."""
         if self._is_closed:
             return
-        found = await self._broker.lookup(self._principal, self.topic, create=False)
-        for index in range(found.config.partition_count):
+        await self._broker.lookup(self._principal, self.topic, create=False)
+        for index in self._broker.own_partitions(self.topic):
             if index not in self._partitions:
                 sink = _PartitionSink(self, index)
                 subscribe = self._broker.subscriptions.subscribe

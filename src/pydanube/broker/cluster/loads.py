@@ -1,0 +1,76 @@
+"""How much each broker of the cluster does, as it says itself in a key beside its session."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import msgspec
+
+from pydanube.broker.registry.records import unpack
+from pydanube.metadata.following import Follower, Handler
+from pydanube.metadata.store import Event, KeyValue
+from pydanube.model.errors import Corrupt
+
+LOADS: Final = "/brokers/load/"
+
+LEAVING: Final = "leaving"
+"""The state of a broker that stops: it gives its partitions away, and is given none."""
+
+
+def load_key(name: str) -> str:
+    return f"{LOADS}{name}"
+
+
+class LoadRecord(msgspec.Struct, omit_defaults=True):
+    """What a broker says of itself. `partitions`: how many are open there. `state`: "ok", or what is wrong."""
+
+    incarnation: int = 0
+    partitions: int = 0
+    messages_per_s: float = 0.0
+    bytes_per_s: float = 0.0
+    state: str = "ok"
+
+
+class Loads(Protocol):
+    """What the living brokers say of themselves."""
+
+    def of(self, name: str) -> LoadRecord | None:
+        """Return the load of a broker; None: it has told none yet."""
+        ...
+
+
+class NoLoads:
+    """Of a broker that is no part of a cluster."""
+
+    def of(self, name: str) -> LoadRecord | None:
+        return None
+
+
+class ClusterLoads:
+    """Follows the keys of all brokers."""
+
+    def __init__(self, follower: Follower) -> None:
+        """Call this before `follower.start`."""
+        self._records: dict[str, LoadRecord] = {}
+        follower.add(LOADS, Handler(self._apply, self._replace))
+
+    def of(self, name: str) -> LoadRecord | None:
+        return self._records.get(name)
+
+    def _apply(self, event: Event) -> None:
+        if event.current is None:
+            self._records.pop(event.key.removeprefix(LOADS), None)
+        else:
+            self._read(event.current)
+
+    def _replace(self, entries: list[KeyValue]) -> None:
+        self._records.clear()
+        for entry in entries:
+            self._read(entry)
+
+    def _read(self, entry: KeyValue) -> None:
+        name = entry.key.removeprefix(LOADS)
+        try:
+            self._records[name] = unpack(entry.value, LoadRecord)
+        except Corrupt:
+            self._records.pop(name, None)  # it is only an estimate, and is written again soon

@@ -1,0 +1,189 @@
+"""What one broker has for its `stored` partitions: the slices that it writes, and those of former owners that it reads.
+
+A broker writes one sequence of slices for each incarnation: a broker alone has one for each start, a broker of a
+cluster one for each session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from pydanube.broker.cluster.membership import Membership, MembershipListener
+from pydanube.core.slice_sequence import SliceLimits
+from pydanube.metadata.counters import take_ids
+from pydanube.metadata.joining import JoinedTransactions
+from pydanube.metadata.store import MetadataStore
+from pydanube.model.cluster import BrokerSession
+from pydanube.model.errors import DanubeError, NotOwner, Unavailable
+from pydanube.runtime.clock import Clock
+from pydanube.runtime.objects import ObjectStore
+from pydanube.runtime.randomness import identity
+from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.telemetry import get_logger
+from pydanube.storage.slices import SliceWriter, check_store
+from pydanube.storage.slices.writer import PROOF_S
+from pydanube.storage.tiering.catalog import Catalog
+from pydanube.storage.tiering.recovered_upload import RecoveredUpload
+from pydanube.storage.wal import LogWriter
+
+from .slice_takeover import SliceTakeover
+from .sliced_log import SlicedLog
+
+log = get_logger(__name__)
+
+INCARNATION_COUNTER = "incarnation"
+PROVE_EVERY_S: Final = 0.5
+"""Twice in the time for which a proof is good, so that one late answer does not interrupt deliveries."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSettings:
+    limits: SliceLimits = field(default_factory=SliceLimits)
+    state_interval_s: float = 1.0
+    """How long a change of cursors may wait for something to leave with."""
+
+
+class SliceCounts(NamedTuple):
+    """What one broker put as slices."""
+
+    puts: int = 0
+    """Requests to the store, failed ones too."""
+    put_bytes: int = 0
+    put_failures: int = 0
+    puts_per_s: float = 0.0
+    waiting_bytes: int = 0
+    is_failing: bool = False
+
+
+class BrokerSlices:
+    """The slices of one broker."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        store: MetadataStore,
+        membership: Membership,
+        log: LogWriter,
+        clock: Clock,
+        tasks: Tasks,
+        settings: SliceSettings,
+        segment_bytes: int,
+    ) -> None:
+        self._objects = objects
+        self._store = store
+        self._membership = membership
+        self._log = log
+        self._clock = clock
+        self._tasks = tasks
+        self._settings = settings
+        self._writer: SliceWriter | None = None
+        self._incarnation = 0
+        """Of a broker alone: taken from the store when it is first needed."""
+        self._is_checked = False
+        self._is_proving = False
+        self._former = SliceCounts()
+        """What was put by the writers of earlier sessions."""
+        membership.subscribe(MembershipListener(lost=self._session_lost))
+        self.on_sealed: Callable[[SliceWriter], None] = lambda _writer: None
+        """Called when another broker has sealed a sequence of this one: its partitions must be closed."""
+        self._numbering = asyncio.Lock()  # partitions that are opened together share one incarnation
+        self.takeover = SliceTakeover(objects, self.writer, tasks, clock)
+        begin = store.transact if membership.is_alone else JoinedTransactions(store.transact, tasks).transact
+        self.upload = RecoveredUpload(objects, Catalog(store, begin), identity(), clock, segment_bytes)
+
+    async def start(self) -> None:
+        """Make sure that slices can be written: the store was proven fit, and there is an incarnation.
+
+        Raises Refused if the store cannot keep `stored` topics, and Unavailable if that cannot be told now.
+        """
+        await self.check()
+        if self._membership.is_alone:
+            async with self._numbering:
+                if not self._incarnation or self._is_over():
+                    self._incarnation = (await take_ids(self._store, INCARNATION_COUNTER, 1))[0]
+
+    def _is_over(self) -> bool:
+        """Return whether the writer of the present incarnation can append nothing any more."""
+        writer = self._writer
+        return writer is not None and writer.is_ended and writer.incarnation == self._incarnation
+
+    async def check(self) -> None:
+        """Raise Refused if the store cannot keep `stored` topics, and Unavailable if that cannot be told now. A store
+        that was found fit is not asked again."""
+        if not self._is_checked:
+            await check_store(self._objects)
+            self._is_checked = True
+
+    def writer(self) -> SliceWriter:
+        """Return the writer of this broker's present incarnation; after `start`."""
+        incarnation = self._incarnation or self._membership.session.incarnation
+        if not incarnation:
+            raise Unavailable("this broker has no session yet: try again")
+        if self._writer is None or self._writer.incarnation != incarnation:
+            made = SliceWriter(self._objects, incarnation, self._settings.limits, self._clock, self._tasks)
+            made.on_sealed = lambda: self.on_sealed(made)
+            if self._writer is not None:
+                self._former = self.counts()._replace(puts_per_s=0.0, waiting_bytes=0, is_failing=False)
+                self._writer.abandon(NotOwner("this broker has a new session: look the owner up again"))
+            self._writer = made
+            self._begin_proving()
+        return self._writer
+
+    def _session_lost(self, session: BrokerSession) -> None:
+        """End the slices of a session that is over: they are never used again, whatever is on its way."""
+        if self._writer is not None and self._writer.incarnation == session.incarnation:
+            self._writer.abandon(NotOwner(f"the session of broker {session.name!r} has ended: look the owner up again"))
+
+    def _begin_proving(self) -> None:
+        if not self._is_proving and not self._membership.is_alone:
+            self._is_proving = True
+            self._tasks.spawn(self._keep_proving(), "slices proving")
+
+    async def _keep_proving(self) -> None:
+        """While the session may be over, look whether the slices are still this broker's. Whether they are decides if
+        it may deliver. Runs until cancelled."""
+        while True:
+            await self._clock.sleep(PROVE_EVERY_S)
+            if not self._membership.holds() and self._writer is not None and not self._writer.is_ended:
+                try:
+                    async with asyncio.timeout(PROOF_S):
+                        await self._writer.prove()
+                except (TimeoutError, DanubeError) as error:
+                    log.debug("slices.unproven", error=str(error))
+
+    @property
+    def current(self) -> SliceWriter | None:
+        """The writer, if anything was ever written."""
+        return self._writer
+
+    def counts(self) -> SliceCounts:
+        """Return what was put since the start of this broker, and what waits now."""
+        if (writer := self._writer) is None:
+            return self._former
+        former, now_us = self._former, self._clock.now_us()
+        return SliceCounts(
+            former.puts + writer.puts,
+            former.put_bytes + writer.put_bytes,
+            former.put_failures + writer.put_failures,
+            writer.meter.rates(now_us)[0],
+            0 if writer.is_ended else writer.waiting_bytes,
+            not writer.is_ended and writer.failure is not None,
+        )
+
+    def open_partition(self) -> SlicedLog:
+        """Return the log of a partition that this broker took."""
+        return SlicedLog(self._log, self.writer(), self._settings.state_interval_s)
+
+    @property
+    def trouble(self) -> str:
+        """Why publishes to `stored` topics wait, in one sentence; empty while they do not."""
+        failure = self._writer.failure if self._writer is not None and not self._writer.is_ended else None
+        return f"slices cannot be put: {failure.message}" if failure is not None else ""
+
+    async def close(self) -> None:
+        """Seal the own sequence, once everything counts. Raises what the store raises; a taker seals it then."""
+        if self._writer is not None:
+            await self._writer.close()

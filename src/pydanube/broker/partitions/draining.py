@@ -1,0 +1,63 @@
+"""Gives the partitions of a broker that stops to other brokers, in order: a planned restart costs publishers a moment.
+
+```
+ told the others that it leaves ─► what others can go on with: `stored`, non-reliable, `memory` without messages
+   each: accept nothing more ─► everything counts ─► "no owner", the end, who shall take it: one transaction
+   the next owner sees the record and opens the partition; clients look it up and follow
+```
+
+Partitions whose messages are in this broker's log (`durable`, `written`) stay with it and wait for its return.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from pydanube.runtime.clock import Clock
+from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.telemetry import get_logger
+
+from .open_partitions import Key, Partitions
+
+log = get_logger(__name__)
+
+MOVED_AT_ONCE: Final = 64
+"""How many partitions are closed together: they share slices, and a partition is not closed long before its turn."""
+
+
+class Draining:
+    """Gives partitions away, once, when the broker stops."""
+
+    def __init__(self, partitions: Partitions, clock: Clock) -> None:
+        self._partitions = partitions
+        self._clock = clock
+
+    async def run(self, seconds: float) -> None:
+        """Return when nothing is left that another broker can go on with, at the latest after `seconds`: the rest is
+        left as it is. Cancelled: the same."""
+        async with Tasks() as tasks:
+            moving = tasks.spawn(self._move_all(), "partitions moving")
+            await asyncio.wait(
+                [moving, tasks.spawn(self._clock.sleep(seconds), "time limit")], return_when=asyncio.FIRST_COMPLETED
+            )
+        if left := self._partitions.movable():
+            log.warning("partitions.not_moved", partitions=len(left), seconds=seconds)
+
+    async def _move_all(self) -> None:
+        """Move partitions until none is left, or none of them can be moved."""
+        while True:
+            await self._partitions.finish_opening()
+            next_owners = self._partitions.placement.next_owners(self._partitions.movable())
+            if not next_owners or not await self._move(next_owners):
+                return
+
+    async def _move(self, next_owners: dict[Key, str]) -> int:
+        """Move these partitions; return how many were."""
+        limit = asyncio.Semaphore(MOVED_AT_ONCE)
+
+        async def move(key: Key, broker: str) -> bool:
+            async with limit:
+                return await self._partitions.hand_over(key, broker)
+
+        return sum(await asyncio.gather(*(move(key, broker) for key, broker in next_owners.items())))

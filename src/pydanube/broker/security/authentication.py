@@ -1,0 +1,177 @@
+"""Finds out who a caller is: by an API key, a JWT, a client certificate or the cluster token.
+
+```
+ dnb_...              API key            a lookup and a hash
+ header.claims.sig    JWT                remembered, or its signature is checked in a thread, few at a time
+ other text           cluster token      of another broker
+ no token             client certificate, by rules
+```
+
+Invariants
+    every failure has the same words: a caller does not learn what was wrong, or whether a name exists
+    a secret appears in no error and no log line
+    an address that failed too often is still believed with credentials that are right and cheap to check: others behind
+    the same address go on working
+    what is remembered is bounded: verified tokens, failing addresses, waiting callers
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Final
+
+from pydanube.core.access import Principal
+from pydanube.core.identity import Credentials, Identity
+from pydanube.model.errors import Full, Unauthenticated
+from pydanube.model.limits import TOKEN_BYTES_MAX
+from pydanube.model.security import BROKER_TYPE
+from pydanube.runtime.clock import Clock
+from pydanube.runtime.network import counted_address
+from pydanube.runtime.telemetry import get_logger
+
+from . import api_keys, certificates
+from .certificates import CertificateRule
+from .failures import Failures
+from .jwks import Jwks
+from .records import KeyRecord
+from .tokens import BadToken, TokenRules, Tokens
+
+log = get_logger(__name__)
+
+CHECKS_AT_ONCE: Final = 2
+"""Signatures that are checked at the same time: they take processor time, which publishing needs too."""
+
+WAITING_MAX: Final = 500
+"""Callers that wait for the check of a signature; more are refused."""
+
+REMEMBERED_MAX: Final = 4_096
+"""Verified tokens that are remembered; when there are more, all are checked anew."""
+
+CLUSTER_TOKEN_METHOD: Final = "cluster-token"  # noqa: S105  a word
+CLUSTER_TOKEN_BYTES_MIN: Final = 32
+
+_REFUSAL: Final = "the credentials are missing or not accepted: show a valid API key, token or client certificate"
+
+
+def unauthenticated() -> Unauthenticated:
+    """Return the one error of every failure."""
+    return Unauthenticated(_REFUSAL)
+
+
+@dataclass(frozen=True, slots=True)
+class AuthenticationSettings:
+    """Which credentials are accepted."""
+
+    rules: TokenRules | None = None
+    """Of JWTs; None: none are accepted."""
+    certificate_rules: Sequence[CertificateRule] = ()
+    cluster_token: str = field(default="", repr=False)
+    """What brokers of the cluster show to each other; empty: none is accepted."""
+    failures_max: int = 20
+    """An address with so many failures in a minute is refused for `block_s`."""
+    block_s: float = 30.0
+
+
+class Authentication:
+    """The authenticator of a broker: core.identity.Authenticator."""
+
+    is_required = True
+
+    def __init__(
+        self,
+        settings: AuthenticationSettings,
+        keys: Callable[[], Mapping[str, KeyRecord]],
+        jwks: Jwks | None,
+        clock: Clock,
+    ) -> None:
+        """`keys` returns the API keys that there are now."""
+        self._settings = settings
+        self._keys = keys
+        self._jwks = jwks
+        self._clock = clock
+        self._tokens = Tokens(settings.rules, jwks) if settings.rules is not None else None
+        self._failures = Failures(clock, settings.failures_max, settings.block_s)
+        self._checks = asyncio.Semaphore(CHECKS_AT_ONCE)
+        self._waiting = 0
+        self._remembered: dict[bytes, Identity] = {}
+        self._key_changes = 0
+        if jwks is not None:
+            jwks.on_changed = self._forget
+
+    async def run(self) -> None:
+        """Keep the keys of JWTs up to date, until cancelled."""
+        if self._jwks is not None:
+            await self._jwks.run()
+
+    async def authenticate(self, credentials: Credentials, address: str) -> Identity:
+        """See Authenticator."""
+        if not credentials.token and credentials.certificate is None:
+            raise unauthenticated()  # nothing was tried
+        found = self._find_cheaply(credentials)
+        if found is not None:
+            return found
+        counted = counted_address(address)
+        self._failures.check(counted)
+        try:
+            return await self._find_by_signature(credentials.token)
+        except BadToken as reason:
+            delay = self._failures.add(counted)
+            log.info("auth.failed", address=address, reason=str(reason))
+            if delay:
+                await self._clock.sleep(delay)
+            raise unauthenticated() from None
+
+    def _find_cheaply(self, credentials: Credentials) -> Identity | None:
+        """Return who shows these credentials, if that takes no signature; None: it is not known, or nobody."""
+        token, now_us = credentials.token, self._clock.now_us()
+        if not token:
+            assert credentials.certificate is not None
+            return certificates.find_identity(credentials.certificate, self._settings.certificate_rules, now_us)
+        if len(token) > TOKEN_BYTES_MAX:
+            return None
+        if token.startswith(api_keys.PREFIX):
+            return api_keys.find_identity(token, self._keys(), now_us)
+        if self._is_cluster_token(token):
+            return Identity(Principal("cluster", BROKER_TYPE), CLUSTER_TOKEN_METHOD)
+        found = self._remembered.get(_digest(token)) if self._tokens is not None else None
+        return found if found is not None and now_us < found.expires_at_us else None
+
+    def _is_cluster_token(self, token: str) -> bool:
+        own = self._settings.cluster_token
+        return bool(own) and hmac.compare_digest(token.encode(), own.encode())
+
+    async def _find_by_signature(self, token: str) -> Identity:
+        """Return who shows this JWT. Raises BadToken, and Full if too many wait. Cancelled: nothing is left behind but
+        a check that a thread finishes."""
+        if len(token) > TOKEN_BYTES_MAX:
+            raise BadToken("it is too long")
+        if not token or token.startswith(api_keys.PREFIX) or self._tokens is None or token.count(".") != 2:
+            raise BadToken("no such key, token or certificate is known, or it has expired")
+        if self._waiting >= WAITING_MAX:
+            raise Full("too many callers show credentials at this moment: try again")
+        self._waiting += 1
+        changes = self._key_changes
+        try:
+            key = await self._tokens.key_for(token)
+            async with self._checks:
+                identity = await asyncio.to_thread(self._tokens.verify, token, key, self._clock.now_us())
+        finally:
+            self._waiting -= 1
+        if len(self._remembered) >= REMEMBERED_MAX:
+            self._remembered.clear()
+        if changes == self._key_changes:  # its key may be gone by now
+            self._remembered[_digest(token)] = identity
+        return identity
+
+    def _forget(self) -> None:
+        """Check all tokens anew: keys have come or gone."""
+        self._key_changes += 1
+        self._remembered.clear()
+
+
+def _digest(token: str) -> bytes:
+    return sha256(token.encode()).digest()

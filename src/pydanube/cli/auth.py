@@ -1,0 +1,496 @@
+"""`danube auth`: roles, bindings and API keys, who one is, and what one may do."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from pydanube.core.access import Action
+from pydanube.model.positions import datetime_from_micros
+from pydanube.model.security import BoundSubject, ResourcePattern, parse_binding_id, parse_key_id, parse_role_name
+
+from .app import EXIT_FAILED
+from .options import (
+    DURATION,
+    MOMENT,
+    Parsed,
+    confirm,
+    examples,
+    json_option,
+    url_option,
+    yes_option,
+)
+from .output import emit_json, fields, note, table
+from .session import with_client
+
+if TYPE_CHECKING:
+    from pydanube.model.security import ApiKey, Binding, Role
+
+ACTION: Final = click.Choice([str(one) for one in Action])
+ROLE: Final = Parsed("role", parse_role_name)
+BINDING: Final = Parsed("binding", parse_binding_id)
+KEY: Final = Parsed("key", parse_key_id)
+SUBJECT: Final = Parsed("type:name", lambda text: str(BoundSubject.parse(text)))
+RESOURCE: Final = Parsed("resource", lambda text: str(ResourcePattern.parse(text)))
+
+
+@click.group(
+    epilog=examples(
+        """
+danube auth whoami
+danube auth can produce /default/orders
+danube auth bindings create service_account:loader /default/orders-* --role producer
+danube auth keys create service_account:loader --expires 90d
+danube auth roles list
+"""
+    )
+)
+def auth() -> None:
+    """Manage roles, bindings and API keys, and ask what one may do.
+
+    \b
+    A role is a set of actions: produce, consume, read, describe, create, delete, administer.
+    A binding gives roles to a subject, on a resource and everything below it.
+    A subject is user:NAME, service_account:NAME or group:NAME.
+    A resource is / (the cluster), /NAMESPACE, /NAMESPACE/TOPIC, /NAMESPACE/TOPIC/SUBSCRIPTION or schema:SUBJECT;
+    in names, * stands for any characters and ? for one.
+
+    The bindings of a principal and of its groups add up; what none allows is denied. A broker without authentication
+    (auth.enabled) refuses these commands, but for whoami and can.
+    """
+
+
+# -- questions ---------------------------------------------------------------------------------------------------------
+
+
+@auth.command("whoami", epilog=examples("danube auth whoami\ndanube auth whoami --json"))
+@url_option
+@json_option
+def whoami(url: str, as_json: bool) -> None:
+    """Show who you are for the broker, until when, and your bindings."""
+    found = with_client(url, lambda client: client.access.whoami())
+    if as_json:
+        emit_json(
+            {
+                "principal": found.principal,
+                "groups": list(found.groups),
+                "method": found.method,
+                "expires_at": _time_or_none(found.expires_at),
+                "super_user": found.is_super_user,
+                "authentication": found.authentication,
+                "bindings": [_binding_json(one) for one in found.bindings],
+            }
+        )
+        return
+    rights = "everything: a super user" if found.is_super_user else "what its bindings allow"
+    fields(
+        [
+            ("principal", found.principal),
+            ("groups", ", ".join(found.groups) or "none"),
+            ("proven by", found.method),
+            ("expires", _time(found.expires_at)),
+            ("may do", rights if found.authentication else "everything: this broker has no authentication"),
+        ]
+    )
+    if found.bindings:
+        _binding_table(list(found.bindings))
+
+
+@auth.command(
+    "can",
+    epilog=examples(
+        """
+danube auth can produce /default/orders
+danube auth can consume /default/orders/billing --principal service_account:loader
+danube auth can administer / && echo 'I am an administrator'
+"""
+    ),
+)
+@click.argument("action", type=ACTION)
+@click.argument("resource", type=RESOURCE)
+@click.option(
+    "--principal", type=SUBJECT, help="Ask for somebody else; that needs the action administer on the cluster."
+)
+@click.option("--group", "groups", multiple=True, help="A group that --principal is in; may be repeated.")
+@url_option
+@json_option
+@click.pass_context
+def can(
+    context: click.Context,
+    action: str,
+    resource: str,
+    principal: str | None,
+    groups: tuple[str, ...],
+    url: str,
+    as_json: bool,
+) -> None:
+    """Tell whether you, or --principal, may do ACTION to RESOURCE, and which binding says so.
+
+    The exit code is 0 if it is allowed and 1 if it is not. A RESOURCE with wildcards asks for all that it covers.
+    """
+    if groups and principal is None:
+        raise click.UsageError("--group says which groups --principal is in: add --principal")
+    found = with_client(
+        url, lambda client: client.access.can(action, resource, principal=principal or "", groups=groups)
+    )
+    if as_json:
+        emit_json(
+            {
+                "allowed": found.allowed,
+                "principal": found.principal,
+                "action": found.action,
+                "resource": found.resource,
+                "reason": found.reason,
+                "binding": found.binding or None,
+                "role": found.role or None,
+            }
+        )
+    else:
+        click.echo(f"{'yes' if found.allowed else 'no'}: {found.reason}")
+    if not found.allowed:
+        context.exit(EXIT_FAILED)
+
+
+# -- roles -------------------------------------------------------------------------------------------------------------
+
+
+@auth.group(
+    "roles",
+    epilog=examples(
+        """
+danube auth roles list
+danube auth roles create loader produce create
+danube auth roles change loader produce
+danube auth roles delete loader --yes
+"""
+    ),
+)
+def roles() -> None:
+    """List, show, create, change and delete roles.
+
+    A role is a set of actions. The built-in roles (admin, namespace-admin, producer, consumer, reader, monitor) never
+    change. All of it needs the action administer on the cluster.
+    """
+
+
+@roles.command("list", epilog=examples("danube auth roles list --json"))
+@url_option
+@json_option
+def list_roles(url: str, as_json: bool) -> None:
+    """List roles, the built-in ones first."""
+    found = with_client(url, lambda client: client.access.roles())
+    if as_json:
+        emit_json([_role_json(one) for one in found])
+        return
+    table(
+        ["role", "actions", "built in"],
+        [(one.name, ", ".join(one.actions), "yes" if one.built_in else "no") for one in found],
+    )
+
+
+@roles.command("show", epilog=examples("danube auth roles show producer --json"))
+@click.argument("role", type=ROLE)
+@url_option
+@json_option
+def show_role(role: str, url: str, as_json: bool) -> None:
+    """Show the actions of a role."""
+    _show_role(with_client(url, lambda client: client.access.role(role)), as_json)
+
+
+@roles.command("create", epilog=examples("danube auth roles create loader produce create"))
+@click.argument("role", type=ROLE)
+@click.argument("actions", type=ACTION, nargs=-1, required=True)
+@url_option
+@json_option
+def create_role(role: str, actions: tuple[str, ...], url: str, as_json: bool) -> None:
+    """Create a role of actions that you may do to the cluster yourself."""
+    made = with_client(url, lambda client: client.access.create_role(role, actions))
+    _report(as_json, _role_json(made), f"created {role}: {', '.join(made.actions)}")
+
+
+@roles.command("change", epilog=examples("danube auth roles change loader produce"))
+@click.argument("role", type=ROLE)
+@click.argument("actions", type=ACTION, nargs=-1, required=True)
+@click.option(
+    "--expected", default="", metavar="VERSION", help="Only if it still has this version, which --json shows."
+)
+@url_option
+@json_option
+def change_role(role: str, actions: tuple[str, ...], expected: str, url: str, as_json: bool) -> None:
+    """Replace the actions of a role. It is in force at once for everybody who has the role."""
+    changed = with_client(url, lambda client: client.access.change_role(role, actions, expected=expected))
+    _report(as_json, _role_json(changed), f"changed {role}: {', '.join(changed.actions)}")
+
+
+@roles.command("delete", epilog=examples("danube auth roles delete loader --yes"))
+@click.argument("role", type=ROLE)
+@yes_option
+@click.option(
+    "--expected", default="", metavar="VERSION", help="Only if it still has this version, which --json shows."
+)
+@url_option
+@json_option
+def delete_role(role: str, yes: bool, expected: str, url: str, as_json: bool) -> None:
+    """Delete a role that no binding has."""
+    confirm(f"Delete role {role}?", yes)
+    with_client(url, lambda client: client.access.delete_role(role, expected=expected))
+    _report(as_json, {"role": role, "deleted": True}, f"deleted {role}")
+
+
+# -- bindings ----------------------------------------------------------------------------------------------------------
+
+
+@auth.group(
+    "bindings",
+    epilog=examples(
+        """
+danube auth bindings list --subject group:ops
+danube auth bindings create user:alice /shop --role namespace-admin
+danube auth bindings create service_account:loader /shop/orders-* --role producer --id loader-orders
+danube auth bindings delete loader-orders --yes
+"""
+    ),
+)
+def bindings() -> None:
+    """List, show, create and delete bindings, which give roles to subjects.
+
+    A binding needs the action administer on all that it covers, and nobody can give what they may not do there
+    themselves: who is namespace-admin of a namespace manages the bindings in it.
+    """
+
+
+@bindings.command("list", epilog=examples("danube auth bindings list --resource /shop --json"))
+@click.option("--subject", type=SUBJECT, help="Only those of this subject, for example group:ops.")
+@click.option("--resource", type=RESOURCE, help="Only those whose resource is written so.")
+@url_option
+@json_option
+def list_bindings(subject: str | None, resource: str | None, url: str, as_json: bool) -> None:
+    """List the bindings that you may delete, and your own, by their ids."""
+    found = with_client(url, lambda client: client.access.bindings(subject=subject or "", resource=resource or ""))
+    if as_json:
+        emit_json([_binding_json(one) for one in found])
+    else:
+        _binding_table(found)
+
+
+@bindings.command("show", epilog=examples("danube auth bindings show loader-orders"))
+@click.argument("binding", type=BINDING)
+@url_option
+@json_option
+def show_binding(binding: str, url: str, as_json: bool) -> None:
+    """Show a binding."""
+    found = with_client(url, lambda client: client.access.binding(binding))
+    if as_json:
+        emit_json(_binding_json(found))
+        return
+    fields(
+        [
+            ("binding", found.id),
+            ("subject", found.subject),
+            ("roles", ", ".join(found.roles)),
+            ("resource", found.resource),
+        ]
+    )
+
+
+@bindings.command(
+    "create",
+    epilog=examples(
+        """
+danube auth bindings create user:alice /shop --role namespace-admin
+danube auth bindings create group:analysts '/shop/*' --role reader --role monitor
+danube auth bindings create service_account:billing /shop/orders/billing --role consumer --id billing
+"""
+    ),
+)
+@click.argument("subject", type=SUBJECT)
+@click.argument("resource", type=RESOURCE)
+@click.option("--role", "roles", type=ROLE, multiple=True, required=True, help="A role to give; may be repeated.")
+@click.option("--id", "binding_id", type=BINDING, help="The id of the binding.  [default: one is made]")
+@url_option
+@json_option
+def create_binding(
+    subject: str, resource: str, roles: tuple[str, ...], binding_id: str | None, url: str, as_json: bool
+) -> None:
+    """Give roles to SUBJECT on RESOURCE and everything below it."""
+    made = with_client(
+        url, lambda client: client.access.create_binding(subject, roles, resource, binding_id=binding_id or "")
+    )
+    text = f"created {made.id}: {made.subject} has {', '.join(made.roles)} on {made.resource}"
+    _report(as_json, _binding_json(made), text)
+
+
+@bindings.command("delete", epilog=examples("danube auth bindings delete loader-orders --yes"))
+@click.argument("binding", type=BINDING)
+@yes_option
+@url_option
+@json_option
+def delete_binding(binding: str, yes: bool, url: str, as_json: bool) -> None:
+    """Delete a binding: what it gave is taken away at once, also from producers and consumers that are open."""
+    confirm(f"Delete binding {binding}?", yes)
+    with_client(url, lambda client: client.access.delete_binding(binding))
+    _report(as_json, {"binding": binding, "deleted": True}, f"deleted {binding}")
+
+
+# -- API keys ----------------------------------------------------------------------------------------------------------
+
+
+@auth.group(
+    "keys",
+    epilog=examples(
+        """
+danube auth keys create service_account:loader --expires 90d --comment 'nightly load'
+danube auth keys list
+danube auth keys revoke 5d3f1c0e7a0b --yes
+"""
+    ),
+)
+def keys() -> None:
+    """List, create and revoke API keys.
+
+    Everybody lists, creates and revokes keys of their own. Those of others need the action administer on the cluster.
+    """
+
+
+@keys.command("list", epilog=examples("danube auth keys list --principal service_account:loader --json"))
+@click.option("--principal", type=SUBJECT, help="Only those of this principal.")
+@url_option
+@json_option
+def list_keys(principal: str | None, url: str, as_json: bool) -> None:
+    """List API keys by their ids, without their secrets: all, or your own if you may not see all."""
+    found = with_client(url, lambda client: client.access.keys(principal=principal or ""))
+    if as_json:
+        emit_json([_key_json(one) for one in found])
+        return
+    table(
+        ["key", "principal", "groups", "created", "expires", "comment"],
+        [
+            (one.id, one.principal, ", ".join(one.groups), _time(one.created_at), _time(one.expires_at), one.comment)
+            for one in found
+        ],
+        cut=["comment"],
+    )
+
+
+@keys.command(
+    "create",
+    epilog=examples(
+        """
+danube auth keys create
+danube auth keys create service_account:loader --group etl --expires 90d
+DANUBE_API_KEY=$(danube auth keys create service_account:loader 2>/dev/null)
+"""
+    ),
+)
+@click.argument("principal", type=SUBJECT, required=False)
+@click.option("--group", "groups", multiple=True, help="A group that callers with the key are in; may be repeated.")
+@click.option(
+    "--expires", type=DURATION, metavar="S", help="After how long it ends, for example 90d.  [default: never]"
+)
+@click.option("--expires-at", type=MOMENT, metavar="TIME", help="When it ends, for example 2027-01-31T12:00:00Z.")
+@click.option("--comment", default="", help="What it is for. Everybody who may list the key can read it.")
+@url_option
+@json_option
+def create_key(
+    principal: str | None,
+    groups: tuple[str, ...],
+    expires: float | None,
+    expires_at: datetime | None,
+    comment: str,
+    url: str,
+    as_json: bool,
+) -> None:
+    """Create an API key for PRINCIPAL, by default for yourself.
+
+    The key is printed on stdout, alone, and never shown again; what else there is to say goes to stderr.
+    """
+    if expires is not None and expires_at is not None:
+        raise click.UsageError("--expires and --expires-at say the same: give one of them")
+    made = with_client(
+        url,
+        lambda client: client.access.create_key(
+            principal or "", groups=groups, expires_in=expires, expires_at=expires_at, comment=comment
+        ),
+    )
+    if as_json:
+        emit_json({**_key_json(made.key), "secret": made.secret})
+        return
+    note(f"created key {made.key.id} of {made.key.principal}, which ends: {_time(made.key.expires_at)}")
+    note("keep what follows in a safe place: it is not shown again")
+    click.echo(made.secret)
+
+
+@keys.command("revoke", epilog=examples("danube auth keys revoke 5d3f1c0e7a0b --yes"))
+@click.argument("key", type=KEY)
+@yes_option
+@url_option
+@json_option
+def revoke_key(key: str, yes: bool, url: str, as_json: bool) -> None:
+    """Revoke an API key, by its id: nothing is accepted with it any more, and connections that it opened end."""
+    confirm(f"Revoke key {key}? Whoever uses it loses the connection.", yes, verb="revoke", not_done="not revoked")
+    with_client(url, lambda client: client.access.revoke_key(key))
+    _report(as_json, {"key": key, "revoked": True}, f"revoked {key}")
+
+
+# -- output ------------------------------------------------------------------------------------------------------------
+
+
+def _report(as_json: bool, value: dict[str, Any], text: str) -> None:
+    if as_json:
+        emit_json(value)
+    else:
+        click.echo(text)
+
+
+def _show_role(role: Role, as_json: bool) -> None:
+    if as_json:
+        emit_json(_role_json(role))
+        return
+    fields([("role", role.name), ("actions", ", ".join(role.actions)), ("built in", "yes" if role.built_in else "no")])
+
+
+def _role_json(role: Role) -> dict[str, Any]:
+    return {
+        "role": role.name,
+        "actions": list(role.actions),
+        "built_in": role.built_in,
+        "version": role.version or None,
+    }
+
+
+def _binding_json(binding: Binding) -> dict[str, Any]:
+    return {
+        "binding": binding.id,
+        "subject": str(binding.subject),
+        "roles": list(binding.roles),
+        "resource": str(binding.resource),
+    }
+
+
+def _binding_table(found: list[Binding]) -> None:
+    table(
+        ["binding", "subject", "roles", "resource"],
+        [(one.id, one.subject, ", ".join(one.roles), one.resource) for one in found],
+    )
+
+
+def _key_json(key: ApiKey) -> dict[str, Any]:
+    return {
+        "key": key.id,
+        "principal": str(key.principal),
+        "groups": list(key.groups),
+        "created_at": _time_or_none(key.created_at),
+        "expires_at": _time_or_none(key.expires_at),
+        "comment": key.comment,
+    }
+
+
+def _time_or_none(micros: int) -> str | None:
+    return _time(micros) if micros else None
+
+
+def _time(micros: int) -> str:
+    """Return a moment as a date in UTC; 0 stands for never."""
+    return datetime_from_micros(micros).isoformat(timespec="seconds") if micros else "never"

@@ -1,0 +1,83 @@
+"""`danube cluster`: the brokers, what each of them does, and what waits for brokers that are away."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from pydanube.model.cluster import AWAY, BrokerStatus, ClusterDescription
+from pydanube.model.positions import datetime_from_micros
+
+from .options import examples, json_option, url_option
+from .output import emit_json, note, plural, size, table
+from .session import with_client
+
+
+@click.group(epilog=examples("danube cluster status\ndanube cluster status --json"))
+def cluster() -> None:
+    """Show the cluster: its brokers, their partitions and their load."""
+
+
+@cluster.command(
+    "status", epilog=examples("danube cluster status\ndanube cluster status --url danube://10.0.0.7:6655 --json")
+)
+@url_option
+@json_option
+def status(url: str, as_json: bool) -> None:
+    """Show every broker of the cluster, from any one of them.
+
+    A broker that lives has a session with a number of its own; the coordinator (*) does what only one broker should do,
+    such as placing partitions. PARTITIONS are those that a broker owns or is about to take, and the rates are what is
+    published to it, told by the broker at most every 10 seconds.
+
+    A broker that is `away` has no session. The partitions that are counted there are in its log, and are served again
+    when it is started again, with its data directory. A standalone broker is the only one of its cluster.
+    """
+    found = with_client(url, lambda client: client.describe_cluster())
+    if as_json:
+        emit_json(_as_json(found))
+        return
+    table(
+        ["broker", "state", "session", "since", "address", "zone", "version", "partitions", "messages/s", "bytes/s"],
+        [_row(one, found.coordinator) for one in found.brokers],
+        title=f"cluster {found.cluster}, {plural(found.topics, 'topic')}",
+        right=["session", "partitions", "messages/s", "bytes/s"],
+    )
+    _print_troubles(found)
+
+
+def _row(one: BrokerStatus, coordinator: str) -> list[object]:
+    return [
+        f"{one.name} *" if one.name == coordinator else one.name,
+        one.state,
+        one.incarnation or "",
+        _time(one.since),
+        one.addresses.native,
+        one.zone,
+        one.version,
+        one.partitions,
+        f"{one.messages_per_s:,.0f}" if one.state != AWAY else "",
+        size(one.bytes_per_s) if one.state != AWAY else "",
+    ]
+
+
+def _print_troubles(found: ClusterDescription) -> None:
+    """Print what is not served, and what helps."""
+    for one in found.brokers:
+        if one.state == AWAY and one.partitions:
+            note(f"{plural(one.partitions, 'partition')} wait for broker {one.name}: start it, with its data directory")
+    if found.unplaced:
+        note(f"{plural(found.unplaced, 'partition')} have no broker: each gets one when it is used")
+
+
+def _as_json(found: ClusterDescription) -> dict[str, Any]:
+    about = asdict(found)
+    for one in about["brokers"]:
+        one["since"] = _time(one["since"])
+    return about
+
+
+def _time(time_us: int) -> str:
+    return datetime_from_micros(time_us).isoformat() if time_us else ""

@@ -1,0 +1,104 @@
+"""The options --profile and --token-file, which every command that talks to a broker has; they may stand before the
+command too.
+
+```
+ which broker       --url, --profile, DANUBE_URL, the profile of DANUBE_PROFILE, the profile in use, the default
+ as whom            --token-file, --profile, DANUBE_TOKEN and the like, the same profile
+```
+
+The first that is there counts. What a profile holds goes to the broker of that profile only, unless --profile and --url
+name both: a token must not reach a broker that was not meant.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from pydanube.model.errors import DanubeError
+
+if TYPE_CHECKING:
+    from .profiles import Profile
+
+PROFILE_VARIABLE: Final = "DANUBE_PROFILE"
+_META: Final = "danube.credentials"
+_VARIABLES: Final = {"token": "DANUBE_TOKEN", "api_key": "DANUBE_API_KEY", "token_file": "DANUBE_TOKEN_FILE"}
+
+
+def credential_options(command: Any) -> Any:
+    """Add --profile and --token-file to a command; neither is a parameter of its function."""
+    file = click.option(
+        "--token-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        is_eager=True,
+        expose_value=False,
+        callback=_remember,
+        help="A file with the API key or token to show.  [env var: DANUBE_TOKEN_FILE, DANUBE_TOKEN, DANUBE_API_KEY]",
+    )
+    profile = click.option(
+        "--profile",
+        metavar="NAME",
+        is_eager=True,
+        expose_value=False,
+        callback=_remember,
+        help="Broker and credentials of 'danube profile add'.  [env var: DANUBE_PROFILE]",
+    )
+    return profile(file(command))
+
+
+def _remember(context: click.Context, parameter: click.Parameter, value: object) -> object:
+    if value is not None:
+        context.meta.setdefault(_META, {})[str(parameter.name)] = value
+    return value
+
+
+def choose_broker(context: click.Context, url: str | None, *, named_only: bool = False) -> str | None:
+    """Return where the broker is, and keep the credentials for `chosen_credentials`.
+
+    url             that of the command line; None: none was given
+    named_only      whether only a profile that --profile names counts: the command finds a broker in another way
+
+    The options have been read before. Returns None if nothing names a broker but the environment, or nothing does.
+    """
+    given: dict[str, Any] = context.meta.setdefault(_META, {})
+    try:
+        named = given.get("profile")
+        profile = None if named is None and named_only else _profile(named, url)
+    except DanubeError as error:
+        raise click.UsageError(error.message, context) from None
+    if (file := given.get("token_file")) is not None:
+        given["chosen"] = {"token_file": file}
+    elif profile is not None and (given.get("profile") or not any(map(os.environ.get, _VARIABLES.values()))):
+        given["chosen"] = profile.credentials
+    return url if url is not None or profile is None else profile.url
+
+
+def _profile(named: str | None, url: str | None) -> Profile | None:
+    """Return the profile that counts; None if there is none, or if the broker is named without it."""
+    if named is None and (url is not None or os.environ.get("DANUBE_URL")):
+        return None
+    from .profiles import Profiles
+
+    profiles = Profiles.load()
+    name = named or os.environ.get(PROFILE_VARIABLE) or profiles.current
+    return profiles.get(name) if name else None
+
+
+def chosen_credentials() -> dict[str, Any]:
+    """Return the credentials of the command that runs, as `pydanube.connect` takes them. Empty: those of the
+    environment."""
+    context = click.get_current_context(silent=True)
+    return {} if context is None else dict(context.meta.get(_META, {}).get("chosen", {}))
+
+
+def show_to_children() -> None:
+    """Put the credentials of the command into the environment, for Spark and other processes that it starts."""
+    chosen = chosen_credentials()
+    if chosen:
+        for variable in _VARIABLES.values():
+            os.environ.pop(variable, None)
+    for name, value in chosen.items():
+        os.environ[_VARIABLES[name]] = str(value)

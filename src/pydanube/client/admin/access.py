@@ -1,0 +1,165 @@
+"""Access control: `client.access`.
+
+```python
+me = await client.access.whoami()
+await client.access.create_binding("service_account:loader", ["producer"], "/default/orders-*")
+made = await client.access.create_key("service_account:loader", expires_in=90 * 86_400)
+print(made.key.id, made.secret)         # the only time that the secret is shown
+```
+
+Requests that make or delete something are sent once: after a lost answer, ask what there is before sending them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from pydanube.client.settings import check_number
+from pydanube.codec.native import requests
+from pydanube.codec.native.conversions import answer_of, binding_of, caller_of, key_of, role_of
+from pydanube.model.errors import Invalid
+from pydanube.model.positions import micros_from_datetime
+from pydanube.model.security import AccessAnswer, ApiKey, Binding, CallerIdentity, NewApiKey, Role
+from pydanube.runtime.clock import MICROSECONDS
+
+if TYPE_CHECKING:
+    from .admin import Admin
+
+ENTRIES_AT_ONCE: Final = 500
+"""Bindings and keys that are asked for at a time: the most that a broker answers."""
+
+
+class Access:
+    """The roles, bindings and API keys of a client's cluster. Made by `client.access`.
+
+    A subject or principal is written `type:name`, for example `user:alice`, `service_account:loader` or `group:ops`; a
+    resource `/` (the cluster), `/namespace`, `/namespace/topic`, `/namespace/topic/subscription` or `schema:subject`. A
+    broker without authentication raises Refused, but for `whoami` and `can`.
+    """
+
+    def __init__(self, client: Admin) -> None:
+        self._client = client
+
+    async def whoami(self) -> CallerIdentity:
+        """Return who this client is for the broker, and its bindings."""
+        return caller_of(await self._client._request(requests.WhoAmI(), requests.Caller))
+
+    async def can(self, action: str, resource: str, *, principal: str = "", groups: Iterable[str] = ()) -> AccessAnswer:
+        """Return whether this client may do an action to a resource, and why.
+
+        action      produce, consume, read, describe, create, delete or administer
+        principal   ask for somebody else, as a member of `groups`; that needs ADMINISTER on the cluster
+        """
+        request = requests.AskAccess(action=action, resource=resource, principal=principal, groups=list(groups))
+        return answer_of(await self._client._request(request, requests.AccessDecision))
+
+    async def roles(self) -> list[Role]:
+        """Return all roles, the built-in ones first."""
+        return [role_of(one) for one in (await self._client._request(requests.ListRoles(), requests.RolesListed)).roles]
+
+    async def role(self, name: str) -> Role:
+        return role_of(await self._client._request(requests.GetRole(name=name), requests.AccessRole))
+
+    async def create_role(self, name: str, actions: Sequence[str]) -> Role:
+        """Make a role of actions."""
+        request = requests.CreateRole(name=name, actions=_words("actions", actions))
+        return role_of(await self._client._answer_once(request, requests.AccessRole))
+
+    async def change_role(self, name: str, actions: Sequence[str], *, expected: str = "") -> Role:
+        """Replace the actions of a role. Raises Conflict if its version is not `expected` any more."""
+        request = requests.ChangeRole(name=name, actions=_words("actions", actions), expected=expected)
+        return role_of(await self._client._change(request, requests.AccessRole, expected))
+
+    async def delete_role(self, name: str, *, expected: str = "") -> None:
+        """Delete a role that no binding has."""
+        await self._client._request_once(requests.DeleteRole(name=name, expected=expected))
+
+    async def bindings(self, *, subject: str = "", resource: str = "") -> list[Binding]:
+        """Return the bindings that this client may delete, and its own.
+
+        subject     only of this subject
+        resource    only those whose resource is written so
+        """
+        found: list[Binding] = []
+        after = ""
+        while True:
+            request = requests.ListAccessBindings(
+                subject=subject, resource=resource, after=after, limit=ENTRIES_AT_ONCE
+            )
+            answer = await self._client._request(request, requests.BindingsListed)
+            found += map(binding_of, answer.bindings)
+            after = answer.next
+            if not after:
+                return found
+
+    async def binding(self, binding_id: str) -> Binding:
+        return binding_of(await self._client._request(requests.GetAccessBinding(id=binding_id), requests.AccessBinding))
+
+    async def create_binding(
+        self, subject: str, roles: Sequence[str], resource: str, *, binding_id: str = ""
+    ) -> Binding:
+        """Give roles to a subject on a resource, and on everything below it. Without an id, the broker makes one."""
+        request = requests.CreateAccessBinding(
+            subject=subject, roles=_words("roles", roles), resource=resource, id=binding_id
+        )
+        return binding_of(await self._client._answer_once(request, requests.AccessBinding))
+
+    async def delete_binding(self, binding_id: str) -> None:
+        """Take away what a binding gives."""
+        await self._client._request_once(requests.DeleteAccessBinding(id=binding_id))
+
+    async def keys(self, *, principal: str = "") -> list[ApiKey]:
+        """Return the API keys of a principal; without one all, or this client's own if it may not see all."""
+        found: list[ApiKey] = []
+        after = ""
+        while True:
+            request = requests.ListApiKeys(principal=principal, after=after, limit=ENTRIES_AT_ONCE)
+            answer = await self._client._request(request, requests.KeysListed)
+            found += map(key_of, answer.keys)
+            after = answer.next
+            if not after:
+                return found
+
+    async def create_key(
+        self,
+        principal: str = "",
+        *,
+        groups: Iterable[str] = (),
+        expires_in: float | None = None,
+        expires_at: datetime | None = None,
+        comment: str = "",
+    ) -> NewApiKey:
+        """Make an API key for a principal, without one for this client's own, and return it with its secret.
+
+        groups      the groups that a caller with this key is in
+        expires_in, expires_at      after how many seconds, or when, it ends; neither: never
+        comment     what it is for; everybody who may list the key can read it
+        """
+        request = requests.CreateApiKey(
+            principal=principal,
+            groups=_words("groups", groups),
+            expires_at=self._end(expires_in, expires_at),
+            comment=comment,
+        )
+        made = await self._client._answer_once(request, requests.KeyCreated)
+        return NewApiKey(key_of(made.key), made.secret)
+
+    def _end(self, expires_in: float | None, expires_at: datetime | None) -> int:
+        if expires_in is not None and expires_at is not None:
+            raise Invalid("a key ends after `expires_in` seconds or at `expires_at`: give one of them")
+        if expires_in is not None:
+            check_number("expires_in", expires_in, 1, 1e10)
+            return self._client._brokers.clock.now_us() + int(expires_in * MICROSECONDS)
+        return 0 if expires_at is None else micros_from_datetime(expires_at)
+
+    async def revoke_key(self, key_id: str) -> None:
+        """Make an API key worthless at once. Sessions that it opened end."""
+        await self._client._request_once(requests.RevokeApiKey(id=key_id))
+
+
+def _words(what: str, words: Iterable[str]) -> list[str]:
+    if isinstance(words, str):
+        raise Invalid(f"{what} is a list, not the text {words!r}: write [{words!r}]")
+    return list(words)

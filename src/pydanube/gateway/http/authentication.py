@@ -1,0 +1,92 @@
+"""Who sends an HTTP request: credentials from its headers, and the identity that is noted with it.
+
+```
+ Authorization: Bearer TOKEN      an API key or a JWT
+ X-Api-Key: TOKEN                 the same
+ Authorization: Basic ...         under /schema-registry: any user, and the token as the password
+```
+
+No other header grants anything. Health, the document of the API and its page ask for no credentials; a webhook is
+authenticated by its own signature, and publishes as the principal `service_account:webhook-NAME`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from pydanube.broker import Broker
+from pydanube.broker.security.identity_sessions import IdentitySession
+from pydanube.core.access import Principal
+from pydanube.core.identity import NOBODY, Credentials, Identity
+from pydanube.gateway import peer_certificates
+from pydanube.model.errors import DanubeError
+from pydanube.model.security import SERVICE_ACCOUNT
+
+from . import schema_registry
+from .requests import IDENTITY
+
+_OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/openapi.json", "/docs", "/docs.js"})
+_WEBHOOK: Final = re.compile(r"(?:/api/v1)?/webhooks/([A-Za-z0-9_-]{1,100})")
+_UNREADABLE: Final = "?"
+"""Stands for credentials in a form that is none: no token is like it."""
+
+
+async def authenticate(broker: Broker, scope: Scope) -> Identity:
+    """Return who sends the request, and note its principal for `requests.principal_of`. Raises Unauthenticated or
+    Full."""
+    if not broker.security.is_required or scope["path"] in _OPEN_PATHS:
+        return NOBODY
+    webhook = _WEBHOOK.fullmatch(scope["path"])
+    if webhook is not None:
+        identity = Identity(Principal(f"webhook-{webhook[1]}", SERVICE_ACCOUNT), "webhook")
+    else:
+        client = scope.get("client") or ("", 0)
+        identity = await broker.security.authenticate(_credentials(scope), client[0])
+    scope[IDENTITY] = identity
+    return identity
+
+
+def follow(broker: Broker, scope: Scope, identity: Identity) -> IdentitySession:
+    """Close the connection of a request, which may be a stream, when its identity ends, until the session is closed."""
+    connection = scope.get("state", {}).get("connection")
+
+    def end(_reason: DanubeError) -> None:
+        if connection is not None:
+            connection.transport.close()
+
+    return broker.security.sessions.open(identity, end)
+
+
+def _credentials(scope: Scope) -> Credentials:
+    headers = Headers(scope=scope)
+    path, base = scope["path"], schema_registry.BASE
+    takes_basic = path == base or path.startswith(f"{base}/")
+    given = [_token(one, takes_basic) for one in headers.getlist("authorization")] + headers.getlist("x-api-key")
+    token = given[0] if given else ""
+    if len(set(given)) > 1 or (given and not token):
+        token = _UNREADABLE  # two callers at once are none
+    connection = scope.get("state", {}).get("connection")
+    transport = getattr(connection, "transport", None)
+    certificate = peer_certificates.of_transport(transport) if transport is not None else None
+    return Credentials(token, certificate)
+
+
+def _token(header: str, takes_basic: bool) -> str:
+    """Return the token of a header `Authorization`; empty if it has none."""
+    scheme, _, rest = header.strip().partition(" ")
+    if scheme.lower() == "bearer":
+        return rest.strip()
+    return _password(rest.strip()) if scheme.lower() == "basic" and takes_basic else ""
+
+
+def _password(encoded: str) -> str:
+    try:
+        return base64.b64decode(encoded, validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,83 @@
+"""Deletes slices that no partition needs any more, of living and of former incarnations.
+
+```
+ slices are listed ─► the records of partitions are read ─► what lies below all of them is deleted
+```
+
+A partition that opens its first ledger begins with what counts at its broker, and its record comes a moment later. So a
+slice is deleted only if it was listed KEPT_S ago already: records that were on their way then are read now, and later
+ones begin behind it. A slice that does not count yet is needed by the partitions that have something in it, and while
+puts fail a broker lets no partition begin.
+
+Invariants
+    the records are read after the slices were listed
+    a slice that is deleted was stored for KEPT_S, and no record needs it
+    markers are never deleted
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, NamedTuple
+
+from pydanube.codec.slice import HEADER_BYTES, PREFIX, incarnation_of_key, number_of_key
+from pydanube.runtime.clock import Clock
+from pydanube.runtime.objects import ObjectStore
+from pydanube.runtime.telemetry import get_logger
+
+log = get_logger(__name__)
+
+KEPT_S: Final = 120.0
+"""How long a slice is kept at least, by the clock of the broker that deletes. Much longer than a metadata transaction
+takes: a later one fails, because the session of its broker is over."""
+DELETED_AT_ONCE: Final = 100
+
+
+class _Listing(NamedTuple):
+    listed_at: float
+    last: dict[int, int]
+    """By incarnation: the highest number that was there."""
+
+
+class SliceCollector:
+    """Deletes unneeded slices in rounds. Two brokers that do so at the same time do no harm."""
+
+    def __init__(self, objects: ObjectStore, lowest: Callable[[], Awaitable[Mapping[int, int]]], clock: Clock) -> None:
+        """`lowest` reads, by incarnation, the lowest number that any partition needs."""
+        self._objects = objects
+        self._lowest = lowest
+        self._clock = clock
+        self._listings: deque[_Listing] = deque()
+        """Oldest first; the first one is older than KEPT_S once there is such a one."""
+
+    async def collect(self) -> int:
+        """Delete what no partition needs, and return how many slices that were. Raises what the store raises.
+        Cancelled: some are deleted."""
+        listed_at = self._clock.monotonic()
+        slices = [
+            (info.key, incarnation_of_key(info.key), number_of_key(info.key))
+            async for info in self._objects.list(PREFIX)
+            if info.size > HEADER_BYTES  # a marker has a header alone
+        ]
+        known = self._listed_before(listed_at - KEPT_S)
+        self._listings.append(_Listing(listed_at, {incarnation: number for _, incarnation, number in slices}))
+        if not slices:
+            return 0
+        lowest = await self._lowest()
+        unneeded = [
+            key
+            for key, incarnation, number in slices
+            if number <= known.get(incarnation, -1) and number < lowest.get(incarnation, number + 1)
+        ]
+        for start in range(0, len(unneeded), DELETED_AT_ONCE):
+            await self._objects.delete(unneeded[start : start + DELETED_AT_ONCE])
+        if unneeded:
+            log.info("slices.deleted", count=len(unneeded))
+        return len(unneeded)
+
+    def _listed_before(self, time: float) -> dict[int, int]:
+        """Return what the newest listing of that time or before showed."""
+        while len(self._listings) > 1 and self._listings[1].listed_at <= time:
+            self._listings.popleft()
+        return self._listings[0].last if self._listings and self._listings[0].listed_at <= time else {}

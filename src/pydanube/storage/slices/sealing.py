@@ -1,0 +1,95 @@
+"""Seals the sequence of slices of an incarnation, and proves that a store can do what that needs.
+
+The taker creates a marker under the first number that does not exist. If the create succeeds, the owner's own put of
+that number fails, now or whenever it is made; and since slices count in order, nothing behind it ever counts. No clock
+and no metadata is asked.
+
+Invariants
+    the search begins at the lowest number that a partition needs, never before: older slices may be deleted, and a
+    marker in their place would end nothing
+    a number is skipped only if it is known to exist and everything from the lowest number up to it, too
+    markers are never deleted
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydanube.codec.slice import (
+    HEADER_BYTES,
+    SliceKind,
+    decode_slice_header,
+    encode_marker,
+    number_of_key,
+    sequence_prefix,
+    slice_key,
+)
+from pydanube.model.errors import AlreadyExists, NotFound, Refused
+from pydanube.runtime.objects import ObjectStore
+from pydanube.runtime.randomness import identity
+from pydanube.runtime.telemetry import get_logger
+
+log = get_logger(__name__)
+
+CHECK_PREFIX: Final = "slice-check/"
+
+
+async def seal(objects: ObjectStore, incarnation: int, lowest: int, sealed_by: int) -> int:
+    """End the sequence, and return the number of its marker: the slices below it count, and no others ever will.
+
+    `lowest` is the lowest number that is still needed. May be called by several brokers at once, and again: all get the
+    same number. Raises Unavailable when the store does not answer. Cancelled: it is sealed or not.
+    """
+    number = await _first_missing(objects, incarnation, lowest)
+    while True:
+        key = slice_key(incarnation, number)
+        try:
+            await objects.put(key, encode_marker(incarnation, number, sealed_by), create=True)
+        except AlreadyExists:
+            header = decode_slice_header(await objects.get(key, 0, HEADER_BYTES), incarnation, number)
+            if header.kind == SliceKind.MARKER:
+                return number
+            number += 1
+        else:
+            log.info("slices.sealed", incarnation=incarnation, end=number, by=sealed_by)
+            return number
+
+
+async def _first_missing(objects: ObjectStore, incarnation: int, lowest: int) -> int:
+    """Return the first number from `lowest` on that a listing does not show; a marker counts as missing."""
+    prefix, number = sequence_prefix(incarnation), lowest
+    after = slice_key(incarnation, lowest - 1) if lowest else ""
+    async for info in objects.list(prefix, after):
+        if number_of_key(info.key) != number or info.size <= HEADER_BYTES:
+            break
+        number += 1
+    return number
+
+
+async def check_store(objects: ObjectStore) -> None:
+    """Prove that the store has atomic create-only puts and shows completed puts at once. Raises Refused, naming the
+    store, if it has not."""
+    key = f"{CHECK_PREFIX}{identity()}"
+    try:
+        await objects.put(key, b"first", create=True)
+        try:
+            await objects.put(key, b"second", create=True)
+        except AlreadyExists:
+            pass
+        else:
+            raise Refused(_unfit(objects, "a second create-only put of one key succeeded"))
+        try:
+            found = bytes(await objects.get(key))
+        except NotFound:
+            raise Refused(_unfit(objects, "an object was not found right after it was put")) from None
+        if found != b"first":
+            raise Refused(_unfit(objects, "a create-only put replaced an object"))
+        if key not in [info.key async for info in objects.list(key)]:
+            raise Refused(_unfit(objects, "an object was not listed right after it was put"))
+    finally:
+        await objects.delete([key])
+
+
+def _unfit(objects: ObjectStore, reason: str) -> str:
+    advice = "use another store, or the level `durable`"
+    return f"{objects.url} cannot keep topics of the ack level `stored`: {reason}; {advice}"

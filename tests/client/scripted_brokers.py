@@ -1,0 +1,203 @@
+"""Brokers that speak the native protocol and answer as a test says, one partition between them.
+
+Each has its own opinion about the owner, as a broker that was cut off from its cluster has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from pydanube.codec.batch import Batch, encode
+from pydanube.codec.native import frames, requests
+from pydanube.codec.native.frames import FrameKind
+from pydanube.model.addresses import BrokerAddresses
+from pydanube.model.errors import DanubeError, NotOwner, Unavailable
+from pydanube.runtime import network
+from pydanube.runtime.clock import SystemClock
+
+TOPIC = "/default/orders"
+PREAMBLE_FIRST = network.Framing(frame_length=lambda _: len(frames.PREAMBLE), header_bytes=4)
+
+
+class ScriptedBroker:
+    """One broker. It answers as the owner while it has an epoch, and NotOwner or Unavailable otherwise."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.owner = ""
+        """The owner that it names in lookups and NotOwner answers; empty: it knows none."""
+        self.route_epoch = 0
+        self.epoch = 0
+        """The epoch under which it answers as the owner; 0: it does not own the partition."""
+        self.brokers: list[str] = []
+        """The living brokers that it names in lookups."""
+        self.topic_id = 1
+        self.says = "nobody owns it"
+        """What it says while there is no owner."""
+        self.lookups = 0
+        self.refused = 0
+        self.created = 0
+        """How many requests to create a topic it carried out."""
+        self.stored: list[bytes] = []
+        self._server: asyncio.Server | None = None
+        self._sessions: set[BrokerConnection] = set()
+
+    async def start(self) -> None:
+        port = int(self.address.rsplit(":", 1)[1]) if self.address else 0
+        self._server = await network.listen(
+            "127.0.0.1", port, lambda framed: BrokerConnection(self, framed), PREAMBLE_FIRST, SystemClock()
+        )
+        host, port = network.address_of(self._server)
+        self.address = f"{host}:{port}"
+
+    def stop(self) -> None:
+        """Stop listening, and end every connection, as when the process is killed."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for session in list(self._sessions):
+            session.framed.abort()
+
+    def owns(self, epoch: int) -> None:
+        self.epoch = self.route_epoch = epoch
+        self.owner = self.address
+
+    def follows(self, owner: ScriptedBroker) -> None:
+        """Know who owns the partition now."""
+        self.epoch, self.owner, self.route_epoch = 0, owner.address, owner.epoch
+
+    def deliver(self, payload: bytes, epoch: int) -> None:
+        """Deliver a message to every consumer, under this epoch."""
+        batch = stamped(payload, len(self.stored), epoch)
+        for session in self._sessions:
+            for handle in session.consumers:
+                session.framed.send(frames.encode_deliver_front(handle, epoch, len(batch)), batch)
+
+    @property
+    def has_consumers(self) -> bool:
+        return any(session.consumers for session in self._sessions)
+
+    def answer(self, request: object) -> object:
+        match request:
+            case requests.Lookup():
+                self.lookups += 1
+                here = requests.PartitionRoute(0, self.owner, self.route_epoch)
+                brokers = [BrokerAddresses(one) for one in self.brokers]
+                return requests.Route(request.topic, self.topic_id, False, True, "durable", [here], brokers)
+            case requests.CreateTopic():
+                if self.owner != self.address:
+                    raise NotOwner("ask the owner", self.owner)
+                self.created += 1
+                return requests.Done()
+            case requests.CloseProducer() | requests.CloseConsumer():
+                return requests.Done()
+        self.check_owner()
+        match request:
+            case requests.OpenProducer():
+                return requests.ProducerOpened(1, 1, 0, self.epoch)
+            case requests.Subscribe():
+                return requests.ConsumerOpened(1, 1, 0, owner_epoch=self.epoch)
+        raise Unavailable(f"nothing is scripted for {type(request).__name__}")
+
+    def check_owner(self) -> None:
+        if not self.epoch:
+            self.refused += 1
+            raise NotOwner("not mine", self.owner) if self.owner else Unavailable(self.says)
+
+    def connected(self, session: BrokerConnection) -> None:
+        self._sessions.add(session)
+
+    def disconnected(self, session: BrokerConnection) -> None:
+        self._sessions.discard(session)
+
+
+class BrokerConnection:
+    """One connection to a scripted broker."""
+
+    def __init__(self, broker: ScriptedBroker, framed: network.FramedConnection) -> None:
+        self.broker = broker
+        self.framed = framed
+        self.consumers: set[int] = set()
+        broker.connected(self)
+
+    def frame_received(self, frame: memoryview) -> None:
+        if bytes(frame[: len(frames.PREAMBLE)]) == frames.PREAMBLE:
+            self.framed.frame_length = frames.frame_length
+            return
+        received = frames.decode(frame)
+        try:
+            self._handle(received)
+        except DanubeError as error:
+            self._send(FrameKind.ERROR, requests.Failure.of(error), received.correlation)
+
+    def _handle(self, received: frames.Frame) -> None:
+        match received.kind:
+            case FrameKind.HELLO:
+                welcome = requests.Welcome(1, "scripted", "cluster", publish_window_bytes=1 << 20)
+                self._send(FrameKind.WELCOME, welcome, received.correlation)
+            case FrameKind.REQUEST:
+                request = requests.decode_request(received.head)
+                answer = self.broker.answer(request)
+                if isinstance(request, requests.Subscribe):
+                    self.consumers.add(1)
+                elif isinstance(request, requests.CloseConsumer):
+                    self.consumers.discard(request.handle)
+                self._send(FrameKind.RESPONSE, answer, received.correlation)
+            case FrameKind.PUBLISH:
+                self.broker.check_owner()
+                self._publish(received)
+            case FrameKind.FETCH:
+                self.broker.check_owner()
+                self._fetch(requests.decode(received.head, requests.Fetch), received.correlation)
+
+    def _publish(self, received: frames.Frame) -> None:
+        (handle,) = frames.PUBLISH.unpack(received.head)
+        base = len(self.broker.stored)
+        self.broker.stored += [bytes(one) for one in Batch.open(bytearray(received.body)).payloads]
+        self.framed.send(frames.encode_published(received.correlation, handle, base, self.broker.epoch, False))
+
+    def _fetch(self, fetch: requests.Fetch, correlation: int) -> None:
+        """Answer with one message of the log, or with none at its end."""
+        stored, start = self.broker.stored, fetch.start.value
+        body = b""
+        if start < len(stored):
+            body = stamped(stored[start], start, self.broker.epoch)
+            body += bytes(-len(body) % 64)
+        head = frames.FETCHED.pack(min(start + 1, len(stored)), 0, len(stored), self.broker.epoch)
+        self.framed.send(frames.encode_front(FrameKind.FETCHED, head, len(body), correlation), body)
+
+    def _send(self, kind: FrameKind, value: object, correlation: int) -> None:
+        self.framed.send(frames.encode(kind, requests.encode(value), correlation))  # type: ignore[arg-type]
+
+    def stream_broken(self, error: DanubeError) -> None:
+        self.framed.abort()
+
+    def writable_changed(self, writable: bool) -> None: ...
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.broker.disconnected(self)
+
+
+def stamped(payload: bytes, offset: int, epoch: int) -> bytes:
+    batch = encode([payload], publish_times=1)
+    Batch.open(batch).stamp(offset, 1, epoch)
+    return bytes(batch)
+
+
+@asynccontextmanager
+async def scripted_brokers(count: int) -> AsyncIterator[list[ScriptedBroker]]:
+    """Start brokers that know of each other; the first owns the partition, under epoch 1."""
+    brokers = [ScriptedBroker() for _ in range(count)]
+    async with AsyncExitStack() as parts:
+        for one in brokers:
+            await one.start()
+            parts.callback(one.stop)
+        for one in brokers:
+            one.brokers = [other.address for other in brokers]
+        brokers[0].owns(1)
+        for one in brokers[1:]:
+            one.follows(brokers[0])
+        yield brokers
+        await asyncio.sleep(0)

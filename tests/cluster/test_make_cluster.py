@@ -1,0 +1,65 @@
+"""`make cluster`: three brokers on this machine, and nothing of them left after Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cluster_world import danube
+from etcd_cluster import missing_etcd
+
+import pydanube
+
+pytestmark = pytest.mark.process
+RUN = Path(__file__).parents[2] / "deploy" / "cluster" / "run.py"
+SHIFT = 2_000 + os.getpid() % 20_000 // 10 * 10
+"""Other ports than those of a cluster that somebody runs on this machine."""
+
+
+@pytest.mark.etcd
+@pytest.mark.skipif(bool(missing_etcd()), reason=missing_etcd() or "etcd is there")
+def test_three_brokers_serve_until_ctrl_c_and_leave_no_process(tmp_path: Path) -> None:
+    command = [sys.executable, str(RUN), "--directory", str(tmp_path / "cluster"), "--shift", str(SHIFT)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    said = ""
+    try:
+        for line in process.stdout:
+            said += line
+            if line.startswith("Ctrl-C stops everything"):
+                break
+        found = re.search(r"native  (\S+) (\S+) (\S+)\n", said)
+        assert found, said
+        with pydanube.connect_blocking(f"danube://{found[1]}") as client:
+            client.create_topic("/default/tried", partitions=6)
+            with client.producer("/default/tried") as producer:
+                receipts = producer.send_many([b"one"] * 60, keys=[f"key-{number}" for number in range(60)])
+                assert {one.partition for one in receipts} == set(range(6))
+        listed = danube("brokers", "list", "--url", f"danube://{found[3]}")
+        assert listed.returncode == 0, listed.stderr
+        assert all(f"broker{number}" in listed.stdout for number in (1, 2, 3)), listed.stdout
+    finally:
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said + rest
+    for pid in re.findall(r"broker\d is (\d+)", said):
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_without_etcd_it_says_what_to_install(tmp_path: Path) -> None:
+    nothing_found = "import runpy, shutil; shutil.which = lambda *_, **__: None; "
+    done = subprocess.run(
+        [sys.executable, "-c", f"{nothing_found} runpy.run_path({str(RUN)!r}, run_name='__main__')"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "apt install etcd-server" in done.stderr
+    assert not list(tmp_path.iterdir()), "nothing was made"

@@ -1,0 +1,399 @@
+"""Each listener of a real broker asks for credentials, takes the right ones, and ends what was opened with them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import jwt
+import pytest
+from grpc_peer import connect as grpc_connect
+from grpc_peer import method_of
+from http_peer import Answer, Peer
+
+import pydanube
+from pydanube.broker.security.api_keys import new_key
+from pydanube.broker.security.records import BindingRecord
+from pydanube.client.connection.address import BrokerAddress
+from pydanube.client.connection.connection import Connection
+from pydanube.codec.native import frames, requests
+from pydanube.codec.native.frames import FrameKind
+from pydanube.core.access import Principal
+from pydanube.model.errors import Denied, Unauthenticated, Unavailable
+from pydanube.model.security import BoundSubject
+from pydanube.runtime import telemetry
+from pydanube.runtime.clock import SystemClock
+from pydanube.server import Server
+from pydanube.testing import _server
+
+SECRET = "s3cret-of-the-cluster-0123456789abcdef"
+CLUSTER_TOKEN = "c1uster-token-0123456789abcdef-0123456789"
+TOPIC = "/default/orders"
+CLOCK = SystemClock()
+
+
+class Here:
+    def __init__(self, server: Server, directory: Path) -> None:
+        self.server = server
+        self.admin = (directory / "admin-key").read_text().strip()
+        self.broker = server._native._resources.broker  # type: ignore[union-attr]
+        self.store = self.broker.security._parts.store  # type: ignore[union-attr]
+
+    async def key(self, principal: str = "user:admin", **options: Any) -> tuple[str, str]:
+        """A new API key: its id and itself."""
+        new, record = new_key(BoundSubject.parse(principal), CLOCK.now_us(), **options)
+        await self.store.create_key(new.key.id, record)
+        return new.key.id, new.secret
+
+    def jwt(self, seconds: float, name: str = "admin") -> str:
+        ends = CLOCK.now_us() / 1_000_000 + seconds
+        claims = {"exp": ends, "sub": name, "principal_type": "user", "principal_name": name}
+        return jwt.encode(claims, SECRET, "HS256")
+
+    async def get(self, path: str, **headers: str) -> Answer:
+        async with await Peer.connect(self) as peer:  # type: ignore[arg-type]
+            return await peer.request("GET", path, **headers)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.server.http_address
+
+    async def connection(self, token: str = "") -> Connection:
+        host, port = self.server.native_address
+        return await Connection.open(BrokerAddress(host, port), CLOCK, 5.0, token)
+
+
+@asynccontextmanager
+async def served(tmp_path: Path, **overrides: Any) -> AsyncIterator[Here]:
+    auth = {"auth_enabled": True, "auth_secret": SECRET, "auth_cluster_token": CLUSTER_TOKEN, "auth_leeway_s": 0}
+    async with _server(tmp_path, {**auth, "grpc_data": True, "grpc_admin": True, **overrides}) as server:
+        yield Here(server, tmp_path)
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - what is waited for happens in the broker
+            await asyncio.sleep(0.01)
+
+
+# -- native ------------------------------------------------------------------------------------------------------------
+
+
+async def test_native_takes_a_key_and_refuses_everything_else(tmp_path: Path) -> None:
+    async with served(tmp_path) as here:
+        async with pydanube.connect(here.server.url, token=here.admin) as client:
+            await client.create_topic(TOPIC)
+            async with client.producer(TOPIC) as producer:
+                assert (await producer.send(b"one")).offset == 0
+        _, truncated = await here.key()
+        for wrong in ("", truncated[:-1], "dnb_0123456789abcdef_" + "a" * 43, "x", "a.b.c"):
+            with pytest.raises(Unauthenticated):
+                await here.connection(wrong)
+        async with pydanube.connect(here.server.url, token=(await here.key("user:stranger"))[1]) as client:
+            with pytest.raises(Denied):
+                await client.create_topic("/default/other")
+
+
+async def test_nothing_behind_hello_is_handled_before_welcome(tmp_path: Path) -> None:
+    async with served(tmp_path) as here:
+        reader, writer = await asyncio.open_connection(*here.server.native_address)
+        hello = requests.Hello(auth_scheme="bearer", auth_data=b"dnb_wrong")
+        request = requests.CreateTopic(topic=TOPIC)
+        writer.write(frames.PREAMBLE + frames.encode(FrameKind.HELLO, requests.encode(hello)))
+        writer.write(frames.encode(FrameKind.REQUEST, requests.encode(request), 7))
+        received = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        assert frames.decode(memoryview(received)).kind is FrameKind.ERROR
+        assert frames.frame_length(memoryview(received)) == len(received)  # and nothing else
+        assert await here.broker.list_topics(Principal("admin"), None) == []
+
+
+async def test_what_is_sent_right_behind_hello_is_handled_as_the_principal_that_it_shows(tmp_path: Path) -> None:
+    async with served(tmp_path) as here:
+        reader, writer = await asyncio.open_connection(*here.server.native_address)
+        hello = requests.Hello(auth_scheme="bearer", auth_data=here.jwt(60).encode())  # checked in a thread
+        request = requests.CreateTopic(topic=TOPIC)
+        writer.write(frames.PREAMBLE + frames.encode(FrameKind.HELLO, requests.encode(hello)))
+        writer.write(frames.encode(FrameKind.REQUEST, requests.encode(request), 7))
+        kinds = []
+        for _ in range(2):
+            header = await asyncio.wait_for(reader.readexactly(16), 10)
+            length = frames.frame_length(memoryview(header))
+            kinds.append(frames.decode(memoryview(header + await reader.readexactly(length - 16))).kind)
+        writer.close()
+        assert kinds == [FrameKind.WELCOME, FrameKind.RESPONSE]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "data"),
+    [
+        ("bearer", b"\xff\xfe"),
+        ("bearer", b"a" * 60_000),
+        ("basic", b"x"),
+        ("x" * 5_000, b""),
+        ("bearer", b""),
+        ("", b"x"),
+    ],
+)
+async def test_garbage_in_hello_is_refused_and_the_broker_goes_on(tmp_path: Path, scheme: str, data: bytes) -> None:
+    async with served(tmp_path) as here:
+        reader, writer = await asyncio.open_connection(*here.server.native_address)
+        hello = requests.encode(requests.Hello(auth_scheme=scheme, auth_data=data))
+        writer.write(frames.PREAMBLE + frames.encode(FrameKind.HELLO, hello))
+        received = frames.decode(memoryview(await asyncio.wait_for(reader.read(), 10)))
+        writer.close()
+        assert isinstance(requests.decode(received.head, requests.Failure).error(), Unauthenticated)
+        connection = await here.connection(here.admin)
+        await connection.close()
+
+
+async def test_a_revoked_key_ends_its_session_at_once_and_opens_none(tmp_path: Path) -> None:
+    async with served(tmp_path) as here:
+        key_id, key = await here.key()
+        connection, other = await here.connection(key), await here.connection(here.admin)
+        await here.store.delete_key(key_id)
+        await until(lambda: connection.lost is not None)
+        assert "revoked" in str(connection.lost) and other.lost is None
+        with pytest.raises(Unauthenticated):
+            await here.connection(key)
+        await other.close()
+
+
+async def test_a_key_and_a_token_end_their_sessions_when_they_expire(tmp_path: Path) -> None:
+    async with served(tmp_path) as here:
+        _, key = await here.key(expires_at=CLOCK.now_us() + 400_000)
+        connections = [await here.connection(key), await here.connection(here.jwt(0.5))]
+        assert all(0 < one.welcome.credentials_ms <= 500 for one in connections)
+        await until(lambda: all(one.lost is not None for one in connections))
+        assert all("expired" in str(one.lost) for one in connections)
+
+
+async def test_a_client_shows_newer_tokens_before_the_last_one_ends(tmp_path: Path) -> None:
+    async with served(tmp_path) as here:
+        shown: list[str] = []
+
+        async def supply() -> str:
+            shown.append(here.jwt(1.0))
+            return shown[-1]
+
+        async with pydanube.connect(here.server.url, token=supply) as client:
+            await client.create_topic(TOPIC)
+            (connection,) = client._brokers._connections.values()
+            await until(lambda: len(shown) >= 4)
+            assert connection.lost is None
+            assert (await client.describe_topic(TOPIC)).name == TOPIC
+
+
+async def test_newer_credentials_are_of_the_same_principal_and_wrong_ones_change_nothing(tmp_path: Path) -> None:
+    async with served(tmp_path) as here:
+        connection = await here.connection(here.jwt(30))
+
+        async def show(token: str) -> int:
+            request = requests.Authenticate(auth_scheme="bearer", auth_data=token.encode())
+            return (await connection.request(request, requests.Authenticated)).credentials_ms
+
+        with pytest.raises(Denied, match=r"this connection is of user:admin"):
+            await show(here.jwt(60, "bob"))
+        with pytest.raises(Unauthenticated):
+            await show("wrong")
+        assert 50_000 < await show(here.jwt(60)) <= 60_000
+        key_id, key = await here.key()
+        assert await show(key) == 0
+        await here.store.delete_key(key_id)
+        await until(lambda: connection.lost is not None)
+
+
+async def test_newer_credentials_with_fewer_groups_end_what_they_do_not_allow(tmp_path: Path) -> None:
+    async with served(tmp_path) as here:
+        _, member = await here.key("user:bob", groups=["readers"])
+        _, alone = await here.key("user:bob")
+        await here.store.create_binding("b", BindingRecord("group:readers", ["consumer"], "/default"))
+        async with pydanube.connect(here.server.url, token=here.admin) as admin:
+            await admin.create_topic(TOPIC)
+        connection = await here.connection(member)
+        attach = requests.Subscribe(topic=TOPIC, partition=0, subscription="s", consumer="c", type="exclusive")
+        await connection.request(attach, requests.ConsumerOpened)
+        (session,) = (one for one in here.server._native._sessions if one.principal.name == "bob")  # type: ignore[union-attr]
+        show = requests.Authenticate(auth_scheme="bearer", auth_data=alone.encode())
+        await connection.request(show, requests.Authenticated)
+        await until(lambda: not session.consumers)
+        with pytest.raises(Denied, match="user:bob may not consume"):
+            await connection.request(attach, requests.ConsumerOpened)
+        await connection.close()
+
+
+async def test_the_cluster_token_makes_a_peer_and_others_are_none(tmp_path: Path) -> None:
+    async with served(tmp_path) as here:
+        peer, admin = await here.connection(CLUSTER_TOKEN), await here.connection(here.admin)
+        await admin.request(requests.CreateTopic(topic=TOPIC), requests.Done)
+        topic = await admin.request(requests.DescribeTopic(topic=TOPIC), requests.Topic)
+        ask = requests.CountProducers(topic=TOPIC, topic_id=topic.topic_id)
+        with pytest.raises(Denied, match="no broker of this cluster"):
+            await admin.request(ask, requests.ProducerCount)
+        await peer.request(ask, requests.ProducerCount)
+        await peer.close()
+        await admin.close()
+
+
+async def test_a_broker_without_authentication_refuses_a_token_and_believes_anybody() -> None:
+    async with pydanube.testing.broker() as url:
+        with pytest.raises(Unauthenticated, match="has no authentication"):
+            async with pydanube.connect(url, token="dnb_x"):
+                pass
+        async with pydanube.connect(url) as client:
+            await client.create_topic(TOPIC)
+
+
+# -- HTTP --------------------------------------------------------------------------------------------------------------
+
+
+async def test_http_asks_for_credentials_everywhere_but_on_its_open_paths(tmp_path: Path) -> None:
+    async with served(tmp_path) as here:
+        for path in ("/healthz", "/readyz", "/openapi.json", "/docs", "/docs.js"):
+            assert (await here.get(path)).status == 200, path
+        for path in ("/api/v1/topics", "/metrics", "/schema-registry/subjects", "/api/v1/brokers", "/nowhere"):
+            refused = await here.get(path)
+            assert refused.status == 401 and "Bearer" in refused.headers["www-authenticate"], path
+        ignored = {"x_danube_internal_broker": "true", "x_forwarded_user": "admin", "cookie": "token=x"}
+        assert (await here.get("/api/v1/topics", **ignored)).status == 401
+        for right in (bearer(here.admin), {"x_api_key": here.admin}, bearer(here.jwt(60))):
+            assert (await here.get("/api/v1/topics", **right)).status == 200
+        both = {**bearer(here.admin), "x_api_key": "another"}
+        basic = {"authorization": "Basic " + base64.b64encode(f"anybody:{here.admin}".encode()).decode()}
+        for wrong in (both, {"authorization": here.admin}, basic, bearer("")):
+            assert (await here.get("/api/v1/topics", **wrong)).status == 401
+        registry = await here.get("/schema-registry/subjects", **basic)
+        assert (registry.status, registry.json()) == (200, [])
+        wrong = {"authorization": "Basic " + base64.b64encode(b"admin:wrong").decode()}
+        refused = await here.get("/schema-registry/subjects", **wrong)
+        assert refused.status == 401 and refused.json()["error_code"] == 40101
+
+
+async def test_a_client_finds_the_brokers_over_http_with_its_token(tmp_path: Path) -> None:
+    async with served(tmp_path) as here:
+        async with pydanube.connect(here.server.http_url, token=here.admin) as client:
+            await client.create_topic(TOPIC)
+        with pytest.raises(Unauthenticated):
+            async with pydanube.connect(here.server.http_url, token="wrong"):
+                pass
+
+
+async def test_http_streams_end_with_their_key(tmp_path: Path) -> None:
+    upgrade = {
+        "connection": "Upgrade",
+        "upgrade": "websocket",
+        "sec_websocket_version": "13",
+        "sec_websocket_key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }
+    events, websocket = f"/api/v1/topics{TOPIC}/events", f"/api/v1/topics{TOPIC}/subscriptions/workers/websocket"
+    async with served(tmp_path) as here:
+        async with pydanube.connect(here.server.url, token=here.admin) as client:
+            await client.create_topic(TOPIC)
+        for path, headers, status in ((events, {}, b" 200 "), (websocket, upgrade, b" 101 ")):
+            key_id, key = await here.key()
+            async with await Peer.connect(here) as peer:  # type: ignore[arg-type]
+                peer.send("GET", path, **headers)
+                assert (await peer.answer()).status == 401
+            async with await Peer.connect(here) as peer:  # type: ignore[arg-type]
+                peer.send("GET", path, **headers, **bearer(key))
+                assert status in await peer._reader.readuntil(b"\r\n\r\n")
+                await here.store.delete_key(key_id)
+                await asyncio.wait_for(peer.closed(), 5)
+
+
+async def test_an_http_consumer_belongs_to_the_principal_that_opened_it(tmp_path: Path) -> None:
+    consumers = f"/api/v1/topics{TOPIC}/subscriptions/workers/consumers"
+    async with served(tmp_path, auth_super_users="user:admin,user:bob") as here:
+        async with pydanube.connect(here.server.url, token=here.admin) as client:
+            await client.create_topic(TOPIC)
+        _, bobs = await here.key("user:bob")
+        async with await Peer.connect(here) as peer:  # type: ignore[arg-type]
+            opened = await peer.request("POST", consumers, b"{}", content_type="application/json", **bearer(here.admin))
+            assert opened.status == 201, opened.body
+            where = f"{consumers}/{opened.json()['id']}/messages"
+            poll = f"{where}?wait_ms=0"
+            assert (await peer.request("GET", poll, **bearer(bobs))).status == 404
+            assert (await peer.request("GET", poll, **bearer(here.jwt(60)))).status == 200  # newer credentials
+
+
+# -- gRPC --------------------------------------------------------------------------------------------------------------
+
+
+async def test_grpc_asks_for_a_token_on_both_ports_and_health_stays_open(tmp_path: Path) -> None:
+    internal = ("x-danube-internal-broker", "true")
+    async with served(tmp_path) as here:
+        asked = [
+            (here.server.grpc_address, "danube.Discovery/TopicPartitions"),
+            (here.server.admin_address, "danube_admin.BrokerAdmin/ListBrokers"),
+        ]
+        for address, path in asked:
+            async with grpc_connect("{}:{}".format(*address)) as peer:
+                for wrong in (
+                    "wrong",
+                    "Bearer wrong",
+                    f"Basic {here.admin}",
+                    "Bearer dnb_0123456789abcdef_" + "a" * 43,
+                ):
+                    code, details = await peer.status(path, [("authorization", wrong), internal])
+                    assert code is grpc.StatusCode.UNAUTHENTICATED and "not accepted" in details
+                assert (await peer.status(path, [internal]))[0] is grpc.StatusCode.UNAUTHENTICATED
+                right = [("authorization", f"Bearer {here.admin}")]
+                await peer.call(path, right, **({} if "Admin" in path else {"topic": TOPIC}))
+                await peer.call("grpc.health.v1.Health/Check")
+
+
+async def test_a_grpc_stream_ends_with_its_key(tmp_path: Path) -> None:
+    async with served(tmp_path) as here, grpc_connect("{}:{}".format(*here.server.grpc_address)) as peer:
+        key_id, key = await here.key()
+        right = [("authorization", f"Bearer {key}")]
+        async with pydanube.connect(here.server.url, token=here.admin) as client:
+            await client.create_topic(TOPIC)
+        subscribe = {"topic_name": TOPIC, "consumer_name": "c", "subscription": "s", "subscription_type": 0}
+        made = await peer.call("danube.ConsumerService/Subscribe", right, request_id=1, **subscribe)
+        method = method_of("danube.ConsumerService/ReceiveMessages")
+        opening = peer.channel.unary_stream(method.path, response_deserializer=method.reply.FromString)
+        request = method.request(request_id=2, consumer_id=made.consumer_id).SerializeToString()
+        stream = opening(request, timeout=30, metadata=right)
+        await stream.initial_metadata()
+        await here.store.delete_key(key_id)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await stream.read()
+        assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert "revoked" in (raised.value.details() or "")
+
+
+# -- secrets -----------------------------------------------------------------------------------------------------------
+
+
+async def test_no_secret_is_in_a_log_line_or_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(telemetry._destination, "level", 0)
+    monkeypatch.setattr(telemetry._destination, "configured", True)
+    seen: list[str] = []
+    async with served(tmp_path) as here:
+        secrets = [here.admin, here.jwt(-5), here.jwt(60, "two words"), "marked-wrong-secret", CLUSTER_TOKEN + "x"]
+        for one in secrets:
+            try:
+                await (await here.connection(one)).close()
+            except (Unauthenticated, Unavailable) as error:
+                seen.append(repr(error))
+            for headers in (bearer(one), {"x_api_key": one}, {"authorization": one}):
+                answer = await here.get("/api/v1/brokers", **headers)
+                seen.append(repr(answer))
+        seen.append(json.dumps([one.value for one in here.server._settings.describe()]))
+    logged = capsys.readouterr().err
+    assert "auth.failed" in logged and "auth.first_key_created" in logged
+    signatures = [one.rpartition(".")[2] for one in secrets if one.count(".") == 2]
+    for secret in (*secrets, *signatures, SECRET, CLUSTER_TOKEN):
+        assert not any(secret in one for one in (*seen, logged)), secret[:6]

@@ -1,0 +1,104 @@
+"""kill -9 amid changes of roles, bindings and keys: what was acked is there after a restart, and nothing by half."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from access_broker import AccessBroker
+
+import pydanube
+from pydanube.client import Client
+from pydanube.model.errors import DanubeError
+
+pytestmark = pytest.mark.process
+
+ACTIONS = ["produce", "consume", "read", "describe", "create", "delete", "administer"]
+ROLES = 4
+ACKED_BEFORE_KILL = 40
+
+
+@dataclass
+class Known:
+    """What one changer was told about its role, binding and keys."""
+
+    acked: tuple[str, ...] | None = None
+    asked: tuple[str, ...] | None = None
+    is_bound: bool | None = False
+    """None: a change was not answered."""
+    keys: set[str] = field(default_factory=set)
+    revoked: set[str] = field(default_factory=set)
+    revoking: str = ""
+
+
+async def change(client: Client, number: int, known: Known, rng: random.Random, count: list[int]) -> None:
+    """Change a role, bind it and take the binding back, and make and revoke keys, until the broker is gone."""
+    name, access = f"role-{number}", client.access
+    while True:
+        known.asked = tuple(one for one in ACTIONS if rng.random() < 0.5) or ("read",)
+        if known.acked is None:
+            await access.create_role(name, known.asked)
+        else:
+            await access.change_role(name, known.asked)
+        known.acked = known.asked
+        was_bound, known.is_bound = known.is_bound, None
+        if was_bound:
+            await access.delete_binding(name)
+        else:
+            await access.create_binding(f"user:u{number}", [name], "/default", binding_id=name)
+        known.is_bound = not was_bound
+        known.keys.add((await access.create_key(f"user:u{number}")).key.id)
+        if len(known.keys) > 2:
+            known.revoking = min(known.keys)
+            await access.revoke_key(known.revoking)
+            known.keys.discard(known.revoking)
+            known.revoked.add(known.revoking)
+            known.revoking = ""
+        count[0] += 1
+
+
+async def change_until_killed(broker: AccessBroker, seed: int) -> list[Known]:
+    everything, count = [Known() for _ in range(ROLES)], [0]
+
+    async def changing(client: Client, number: int) -> None:
+        try:
+            await change(client, number, everything[number], random.Random(seed + number), count)
+        except DanubeError:
+            assert broker.process.poll() is not None or count[0] >= ACKED_BEFORE_KILL
+
+    async def killing() -> None:
+        async with asyncio.timeout(120):
+            while count[0] < ACKED_BEFORE_KILL:  # noqa: ASYNC110 - the changers count
+                await asyncio.sleep(0)
+        broker.kill()
+
+    async with pydanube.connect(broker.url, timeout=1) as client:
+        await asyncio.gather(killing(), *(changing(client, number) for number in range(ROLES)))
+    return everything
+
+
+@pytest.mark.parametrize("seed", [1, 20, 300])
+async def test_acked_changes_survive_a_kill_and_none_is_made_by_half(tmp_path: Path, seed: int) -> None:
+    broker = AccessBroker(tmp_path / "data")
+    everything = await change_until_killed(broker, seed)
+    again = AccessBroker(tmp_path / "data")
+    try:
+        async with pydanube.connect(again.url) as client:
+            roles = {one.name: one.actions for one in await client.access.roles()}
+            bindings = {one.id: one.roles for one in await client.access.bindings()}
+            keys = {one.id for one in await client.access.keys()}
+            for number, known in enumerate(everything):
+                name = f"role-{number}"
+                assert roles[name] in (known.acked, known.asked)
+                if known.is_bound is not None:
+                    assert (name in bindings) == known.is_bound
+                assert bindings.get(name, (name,)) == (name,)
+                assert known.keys - {known.revoking} <= keys
+                assert not known.revoked & keys
+                allowed = await client.access.can("produce", "/default/orders", principal=f"user:u{number}")
+                assert allowed.allowed == (name in bindings and "produce" in roles[name])
+    finally:
+        again.kill()

@@ -1,0 +1,337 @@
+"""What each operation of the listeners needs: a row for every native request, gRPC method and REST operation.
+
+A row is the needs, as `access_world.parse_needs` reads them, and what is sent. REST operations are sent with the
+examples of their path parameters, which name what `access_world` has.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from access_world import BINDING, BYTES, KEY, LETTERS, QUERY, ROLE, STRING, SUBJECT, SUBSCRIPTION, TOPIC
+from operations import (
+    ADMINISTER,
+    ANYONE,
+    CLUSTER,
+    CONSUME,
+    CREATE,
+    DELETE,
+    DESCRIBE,
+    DROP_NAMESPACE,
+    DROP_SUBJECT,
+    MAKE_NAMESPACE,
+    MOVE,
+    PRODUCE,
+    READ,
+    REDRIVING,
+    REGISTER,
+    SEE_CLUSTER,
+    SEE_LETTERS,
+    SEE_NAMESPACE,
+    SEE_SUBJECT,
+    SEE_SUBSCRIPTION,
+    SET_NAMESPACE,
+    SET_SUBJECT,
+    UNSUBSCRIBE,
+)
+
+from pydanube.codec.native import requests as wire
+from pydanube.model.failure import NATIVE as NATIVE_POLICY
+from pydanube.model.schemas import Binding
+
+_SALVAGE: Final = f"{READ} + produce on the dead letter topic + {DELETE}"
+_T: Final = str(TOPIC)
+_ACCESS: Final = "/api/v1/access"
+_SECURITY: Final = "danube_admin.SecurityAdmin"
+_PLACE: Final = {"scope": "namespace", "resource_name": "default"}
+_BOUND: Final = {"principal_type": "user", "principal_name": "new", "role_names": ["reader"], **_PLACE}
+_S: Final[dict[str, Any]] = {"topic": _T, "subscription": SUBSCRIPTION}
+
+
+class Sent(NamedTuple):
+    needs: str
+    request: Any
+    """A native request; the fields of a gRPC request; the body of a REST operation, None if it has none."""
+    path: str = ""
+    """Of a REST operation, where the examples do not fit."""
+
+
+NATIVE: Final[tuple[Sent, ...]] = (
+    Sent(ANYONE, wire.Authenticate()),
+    Sent(CLUSTER, wire.ListRoles()),
+    Sent(CLUSTER, wire.GetRole(name=ROLE)),
+    Sent(CLUSTER, wire.CreateRole(name="new", actions=["read"])),
+    Sent(CLUSTER, wire.ChangeRole(name=ROLE, actions=["read"])),
+    Sent(CLUSTER, wire.DeleteRole(name=ROLE)),
+    Sent(ANYONE, wire.ListAccessBindings()),
+    Sent(SET_NAMESPACE, wire.GetAccessBinding(id=BINDING)),
+    Sent(SET_NAMESPACE, wire.CreateAccessBinding(subject="user:new", roles=["reader"], resource="/default")),
+    Sent(SET_NAMESPACE, wire.DeleteAccessBinding(id=BINDING)),
+    Sent(ANYONE, wire.ListApiKeys()),
+    Sent(CLUSTER, wire.CreateApiKey(principal="user:etl")),
+    Sent(CLUSTER, wire.RevokeApiKey(id=KEY)),
+    Sent(ANYONE, wire.WhoAmI()),
+    Sent(ANYONE, wire.AskAccess(action="read", resource="/default")),
+    Sent(DESCRIBE, wire.Lookup(topic=_T)),
+    Sent(CREATE, wire.CreateTopic(topic=_T)),
+    Sent(DELETE, wire.DeleteTopic(topic=_T)),
+    Sent(ADMINISTER, wire.UnloadTopic(topic=_T)),
+    Sent(ADMINISTER, wire.SetAckLevel(topic=_T, ack_level="durable")),
+    Sent(ADMINISTER, wire.TakeOverTopic(topic=_T)),
+    Sent(_SALVAGE, wire.SalvageTopic(topic=_T, partition=0, to=str(LETTERS), drop=True)),
+    Sent(ANYONE, wire.ListLeftovers()),
+    Sent(DELETE, wire.TruncateTopic(topic=_T, offsets=[(0, 1)])),
+    Sent(ANYONE, wire.ListTopics(namespace="default")),
+    Sent(ANYONE, wire.ListTopicPage()),
+    Sent(CLUSTER, wire.SummarizeTopics(topics=[_T])),
+    Sent(CLUSTER, wire.ListConsumers(topic=_T)),
+    Sent(DESCRIBE, wire.DescribeTopic(topic=_T)),
+    Sent(MAKE_NAMESPACE, wire.CreateNamespace(namespace="default")),
+    Sent(DROP_NAMESPACE, wire.DeleteNamespace(namespace="default")),
+    Sent(ANYONE, wire.ListNamespaces()),
+    Sent(PRODUCE, wire.OpenProducer(topic=_T, partition=0)),
+    Sent(CLUSTER, wire.OpenForwarder(topic=_T, partition=0)),
+    Sent(CLUSTER, wire.FenceProducers(topic=_T, topic_id=1, producer_id=1, producer_epoch=0)),
+    Sent(CLUSTER, wire.CountProducers(topic=_T, topic_id=1)),
+    Sent(CLUSTER, wire.AskTopicUse(topic=_T, topic_id=1)),
+    Sent(ANYONE, wire.CloseProducer(handle=1)),
+    Sent(CONSUME, wire.Subscribe(**_S, partition=0, consumer="c", type="shared")),
+    Sent(ANYONE, wire.CloseConsumer(handle=1)),
+    Sent(CONSUME, wire.CreateSubscription(**_S, type="shared")),
+    Sent(CLUSTER, wire.FindStarts(topic=_T, partitions=[0])),
+    Sent(UNSUBSCRIBE, wire.DeleteSubscription(**_S)),
+    Sent(DESCRIBE, wire.ListSubscriptions(topic=_T)),
+    Sent(SEE_SUBSCRIPTION, wire.DescribeSubscription(**_S)),
+    Sent(MOVE, wire.Seek(**_S, position=wire.Start("latest"))),
+    Sent(CONSUME, wire.Advance(**_S, partition=0, offset=1, expected=0)),
+    Sent(CONSUME, wire.AdvanceMany(**_S, moves=[(0, 1, 0)])),
+    Sent(CONSUME, wire.ListUnsettled(**_S, partition=0)),
+    Sent(CONSUME, wire.ListPending(**_S, partition=0)),
+    Sent(CLUSTER, wire.PeekMessages(**_S, messages_max=1)),
+    Sent(CLUSTER, wire.ListLetters(topic=str(LETTERS), partition=0)),
+    Sent(CONSUME, wire.Settle(**_S, partition=0, ranges=[(0, 1)])),
+    Sent(REDRIVING, wire.RedriveLetters(topic=str(LETTERS), partition=0)),
+    Sent(MOVE, wire.SetFailurePolicy(**_S, failure_policy=NATIVE_POLICY)),
+    Sent(MOVE, wire.SetUnackedMax(**_S, unacked_max=5)),
+    Sent(ADMINISTER, wire.SetPolicies(target=_T, changes={"producers_max": 9})),
+    Sent(DESCRIBE, wire.GetPolicies(target=_T)),
+    Sent(ADMINISTER, wire.GrowTopic(topic=_T, partitions=2)),
+    Sent(DESCRIBE, wire.GetStatistics(topic=_T)),
+    Sent(READ, wire.FindOffset(topic=_T, partition=0, position=wire.Start("latest"))),
+    Sent(ANYONE, wire.DescribeStorage()),
+    Sent(READ, wire.ListSegments(topic=_T)),
+    Sent(ADMINISTER, wire.UploadStorage(topic=_T)),
+    Sent(ADMINISTER, wire.VerifyStorage(topic=_T)),
+    Sent(CLUSTER, wire.CollectGarbage(dry_run=True)),
+    Sent(CLUSTER, wire.CommitStages(query=QUERY, run="run", batch_id=7, stages=[])),
+    Sent(ANYONE, wire.ListStagedQueries()),
+    Sent(CLUSTER, wire.ForgetStagedQuery(query=QUERY)),
+    Sent(REGISTER, wire.RegisterSchema(subject=SUBJECT, definition=BYTES)),
+    Sent(SEE_SUBJECT, wire.CheckSchema(subject=SUBJECT, definition=STRING)),
+    Sent(SEE_SUBJECT, wire.LookUpSchema(subject=SUBJECT, definition=STRING)),
+    Sent(SEE_SUBJECT, wire.GetSchema(subject=SUBJECT)),
+    Sent(ANYONE, wire.ListSubjects()),
+    Sent(SEE_SUBJECT, wire.ListSchemaVersions(subject=SUBJECT)),
+    Sent(SEE_SUBJECT, wire.DescribeSubject(subject=SUBJECT)),
+    Sent(DROP_SUBJECT, wire.DeleteSchema(subject=SUBJECT)),
+    Sent(SEE_SUBJECT, wire.GetCompatibility(subject=SUBJECT)),
+    Sent(SET_SUBJECT, wire.SetCompatibility(subject=SUBJECT, level="none")),
+    Sent(SET_SUBJECT, wire.SetSchemaTags(subject=SUBJECT, version=1, tags=["pii"])),
+    Sent(SEE_SUBJECT, wire.ListReferrers(subject=SUBJECT, version=1)),
+    Sent(f"{ADMINISTER} + {SEE_SUBJECT}", wire.BindTopic(topic=_T, binding=Binding(SUBJECT))),
+    Sent(ADMINISTER, wire.UnbindTopic(topic=_T)),
+    Sent(DESCRIBE, wire.GetBinding(topic=_T)),
+    Sent(SEE_CLUSTER, wire.DescribeBroker()),
+    Sent(SEE_CLUSTER, wire.DescribeCluster()),
+)
+
+_STRING: Final = {"format": "string", "text": ""}
+_BYTES: Final = {"format": "bytes", "text": ""}
+_LETTERS: Final = "/api/v1/topics/default/letters/dead-letters"
+
+REST: Final[dict[str, Sent]] = {
+    "whoAmI": Sent(ANYONE, None),
+    "askAccess": Sent(ANYONE, None, f"{_ACCESS}/can?action=read&resource=/default"),
+    "listRoles": Sent(CLUSTER, None),
+    "getRole": Sent(CLUSTER, None, f"{_ACCESS}/roles/{ROLE}"),
+    "createRole": Sent(CLUSTER, {"actions": ["read"]}, f"{_ACCESS}/roles/new"),
+    "changeRole": Sent(CLUSTER, {"actions": ["read"]}, f"{_ACCESS}/roles/{ROLE}"),
+    "deleteRole": Sent(CLUSTER, None, f"{_ACCESS}/roles/{ROLE}"),
+    "listBindings": Sent(ANYONE, None),
+    "createBinding": Sent(SET_NAMESPACE, {"subject": "user:new", "roles": ["reader"], "resource": "/default"}),
+    "getBinding": Sent(SET_NAMESPACE, None, f"{_ACCESS}/bindings/{BINDING}"),
+    "deleteBinding": Sent(SET_NAMESPACE, None, f"{_ACCESS}/bindings/{BINDING}"),
+    "listApiKeys": Sent(ANYONE, None),
+    "createApiKey": Sent(CLUSTER, {"principal": "user:etl"}),
+    "revokeApiKey": Sent(CLUSTER, None, f"{_ACCESS}/keys/{KEY}"),
+    "describeCluster": Sent(SEE_CLUSTER, None),
+    "listLeftovers": Sent(ANYONE, None),
+    "listBrokers": Sent(SEE_CLUSTER, None),
+    "describeBroker": Sent(SEE_CLUSTER, None),
+    "getHealth": Sent(ANYONE, None),
+    "listNamespaces": Sent(ANYONE, None),
+    "createNamespace": Sent(MAKE_NAMESPACE, None),
+    "deleteNamespace": Sent(DROP_NAMESPACE, None),
+    "getNamespacePolicies": Sent(SEE_NAMESPACE, None),
+    "setNamespacePolicies": Sent(SET_NAMESPACE, {"producers_max": 9}),
+    "listTopics": Sent(ANYONE, None),
+    "createTopic": Sent(CREATE, {}),
+    "describeTopic": Sent(DESCRIBE, None),
+    "deleteTopic": Sent(DELETE, None),
+    "lookUpTopic": Sent(DESCRIBE, None),
+    "addPartitions": Sent(ADMINISTER, {"partitions": 2}),
+    "truncateTopic": Sent(DELETE, {"positions": [{"partition": 0, "offset": 1}]}),
+    "unloadTopic": Sent(ADMINISTER, None),
+    "setAckLevel": Sent(ADMINISTER, {"ack_level": "durable"}),
+    "takeOverTopic": Sent(ADMINISTER, {}),
+    "salvageTopic": Sent(_SALVAGE, {"partition": 0, "to": str(LETTERS), "drop": True}),
+    "getTopicStatistics": Sent(DESCRIBE, None),
+    "getTopicPolicies": Sent(DESCRIBE, None),
+    "setTopicPolicies": Sent(ADMINISTER, {"producers_max": 9}),
+    "findOffset": Sent(READ, None),
+    "listSubscriptions": Sent(DESCRIBE, None),
+    "createSubscription": Sent(CONSUME, {"type": "shared"}),
+    "describeSubscription": Sent(SEE_SUBSCRIPTION, None),
+    "deleteSubscription": Sent(UNSUBSCRIBE, None),
+    "getSubscriptionStatistics": Sent(SEE_SUBSCRIPTION, None),
+    "seekSubscription": Sent(MOVE, {"position": "latest"}),
+    "getFailurePolicy": Sent(SEE_SUBSCRIPTION, None),
+    "setFailurePolicy": Sent(MOVE, {}),
+    "setUnackedMax": Sent(MOVE, {"unacked_max": 5}),
+    "skipMessages": Sent(CONSUME, {"partition": 0, "ranges": [[0, 1]]}),
+    "clearBacklog": Sent(MOVE, {}),
+    "advanceSubscription": Sent(CONSUME, {"moves": [{"partition": 0, "offset": 1, "expected": 0}]}),
+    "listUnsettled": Sent(CONSUME, None),
+    "listPending": Sent(CONSUME, None),
+    "peekMessages": Sent(CONSUME, None),
+    "listDeadLetters": Sent(SEE_LETTERS, None, _LETTERS),
+    "getDeadLetter": Sent(SEE_LETTERS, None, f"{_LETTERS}/0/0"),
+    "redriveDeadLetters": Sent(REDRIVING, {}, f"{_LETTERS}/redrive"),
+    "dropDeadLetters": Sent(REDRIVING, {}, f"{_LETTERS}/drop"),
+    "listSubjects": Sent(ANYONE, None),
+    "describeSubject": Sent(SEE_SUBJECT, None),
+    "deleteSubject": Sent(DROP_SUBJECT, None),
+    "listSchemaVersions": Sent(SEE_SUBJECT, None),
+    "registerSchema": Sent(REGISTER, _BYTES),
+    "checkSchema": Sent(SEE_SUBJECT, _STRING),
+    "lookUpSchema": Sent(SEE_SUBJECT, _STRING),
+    "getSchema": Sent(SEE_SUBJECT, None),
+    "deleteSchemaVersion": Sent(DROP_SUBJECT, None),
+    "setSchemaTags": Sent(SET_SUBJECT, {"tags": ["pii"]}),
+    "listReferrers": Sent(SEE_SUBJECT, None),
+    "getSchemaByGlobalId": Sent(SEE_SUBJECT, None),
+    "getSchemaBySchemaId": Sent(SEE_SUBJECT, None),
+    "getCompatibility": Sent(SEE_SUBJECT, None),
+    "setCompatibility": Sent(SET_SUBJECT, {"level": "none"}),
+    "unsetCompatibility": Sent(SET_SUBJECT, None),
+    "getCompatibilityDefault": Sent(SEE_CLUSTER, None),
+    "setCompatibilityDefault": Sent(CLUSTER, {"level": "none"}),
+    "unsetCompatibilityDefault": Sent(CLUSTER, None),
+    "getTopicSchema": Sent(DESCRIBE, None),
+    "bindTopic": Sent(f"{ADMINISTER} + {SEE_SUBJECT}", {"subject": SUBJECT}),
+    "unbindTopic": Sent(ADMINISTER, None),
+    "getStorageUsage": Sent(ANYONE, None),
+    "listSegments": Sent(READ, None),
+    "startUpload": Sent(CLUSTER, {}),
+    "getUpload": Sent(CLUSTER, None),
+    "verifyStorage": Sent(CLUSTER, {}),
+    "collectGarbage": Sent(CLUSTER, {"dry_run": True}),
+    "listStagedQueries": Sent(ANYONE, None),
+    "forgetStagedQuery": Sent(CLUSTER, None, f"/api/v1/staged-queries/{QUERY}"),
+    "publishMessages": Sent(PRODUCE, {"messages": [{"payload": "x"}]}),
+    "receiveWebhook": Sent(PRODUCE, {"hello": "there"}),
+    "openConsumer": Sent(CONSUME, {"type": "shared"}),
+    "closeConsumer": Sent(ANYONE, None),
+    "receiveMessages": Sent(ANYONE, None),
+    "acknowledgeMessages": Sent(ANYONE, {"ack": ["0:0"]}),
+    "streamSubscription": Sent(CONSUME, None),
+    "connectWebSocket": Sent(CONSUME, None),
+    "streamTopic": Sent(READ, None),
+}
+
+_ADMIN: Final = "danube_admin"
+_SCHEMA: Final = "danube_schema.SchemaRegistry"
+
+GRPC: Final[dict[str, Sent]] = {
+    f"{_SECURITY}/CreateRole": Sent(CLUSTER, {"role": {"name": "new", "permissions": ["Lookup"]}}),
+    f"{_SECURITY}/GetRole": Sent(CLUSTER, {"name": ROLE}),
+    f"{_SECURITY}/ListRoles": Sent(CLUSTER, {}),
+    f"{_SECURITY}/DeleteRole": Sent(CLUSTER, {"name": ROLE}),
+    f"{_SECURITY}/CreateBinding": Sent(SET_NAMESPACE, {"binding": {**_BOUND, "id": "new"}}),
+    f"{_SECURITY}/GetBinding": Sent(SET_NAMESPACE, {**_PLACE, "binding_id": BINDING}),
+    f"{_SECURITY}/ListBindings": Sent(ANYONE, _PLACE),
+    f"{_SECURITY}/ListAllBindings": Sent(ANYONE, {}),
+    f"{_SECURITY}/DeleteBinding": Sent(SET_NAMESPACE, {**_PLACE, "binding_id": BINDING}),
+    "danube.ProducerService/CreateProducer": Sent(
+        PRODUCE, {"topic_name": _T, "producer_name": "p", "dispatch_strategy": 1}
+    ),
+    "danube.ConsumerService/Subscribe": Sent(
+        CONSUME, {"topic_name": _T, "subscription": SUBSCRIPTION, "consumer_name": "g", "subscription_type": 1}
+    ),
+    "danube.ConsumerService/Ack": Sent(
+        CONSUME, {"msg_id": {"topic_name": _T, "topic_offset": 0}, "subscription_name": SUBSCRIPTION}
+    ),
+    "danube.ConsumerService/Nack": Sent(
+        CONSUME, {"msg_id": {"topic_name": _T, "topic_offset": 0}, "subscription_name": SUBSCRIPTION}
+    ),
+    "danube.Discovery/TopicLookup": Sent(DESCRIBE, {"topic": _T}),
+    "danube.Discovery/TopicPartitions": Sent(DESCRIBE, {"topic": _T}),
+    "danube.HealthCheck/HealthCheck": Sent(ANYONE, {}),
+    "danube.StorageService/ListSegmentDescriptors": Sent(READ, {"topic": _T}),
+    f"{_SCHEMA}/RegisterSchema": Sent(REGISTER, {"subject": SUBJECT, "schema_type": "bytes", "schema_definition": b""}),
+    f"{_SCHEMA}/GetSchema": Sent(SEE_SUBJECT, {"schema_id": 1, "version": 1}),
+    f"{_SCHEMA}/GetLatestSchema": Sent(SEE_SUBJECT, {"subject": SUBJECT}),
+    f"{_SCHEMA}/ListVersions": Sent(SEE_SUBJECT, {"subject": SUBJECT}),
+    f"{_SCHEMA}/ListSubjects": Sent(ANYONE, {}),
+    f"{_SCHEMA}/CheckCompatibility": Sent(
+        SEE_SUBJECT, {"subject": SUBJECT, "schema_type": "string", "new_schema_definition": b""}
+    ),
+    f"{_SCHEMA}/DeleteSchemaVersion": Sent(DROP_SUBJECT, {"subject": SUBJECT, "version": 1}),
+    f"{_SCHEMA}/SetCompatibilityMode": Sent(SET_SUBJECT, {"subject": SUBJECT, "compatibility_mode": "none"}),
+    f"{_SCHEMA}/ConfigureTopicSchema": Sent(
+        f"{ADMINISTER} + {SEE_SUBJECT}",
+        {"topic_name": _T, "schema_subject": SUBJECT, "validation_policy": "none"},
+    ),
+    f"{_SCHEMA}/UpdateTopicValidationPolicy": Sent(ADMINISTER, {"topic_name": _T, "validation_policy": "none"}),
+    f"{_SCHEMA}/GetTopicSchemaConfig": Sent(DESCRIBE, {"topic_name": _T}),
+    f"{_ADMIN}.BrokerAdmin/ListBrokers": Sent(SEE_CLUSTER, {}),
+    f"{_ADMIN}.BrokerAdmin/GetLeaderBroker": Sent(SEE_CLUSTER, {}),
+    f"{_ADMIN}.BrokerAdmin/ListNamespaces": Sent(ANYONE, {}),
+    f"{_ADMIN}.BrokerAdmin/ActivateBroker": Sent(SEE_CLUSTER, {"broker_id": "node"}),
+    f"{_ADMIN}.BrokerAdmin/GetClusterBalance": Sent(SEE_CLUSTER, {}),
+    f"{_ADMIN}.BrokerAdmin/TriggerRebalance": Sent(SEE_CLUSTER, {}),
+    f"{_ADMIN}.ClusterAdmin/ClusterStatus": Sent(SEE_CLUSTER, {}),
+    f"{_ADMIN}.NamespaceAdmin/GetNamespaceTopics": Sent(ANYONE, {"name": "default"}),
+    f"{_ADMIN}.NamespaceAdmin/GetNamespacePolicies": Sent(SEE_NAMESPACE, {"name": "default"}),
+    f"{_ADMIN}.NamespaceAdmin/CreateNamespace": Sent(MAKE_NAMESPACE, {"name": "default"}),
+    f"{_ADMIN}.NamespaceAdmin/DeleteNamespace": Sent(DROP_NAMESPACE, {"name": "default"}),
+    f"{_ADMIN}.TopicAdmin/ListNamespaceTopics": Sent(ANYONE, {"name": "default"}),
+    f"{_ADMIN}.TopicAdmin/ListBrokerTopics": Sent(ANYONE, {}),
+    f"{_ADMIN}.TopicAdmin/CreateTopic": Sent(CREATE, {"name": _T, "dispatch_strategy": 1}),
+    f"{_ADMIN}.TopicAdmin/CreatePartitionedTopic": Sent(
+        CREATE, {"base_name": _T, "partitions": 2, "dispatch_strategy": 1}
+    ),
+    f"{_ADMIN}.TopicAdmin/DeleteTopic": Sent(DELETE, {"name": _T}),
+    f"{_ADMIN}.TopicAdmin/UnloadTopic": Sent(ADMINISTER, {"name": _T}),
+    f"{_ADMIN}.TopicAdmin/DescribeTopic": Sent(DESCRIBE, {"name": _T}),
+    f"{_ADMIN}.TopicAdmin/ListSubscriptions": Sent(DESCRIBE, {"name": _T}),
+    f"{_ADMIN}.TopicAdmin/Unsubscribe": Sent(UNSUBSCRIBE, _S),
+    f"{_ADMIN}.TopicAdmin/SetSubscriptionFailurePolicy": Sent(
+        MOVE, {**_S, "failure_policy": {"max_redelivery_count": 3, "poison_policy": 1}}
+    ),
+    f"{_ADMIN}.TopicAdmin/GetSubscriptionFailurePolicy": Sent(SEE_SUBSCRIPTION, _S),
+    f"{_ADMIN}.TopicAdmin/SetSubscriptionDispatchConfig": Sent(
+        MOVE, {**_S, "dispatch_config": {"max_unacked_messages": 5}}
+    ),
+    f"{_ADMIN}.TopicAdmin/GetSubscriptionDispatchConfig": Sent(SEE_SUBSCRIPTION, _S),
+}
+
+GRPC_ELSEWHERE: Final[dict[str, str]] = {
+    "danube.ProducerService/SendMessage": "needs a producer, which CreateProducer opens; test_grpc_data.py",
+    "danube.ConsumerService/ReceiveMessages": "a stream, of a consumer that Subscribe made; test_grpc_data.py",
+    "danube_admin.BrokerAdmin/UnloadBroker": "refused to everyone: topics stay where they are",
+    "danube_admin.ClusterAdmin/AddNode": "refused to everyone: brokers join by themselves",
+    "danube_admin.ClusterAdmin/PromoteNode": "refused to everyone: brokers join by themselves",
+    "danube_admin.ClusterAdmin/RemoveNode": "refused to everyone: brokers join by themselves",
+}
+"""Methods, or services as a whole, that have no row, and why."""

@@ -1,0 +1,368 @@
+"""What each operation of the broker needs: a row for every public method of `Broker` and its parts.
+
+A row is the needs, as `access_world.parse_needs` reads them, and a call. `ANYONE` is for lists, which show what the
+caller may see and are refused to nobody. Where an operation is allowed to more callers than the needs say (who created
+the subscription, for example), ALSO says so; those have tests of their own in `test_ownership.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Final, NamedTuple
+
+from access_world import (
+    BINDING,
+    BYTES,
+    KEY,
+    LETTERS,
+    QUERY,
+    ROLE,
+    STRING,
+    SUBJECT,
+    SUBSCRIPTION,
+    TOPIC,
+    NoSink,
+    World,
+    commit,
+    publish,
+    stage,
+)
+
+from pydanube.broker import Attachment, shared_id
+from pydanube.broker.topic_addresses import Place
+from pydanube.codec.batch import encode
+from pydanube.codec.native import requests as wire
+from pydanube.core.access import Principal
+from pydanube.model.dead_letters import LetterSelection
+from pydanube.model.failure import NATIVE
+from pydanube.model.names import TopicAddress, TopicName
+from pydanube.model.paging import PageQuery
+from pydanube.model.positions import EARLIEST, LATEST
+from pydanube.model.schemas import Binding, Compatibility, RegistryMode
+from pydanube.model.storage import StoragePlace
+from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
+from pydanube.runtime.clock import SystemClock
+from pydanube.runtime.slices import Slices
+
+Call = Callable[[World, Principal], Any]
+
+ANYONE: Final = ""
+PRODUCE: Final = "produce on the topic"
+CREATE: Final = "create on the topic"
+READ: Final = "read on the topic"
+DESCRIBE: Final = "describe on the topic"
+DELETE: Final = "delete on the topic"
+ADMINISTER: Final = "administer on the topic"
+CONSUME: Final = "consume on the subscription"
+SEE_SUBSCRIPTION: Final = "describe on the subscription"
+MOVE: Final = "administer on the subscription"
+UNSUBSCRIBE: Final = "delete on the subscription"
+REDRIVING: Final = "consume on the subscription danube-redrive of the dead letter topic"
+SEE_LETTERS: Final = "read on the dead letter topic"
+SEE_SUBJECT: Final = "describe on the subject"
+REGISTER: Final = "create on the subject"
+DROP_SUBJECT: Final = "delete on the subject"
+SET_SUBJECT: Final = "administer on the subject"
+SEE_CLUSTER: Final = "describe on the cluster"
+CLUSTER: Final = "administer on the cluster"
+SEE_NAMESPACE: Final = "describe on the namespace"
+MAKE_NAMESPACE: Final = "create on the namespace"
+DROP_NAMESPACE: Final = "delete on the namespace"
+SET_NAMESPACE: Final = "administer on the namespace"
+
+ALSO: Final = {
+    MOVE: "or consume, for the principal that created it; to seek also for one with a consumer attached",
+    UNSUBSCRIBE: "or consume, for the principal that created it",
+    SEE_SUBJECT: "or on a topic that is bound to it",
+    REGISTER: "or describe, for a definition that it has already",
+    CLUSTER: "a staged query also for the principal that made it, and an API key for its own",
+}
+"""Who else may."""
+
+
+class Row(NamedTuple):
+    needs: str
+    call: Call
+
+
+ADDRESS: Final = TopicAddress.parse(str(TOPIC))
+MISSING: Final = TopicAddress.parse("/default/missing")
+ATTACHMENT: Final = Attachment(SUBSCRIPTION, "c", SubscriptionType.SHARED)
+SELECTION: Final = LetterSelection()
+
+
+async def _all(stream: Any) -> list[Any]:
+    async with aclosing(stream) as found:
+        return [one async for one in found]
+
+
+async def _closing(opening: Awaitable[Any]) -> None:
+    (await opening).close()
+
+
+FACADE: Final[dict[str, Row]] = {
+    # topics and namespaces
+    "access.list_roles": Row(CLUSTER, lambda w, p: w.broker.access.list_roles(p)),
+    "access.get_role": Row(CLUSTER, lambda w, p: w.broker.access.get_role(p, ROLE)),
+    "access.create_role": Row(CLUSTER, lambda w, p: w.broker.access.create_role(p, "new", ["read"])),
+    "access.change_role": Row(CLUSTER, lambda w, p: w.broker.access.change_role(p, ROLE, ["read"])),
+    "access.delete_role": Row(CLUSTER, lambda w, p: w.broker.access.delete_role(p, ROLE)),
+    "access.list_bindings": Row(ANYONE, lambda w, p: w.broker.access.list_bindings(p)),
+    "access.get_binding": Row(SET_NAMESPACE, lambda w, p: w.broker.access.get_binding(p, BINDING)),
+    "access.create_binding": Row(
+        SET_NAMESPACE, lambda w, p: w.broker.access.create_binding(p, "user:new", ["reader"], "/default")
+    ),
+    "access.delete_binding": Row(SET_NAMESPACE, lambda w, p: w.broker.access.delete_binding(p, BINDING)),
+    "access.list_keys": Row(ANYONE, lambda w, p: w.broker.access.list_keys(p)),
+    "access.create_key": Row(CLUSTER, lambda w, p: w.broker.access.create_key(p, "user:etl")),
+    "access.revoke_key": Row(CLUSTER, lambda w, p: w.broker.access.revoke_key(p, KEY)),
+    "access.whoami": Row(ANYONE, lambda w, p: w.broker.access.whoami(p)),
+    "access.can": Row(ANYONE, lambda w, p: w.broker.access.can(p, "read", "/default")),
+    "check_is_peer": Row(CLUSTER, lambda w, p: w.broker.check_is_peer(p)),
+    "check_may_publish": Row(PRODUCE, lambda w, p: w.broker.check_may_publish(p, TOPIC)),
+    "check_may_read": Row(READ, lambda w, p: w.broker.check_may_read(p, TOPIC)),
+    "create_namespace": Row(MAKE_NAMESPACE, lambda w, p: w.broker.create_namespace(p, "default")),
+    "create_topic": Row(CREATE, lambda w, p: w.broker.create_topic(p, TOPIC, TopicConfig())),
+    "delete_namespace": Row(DROP_NAMESPACE, lambda w, p: w.broker.delete_namespace(p, "default")),
+    "delete_topic": Row(DELETE, lambda w, p: w.broker.delete_topic(p, TOPIC)),
+    "describe": Row(SEE_CLUSTER, lambda w, p: w.broker.describe(p)),
+    "describe_topic": Row(DESCRIBE, lambda w, p: w.broker.describe_topic(p, TOPIC)),
+    "fetch": Row(READ, lambda w, p: w.broker.fetch(p, TOPIC, 0, EARLIEST, 1000, 0)),
+    "find_offset": Row(READ, lambda w, p: w.broker.find_offset(p, TOPIC, 0, LATEST)),
+    "grow_topic": Row(ADMINISTER, lambda w, p: w.broker.grow_topic(p, TOPIC, 2)),
+    "list_namespaces": Row(ANYONE, lambda w, p: w.broker.list_namespaces(p)),
+    "list_topics": Row(ANYONE, lambda w, p: w.broker.list_topics(p, "default")),
+    "lookup": Row(DESCRIBE, lambda w, p: w.broker.lookup(p, TOPIC, True)),
+    "metric_families": Row(ANYONE, lambda w, p: w.broker.metric_families(p)),
+    "open_forwarder": Row(CLUSTER, lambda w, p: w.broker.open_forwarder(p, TOPIC, 0)),
+    "open_producer": Row(PRODUCE, lambda w, p: _closing(w.broker.open_producer(p, TOPIC, 0, "", 0, 0))),
+    "owner_elsewhere": Row(DESCRIBE, lambda w, p: w.broker.owner_elsewhere(p, TOPIC, 0)),
+    "owner_names": Row(DESCRIBE, lambda w, p: w.broker.owner_names(p, TOPIC)),
+    "publish": Row(PRODUCE, lambda w, p: publish(w.broker, p, w.producer)),
+    "publish_elsewhere": Row(
+        PRODUCE, lambda w, p: w.broker.publish_elsewhere(p, "b", TOPIC, 0, memoryview(encode([b"x"], publish_times=1)))
+    ),
+    "set_ack_level": Row(ADMINISTER, lambda w, p: w.broker.set_ack_level(p, TOPIC, AckLevel.DURABLE)),
+    "take_over_topic": Row(ADMINISTER, lambda w, p: w.broker.take_over_topic(p, TOPIC, None, False)),
+    "truncate_topic": Row(DELETE, lambda w, p: w.broker.truncate_topic(p, TOPIC, {0: 1})),
+    "unload_topic": Row(ADMINISTER, lambda w, p: w.broker.unload_topic(p, TOPIC)),
+    "addresses.check_exists": Row(DESCRIBE, lambda w, p: w.broker.addresses.check_exists(p, ADDRESS)),
+    "addresses.ensure": Row(PRODUCE, lambda w, p: w.broker.addresses.ensure(p, ADDRESS, True)),
+    "addresses.names": Row(DESCRIBE, lambda w, p: w.broker.addresses.names(p, ADDRESS)),
+    "cluster.brokers": Row(SEE_CLUSTER, lambda w, p: w.broker.cluster.brokers(p)),
+    "cluster.describe": Row(SEE_CLUSTER, lambda w, p: w.broker.cluster.describe(p)),
+    "leftovers.describe": Row(ANYONE, lambda w, p: w.broker.leftovers.describe(p)),
+    "leftovers.salvage": Row(
+        f"{READ} + produce on the dead letter topic + {DELETE}",
+        lambda w, p: w.broker.leftovers.salvage(p, TOPIC, 0, LETTERS, drop=True),
+    ),
+    "listing.namespaces": Row(ANYONE, lambda w, p: w.broker.listing.namespaces(p, PageQuery())),
+    "listing.subscriptions": Row(DESCRIBE, lambda w, p: w.broker.listing.subscriptions(p, TOPIC, PageQuery())),
+    "listing.topics": Row(ANYONE, lambda w, p: w.broker.listing.topics(p, PageQuery())),
+    "statistics.topic": Row(DESCRIBE, lambda w, p: w.broker.statistics.topic(p, TOPIC)),
+    "statistics.all": Row(ANYONE, lambda w, p: _all(w.broker.statistics.all(p))),
+    "statistics.summaries": Row(ANYONE, lambda w, p: _all(w.broker.statistics.summaries(p, [TOPIC]))),
+    "statistics.summary": Row(ANYONE, lambda w, p: w.broker.statistics.summary(p, TOPIC, Slices(SystemClock()))),
+    "statistics.add_others": Row(ANYONE, lambda w, p: w.broker.statistics.add_others(p, [])),
+    "policies.get": Row(SEE_NAMESPACE, lambda w, p: w.broker.policies.get(p, "default")),
+    "policies.set": Row(SET_NAMESPACE, lambda w, p: w.broker.policies.set(p, "default", {"producers_max": 9})),
+    # brokers among each other
+    "peer_requests.check": Row(CLUSTER, lambda w, p: w.broker.peer_requests.check(p)),
+    "peer_requests.principal_of": Row(CLUSTER, lambda w, p: w.broker.peer_requests.principal_of(p, ["user", "x"])),
+    "peer_requests.count_producers": Row(CLUSTER, lambda w, p: w.broker.peer_requests.count_producers(p, 1)),
+    "peer_requests.fence_producers": Row(
+        CLUSTER,
+        lambda w, p: w.broker.peer_requests.fence_producers(
+            p, wire.FenceProducers(topic=str(TOPIC), topic_id=1, producer_id=1, producer_epoch=0)
+        ),
+    ),
+    "peer_requests.topic_use": Row(
+        CLUSTER, lambda w, p: w.broker.peer_requests.topic_use(p, wire.AskTopicUse(topic=str(TOPIC), topic_id=1))
+    ),
+    # clients without a connection of their own
+    "shared_producers.open": Row(
+        PRODUCE, lambda w, p: w.broker.shared_producers.open(p, ADDRESS, Place(TOPIC, 0), "shared")
+    ),
+    "shared_producers.find": Row(ANYONE, lambda w, p: w.broker.shared_producers.find(p, 1, str(TOPIC), "shared")),
+    "shared_producers.reopen": Row(
+        PRODUCE,
+        lambda w, p: w.broker.shared_producers.reopen(p, _shared_id(p), str(TOPIC), "shared"),
+    ),
+    "consumer_sessions.subscribe": Row(
+        CONSUME,
+        lambda w, p: w.broker.consumer_sessions.subscribe(p, ADDRESS, SUBSCRIPTION, "c", SubscriptionType.SHARED),
+    ),
+    "consumer_sessions.open_stream": Row(CONSUME, lambda w, p: _open_stream(w, p)),
+    "single_acks.ack": Row(CONSUME, lambda w, p: w.broker.single_acks.ack(p, TOPIC, 0, SUBSCRIPTION, 0)),
+    "single_acks.nack": Row(CONSUME, lambda w, p: w.broker.single_acks.nack(p, TOPIC, 0, SUBSCRIPTION, 0, 0, "")),
+    # subscriptions
+    "subscriptions.advance": Row(CONSUME, lambda w, p: w.broker.subscriptions.advance(p, TOPIC, SUBSCRIPTION, 0, 1, 0)),
+    "subscriptions.advance_many": Row(
+        CONSUME, lambda w, p: w.broker.subscriptions.advance_many(p, TOPIC, SUBSCRIPTION, [(0, 1, 0)])
+    ),
+    "subscriptions.announce": Row(CONSUME, lambda w, p: w.broker.subscriptions.announce(p, TOPIC, 0, ATTACHMENT)),
+    "subscriptions.consumers": Row(DESCRIBE, lambda w, p: w.broker.subscriptions.consumers(p, TOPIC)),
+    "subscriptions.create": Row(
+        CONSUME,
+        lambda w, p: w.broker.subscriptions.create(p, TOPIC, SUBSCRIPTION, SubscriptionType.SHARED, EARLIEST),
+    ),
+    "subscriptions.delete": Row(UNSUBSCRIBE, lambda w, p: w.broker.subscriptions.delete(p, TOPIC, SUBSCRIPTION)),
+    "subscriptions.describe": Row(
+        SEE_SUBSCRIPTION, lambda w, p: w.broker.subscriptions.describe(p, TOPIC, SUBSCRIPTION)
+    ),
+    "subscriptions.names": Row(DESCRIBE, lambda w, p: w.broker.subscriptions.names(p, TOPIC)),
+    "subscriptions.peek": Row(CONSUME, lambda w, p: w.broker.subscriptions.peek(p, TOPIC, SUBSCRIPTION, 1)),
+    "subscriptions.pending": Row(CONSUME, lambda w, p: w.broker.subscriptions.pending(p, TOPIC, SUBSCRIPTION, 0, 1, 0)),
+    "subscriptions.seek": Row(MOVE, lambda w, p: w.broker.subscriptions.seek(p, TOPIC, SUBSCRIPTION, LATEST)),
+    "subscriptions.set_failure_policy": Row(
+        MOVE, lambda w, p: w.broker.subscriptions.set_failure_policy(p, TOPIC, SUBSCRIPTION, NATIVE)
+    ),
+    "subscriptions.set_unacked_max": Row(
+        MOVE, lambda w, p: w.broker.subscriptions.set_unacked_max(p, TOPIC, SUBSCRIPTION, 5)
+    ),
+    "subscriptions.settle": Row(MOVE, lambda w, p: w.broker.subscriptions.settle(p, TOPIC, SUBSCRIPTION, 0, [])),
+    "subscriptions.settle_each": Row(
+        CONSUME, lambda w, p: w.broker.subscriptions.settle_each(p, TOPIC, SUBSCRIPTION, 0, [(0, 1)])
+    ),
+    "subscriptions.starts": Row(READ, lambda w, p: w.broker.subscriptions.starts(p, TOPIC, [0], EARLIEST, {})),
+    "subscriptions.subscribe": Row(
+        CONSUME, lambda w, p: _closing(w.broker.subscriptions.subscribe(p, TOPIC, 0, ATTACHMENT, NoSink()))
+    ),
+    "subscriptions.unacked_max": Row(
+        SEE_SUBSCRIPTION, lambda w, p: w.broker.subscriptions.unacked_max(p, TOPIC, SUBSCRIPTION)
+    ),
+    "subscriptions.unsettled": Row(
+        CONSUME, lambda w, p: w.broker.subscriptions.unsettled(p, TOPIC, SUBSCRIPTION, 0, 1, 0)
+    ),
+    "subscriptions.version": Row(SEE_SUBSCRIPTION, lambda w, p: w.broker.subscriptions.version(p, TOPIC, SUBSCRIPTION)),
+    "dead_letters.drop": Row(REDRIVING, lambda w, p: w.broker.dead_letters.drop(p, LETTERS, 0, SELECTION)),
+    "dead_letters.redrive": Row(REDRIVING, lambda w, p: w.broker.dead_letters.redrive(p, LETTERS, 0, SELECTION)),
+    "dead_letters.get": Row(SEE_LETTERS, lambda w, p: w.broker.dead_letters.get(p, LETTERS, 0, 0)),
+    "dead_letters.listed": Row(SEE_LETTERS, lambda w, p: w.broker.dead_letters.listed(p, LETTERS, 0)),
+    # schemas
+    "schemas.bind": Row(
+        f"{ADMINISTER} + {SEE_SUBJECT}", lambda w, p: w.broker.schemas.bind(p, TOPIC, Binding(SUBJECT))
+    ),
+    "schemas.unbind": Row(ADMINISTER, lambda w, p: w.broker.schemas.unbind(p, TOPIC)),
+    "schemas.binding": Row(DESCRIBE, lambda w, p: w.broker.schemas.binding(p, TOPIC)),
+    "schemas.choose": Row(f"{PRODUCE} + {SEE_SUBJECT}", lambda w, p: w.broker.schemas.choose(p, TOPIC, SUBJECT)),
+    "schemas.register": Row(REGISTER, lambda w, p: w.broker.schemas.register(p, SUBJECT, BYTES)),
+    "schemas.check": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.check(p, SUBJECT, STRING)),
+    "schemas.lookup": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.lookup(p, SUBJECT, STRING)),
+    "schemas.get": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.get(p, SUBJECT)),
+    "schemas.parsed": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.parsed(p, SUBJECT)),
+    "schemas.get_by_id": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.get_by_id(p, 1)),
+    "schemas.by_global_id": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.by_global_id(p, 1)),
+    "schemas.versions_of_global_id": Row(ANYONE, lambda w, p: w.broker.schemas.versions_of_global_id(p, 1)),
+    "schemas.notes": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.notes(p, SUBJECT, 1)),
+    "schemas.subjects": Row(ANYONE, lambda w, p: w.broker.schemas.subjects(p)),
+    "schemas.versions": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.versions(p, SUBJECT)),
+    "schemas.describe": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.describe(p, SUBJECT)),
+    "schemas.referenced_by": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.referenced_by(p, SUBJECT, 1)),
+    "schemas.delete_version": Row(DROP_SUBJECT, lambda w, p: w.broker.schemas.delete_version(p, SUBJECT, 1)),
+    "schemas.delete_subject": Row(DROP_SUBJECT, lambda w, p: w.broker.schemas.delete_subject(p, SUBJECT)),
+    "schemas.compatibility": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.compatibility(p, SUBJECT)),
+    "schemas.compatibility_version": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.compatibility_version(p, SUBJECT)),
+    "schemas.mode": Row(SEE_CLUSTER, lambda w, p: w.broker.schemas.mode(p)),
+    "schemas.set_compatibility": Row(
+        SET_SUBJECT, lambda w, p: w.broker.schemas.set_compatibility(p, SUBJECT, Compatibility.NONE)
+    ),
+    "schemas.set_mode": Row(CLUSTER, lambda w, p: w.broker.schemas.set_mode(p, None, RegistryMode.READONLY)),
+    "schemas.set_tags": Row(SET_SUBJECT, lambda w, p: w.broker.schemas.set_tags(p, SUBJECT, 1, ["pii"])),
+    # object storage and staged writes
+    "storage.collect": Row(CLUSTER, lambda w, p: w.broker.storage.collect(p, False, True, "")),
+    "storage.own_usage": Row(SEE_CLUSTER, lambda w, p: w.broker.storage.own_usage(p, [(TOPIC, 0)])),
+    "storage.segments": Row(READ, lambda w, p: w.broker.storage.segments(p, TOPIC, 0, EARLIEST, 1)),
+    "storage.upload": Row(ADMINISTER, lambda w, p: w.broker.storage.upload(p, TOPIC)),
+    "storage.upload_state": Row(CLUSTER, lambda w, p: w.broker.storage.upload_state(p, 99, 0.0)),
+    "storage.usage": Row(ANYONE, lambda w, p: w.broker.storage.usage(p, None, StoragePlace())),
+    "storage.verify": Row(ADMINISTER, lambda w, p: w.broker.storage.verify(p, TOPIC, StoragePlace(), 1)),
+    "storage.whereabouts": Row(READ, lambda w, p: w.broker.storage.whereabouts(p, TOPIC)),
+    "staging.stage": Row(f"{PRODUCE} + {CLUSTER}", lambda w, p: stage(w.broker, p)),
+    "staging.commit": Row(CLUSTER, lambda w, p: commit(w.broker, p)),
+    "staging.forget": Row(CLUSTER, lambda w, p: w.broker.staging.forget(p, QUERY)),
+    "staging.queries": Row(ANYONE, lambda w, p: w.broker.staging.queries(p, "", 10)),
+}
+
+
+def _shared_id(principal: Principal) -> int:
+    return shared_id(str(TOPIC), "shared", principal.owner_id)
+
+
+async def _open_stream(world: World, principal: Principal) -> None:
+    (await world.broker.consumer_sessions.open_stream(principal, world.consumer_id, NoSink())).close()
+
+
+EXTRA: Final[dict[str, Row]] = {
+    "policies.get of a topic": Row(DESCRIBE, lambda w, p: w.broker.policies.get(p, TOPIC)),
+    "policies.set of a topic": Row(ADMINISTER, lambda w, p: w.broker.policies.set(p, TOPIC, {"producers_max": 9})),
+    "list_topics of everything": Row(ANYONE, lambda w, p: w.broker.list_topics(p)),
+    "a first publish by native clients": Row(CREATE, lambda w, p: w.broker.lookup(p, TopicName("default", "a"), True)),
+    "a first publish by gRPC clients": Row(
+        f"{PRODUCE} + {CREATE}", lambda w, p: w.broker.addresses.ensure(p, MISSING, True)
+    ),
+    "advance back": Row(MOVE, lambda w, p: w.broker.subscriptions.advance(p, TOPIC, SUBSCRIPTION, 0, 0, 1)),
+    "upload of everything": Row(CLUSTER, lambda w, p: w.broker.storage.upload(p, None)),
+    "verify of everything": Row(CLUSTER, lambda w, p: w.broker.storage.verify(p, None, StoragePlace(), 1)),
+    "usage of a topic": Row(DESCRIBE, lambda w, p: w.broker.storage.usage(p, TOPIC, StoragePlace())),
+    "compatibility of all": Row(SEE_CLUSTER, lambda w, p: w.broker.schemas.compatibility(p)),
+    "set_compatibility of all": Row(CLUSTER, lambda w, p: w.broker.schemas.set_compatibility(p, None, None)),
+    "mode of a subject": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.mode(p, SUBJECT)),
+    "set_mode of a subject": Row(SET_SUBJECT, lambda w, p: w.broker.schemas.set_mode(p, SUBJECT, None)),
+}
+"""Operations again, where their needs depend on what they are asked for."""
+
+UNCHECKED: Final[dict[str, str]] = {
+    "background_work": "the process that runs the broker starts it",
+    "close": "the process that runs the broker stops it",
+    "drain": "the process that runs the broker stops it",
+    "security.run": "the process that runs the broker starts it",
+    "review_access": "a listener asks for it when a client has shown other credentials; it takes rights away at most",
+    "start": "the process that runs the broker starts it",
+    "joined": "the process that runs the broker starts it",
+    "leave": "the process that runs the broker stops it",
+    "http_address_of": "addresses of brokers, for callers that were told one already",
+    "note_client": "notes from where a client comes",
+    "told_addresses": "addresses of brokers, which every client is told",
+    "other_owner": "follows a call that asks, and tells where the client is sent",
+    "own_partitions": "follows a call that asks, and tells where the client is sent",
+    "write_problems": "the health of a listener, which it answers to anyone",
+    "addresses.find": "comes before a call that asks; the listener has no name of the topic yet",
+    "addresses.get": "comes before a call that asks; the listener has no name of the topic yet",
+    "addresses.refresh": "comes before a call that asks; the listener has no name of the topic yet",
+    "addresses.resource": "says what a call has to ask for",
+    "cluster.leave": "the broker itself",
+    "cluster.load": "the broker itself",
+    "cluster.run": "the broker itself",
+    "cluster.tell": "the broker itself",
+    "consumer_sessions.close_stream": "detaches the consumer that the caller has attached",
+    "consumer_sessions.find": "the health check of gRPC clients: whether an id is known",
+    "shared_producers.hear": "the health check of gRPC clients: whether an id is known",
+    "decompression.take": "memory that a listener reserves",
+    "decompression.turn": "memory that a listener reserves",
+    "decompression.wait": "memory that a listener reserves",
+    "leftovers.tidy": "the broker itself",
+    "metrics.delivered": "counts",
+    "metrics.listener": "counts",
+    "metrics.measure_loop_delay": "counts",
+    "metrics.published": "counts",
+    "metrics.refuse": "counts",
+    "policies.apply": "the broker itself",
+    "policies.apply_namespace": "the broker itself",
+    "schemas.apply": "the broker itself",
+    "schemas.check_of": "the broker itself",
+    "schemas.follow": "the broker itself",
+    "schemas.start": "the broker itself",
+    "security.authenticate": "makes the principal that the others ask for",
+    "security.follow": "the broker itself",
+    "security.load": "the broker itself",
+    "staging.close": "the broker itself",
+    "staging.drain": "the broker itself",
+    "staging.is_awaited": "the broker itself",
+    "staging.start": "the broker itself",
+    "subscriptions.apply": "the broker itself",
+    "subscriptions.close_deleted": "the broker itself",
+    "subscriptions.remove_if": "the broker itself",
+}
+"""Public methods that name no principal, and why. Those of the broker itself are called by no listener."""

@@ -1,0 +1,112 @@
+"""A change of the rules reaches what is open: a revoked producer is fenced, a revoked consumer is detached."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from access_world import ROOT, SUBSCRIPTION, TOPIC, NoSink, give, open_world, publish
+
+from pydanube.broker import Attachment
+from pydanube.broker.topic_addresses import Place
+from pydanube.core.access import Action, Principal
+from pydanube.model.errors import Denied
+from pydanube.model.names import TopicAddress
+from pydanube.model.topics import SubscriptionType
+
+PRODUCER, CONSUMER = Principal("producer"), Principal("consumer")
+
+
+async def reviewed(world) -> None:
+    """Wait until the review that the last change has started is over."""
+    async with asyncio.timeout(30):
+        while world.broker._review.is_running:  # noqa: ASYNC110 - what is waited for happens inside the broker
+            await asyncio.sleep(0)
+
+
+async def attach(world, principal, sink, name="c"):
+    attachment = Attachment(SUBSCRIPTION, name, SubscriptionType.SHARED)
+    return await world.broker.subscriptions.subscribe(principal, TOPIC, 0, attachment, sink)
+
+
+async def test_a_revoked_producer_is_fenced_and_frees_the_topic(tmp_path: Path):
+    async with open_world(tmp_path) as world:
+        world.producer.close()
+        producer = await world.broker.open_producer(PRODUCER, TOPIC, 0, "", 0, 0, "exclusive")
+        publish(world.broker, PRODUCER, producer)
+        give(world.rules, PRODUCER, "monitor")
+        await reviewed(world)
+        assert isinstance(producer.fenced, Denied)
+        give(world.rules, PRODUCER, "producer")  # the right is back; the producer must be opened again
+        with pytest.raises(Denied, match="any more"):
+            publish(world.broker, PRODUCER, producer)
+        await world.broker.open_producer(ROOT, TOPIC, 0, "", 0, 0)  # nobody has the topic exclusively any more
+
+
+async def test_a_revoked_producer_is_refused_before_the_review(tmp_path: Path):
+    async with open_world(tmp_path) as world:
+        producer = await world.broker.open_producer(PRODUCER, TOPIC, 0, "", 0, 0)
+        give(world.rules, PRODUCER, "monitor")
+        with pytest.raises(Denied):
+            publish(world.broker, PRODUCER, producer)
+
+
+async def test_a_revoked_shared_producer_is_fenced(tmp_path: Path):
+    async with open_world(tmp_path) as world:
+        address = TopicAddress.parse(str(TOPIC))
+        shared = await world.broker.shared_producers.open(PRODUCER, address, Place(TOPIC, 0), "p")
+        give(world.rules, PRODUCER, "reader")
+        await reviewed(world)
+        assert not shared.is_open
+
+
+async def test_a_revoked_consumer_is_detached_and_others_stay(tmp_path: Path):
+    async with open_world(tmp_path) as world:
+        sink, other = NoSink(), NoSink()
+        await attach(world, CONSUMER, sink)
+        await attach(world, ROOT, other, "root")
+        give(world.rules, CONSUMER, "reader")
+        await reviewed(world)
+        assert isinstance(sink.error, Denied) and other.error is None
+        ((_, name),) = await world.broker.subscriptions.consumers(ROOT, TOPIC)
+        assert name == "root"
+
+
+async def test_a_consumer_whose_right_comes_from_another_binding_stays(tmp_path: Path):
+    async with open_world(tmp_path) as world:
+        sink = NoSink()
+        await attach(world, CONSUMER, sink)
+        give(world.rules, CONSUMER, "namespace-admin")
+        await reviewed(world)
+        assert sink.error is None
+
+
+async def test_many_changes_in_one_turn_are_reviewed_together(tmp_path: Path):
+    async with open_world(tmp_path) as world:
+        await attach(world, CONSUMER, NoSink())
+        asked = 0
+        allows = world.rules.allows
+
+        def counted(principal: Principal, action: Action, resource: str) -> bool:
+            nonlocal asked
+            asked += principal == CONSUMER
+            return allows(principal, action, resource)
+
+        world.rules.allows = counted  # type: ignore[method-assign]
+        for _ in range(1000):
+            give(world.rules, Principal("somebody"), "reader")
+        await reviewed(world)
+        assert asked == 1
+
+
+async def test_newer_credentials_of_a_consumer_count(tmp_path: Path):
+    async with open_world(tmp_path) as world:
+        sink = NoSink()
+        member = Principal("guest", groups=("ops",))
+        give(world.rules, Principal("ops", "group"), "consumer")
+        consumer = await attach(world, member, sink)
+        consumer.renew(Principal("guest"))
+        give(world.rules, Principal("somebody"), "reader")
+        await reviewed(world)
+        assert isinstance(sink.error, Denied)

@@ -1,0 +1,71 @@
+"""Every operation of the broker, tried with every role: it is allowed exactly if the rules allow what its row says."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from access_world import open_world
+from operations import EXTRA, FACADE, UNCHECKED
+
+import pydanube.gateway
+from pydanube.core.access import Principal
+from pydanube.model.errors import DanubeError, Denied
+
+ROWS = {**FACADE, **EXTRA}
+
+
+async def run(call, world, principal) -> DanubeError | None:
+    """Do a call as a principal, and return its error. What the broker is not built for counts as an error too."""
+    try:
+        result = call(world, principal)
+        if inspect.isawaitable(result):
+            await result
+    except DanubeError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("name", ROWS)
+async def test_each_role_may_do_what_the_rules_say(name: str, tmp_path: Path):
+    needs, call = ROWS[name]
+    async with open_world(tmp_path) as world:
+        for role, is_allowed in world.roles(needs):
+            before = () if is_allowed else await world.fingerprint()
+            error = await run(call, world, Principal(role))
+            assert isinstance(error, Denied) is not is_allowed, (name, role, error)
+            assert is_allowed or await world.fingerprint() == before, (name, role)
+
+
+async def public_methods(world) -> dict[str, bool]:
+    """Return the public methods of the broker and its parts, and whether the first argument is the principal."""
+    broker, found = world.broker, {}
+    parts = {"": broker}
+    for name in dir(broker):
+        part = getattr(broker, name) if not name.startswith("_") else None
+        if type(part).__module__.startswith("pydanube.broker"):
+            parts[name] = part
+    for prefix, part in parts.items():
+        for name, method in inspect.getmembers(type(part), inspect.isfunction):
+            if not name.startswith("_"):
+                arguments = list(inspect.signature(method).parameters)
+                found[f"{prefix}.{name}".lstrip(".")] = arguments[1:2] == ["principal"]
+    return found
+
+
+async def test_every_operation_has_a_row_and_every_other_method_a_reason(tmp_path: Path):
+    async with open_world(tmp_path) as world:
+        methods = await public_methods(world)
+    assert {name for name, has_principal in methods.items() if has_principal} == set(FACADE)
+    assert {name for name, has_principal in methods.items() if not has_principal} == set(UNCHECKED)
+
+
+def test_no_listener_calls_what_is_the_brokers_own():
+    source = "".join(one.read_text() for one in Path(pydanube.gateway.__file__).parent.rglob("*.py"))
+    own = [name for name, reason in UNCHECKED.items() if reason == "the broker itself"]
+    assert len(own) > 10
+    for name in own:
+        assert not re.search(rf"broker\.{re.escape(name)}\b", source), name
+    assert not re.search(r"broker\._[a-z]", source), "a listener reaches into the broker"
