@@ -13,6 +13,8 @@ from pydanube.broker.registry.ids import LEDGER_COUNTER, IdBlocks
 from pydanube.broker.registry.records import PartitionRecord
 from pydanube.metadata.store import Put, list_all
 from pydanube.model.errors import NotOwner, StaleEpoch, Unavailable
+from pydanube.model.ledgers import CursorEntry
+from pydanube.model.limits import METADATA_TRANSACTION_BYTES_MAX
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import AckLevel
 
@@ -35,6 +37,19 @@ async def write(world: World, value: bytes, topic_id: int = TOPIC_ID) -> None:
 
 
 # -- taking ------------------------------------------------------------------------------------------------------------
+
+
+async def test_cursors_that_do_not_fit_into_one_transaction_are_kept_in_several(tmp_path):
+    scattered = [(offset, offset + 1) for offset in range(2_000_000, 2_050_000, 2)]
+    async with open_world(tmp_path) as world:
+        owned = await ownership_of(world, "a")
+        await owned.acquire()
+        await owned.open_ledger("data")
+        await owned.leave_ledgers([], [CursorEntry(number, 1, scattered) for number in range(1, 13)])
+        kept = [one async for one in list_all(world.store, records.restored_of(TOPIC_ID, 0))]
+        assert len(kept) == 12
+        assert sum(len(one.value) for one in kept) > METADATA_TRANSACTION_BYTES_MAX
+        assert (await record_of(world)).log == ""
 
 
 async def test_a_partition_is_not_taken_from_a_broker_that_lives(tmp_path):

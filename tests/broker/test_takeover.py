@@ -16,9 +16,11 @@ from pydanube.broker.registry import records
 from pydanube.broker.registry.records import PartitionRecord
 from pydanube.codec.batch import Batch
 from pydanube.core.access import ANONYMOUS
-from pydanube.metadata.store import Put
+from pydanube.metadata.store import Put, list_all
 from pydanube.model.errors import NotFound, NotOwner, Refused, Unavailable
+from pydanube.model.ledgers import CursorEntry
 from pydanube.model.leftovers import Loss
+from pydanube.model.limits import METADATA_TRANSACTION_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 from pydanube.model.topics import AckLevel
@@ -237,6 +239,22 @@ async def test_cursors_continue_where_the_object_store_knows_them(tmp_path):
         await take_over(b)
         sink = await b.client.subscribe()
         assert await sink.wait_for(1) == [(2, b"2")]
+
+
+async def test_cursors_that_do_not_fit_into_one_transaction_are_taken_over_in_several(tmp_path, monkeypatch):
+    scattered = [(offset, offset + 1) for offset in range(2_000_000, 2_050_000, 2)]
+    cursors = [CursorEntry(number, 1, scattered) for number in range(1, 13)]
+
+    async def cursors_of(keys):
+        return dict.fromkeys(keys, cursors)
+
+    async with lost_broker(tmp_path) as (world, b):
+        monkeypatch.setattr(b.broker._takeover, "_cursors_of", cursors_of)
+        await take_over(b)
+        topic_id = b.broker._registry.topic(TOPIC).topic_id
+        kept = [one async for one in list_all(world.store, records.restored_of(topic_id, 0))]
+        assert len(kept) == len(cursors)
+        assert sum(len(one.value) for one in kept) > METADATA_TRANSACTION_BYTES_MAX
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

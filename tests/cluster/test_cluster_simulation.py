@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from cluster_simulation import run_seed
 
-from pydanube.broker.partitions.open_partitions import Key
+from pydanube.broker.cluster.owners import Key
 from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.staging.stage_publisher import SectionPlace
 from pydanube.broker.staging.stage_reader import StageReader

@@ -29,22 +29,19 @@ from pydanube.broker.registry.records import (
     LedgerRecord,
     LostRecord,
     PartitionRecord,
-    RestoredRecord,
     TopicRecord,
     ledgers_of,
-    pack,
     pack_over,
     partition_key,
-    restored_key,
+    restored_entries,
     topic_key,
     unpack,
 )
 from pydanube.broker.registry.registry import Registry
-from pydanube.metadata.store import Compare, MetadataStore, Put, list_all
+from pydanube.metadata.store import Compare, MetadataStore, Put, list_all, split_writes
 from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.ledgers import CursorEntry
 from pydanube.model.leftovers import Loss
-from pydanube.model.limits import METADATA_OPERATIONS_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.policies import Policies
 from pydanube.model.positions import datetime_from_micros
@@ -284,15 +281,8 @@ class Takeover:
             *([Compare.missing(session_key(former.owner))] if former.owner else []),  # it may have come back
         ]
         # Cursors first: a broker that returns before the last step has newer ones in its log, and passes these over.
-        kept = [
-            Put(
-                restored_key(topic.topic_id, loss.partition, one.subscription_id),
-                pack(RestoredRecord(one.subscription_id, one.position, one.acked)),
-            )
-            for one in cursors
-        ]
-        for start in range(0, len(kept), METADATA_OPERATIONS_MAX):
-            some = kept[start : start + METADATA_OPERATIONS_MAX]
+        kept = [Put(*entry) for entry in restored_entries(topic.topic_id, loss.partition, cursors)]
+        for some in split_writes(kept, compares=compares):
             if not (await self._store.transact(compares, some)).succeeded:
                 return False
         lost = LostRecord(former.epoch, former.log, former.owner, loss.start, loss.end, self._clock.now_us())

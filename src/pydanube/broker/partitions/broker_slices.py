@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from pydanube.broker.cluster.membership import Membership, MembershipListener
+from pydanube.broker.cluster.node_records import INCARNATION_COUNTER
 from pydanube.core.slice_sequence import SliceLimits
 from pydanube.metadata.counters import take_ids
 from pydanube.metadata.joining import JoinedTransactions
@@ -34,7 +35,6 @@ from .sliced_log import SlicedLog
 
 log = get_logger(__name__)
 
-INCARNATION_COUNTER = "incarnation"
 PROVE_EVERY_S: Final = 0.5
 """Twice in the time for which a proof is good, so that one late answer does not interrupt deliveries."""
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from pydanube.broker.cluster.owners import Key
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from .open_partitions import Key, Partitions
+from .open_partitions import Partitions
 
 log = get_logger(__name__)
 

@@ -24,6 +24,7 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from pydanube.broker.cluster.membership import MembershipListener
+from pydanube.broker.cluster.owners import Key
 from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.cluster.placing import Placement
 from pydanube.broker.cluster.routing import Routing
@@ -59,9 +60,6 @@ from .recovery import PartitionRecovery, RecoveredPartition
 from .stored_partition import StoredPartition, Tier
 
 log = get_logger(__name__)
-
-Key = tuple[int, int]
-"""A topic's id and a partition's index."""
 
 OPENED_AT_ONCE: Final = 128
 """How many partitions of one topic are opened together; more would block the metadata store for other callers."""

@@ -41,17 +41,25 @@ from pydanube.broker.registry.records import (
     pack,
     pack_over,
     partition_key,
-    restored_key,
+    restored_entries,
     restored_of,
     unpack,
 )
 from pydanube.broker.registry.tombstones import drop_writes
 from pydanube.metadata.joining import Transact
-from pydanube.metadata.store import Compare, Delete, KeyValue, MetadataStore, Put, TransactionResult, list_all
+from pydanube.metadata.store import (
+    Compare,
+    Delete,
+    KeyValue,
+    MetadataStore,
+    Put,
+    TransactionResult,
+    list_all,
+    split_writes,
+)
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, NotOwner, Unavailable
 from pydanube.model.ledgers import CursorEntry
-from pydanube.model.limits import METADATA_OPERATIONS_MAX
 from pydanube.model.positions import datetime_from_micros
 
 if TYPE_CHECKING:
@@ -304,15 +312,9 @@ class Ownership:
 
         Cancelled or failed: the record says that it still needs them, and the next owner finds all of it elsewhere.
         """
-        kept = [
-            Put(
-                restored_key(self.topic_id, self.index, one.subscription_id),
-                pack(RestoredRecord(one.subscription_id, one.position, one.acked)),
-            )
-            for one in cursors
-        ]
-        for start in range(0, len(kept), METADATA_OPERATIONS_MAX):
-            await self._write([*kept[start : start + METADATA_OPERATIONS_MAX]])
+        kept = [Put(*entry) for entry in restored_entries(self.topic_id, self.index, cursors)]
+        for some in split_writes(kept, compares=self._compares()):
+            await self._write(some)
         for writes in drop_writes(self._keys_and_logs(ledger_ids)):
             await self._write(writes)
         await self._change(log="", sequences=[])
@@ -604,14 +606,18 @@ class Ownership:
     async def _transact(self, writes: Sequence[Put | Delete], compares: Sequence[Compare]) -> TransactionResult:
         """Write if the record is as this owner knows it, its session lives, and `compares` hold. If not only because
         others changed the record, return a result that did not succeed: the record was read again."""
-        alive = self._membership.alive()
-        result = await self._make([Compare.mod_revision(self._key, self._revision), *alive, *compares], writes)
+        owned = self._compares()
+        result = await self._make([*owned, *compares], writes)
         if not result.succeeded:
             former = self._revision
             await self._reload()
             if self._revision == former:
-                await self._check_compares(alive, compares)
+                await self._check_compares(owned[1:], compares)
         return result
+
+    def _compares(self) -> list[Compare]:
+        """Return what must hold for each write: the record is as this owner knows it, and its session lives."""
+        return [Compare.mod_revision(self._key, self._revision), *self._membership.alive()]
 
     async def _check_compares(self, alive: Sequence[Compare], compares: Sequence[Compare]) -> None:
         """Raise Unavailable if this broker's session is over, or a comparison of the caller does not hold."""

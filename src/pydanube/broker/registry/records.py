@@ -25,6 +25,7 @@ Ids are numbers from the store's counters, written in 16 hexadecimal digits so t
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from functools import cache
 from typing import Literal, TypeVar
 
@@ -32,6 +33,7 @@ import msgspec
 
 from pydanube.model.errors import Corrupt
 from pydanube.model.failure import NATIVE, FailurePolicy
+from pydanube.model.ledgers import CursorEntry
 from pydanube.model.names import TopicName
 from pydanube.model.policies import Policies
 from pydanube.model.schemas import Binding
@@ -379,6 +381,17 @@ def restored_of(topic_id: int, index: int | None = None) -> str:
 
 def restored_key(topic_id: int, index: int, subscription_id: int) -> str:
     return f"{restored_of(topic_id, index)}{subscription_id:016x}"
+
+
+def restored_entries(topic_id: int, index: int, cursors: Iterable[CursorEntry]) -> list[tuple[str, bytes]]:
+    """Return the keys and values that keep cursors of a partition in the metadata."""
+    return [
+        (
+            restored_key(topic_id, index, one.subscription_id),
+            pack(RestoredRecord(one.subscription_id, one.position, one.acked)),
+        )
+        for one in cursors
+    ]
 
 
 STAGED = "/staged/"

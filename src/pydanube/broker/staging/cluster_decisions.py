@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from pydanube.broker.cluster.membership import MembershipListener
+from pydanube.broker.cluster.owners import Key
 from pydanube.broker.cluster.parts import ClusterParts
-from pydanube.broker.partitions.open_partitions import Key
 from pydanube.broker.registry.records import (
     DECISIONS,
     PENDING,

@@ -19,7 +19,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from pydanube.broker.partitions.open_partitions import Key, Partitions
+from pydanube.broker.cluster.owners import Key
+from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.registry.records import (
     DECISIONS,
     PENDING,

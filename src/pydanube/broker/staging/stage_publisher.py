@@ -19,7 +19,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
-from pydanube.broker.partitions.open_partitions import Key, Partitions
+from pydanube.broker.cluster.owners import Key
+from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.partitions.publish_queue import Published
 from pydanube.broker.registry.registry import Registry
