@@ -85,6 +85,18 @@ def test_too_much_is_refused_but_one_record_always_fits() -> None:
     assert sequence.has_room(1)
 
 
+def test_what_counts_does_not_wait_any_more_also_while_something_behind_it_is_stored() -> None:
+    sequence = SliceSequence(LIMITS)
+    for number in range(200):  # always one is stored behind one that is on its way
+        sequence.add(400, 0.0)
+        sequence.take(0.0)
+        if number % 2:
+            sequence.stored(number)
+            if number > 1:
+                sequence.stored(number - 3)
+        assert sequence.waiting_bytes <= 4 * 400
+
+
 @given(st.permutations(range(8)))
 def test_whatever_the_order_of_answers_each_number_counts_once_and_in_order(order: list[int]) -> None:
     sequence = SliceSequence(SliceLimits(in_flight_max=8))

@@ -43,15 +43,14 @@ class SliceSequence:
         """When what is gathered must leave, if nothing lets it leave before."""
         self._in_flight: dict[int, int] = {}
         """Sizes by number."""
-        self._stored: set[int] = set()
-        """Stored behind a slice that is not."""
-        self._stored_bytes = 0
+        self._stored: dict[int, int] = {}
+        """Stored behind a slice that is not: sizes by number."""
         self._left_at = -inf
 
     @property
     def waiting_bytes(self) -> int:
         """The bytes that are gathered or do not count yet."""
-        return self._gathered_bytes + sum(self._in_flight.values()) + self._stored_bytes
+        return self._gathered_bytes + sum(self._in_flight.values()) + sum(self._stored.values())
 
     @property
     def in_flight(self) -> int:
@@ -90,16 +89,11 @@ class SliceSequence:
 
     def stored(self, number: int) -> range:
         """Take note that a slice is stored; return the numbers that count from now on, in order."""
-        size = self._in_flight.pop(number)
-        self._stored.add(number)
-        self._stored_bytes += size
+        self._stored[number] = self._in_flight.pop(number)
         first = self.counted_end
         if self.end is None:
-            while self.counted_end in self._stored:
-                self._stored.discard(self.counted_end)
+            while self._stored.pop(self.counted_end, None) is not None:
                 self.counted_end += 1
-        if not self._stored:
-            self._stored_bytes = 0
         assert self.counted_end <= min(self._in_flight, default=self.next_number)
         return range(first, self.counted_end)
 
