@@ -10,7 +10,7 @@ from slice_simulation import INCARNATION, LEDGER, LIMITS, FaultyStore, InstantCl
 
 from pydanube.codec.slice import encode_marker, slice_key
 from pydanube.core import slice_sequence
-from pydanube.model.errors import Corrupt, DanubeError, NotOwner, Refused, Unavailable
+from pydanube.model.errors import AlreadyExists, Corrupt, DanubeError, NotOwner, Refused, Unavailable
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.objects.store import Buffer, ObjectInfo
 from pydanube.runtime.tasks import Tasks
@@ -250,3 +250,24 @@ async def test_a_store_without_create_only_puts_is_refused_by_name() -> None:
     await check_store(MemoryStore())
     with pytest.raises(Refused, match="memory:// cannot keep topics of the ack level `stored`"):
         await check_store(Overwriting())
+
+
+async def test_a_store_whose_create_only_puts_are_not_atomic_is_refused_by_name() -> None:
+    class LooksFirst(MemoryStore):
+        """Looks whether the object is there, and puts it afterwards."""
+
+        async def put(
+            self, key: str, data: Buffer | Sequence[Buffer], *, create: bool = False, if_match: str | None = None
+        ) -> ObjectInfo:
+            if create and [one async for one in self.list(key)]:
+                raise AlreadyExists(f"object {key} exists already in {self.url}")
+            await asyncio.sleep(0)
+            return await super().put(key, data)
+
+    store = LooksFirst()
+    await store.put("key", b"", create=True)
+    with pytest.raises(AlreadyExists):
+        await store.put("key", b"", create=True)
+    with pytest.raises(Refused, match="memory:// cannot keep topics of the ack level `stored`: several create-only"):
+        await check_store(store)
+    assert [one.key async for one in store.list("slice-check/")] == []

@@ -13,6 +13,7 @@ Invariants
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from pydanube.codec.slice import (
@@ -24,7 +25,7 @@ from pydanube.codec.slice import (
     sequence_prefix,
     slice_key,
 )
-from pydanube.model.errors import AlreadyExists, NotFound, Refused
+from pydanube.model.errors import AlreadyExists, DanubeError, NotFound, Refused, Unavailable
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.randomness import identity
 from pydanube.runtime.telemetry import get_logger
@@ -32,6 +33,8 @@ from pydanube.runtime.telemetry import get_logger
 log = get_logger(__name__)
 
 CHECK_PREFIX: Final = "slice-check/"
+CREATED_AT_ONCE: Final = 4
+"""How many create-only puts of one key race in the check. A store that looks first and then puts lets several win."""
 
 
 async def seal(objects: ObjectStore, incarnation: int, lowest: int, sealed_by: int) -> int:
@@ -68,26 +71,40 @@ async def _first_missing(objects: ObjectStore, incarnation: int, lowest: int) ->
 
 async def check_store(objects: ObjectStore) -> None:
     """Prove that the store has atomic create-only puts and shows completed puts at once. Raises Refused, naming the
-    store, if it has not."""
+    store, if it has not, and Unavailable if that cannot be told now."""
     key = f"{CHECK_PREFIX}{identity()}"
+    bodies = [b"%d" % number for number in range(CREATED_AT_ONCE)]
     try:
-        await objects.put(key, b"first", create=True)
-        try:
-            await objects.put(key, b"second", create=True)
-        except AlreadyExists:
-            pass
-        else:
+        outcomes = await asyncio.gather(*(_create(objects, key, body) for body in bodies))
+        failures = [one for one in outcomes if one is not None]
+        if len(failures) < CREATED_AT_ONCE - 1:
+            raise Refused(_unfit(objects, "several create-only puts of one key at the same time succeeded"))
+        if len(failures) == CREATED_AT_ONCE:
+            raise next((one for one in failures if not isinstance(one, AlreadyExists)), failures[0])
+        later = await _create(objects, key, b"later")
+        if later is None:
             raise Refused(_unfit(objects, "a second create-only put of one key succeeded"))
+        if not isinstance(later, AlreadyExists):
+            raise later
         try:
             found = bytes(await objects.get(key))
         except NotFound:
             raise Refused(_unfit(objects, "an object was not found right after it was put")) from None
-        if found != b"first":
+        if found != bodies[outcomes.index(None)]:
             raise Refused(_unfit(objects, "a create-only put replaced an object"))
         if key not in [info.key async for info in objects.list(key)]:
             raise Refused(_unfit(objects, "an object was not listed right after it was put"))
     finally:
         await objects.delete([key])
+
+
+async def _create(objects: ObjectStore, key: str, body: bytes) -> DanubeError | None:
+    """Put an object create-only; return None if that was done, else the reason."""
+    try:
+        await objects.put(key, body, create=True)
+    except (AlreadyExists, Unavailable) as error:  # S3 answers some of the puts that race with a conflict
+        return error
+    return None
 
 
 def _unfit(objects: ObjectStore, reason: str) -> str:
