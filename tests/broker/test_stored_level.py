@@ -57,6 +57,37 @@ async def test_everything_acked_is_at_its_offset_once_after_a_kill(tmp_path: Pat
         assert await client.read_all() == [*ROWS, (30, b"30")]
 
 
+class ReadSegments(MemoryStore):
+    """Counts the reads of segments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.segments_read = 0
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> memoryview:
+        self.segments_read += not key.startswith("slices/")
+        return await super().get(key, start, end)
+
+
+async def test_a_new_owner_has_what_its_subscriptions_need_in_memory(tmp_path: Path) -> None:
+    objects = ReadSegments()
+    async with open_broker(tmp_path, objects=objects, crash=True) as broker:
+        client = await stored_topic(broker)
+        sink = await client.subscribe()
+        await published(client)
+        await sink.wait_for(30)
+        await sink.ack((0, 12))
+    async with open_broker(tmp_path, objects=objects, crash=True) as broker:
+        client = client_of(broker)
+        await client.publish(await client.producer(), [b"30"])  # the partition is open
+        objects.segments_read = 0
+        sink = await client.subscribe()
+        assert await sink.wait_for(19) == [*ROWS[12:], (30, b"30")]
+        assert objects.segments_read == 0
+        assert await client.read_all() == [*ROWS, (30, b"30")]
+        assert objects.segments_read > 0, "older messages, which every subscription has acked"
+
+
 async def test_nothing_of_the_local_log_is_needed_after_a_kill(tmp_path: Path) -> None:
     """The object store alone has it: the next broker has an empty log."""
     objects = MemoryStore()

@@ -11,7 +11,7 @@ Invariants
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from pydanube.codec.batch import read_header
@@ -138,6 +138,15 @@ class LoggedStream:
     def add(self, base: int, end: int, view: memoryview) -> None:
         self._cache.add(self._tail, base, end, view)
         self.end_offset = end
+
+    def fill_cache(self, views: Sequence[memoryview]) -> None:
+        """Keep copies of the newest batches, which were read while the partition was opened, in memory. They follow
+        each other without a gap, and the last one ends where the partition ends; otherwise nothing is kept."""
+        if not views or offsets_of(views[-1])[1] != self.end_offset:
+            return
+        for view in views:
+            base, end = offsets_of(view)
+            self._cache.add(self._tail, base, end, memoryview(bytes(view)))
 
     def read_cached(self, offset: int, bytes_max: int) -> list[memoryview] | None:
         if offset >= self.end_offset:

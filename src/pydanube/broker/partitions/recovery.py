@@ -10,7 +10,7 @@ together must have every offset from the partition's start to its end, except wh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from pydanube.codec.batch import read_header
@@ -42,6 +42,10 @@ from .uploaded_producers import UploadedProducers
 
 log = get_logger(__name__)
 
+
+READ_AHEAD: Final = 1 * MIB
+"""How much of a `stored` partition that was taken over is kept in memory for its subscriptions: what they read at once.
+A thousand partitions are taken over together, and share one cache."""
 
 MOVED_BYTES: Final = 64 * MIB
 """How much of the log is read at a time when a partition moves to the object store."""
@@ -247,6 +251,7 @@ class PartitionRecovery:
         generations = dict(found.snapshot.generations) if found.snapshot is not None else {}
         starts = {one: max(start, ownership.start_offset) for one, start in starts.items()}
         cursors = _cursors(starts, known, generations, found.changes)
+        stream.fill_cache(_needed_batches(found.sections, cursors))
         former = [ledger_id for ledger_id, _ in ledgers]
         decided = PartitionLog(end, producers, await history.last_time())
         return RecoveredPartition(decided, stream, cursors, former, history, slices.open_partition())
@@ -410,6 +415,20 @@ async def _gaps(written: list[LedgerSummary], history: PartitionHistory | None, 
     in_log = [(one.first_offset, one.end_offset) for one in written]
     behind = Gaps.outside(in_log, history.end if history is not None else 0, end)
     return Gaps(Gaps([*uploaded, *behind.ranges]).within(start, end))
+
+
+def _needed_batches(sections: Sequence[RecoveredSection], cursors: Mapping[int, Cursor]) -> list[memoryview]:
+    """Return the newest of the recovered batches, from the lowest position of a subscription on, at most READ_AHEAD of
+    them in bytes: consumers that were close behind need them at once."""
+    lowest = min((cursor.position for cursor in cursors.values()), default=None)
+    needed: list[memoryview] = []
+    left = READ_AHEAD if lowest is not None else 0
+    for view in (view for section in reversed(sections) for view in reversed(section.batches)):
+        left -= len(view)
+        if lowest is None or left < 0 or offsets_of(view)[1] <= lowest:
+            break
+        needed.append(view)
+    return needed[::-1]
 
 
 def _entries(cursors: Mapping[int, Cursor]) -> list[CursorEntry]:
