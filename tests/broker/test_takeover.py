@@ -97,6 +97,7 @@ async def test_another_broker_goes_on_behind_all_offsets_that_were_given_out(tmp
         assert described.gaps.ranges == [(3, PROMISED_BLOCK)]
         assert described.missing_offsets == PROMISED_BLOCK - 3
         assert described.messages == 4
+        assert (b.broker.metrics.taken_over, b.broker.metrics.given_up_offsets) == (1, PROMISED_BLOCK - 3)
         record = await record_of(world, b)
         assert (record.owner, record.log, record.epoch) == ("b", "log-b", 3)
 

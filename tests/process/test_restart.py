@@ -1,6 +1,7 @@
 """A real broker stopped, started again, started twice, and run into its limits."""
 
 import asyncio
+import logging
 import resource
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 from brokers import PORTS, BrokerProcess
 
 import pydanube
+from pydanube.runtime import telemetry
 
 pytestmark = pytest.mark.process
 TOPIC = "/default/orders"
@@ -182,3 +184,22 @@ async def test_a_reader_that_ends_behind_a_gap_of_reserved_offsets_waits_for_not
                 async with client.reader(TOPIC, start="earliest", end=end) as reader:
                     assert [message.offset async for message in reader] == list(range(10))
                     assert reader.next_offset == partition.end_offset
+
+
+async def test_a_reader_says_which_offsets_a_crash_left_without_messages(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(telemetry, "_destination", telemetry._Destination())  # as in a program that logs by itself
+    caplog.set_level(logging.WARNING, "pydanube.client")
+    with BrokerProcess(tmp_path / "data") as broker:
+        async with pydanube.connect(broker.url) as client:
+            await client.create_topic(TOPIC, ack_level="written")
+        assert await publish(broker.url, [b"%d" % n for n in range(10)]) == list(range(10))
+        await broker.restart()
+        (offset,) = await publish(broker.url, [b"after"])
+        assert offset > 10
+        async with (
+            pydanube.connect(broker.url) as client,
+            client.reader(TOPIC, start="earliest", end="latest") as reader,
+        ):
+            assert [message.offset async for message in reader] == [*range(10), offset]
+    (told,) = [text for one in caplog.records if "reader.gap_passed" in (text := one.getMessage())]
+    assert f"start=10 end={offset}" in told

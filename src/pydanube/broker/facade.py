@@ -243,6 +243,7 @@ class Broker:
             self._partitions.policies_of,
             self._tiers.cursors_of if self._tiers is not None else no_cursors,
             clock,
+            self.metrics,
         )
         self.leftovers = Leftovers(registry, parts.store, writer, self._cluster, gathering, authorizer, self)
         self._changing_level = asyncio.Lock()

@@ -60,10 +60,16 @@ class MetricSources:
             *self._logging(),
             *self._caching(),
             *self._tiering(),
+            *self._taking_over(),
             *self._listening(),
             _seconds("danube_event_loop_delay", "How late the event loop was.", self._metrics.loop_delay),
             *_process(started_at_us),
         ]
+
+    def _taking_over(self) -> Iterable[MetricFamily]:
+        metrics, name = self._metrics, "danube_takeover"
+        yield _counter(f"{name}_partitions_total", "Partitions taken over from lost brokers.", metrics.taken_over)
+        yield _counter(f"{name}_offsets_total", "Offsets that this gave up.", metrics.given_up_offsets)
 
     def _publishing(self) -> Iterable[MetricFamily]:
         metrics = self._metrics

@@ -56,6 +56,10 @@ class BrokerMetrics:
         """Batches that were not stored, by the class of the error that their producers got."""
         self.schema_violations: Counter[str] = Counter()
         """Batches that did not fit the schema of their topic, by the validation policy: `enforce` refuses them."""
+        self.taken_over = 0
+        """Partitions that this broker took over from a lost broker, on request or by policy."""
+        self.given_up_offsets = 0
+        """The offsets that these takeovers gave up: so many messages are lost at most."""
         self.deliveries = 0
         self.delivered_messages = 0
         self.delivered_bytes = 0

@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from pydanube.broker.metrics import BrokerMetrics
 from pydanube.broker.registry.records import (
     LedgerRecord,
     LostRecord,
@@ -93,6 +94,7 @@ class Takeover:
         policies_of: Callable[[TopicName], Policies],
         cursors_of: CursorsOf,
         clock: Clock,
+        metrics: BrokerMetrics,
     ) -> None:
         """`cursors_of` returns the newest cursors of partitions that the object store has."""
         self._registry = registry
@@ -103,6 +105,7 @@ class Takeover:
         self._policies_of = policies_of
         self._cursors_of = cursors_of
         self._clock = clock
+        self._metrics = metrics
         self._refused: set[Key] = set()
         """Partitions whose takeover by policy was refused, and that was logged."""
         self._never = asyncio.Event()
@@ -218,6 +221,8 @@ class Takeover:
                 raise Refused(self._would_lose(name, topic, [waiting.loss]))
             if await self._write(name, topic, waiting, cursors):
                 loss = waiting.loss
+                self._metrics.taken_over += 1
+                self._metrics.given_up_offsets += loss.end - loss.start
                 log.warning(
                     "partition.taken_over",
                     topic=str(name),

@@ -152,15 +152,25 @@ class Reader(MessageStream[ValueT]):
                 why="retention or truncation removed them",
             )
             self.next_offset = fetched.start_offset
-        batches = [
-            received for batch in split_batches(fetched.body) if (received := self._select_rows(batch)) is not None
-        ]
+        found = list(split_batches(fetched.body))
+        position = self.next_offset
+        for batch in found:
+            self._report_gap(position, batch.base_offset)
+            position = batch.end_offset
+        self._report_gap(position, fetched.next_offset)
+        batches = [received for batch in found if (received := self._select_rows(batch)) is not None]
         self.next_offset = max(self.next_offset, fetched.next_offset)
         self.end_offset = fetched.end_offset
         if batches:
             self._batches_left.append(len(batches))
             for received in batches:
                 self._queue.put(received)
+
+    def _report_gap(self, start: int, end: int) -> None:
+        """Log the offsets [start, end), if there are any: no message is stored there."""
+        if start < end:
+            why = "a crash, a takeover or a restore left offsets without messages"
+            log.warning("reader.gap_passed", topic=self.topic, partition=self.partition, start=start, end=end, why=why)
 
     def _select_rows(self, batch: Batch) -> ReceivedBatch[ValueT] | None:
         """Return the rows of a batch that are in [next_offset, stop_offset), or None if there are none."""
