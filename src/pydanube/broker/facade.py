@@ -590,7 +590,7 @@ class Broker:
         if level is AckLevel.STORED:
             if self._slices is None:
                 raise Refused(f"topic {topic} cannot be stored: this broker has no object storage; set storage.url")
-            await self._slices.start()
+            await self._check_store()
         await self._registry.set_ack_level(topic, level)
         indexes = range(record.config().partition_count)
         shares = self._gathering.shares(record.topic_id, indexes, own_only)
@@ -609,7 +609,7 @@ class Broker:
         if level not in changeable:
             raise Refused(f"the ack level of topic {topic} cannot become {level}: use durable or stored")
         if not record.reliable:
-            raise Refused(f"topic {topic} is not reliable and stores nothing: it has no ack level that could change")
+            raise Refused(f"topic {topic} is not reliable and stores nothing: create a reliable topic instead")
         if record.config().ack_level not in changeable:
             raise Refused(
                 f"the ack level of topic {topic} is {record.ack_level}, and only durable and stored can be changed: "

@@ -311,6 +311,7 @@ def describe(topic: TopicName, url: str, as_json: bool) -> None:
             ("reliable", "yes" if found.config.reliable else "no"),
             ("ack level", found.config.ack_level if found.config.reliable else "none: nothing is stored"),
             ("survives", found.config.ack_level.survives),
+            ("broker lost", found.config.ack_level.when_broker_is_lost),
             ("subscriptions", ", ".join(found.subscriptions) or "none"),
             ("schema", "none" if binding is None else binding_text(binding)),
         ]
@@ -355,6 +356,7 @@ def as_dict(found: TopicDescription, names: Mapping[str, str]) -> dict[str, Any]
         "reliable": found.config.reliable,
         "ack_level": str(found.config.ack_level),
         "survives": found.config.ack_level.survives,
+        "when_broker_is_lost": found.config.ack_level.when_broker_is_lost,
         "subscriptions": found.subscriptions,
         "version": found.version,
         "partition_descriptions": [

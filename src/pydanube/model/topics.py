@@ -47,6 +47,11 @@ class AckLevel(IntEnum):
         return _SURVIVES[self]
 
     @property
+    def when_broker_is_lost(self) -> str:
+        """What becomes of the partitions of a broker of a cluster that is lost, in one line."""
+        return _WHEN_LOST[self]
+
+    @property
     def is_in_one_log(self) -> bool:
         """Whether messages are in the log of one broker, so that only that broker has them before they are uploaded."""
         return self in (AckLevel.WRITTEN, AckLevel.DURABLE)
@@ -62,6 +67,14 @@ _SURVIVES: Final = {
     AckLevel.WRITTEN: "a crash of the broker's process; not of its machine, nor the loss of its disk before the upload",
     AckLevel.DURABLE: "a crash of the broker's machine; not the loss of its disk before the upload",
     AckLevel.STORED: "the loss of the broker with its disk: any broker of the cluster goes on",
+}
+
+_WAITS: Final = "its partitions wait for it, or are taken over without what was not uploaded (danube topics takeover)"
+_WHEN_LOST: Final = {
+    AckLevel.MEMORY: "other brokers go on when its session is over, empty",
+    AckLevel.WRITTEN: _WAITS,
+    AckLevel.DURABLE: _WAITS,
+    AckLevel.STORED: "other brokers go on when its session is over; nothing is lost",
 }
 
 
