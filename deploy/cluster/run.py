@@ -26,7 +26,8 @@ BROKERS = 3
 MEMBERS = 3
 NO_ETCD = "etcd is not installed. On Debian and Ubuntu: apt install etcd-server; on macOS: brew install etcd"
 READY_SECONDS = 60
-STOP_SECONDS = 60
+STOP_SECONDS = 75
+"""40 more than cluster.drain_s and storage.shutdown_upload_s together."""
 NATIVE_PORT, GRPC_PORT, ADMIN_PORT, HTTP_PORT = 6655, 6650, 50051, 8650
 """Of the first broker; the others have the ports after these."""
 ETCD_PORT = 23790

@@ -60,6 +60,17 @@ def test_clients_outside_are_told_published_ports_and_containers_the_names_of_br
     assert len(published) == 9, "no port of this machine is published twice"
 
 
+def test_a_broker_that_is_stopped_has_the_time_that_it_may_take() -> None:
+    settings = Settings.load(None, {})
+    wanted = settings.cluster.drain_s + settings.storage.shutdown_upload_s + 40  # as docs/cluster.md says
+    for broker in BROKERS:
+        assert int(SERVICES[broker]["stop_grace_period"].removesuffix("s")) >= wanted
+    unit = (DEPLOY / "danube.service").read_text()
+    assert int(unit.split("\nTimeoutStopSec=")[1].split()[0]) >= wanted
+    run = (DEPLOY / "cluster" / "run.py").read_text()
+    assert int(run.split("\nSTOP_SECONDS = ")[1].split()[0]) >= wanted
+
+
 def test_a_published_port_does_not_count_as_inside() -> None:
     (network,) = COMPOSE["networks"]["default"]["ipam"]["config"]
     (inside,) = settings_of(BROKERS[0]).server.inside
