@@ -40,6 +40,7 @@ from pydanube.broker.registry.records import (
 )
 from pydanube.broker.registry.registry import Registry
 from pydanube.metadata.store import Compare, MetadataStore, Put, list_all, split_writes
+from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.ledgers import CursorEntry
 from pydanube.model.leftovers import Loss
@@ -47,10 +48,11 @@ from pydanube.model.names import TopicName
 from pydanube.model.policies import Policies
 from pydanube.model.positions import datetime_from_micros
 from pydanube.model.topics import AckLevel
-from pydanube.runtime.clock import MICROSECONDS, Clock
+from pydanube.runtime.clock import Clock
 from pydanube.runtime.events import wait_at_most
 from pydanube.runtime.telemetry import get_logger
 
+from .membership import MembershipListener
 from .node_records import session_key
 from .owners import Key, StoredRecord, has_ledgers
 from .parts import ClusterParts
@@ -109,6 +111,17 @@ class Takeover:
         self._refused: set[Key] = set()
         """Partitions whose takeover by policy was refused, and that was logged."""
         self._never = asyncio.Event()
+        self._started = clock.monotonic()
+        self._left_at: dict[str, float] = {}
+        """When this broker saw the session of another one end; of those that are away since before its start, nothing.
+        Not in the metadata: the clocks of brokers need not agree."""
+        self._membership.subscribe(MembershipListener(joined=self._joined, left=self._left))
+
+    def _left(self, session: BrokerSession) -> None:
+        self._left_at[session.name] = self._clock.monotonic()
+
+    def _joined(self, session: BrokerSession) -> None:
+        self._left_at.pop(session.name, None)
 
     # -- on request ----------------------------------------------------------------------------------------------------
 
@@ -183,10 +196,12 @@ class Takeover:
             await self._clock.sleep(0)  # there may be many topics: let other tasks run in between
 
     def _away_s(self, topic: TopicRecord, index: int) -> float:
-        """Return how long the broker of a partition is away; -1 if that is not known."""
+        """Return how long this broker has surely known that the broker of a partition is away; -1 if that is not
+        known."""
         record = self._cluster.owners.record(topic.topic_id, index)
-        since_us = self._membership.away_since(record.owner) if record is not None and record.owner else 0
-        return (self._clock.now_us() - since_us) / MICROSECONDS if since_us else -1.0
+        if record is None or not record.owner or self._membership.find(record.owner) is not None:
+            return -1.0
+        return self._clock.monotonic() - self._left_at.get(record.owner, self._started)
 
     async def _take_quietly(self, name: TopicName, topic: TopicRecord, indexes: Iterable[int]) -> None:
         for index in indexes:

@@ -115,7 +115,10 @@ class StoreProof:
                 )
 
     def _silent(self) -> Unavailable:
-        return Unavailable(f"{self._objects.url}: no answer within {CHECK_TIMEOUT_S:.0f} s")
+        return Unavailable(
+            f"{self._objects.url}: no answer within {CHECK_TIMEOUT_S:.0f} s: start the object store, or correct "
+            f"--storage-url (storage.url)"
+        )
 
 
 async def refuse_missing(store: MetadataStore, broker: str, url: str) -> None:
