@@ -63,7 +63,7 @@ class FaultPlan:
             self.resume,
             self.cut_off,
             self.reach,
-            self.change_weather,
+            self.change_line_faults,
             self.stop,
         ]
         for _ in range(count):
@@ -102,30 +102,30 @@ class FaultPlan:
             one.process.resume()
 
     async def cut_off(self) -> None:
-        if (one := self._choose(lambda one: one.name not in self._world.weather.cut_off)) is not None:
+        if (one := self._choose(lambda one: one.name not in self._world.line_faults.cut_off)) is not None:
             self._world.tell(f"cut {one.name} off from the metadata")
-            self._world.weather.cut_off.add(one.name)
+            self._world.line_faults.cut_off.add(one.name)
 
     async def reach(self) -> None:
-        if (one := self._choose(lambda one: one.name in self._world.weather.cut_off)) is not None:
+        if (one := self._choose(lambda one: one.name in self._world.line_faults.cut_off)) is not None:
             self._world.tell(f"{one.name} reaches the metadata")
-            self._world.weather.cut_off.discard(one.name)
+            self._world.line_faults.cut_off.discard(one.name)
 
-    async def change_weather(self) -> None:
-        weather = self._world.weather
-        weather.objects_away = not weather.objects_away and self._chance.random() < 0.3
-        weather.objects_delay_s = self._chance.choice([0.001, 0.02, 0.3])
-        weather.objects_lost = self._chance.choice([0.0, 0.05, 0.3])
-        weather.metadata_lost = self._chance.choice([0.0, 0.02, 0.1])
+    async def change_line_faults(self) -> None:
+        line_faults = self._world.line_faults
+        line_faults.objects_away = not line_faults.objects_away and self._chance.random() < 0.3
+        line_faults.objects_delay_s = self._chance.choice([0.001, 0.02, 0.3])
+        line_faults.objects_lost = self._chance.choice([0.0, 0.05, 0.3])
+        line_faults.metadata_lost = self._chance.choice([0.0, 0.02, 0.1])
         self._world.tell(
-            f"objects away={weather.objects_away} {weather.objects_delay_s} s lost={weather.objects_lost} "
-            f"metadata lost={weather.metadata_lost}"
+            f"objects away={line_faults.objects_away} {line_faults.objects_delay_s} s lost={line_faults.objects_lost} "
+            f"metadata lost={line_faults.metadata_lost}"
         )
 
     async def heal(self) -> None:
         self._world.tell("heal")
         self._world.is_healed = True
-        self._world.weather.heal()
+        self._world.line_faults.heal()
         for one in self._world.brokers.values():
             one.process.resume()
             if one.is_down:

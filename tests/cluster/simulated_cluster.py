@@ -57,7 +57,7 @@ DRAIN_S: Final = 10.0
 
 
 @dataclass
-class Weather:
+class LineFaults:
     """How the ways to the stores are at the moment; the same for all brokers, but for those that are cut off."""
 
     chance: random.Random
@@ -80,9 +80,9 @@ class Weather:
 class ObjectsLine:
     """The way of one broker to the object store. What was sent arrives, whatever happens to the sender meanwhile."""
 
-    def __init__(self, store: MemoryStore, weather: Weather) -> None:
+    def __init__(self, store: MemoryStore, line_faults: LineFaults) -> None:
         self._store = store
-        self._weather = weather
+        self._line_faults = line_faults
 
     @property
     def url(self) -> str:
@@ -98,14 +98,14 @@ class ObjectsLine:
         return await asyncio.shield(served)
 
     async def _serve(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        weather, chance = self._weather, self._weather.chance
-        await asyncio.sleep(chance.expovariate(1 / weather.objects_delay_s))
-        if weather.objects_away or chance.random() < weather.objects_lost:
+        line_faults, chance = self._line_faults, self._line_faults.chance
+        await asyncio.sleep(chance.expovariate(1 / line_faults.objects_delay_s))
+        if line_faults.objects_away or chance.random() < line_faults.objects_lost:
             await asyncio.sleep(chance.choice([0.0, 2.0]))
             raise Unavailable("the request was lost")
         answer = await work()
-        await asyncio.sleep(chance.expovariate(1 / weather.objects_delay_s))
-        if weather.objects_away or chance.random() < weather.objects_lost:
+        await asyncio.sleep(chance.expovariate(1 / line_faults.objects_delay_s))
+        if line_faults.objects_away or chance.random() < line_faults.objects_lost:
             await asyncio.sleep(chance.choice([0.0, 2.0]))
             raise Unavailable("the answer was lost")
         return answer
@@ -145,17 +145,17 @@ class MetadataLine:
 
     failure: DanubeError | None = None
 
-    def __init__(self, store: EmbeddedStore, weather: Weather, name: str) -> None:
+    def __init__(self, store: EmbeddedStore, line_faults: LineFaults, name: str) -> None:
         self._store = store
-        self._weather = weather
+        self._line_faults = line_faults
         self._name = name
 
     @property
     def _is_cut(self) -> bool:
-        return self._name in self._weather.cut_off
+        return self._name in self._line_faults.cut_off
 
     def _is_lost(self) -> bool:
-        return self._is_cut or self._weather.chance.random() < self._weather.metadata_lost
+        return self._is_cut or self._line_faults.chance.random() < self._line_faults.metadata_lost
 
     def __getattr__(self, name: str) -> Any:
         called = getattr(self._store, name)
@@ -168,13 +168,13 @@ class MetadataLine:
         return call
 
     async def _serve(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        chance = self._weather.chance
-        await asyncio.sleep(chance.expovariate(1 / self._weather.metadata_delay_s))
+        chance = self._line_faults.chance
+        await asyncio.sleep(chance.expovariate(1 / self._line_faults.metadata_delay_s))
         if self._is_lost():
             await asyncio.sleep(chance.choice([0.0, 1.0]))
             raise Unavailable("the metadata store does not answer")
         answer = await work()
-        await asyncio.sleep(chance.expovariate(1 / self._weather.metadata_delay_s))
+        await asyncio.sleep(chance.expovariate(1 / self._line_faults.metadata_delay_s))
         if self._is_lost():
             await asyncio.sleep(chance.choice([0.0, 1.0]))
             raise Unavailable("the answer of the metadata store was lost")
@@ -182,7 +182,7 @@ class MetadataLine:
 
     async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Event]:
         async for event in self._store.watch(prefix, from_revision):
-            await asyncio.sleep(self._weather.metadata_delay_s)
+            await asyncio.sleep(self._line_faults.metadata_delay_s)
             if self._is_cut:
                 raise Unavailable("the watch broke")
             yield event
@@ -267,7 +267,7 @@ class SimulatedBroker:
 
     async def _open(self, tasks: Tasks) -> None:
         world, clock = self._world, VirtualClock()
-        store: Any = MetadataLine(world.metadata, world.weather, self.name)
+        store: Any = MetadataLine(world.metadata, world.line_faults, self.name)
         identity = NodeIdentity("cluster", self.name, f"log-{self.name}")
         registry = Registry(store, clock)
         await registry.load()
@@ -301,7 +301,7 @@ class SimulatedBroker:
             clock,
             tasks,
             lambda: addresses,
-            ObjectsLine(world.objects, world.weather),
+            ObjectsLine(world.objects, world.line_faults),
             replace(TIERING, segment_age_s=world.segment_age_s, segment_bytes=4096),
             cluster=cluster,
             follower=follower,
@@ -352,7 +352,7 @@ class SimulatedCluster:
     def __init__(self, seed: int, metadata: EmbeddedStore) -> None:
         self.chance = random.Random(seed)
         self.metadata = metadata
-        self.weather = Weather(random.Random(self.chance.random()))
+        self.line_faults = LineFaults(random.Random(self.chance.random()))
         self.segment_age_s = self.chance.choice([1, 5, 600])
         self.objects = MemoryStore(clock=VirtualClock())
         self.brokers = {name: SimulatedBroker(self, name) for name in NAMES}
