@@ -199,10 +199,8 @@ class PartitionRecovery:
         if history is not None:
             last_time = max(last_time, await history.last_time())
         decided = PartitionLog(end, producers, last_time)
-        known = await _known_cursors(snapshot, ownership, starts)
-        generations = dict(snapshot.generations) if snapshot is not None else {}
-        starts = {one: max(start, ownership.start_offset) for one, start in starts.items()}
-        return RecoveredPartition(decided, stream, _cursors(starts, known, generations, changes), state, history)
+        cursors = await _recovered_cursors(snapshot, changes, ownership, starts)
+        return RecoveredPartition(decided, stream, cursors, state, history)
 
     async def _recover_stored(
         self,
@@ -247,10 +245,7 @@ class PartitionRecovery:
         )
         stream = LoggedStream(self._writer, self._cache, [], end, history, gaps)
         stream.trim(ownership.start_offset)
-        known = await _known_cursors(found.snapshot, ownership, starts)
-        generations = dict(found.snapshot.generations) if found.snapshot is not None else {}
-        starts = {one: max(start, ownership.start_offset) for one, start in starts.items()}
-        cursors = _cursors(starts, known, generations, found.changes)
+        cursors = await _recovered_cursors(found.snapshot, found.changes, ownership, starts)
         stream.fill_cache(_needed_batches(found.sections, cursors))
         former = [ledger_id for ledger_id, _ in ledgers]
         decided = PartitionLog(end, producers, await history.last_time())
@@ -435,13 +430,17 @@ def _entries(cursors: Mapping[int, Cursor]) -> list[CursorEntry]:
     return [CursorEntry(one, cursor.position, cursor.acked) for one, cursor in cursors.items()]
 
 
-async def _known_cursors(
-    snapshot: StateSnapshot | None, ownership: Ownership, starts: Mapping[int, int]
-) -> list[CursorEntry]:
-    """Return the cursors of the newest snapshot, or else those that a restore found, if there are subscriptions."""
+async def _recovered_cursors(
+    snapshot: StateSnapshot | None, changes: list[CursorChange], ownership: Ownership, starts: Mapping[int, int]
+) -> dict[int, Cursor]:
+    """Return the cursor of every subscription: of the newest snapshot, or else as a restore found it, then the changes
+    after it; where there is neither, its start, or that of the partition if that is later."""
     if snapshot is not None:
-        return snapshot.cursors
-    return await ownership.restored_cursors() if starts else []
+        known, generations = snapshot.cursors, dict(snapshot.generations)
+    else:
+        known, generations = await ownership.restored_cursors() if starts else [], {}
+    starts = {one: max(start, ownership.start_offset) for one, start in starts.items()}
+    return _cursors(starts, known, generations, changes)
 
 
 def _cursors(
