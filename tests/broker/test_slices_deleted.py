@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from broker_harness import TOPIC, BrokerClient, open_broker
@@ -22,6 +23,7 @@ from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.storage.slices import SliceCollector, seal
 from pydanube.storage.slices.collecting import KEPT_S
+from pydanube.storage.tiering.catalog import SEGMENTS
 
 ROWS = [(n, b"%d" % n) for n in range(40)]
 
@@ -242,6 +244,27 @@ async def test_a_release_at_the_same_moment_leaves_the_next_owner_the_slices_tha
     async with open_broker(tmp_path, objects=objects, crash=True) as broker:
         sink = await client_of(broker).subscribe()
         assert await sink.wait_for(2) == ROWS[3:5]
+
+
+async def test_slices_whose_upload_was_not_listed_are_still_needed(tmp_path: Path) -> None:
+    """The transaction that lists a segment fails, and a newer snapshot of the state counts before it is made again."""
+    objects, metadata = MemoryStore(), FaultyStore()
+    async with open_broker(tmp_path, objects=objects, metadata=metadata, crash=True) as broker:
+        client = await stored_topic(broker)
+        await published(client, 0, 10)
+        await client.subscribe()
+        listing = metadata.refuse_all(puts(SEGMENTS))
+        with suppress(DanubeError):
+            await upload_all(broker)
+        assert listing.asked.is_set()
+        partition = await broker._partitions.get(client.topic, 0)
+        counted: asyncio.Future[DanubeError | None] = asyncio.get_running_loop().create_future()
+        partition.state.barrier(counted.set_result)
+        assert await counted is None
+        await partition._ownership.advance_slices()
+        assert [[one.lowest for one in found] for found in await sequences(broker._store)] == [[0]]
+    async with open_broker(tmp_path, objects=objects, crash=True) as broker:
+        assert await client_of(broker).read_all() == ROWS[:10]
 
 
 def _names_no_former(writes: Writes) -> bool:

@@ -175,6 +175,13 @@ STORED_MUTANTS = [
         "tests/broker/test_stored_level.py::test_a_slice_deleted_before_its_state_is_in_a_newer_snapshot_would_lose_it",
     ),
     Mutant(
+        "slices let go for an upload that was not listed",
+        "broker/partitions/ownership.py",
+        "        slices.uploaded(self._record.uploaded_end)\n",
+        "        slices.uploaded(max(self._record.uploaded_end, unneeded_below))\n",
+        "tests/broker/test_slices_deleted.py::test_slices_whose_upload_was_not_listed_are_still_needed",
+    ),
+    Mutant(
         "offsets not reserved",
         "broker/partitions/stored_partition.py",
         "        return self._promises and self._log.next_offset + batch.span > self._ownership.promised_end\n",

@@ -418,7 +418,8 @@ class Ownership:
         if (own := self._open_sequence(slices)) is None:
             return self._record.sequences  # a release has just ended it: the next owner needs all of them
         needed = [one for one in self._record.sequences if keep_former or one.end < 0]
-        lowest = slices.lowest(max(self._record.uploaded_end, unneeded_below))
+        slices.uploaded(self._record.uploaded_end)
+        lowest = slices.lowest(unneeded_below)
         needed[-1] = msgspec.structs.replace(own, lowest=max(own.lowest, lowest))
         return needed
 

@@ -5,7 +5,7 @@ The local log serves readers and uploads while this broker lives. What counts af
 Invariants
     a record is done when its slice counts and the local log has written it, so that readers find it
     `lowest` is never above a slice that holds a batch which is not uploaded, or state that is in no newer snapshot that
-    counts
+    counts; what is uploaded is known from the partition's record alone
     `lowest` is never above a slice that does not count yet: so every slice below it is there, and all takers that seal
     the sequence, from whichever partition's lowest slice they begin, find the same end
 """
@@ -120,13 +120,16 @@ class SlicedLog:
         """Call `done` once everything appended so far counts, or has failed."""
         self._slices.when_counted(done)
 
-    def lowest(self, uploaded_end: int) -> int:
-        """Return the lowest slice that is still needed when everything below `uploaded_end` is in the catalog."""
-        while self._data and self._data[0].end_offset <= uploaded_end:
+    def uploaded(self, end: int) -> None:
+        """Take note that the record of the partition says so: everything below `end` is in the catalog."""
+        while self._data and self._data[0].end_offset <= end:
             self._data.popleft()
+
+    def lowest(self, unneeded_below: int) -> int:
+        """Return the lowest slice that is still needed if no offset below `unneeded_below` is. This changes nothing:
+        the transaction that says so may fail, and then everything is needed as before."""
         needed = [self._slices.counted_end]
-        if self._data:
-            needed.append(self._data[0].number)
+        needed += next(([one.number] for one in self._data if one.end_offset > unneeded_below), [])
         if self._snapshot is not None:
             needed.append(self._snapshot)
         return min(needed)
