@@ -60,6 +60,8 @@ from .settings_kinds import (
 GIB: Final = 1024 * MIB
 _DAY_S: Final = 24 * 3600
 _DEFAULT: Final = "default"
+_FILE_SOURCE: Final = "file "
+"""What the source of a value of a file begins with."""
 
 
 def setting(default: Any, kind: ValueKind, meaning: str) -> Any:
@@ -542,6 +544,15 @@ class Settings:
             for key, one in _settings_of(section)
         ]
 
+    def secrets_in_files(self) -> Iterator[tuple[str, Path]]:
+        """Yield every secret that a configuration file gives, by its key, and the file. Options of stores and webhooks
+        count if a part of them is hidden."""
+        for key, one in _KNOWN.items():
+            source = self.sources.get(key, "")
+            is_secret = isinstance(_kind(one), MAY_HOLD_SECRETS) and "***" in self._shown(key)
+            if is_secret and source.startswith(_FILE_SOURCE):
+                yield key, Path(source.removeprefix(_FILE_SOURCE))
+
     @property
     def log_directory(self) -> Path:
         return self.log.directory or self.server.data_dir / "wal"
@@ -699,7 +710,7 @@ def _from_file(path: Path | None, problems: list[str]) -> Iterator[tuple[str, ob
     """Yield the dotted key, value and source of every setting in the file."""
     if path is None:
         return
-    source = f"file {path}"
+    source = f"{_FILE_SOURCE}{path}"
     for name, table in _parse(path).items():
         if name not in _SECTION_NAMES:
             problems.append(f"{source}: {_unknown_section(name)}")

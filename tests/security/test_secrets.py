@@ -301,6 +301,7 @@ def tokens(world: World) -> list[tuple[str, bool]]:
     """Right and wrong ones."""
     world.secrets["WrongKey"] = marked("WrongKey")[:43]
     wrong = [f"dnb_0123456789abcdef_{world.secrets['WrongKey']}", token(world, -60), token(world, 60, secret="x" * 32)]
+    wrong.append(token(world, 60, "two words"))
     return [(admin_key(world), True), (token(world, 600), True), *((one, False) for one in wrong)]
 
 
