@@ -24,7 +24,7 @@ from pydanube.client.connection.connection import Connection
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import Principal
-from pydanube.model.errors import Denied, Unauthenticated
+from pydanube.model.errors import Denied, Invalid, Unauthenticated
 from pydanube.model.security import BoundSubject
 from pydanube.runtime.clock import SystemClock
 from pydanube.server import Server
@@ -394,3 +394,39 @@ async def test_a_stranger_learns_no_name_of_a_webhook_and_waits_after_failures(t
         assert (await send("unknown", "wrong")).status == 401
         assert (await send("shop", "wrong")).status in (429, 503)
         assert (await send("shop", secret)).status == 200  # who knows the secret is not kept out by others
+
+
+# -- strangers ---------------------------------------------------------------------------------------------------------
+
+
+async def test_each_listener_answers_the_same_whether_a_key_exists_or_not(tmp_path: Path) -> None:
+    async with served(tmp_path) as here, grpc_connect("{}:{}".format(*here.server.grpc_address)) as peer:
+        key_id, _ = await here.key()
+        told: set[str] = set()
+        for wrong in (f"dnb_{key_id}_{'a' * 43}", f"dnb_{'0' * 16}_{'a' * 43}"):
+            with pytest.raises(Unauthenticated) as raised:
+                await here.connection(wrong)
+            told.add(raised.value.message)
+            told.add((await here.get("/api/v1/topics", **bearer(wrong))).json()["detail"])
+            _, details = await peer.status("danube.Discovery/TopicPartitions", [("authorization", f"Bearer {wrong}")])
+            told.add(details)
+        assert len({one.rpartition("Unauthenticated: ")[2] for one in told}) == 1, told
+
+
+async def test_giant_credentials_are_refused_by_each_listener_and_it_goes_on(tmp_path: Path) -> None:
+    async with served(tmp_path) as here:
+        giant = "a" * 1_000_000
+        with pytest.raises((Unauthenticated, Invalid)):
+            await here.connection(giant)
+        async with await Peer.connect(here) as peer:  # type: ignore[arg-type]
+            peer.send("GET", "/api/v1/topics", **bearer(giant))
+            assert (await peer.answer()).status in (400, 401, 431)
+        for address in (here.server.grpc_address, here.server.admin_address):
+            async with grpc_connect("{}:{}".format(*address)) as channel:
+                path = "danube_admin.BrokerAdmin/ListBrokers"
+                path = path if address == here.server.admin_address else "danube.Discovery/TopicPartitions"
+                code, _ = await channel.status(path, [("authorization", f"Bearer {giant}")])
+                assert code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAUTHENTICATED)
+                await channel.call("grpc.health.v1.Health/Check")
+        assert (await here.get("/api/v1/topics", **bearer(here.admin))).status == 200
+        await (await here.connection(here.admin)).close()
