@@ -137,12 +137,15 @@ async def test_a_certificate_of_another_name_is_not_believed(tmp_path: Path, aut
 
 async def refused_by_grpc(port: int, ca_file: Path, pair: Pair | None = None) -> None:
     """Expect that a gRPC client that believes this authority, and shows this certificate, gets no connection."""
-    key, chain = (None, None) if pair is None else (pair.key_file.read_bytes(), pair.cert_file.read_bytes())
-    credentials = grpc.ssl_channel_credentials(ca_file.read_bytes(), key, chain)
-    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", grpc_credentials(ca_file, pair)) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=QUICK_S)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def grpc_credentials(ca_file: Path, pair: Pair | None) -> grpc.ChannelCredentials:
+    key, chain = (None, None) if pair is None else (pair.key_file.read_bytes(), pair.cert_file.read_bytes())
+    return grpc.ssl_channel_credentials(ca_file.read_bytes(), key, chain)
 
 
 async def test_an_expired_certificate_is_not_believed(tmp_path: Path, authority: Authority) -> None:

@@ -83,8 +83,8 @@ LEFT_OUT: Final = (
     "/uploads/",
 )
 """Prefixes of keys that belong to data directories and running brokers, or can be derived from the others; and API
-keys: a restore from an older manifest would make those work again that were revoked since. A restored broker has no key,
-so it makes a first one again."""
+keys: a restore from an older manifest would make those work again that were revoked since. A restored broker has no
+key, so it makes a first one again."""
 
 
 class ManifestWriter:
