@@ -105,7 +105,7 @@ async def test_acked_changes_survive_a_kill_and_none_is_made_by_half(tmp_path: P
 
 
 async def check_keys_at_the_listener(url: str, everything: list[Known]) -> None:
-    """Keys that were made work, and those that were revoked do not; of these a few, because failures are slowed down."""
+    """Keys that were made work, and those that were revoked do not: of these a few, since failures are slowed down."""
     for known in everything:
         for secret in (one for key_id, one in known.keys.items() if key_id != known.revoking):
             async with pydanube.connect(url, token=secret) as client:

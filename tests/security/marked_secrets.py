@@ -138,6 +138,7 @@ PLACES: list[Callable[[World], dict[str, bytes]]] = [_logs, _told, _stored]
 
 def forms(secret: str) -> list[bytes]:
     """How a secret may appear. Of one that is shorter in Base64 by its neighbours, the middle is enough."""
+    assert len(secret) >= 20, "a short one is found by chance"
     encoded = [base64.b64encode(b"x" * shift + secret.encode()).decode()[4:-4] for shift in range(3)]
     return [one.encode() for one in (secret, quote(secret, safe=""), json.dumps(secret)[1:-1], *encoded)]
 

@@ -279,7 +279,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Ite
                 {**environment, **storage, "DANUBE_TLS_CA_FILE": str(authority.ca_file)},
                 secrets,
             )
-            made.secrets["AdminKey"] = (here / "data" / "admin-key").read_text().strip().rpartition("_")[2]
+            made.secrets["AdminKey"] = (here / "data" / "admin-key").read_text().strip().split("_", 2)[2]
             made.allowed["file admin-key"] = {"AdminKey"}
             yield made
 
@@ -328,7 +328,7 @@ async def _work(world: World, client: pydanube.Client) -> None:
     async with client.producer(TOPIC) as producer:
         await producer.send(b"one")
     made = await client.access.create_key("user:bob", comment="for the test")
-    world.secrets[f"NewKey{made.key.id}"] = made.secret.rpartition("_")[2]
+    world.secrets[f"NewKey{made.key.id}"] = made.secret.split("_", 2)[2]
     world.tell("new key", made)
     await client.access.create_binding("service_account:webhook-shop", ["admin"], "/default", binding_id="hook")
     world.tell("keys", await client.access.keys(), await client.describe_broker())
@@ -352,9 +352,7 @@ def test_http_callers(world: World) -> None:
         world.request("GET", "/schema-registry/subjects", Authorization=f"Basic {basic}")
         world.request("GET", f"/api/v1/topics?token={shown}&api_key={shown}", Authorization=shown)
         world.request("POST", "/api/v1/topics", b"{not json", Authorization=f"Bearer {shown}")
-        world.request(
-            "DELETE", f"/api/v1/access/keys/{shown.rpartition('_')[0] or 'x'}", Authorization=f"Bearer {shown}"
-        )
+        world.request("DELETE", f"/api/v1/access/keys/{shown[:40]}", Authorization=f"Bearer {shown}")
     assert leaks(world) == []
 
 
