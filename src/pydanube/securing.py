@@ -28,11 +28,15 @@ _READABLE_FOR_OTHERS: Final = 0o077
 
 
 def check_settings(settings: Settings) -> None:
-    """Raise Refused or Invalid if authentication is on and its settings are not safe. Called before anything is
-    opened."""
+    """Raise Refused or Invalid if authentication is on and its settings are not safe, or if other users can use the key
+    that is shown to etcd. Called before anything is opened."""
+    if settings.metadata.key_file is not None and not settings.tls.allow_unsafe_key_mode:
+        _refuse_readable("metadata.key_file=", settings.metadata.key_file, "tls.allow_unsafe_key_mode")
     if settings.auth.enabled:
         refuse_plaintext(settings)
         _authentication_settings(settings)
+        if not settings.auth.allow_readable_files:
+            _refuse_readable_files(settings)
 
 
 def refuse_plaintext(settings: Settings) -> None:
@@ -148,16 +152,36 @@ def _secret(given: str, file: Path | None, name: str, may_be_readable: bool) -> 
     if file is None:
         return given
     try:
-        mode = file.stat().st_mode
         content = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise Refused(f"{name}_file={file} cannot be read: {reason}") from None
-    if mode & _READABLE_FOR_OTHERS and not may_be_readable:
-        raise Refused(
-            f"{name}_file={file} can be used by other users (mode {mode & 0o777:o}): run `chmod 600 {file}`, or set "
-            f"auth.allow_readable_files"
-        )
+    if not may_be_readable:
+        _refuse_readable(f"{name}_file=", file, "auth.allow_readable_files")
     if not content:
         raise Refused(f"{name}_file={file} is empty")
     return content
+
+
+def _refuse_readable_files(settings: Settings) -> None:
+    """Raise Refused if other users can read the secrets of webhooks, or a configuration file that holds secrets."""
+    for webhook in settings.http.webhooks:
+        if webhook.secret_file:
+            _refuse_readable(
+                f"http.webhooks.{webhook.name}.secret_file=", Path(webhook.secret_file), "auth.allow_readable_files"
+            )
+    for key, file in settings.secrets_in_files():
+        _refuse_readable(f"the file with {key}, ", file, "auth.allow_readable_files")
+
+
+def _refuse_readable(what: str, file: Path, allowing: str) -> None:
+    """Raise Refused if other users can use a file with a secret. `allowing`: the setting that allows it."""
+    try:
+        mode = file.stat().st_mode
+    except OSError as error:
+        raise Refused(f"{what}{file} cannot be read: {error.strerror}") from None
+    if mode & _READABLE_FOR_OTHERS:
+        raise Refused(
+            f"{what}{file} can be used by other users (mode {mode & 0o777:o}): run `chmod 600 {file}`, or set "
+            f"{allowing}"
+        )

@@ -31,9 +31,9 @@ from .settings_kinds import (
     CLAIM,
     CLAIM_VALUE,
     CLIENT_CERTIFICATES_OR_EMPTY,
-    ENDPOINT,
     HOST,
     HOSTS,
+    MAY_HOLD_SECRETS,
     NODE_NAME,
     ORIGINS,
     PORT,
@@ -41,6 +41,7 @@ from .settings_kinds import (
     USER_NAME,
     AckLevelKind,
     Choice,
+    Endpoint,
     Flag,
     MetadataUrl,
     NetworksKind,
@@ -59,14 +60,19 @@ from .settings_kinds import (
 GIB: Final = 1024 * MIB
 _DAY_S: Final = 24 * 3600
 _DEFAULT: Final = "default"
+_FILE_SOURCE: Final = "file "
+"""What the source of a value of a file begins with."""
 
 
 def setting(default: Any, kind: ValueKind, meaning: str) -> Any:
-    """Return the field of a setting: its default (or a type to call for it), the kind of its values, its help text."""
-    metadata = {"kind": kind, "meaning": meaning}
+    """Return the field of a setting: its default (or a type to call for it), the kind of its values, its help text.
+
+    A value that may hold a secret is not in the representation of its section.
+    """
+    metadata, is_shown = {"kind": kind, "meaning": meaning}, not isinstance(kind, MAY_HOLD_SECRETS)
     if isinstance(default, type):
-        return field(default_factory=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
+        return field(default_factory=default, metadata=metadata, repr=is_shown)
+    return field(default=default, metadata=metadata, repr=is_shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +162,7 @@ class AuthSettings(Section):
     jwks_file: Path | None = setting(
         None, OptionalPath(), "The public keys of JWTs, a JWKS; read again when it changes. Needs the extra `auth`."
     )
-    jwks_url: str = setting("", ENDPOINT, "The same at a URL with https, instead of jwks_file.")
+    jwks_url: str = setting("", Endpoint(), "The same at a URL with https, instead of jwks_file.")
     jwks_ca_file: Path | None = setting(
         None, OptionalPath(), "Certificates (PEM) that the server of jwks_url must be signed by; empty: the system's."
     )
@@ -424,7 +430,7 @@ class MetricsSection(Section):
 class TracingSection(Section):
     section: ClassVar[str] = "tracing"
     endpoint: str = setting(
-        "", ENDPOINT, "Where traces go, OTLP over HTTP; empty: nothing is traced. Needs the extra `otel`."
+        "", Endpoint(), "Where traces go, OTLP over HTTP; empty: nothing is traced. Needs the extra `otel`."
     )
     service: str = setting("danube", NODE_NAME, "The name of this broker in traces.")
 
@@ -537,6 +543,15 @@ class Settings:
             for section in _SECTIONS
             for key, one in _settings_of(section)
         ]
+
+    def secrets_in_files(self) -> Iterator[tuple[str, Path]]:
+        """Yield every secret that a configuration file gives, by its key, and the file. Options of stores and webhooks
+        count if a part of them is hidden."""
+        for key, one in _KNOWN.items():
+            source = self.sources.get(key, "")
+            is_secret = isinstance(_kind(one), MAY_HOLD_SECRETS) and "***" in self._shown(key)
+            if is_secret and source.startswith(_FILE_SOURCE):
+                yield key, Path(source.removeprefix(_FILE_SOURCE))
 
     @property
     def log_directory(self) -> Path:
@@ -687,7 +702,7 @@ def _read(key: str, kind: ValueKind, value: object, source: str) -> Any:
         return kind.read(value)
     except ValueError:
         where = f"{source}: " if source else ""
-        shown = "***" if isinstance(kind, Secret) else repr(value)
+        shown = "***" if isinstance(kind, MAY_HOLD_SECRETS) else repr(value)
         raise Invalid(f"{where}{key}={shown} is not allowed: use {kind.allowed}") from None
 
 
@@ -695,12 +710,12 @@ def _from_file(path: Path | None, problems: list[str]) -> Iterator[tuple[str, ob
     """Yield the dotted key, value and source of every setting in the file."""
     if path is None:
         return
-    source = f"file {path}"
+    source = f"{_FILE_SOURCE}{path}"
     for name, table in _parse(path).items():
         if name not in _SECTION_NAMES:
             problems.append(f"{source}: {_unknown_section(name)}")
         elif not isinstance(table, dict):
-            problems.append(f"{source}: {name}={table!r} is not a table: write [{name}] and its keys below it")
+            problems.append(f"{source}: {name} is not a table: write [{name}] and its keys below it")
         else:
             for key, value in table.items():
                 yield f"{name}.{key}", value, source

@@ -32,8 +32,14 @@ _UNITS: Final = {
 _SIZE: Final = re.compile(r"([0-9]{1,18}) *([a-zA-Z]*)")
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")
 _URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.\-]*://")
-_USER: Final = re.compile(r"(://)[^/@]*@")
-_SECRET: Final = re.compile(r"key|secret|token|password|credential|signature", re.IGNORECASE)
+_USER: Final = re.compile(r"(://)([^/?#]*|[^/?#]*:[^?#]*)@")
+"""User and password of a URL, also a password with a slash in it, which belongs into no URL."""
+_PARAMETER: Final = re.compile(r"([?&])(?!prefix=)([^=&#]*=)[^&#]*")
+_FRAGMENT: Final = re.compile(r"#.*")
+_SECRET: Final = re.compile(
+    r"key|secret|token|passw|passphrase|pwd|credential|signature|sas\b|connection_?string|auth", re.IGNORECASE
+)
+_ENDPOINT: Final = re.compile(r"(https?://\S+)?")
 _TRUE: Final = ("true", "yes", "on", "1")
 _FALSE: Final = ("false", "no", "off", "0")
 
@@ -194,7 +200,7 @@ class StoreUrl:
         return value.strip()
 
     def show(self, value: str) -> str:
-        return _USER.sub(r"\1***@", value)
+        return show_url(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +215,22 @@ class MetadataUrl:
         return value.strip()
 
     def show(self, value: str) -> str:
-        return _USER.sub(r"\1***@", value)
+        return show_url(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The URL of a service. `show` hides what may be credentials in it."""
+
+    allowed: str = "a URL with http or https, such as http://127.0.0.1:4318/v1/traces, or empty"
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str) or not _ENDPOINT.fullmatch(value.strip()):
+            raise ValueError
+        return value.strip()
+
+    def show(self, value: str) -> str:
+        return show_url(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +294,12 @@ class WebhooksKind:
             pairs = [one.partition("=") for one in words]
             if not name and text.strip():
                 raise Invalid(f"http.webhooks is not allowed: use {self.allowed}")
+            if name and not ("topic" in (key for key, _, _ in pairs) and all(equals for _, equals, _ in pairs)):
+                # the name and the words may be parts of a secret with blanks or semicolons
+                raise Invalid(
+                    f"http.webhooks is not allowed: use {self.allowed}. A secret with a blank or a semicolon belongs "
+                    f"into a secret_file"
+                )
             options: dict[str, Any] = {key: value for key, _, value in pairs}
             if "headers" in options:
                 options["headers"] = options["headers"].split(",")
@@ -387,6 +414,10 @@ ADDRESS: Final = Text(
         r":([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?"
     ),
 )
-ENDPOINT: Final = Text(
-    "a URL with http or https, such as http://127.0.0.1:4318/v1/traces, or empty", re.compile(r"(https?://\S+)?")
-)
+MAY_HOLD_SECRETS: Final = (Secret, OptionsKind, WebhooksKind, StoreUrl, MetadataUrl, Endpoint)
+"""Kinds whose values appear in no error and no representation; what `show` returns of them is safe."""
+
+
+def show_url(url: str) -> str:
+    """Return a URL without what may be credentials: a user, a password, the values of parameters (but for `prefix`)."""
+    return _FRAGMENT.sub("#***", _PARAMETER.sub(r"\1\2***", _USER.sub(r"\1***@", url)))

@@ -35,6 +35,9 @@ class TableAuthenticator:
             raise Unauthenticated("these credentials are not valid")
         return self._table[credentials.token]
 
+    async def refuse(self, address: str, reason: str) -> None:
+        """Do nothing: nobody is counted."""
+
     async def run(self) -> None:
         """Do nothing: the table is all there is."""
 

@@ -226,3 +226,35 @@ def test_what_is_not_safe_is_refused_with_the_remedy(tmp_path: Path) -> None:
     assert "32 to" in refused(cluster_token="too-short")
     assert "auth.cluster_token_file" in refused(url="etcd://127.0.0.1:2379/danube")
     assert "no rule for certificates" in refused(certificate_rules="CN=x")
+
+
+def test_files_with_secrets_that_others_can_read_are_refused(tmp_path: Path) -> None:
+    file, webhook, key = tmp_path / "danube.toml", tmp_path / "webhook", tmp_path / "key.pem"
+    webhook.write_text(TOKEN)
+    key.write_text("a key")
+    contents = {
+        "auth.secret": f'[auth]\nenabled = true\nsecret = "{TOKEN}"',
+        "storage.options": f'[auth]\nenabled = true\n[storage]\noptions = {{ secret_access_key = "{TOKEN}" }}',
+        "metadata.password": f'[auth]\nenabled = true\n[metadata]\npassword = "{TOKEN}"',
+        "http.webhooks": f'[auth]\nenabled = true\n[http.webhooks.a]\ntopic = "/default/a"\nsecret = "{TOKEN}"',
+        "http.webhooks.a.secret_file": "[auth]\nenabled = true\n[http.webhooks.a]\n"
+        f'topic = "/default/a"\nsecret_file = "{webhook}"',
+        "metadata.key_file": f'[metadata]\nca_file = "x"\ncert_file = "x"\nkey_file = "{key}"',
+    }
+    for name, content in contents.items():
+        file.write_text(content)
+        for mode in (0o640, 0o604):
+            for one in (file, webhook, key):
+                one.chmod(mode)
+            with pytest.raises(Refused) as raised:
+                check_settings(Settings.load(file))
+            said = raised.value.message
+            assert name in said and "chmod 600" in said and "allow_" in said and TOKEN not in said
+            allowed = {"auth.allow_readable_files": True, "tls.allow_unsafe_key_mode": True}
+            check_settings(Settings.load(file, {}, allowed))
+        for one in (file, webhook, key):
+            one.chmod(0o600)
+        check_settings(Settings.load(file))
+    file.write_text('[auth]\nenabled = true\n[storage]\nurl = "s3://bucket"\noptions = { region = "x" }')
+    file.chmod(0o644)
+    check_settings(Settings.load(file, {"DANUBE_AUTH_SECRET": TOKEN}))  # there is no secret in it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -16,8 +17,14 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
+from pydanube.broker.security import authentication as authentication_module
 from pydanube.broker.security import jwks as jwks_module
-from pydanube.broker.security.authentication import Authentication, AuthenticationSettings
+from pydanube.broker.security.authentication import (
+    CHECKS_AT_ONCE,
+    WAITING_PER_ADDRESS_MAX,
+    Authentication,
+    AuthenticationSettings,
+)
 from pydanube.broker.security.jwks import DOCUMENT_BYTES_MAX, MISSING_S, Jwks, JwksFile, JwksUrl, parse_jwks
 from pydanube.broker.security.tokens import TokenRules
 from pydanube.core.identity import Credentials, Identity
@@ -179,12 +186,12 @@ async def test_a_token_of_another_key_or_key_type_is_refused() -> None:
         assert (await here.shows(here.token(RSA_KEY, None))).principal.name == "alice"
 
 
-@pytest.mark.parametrize("name", ["jku", "x5u", "jwk", "x5c", "crit"])
+@pytest.mark.parametrize("name", ["jku", "x5u", "jwk", "x5c", "x5t", "crit", "b64", "zip", "enc"])
 async def test_a_header_that_points_elsewhere_or_changes_the_reading_is_refused(name: str) -> None:
     values = {"crit": ["exp"], "jwk": json.loads(ALL)["keys"][0], "x5c": ["MIIB"]}
     async with world() as here:
-        headers = {"kid": "r1", name: values.get(name, "http://127.0.0.1:9/keys")}
-        await here.refuses(jwt.encode(here.claims(), RSA_KEY, "RS256", headers=headers))
+        header = {"alg": "RS256", "kid": "r1", name: values.get(name, "http://127.0.0.1:9/keys")}
+        await here.refuses(signed(json.dumps(header).encode(), json.dumps(here.claims()).encode()))
         assert (await here.shows(here.token())).principal.name == "alice"
 
 
@@ -208,6 +215,15 @@ async def test_a_header_that_points_elsewhere_or_changes_the_reading_is_refused(
         {"sub": ["alice"]},
         {"sub": 7},
         {"nbf": "never"},
+        {"nbf": -1},
+        {"exp": [1]},
+        {"exp": 0},
+        {"iss": ["https://issuer.example"]},
+        {"iss": "https://issuer.example/"},
+        {"aud": []},
+        {"aud": "DANUBE"},
+        {"sub": "x" * 10_000},
+        {"sub": "user:admin\n"},
     ],
     ids=str,
 )
@@ -242,6 +258,26 @@ async def test_truncated_giant_and_garbled_tokens_are_refused() -> None:
         await here.refuses(encoded({"alg": "RS256", "kid": {"a": 1}}, here.claims()))
         nested = base64.urlsafe_b64encode(b'{"a":' * 1000).decode().rstrip("=")
         await here.refuses(f"{nested}.e30.AAAA")
+
+
+async def test_a_header_or_claim_that_is_there_twice_does_not_count_for_two() -> None:
+    """The signature covers both; readers differ in which one they take, so the check and the use must take the same."""
+    async with world() as here:
+        now = here.clock.now_us() // 1_000_000
+        claims = f'{{"iss":"{ISSUER}","aud":"{AUDIENCE}","exp":{now + 60},"sub":"bob","sub":"alice"}}'.encode()
+        for header in (b'{"alg":"none","alg":"RS256","kid":"r1"}', b'{"alg":"RS256","kid":"e1","kid":"r1"}'):
+            assert (await here.shows(signed(header, claims))).principal.name == "alice"
+        for header in (b'{"alg":"RS256","alg":"none","kid":"r1"}', b'{"alg":"RS256","kid":"r1","kid":"e1"}'):
+            await here.refuses(signed(header, claims))
+        expired = claims.replace(b'"sub":"bob"', b'"exp":%d' % (now - 1))
+        assert (await here.shows(signed(b'{"alg":"RS256","kid":"r1"}', claims))).expires_at_us == (now + 60) * 1_000_000
+        await here.refuses(signed(b'{"alg":"RS256","kid":"r1"}', expired))
+
+
+def signed(header: bytes, claims: bytes) -> str:
+    unsigned = b".".join(base64.urlsafe_b64encode(one).rstrip(b"=") for one in (header, claims))
+    signature = RSAAlgorithm(RSAAlgorithm.SHA256).sign(unsigned, RSA_KEY)
+    return (unsigned + b"." + base64.urlsafe_b64encode(signature).rstrip(b"=")).decode()
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -430,3 +466,103 @@ async def test_an_address_that_fails_often_waits_and_is_then_refused_and_right_c
         assert (await here.shows(here.token(n=2), "203.0.113.9")).principal.name == "alice"
         here.clock.advance(30.0)
         assert (await here.shows(here.token(n=3))).principal.name == "alice"
+
+
+class SlowCheck:
+    """Holds every check of a signature in its thread until the test releases it, and counts them."""
+
+    def __init__(self, here: World) -> None:
+        self.running, self.most, self.release = 0, 0, threading.Event()
+        self._lock = threading.Lock()
+        assert here.authentication._tokens is not None
+        self._verify = here.authentication._tokens.verify
+        here.authentication._tokens.verify = self  # type: ignore[method-assign, assignment]
+
+    def __call__(self, *arguments: Any) -> Identity:
+        with self._lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        self.release.wait(60)
+        with self._lock:
+            self.running -= 1
+        return self._verify(*arguments)
+
+
+@asynccontextmanager
+async def slow_checks(here: World) -> AsyncIterator[SlowCheck]:
+    check = SlowCheck(here)
+    try:
+        yield check
+    finally:
+        check.release.set()
+
+
+async def test_strangers_get_bounded_processor_time_and_places_and_others_still_get_in() -> None:
+    async with world() as here, slow_checks(here) as check:
+        known = here.token()
+        check.release.set()
+        await here.shows(known)
+        check.release.clear()
+        check.most = 0
+        forged = [here.token(OTHER_RSA_KEY, n=number) for number in range(WAITING_PER_ADDRESS_MAX + 1)]
+        asked = [asyncio.ensure_future(here.shows(one)) for one in forged]
+        with pytest.raises(Full, match="too many callers"):
+            await asked.pop()  # one address has no more places
+        async with asyncio.timeout(30):
+            while check.running < CHECKS_AT_ONCE:  # noqa: ASYNC110 - in threads
+                await asyncio.sleep(0.001)
+        other = asyncio.ensure_future(here.shows(here.token(n=-1), "203.0.113.9"))
+        assert (await here.shows(known)).principal.name == "alice"  # nobody waits who was known before
+        await asyncio.sleep(0)
+        assert len(here.authentication._waiting) == 2
+        check.release.set()
+        assert (await other).principal.name == "alice"
+        told = await _ended(here, asked)
+        assert all(isinstance(one, Unauthenticated | Full) for one in told)
+        assert check.most == CHECKS_AT_ONCE
+        assert not here.authentication._waiting
+
+
+async def test_all_addresses_together_have_bounded_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authentication_module, "WAITING_MAX", 3)
+    async with world() as here, slow_checks(here) as check:
+        asked = [asyncio.ensure_future(here.shows(here.token(n=n), f"203.0.113.{n}")) for n in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(Full, match="too many callers"):
+            await here.shows(here.token(n=3), "203.0.113.3")
+        leaving = asked.pop()
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        asked.append(asyncio.ensure_future(here.shows(here.token(n=4), "203.0.113.4")))
+        await asyncio.sleep(0)
+        check.release.set()
+        assert [(await one).principal.name for one in asked] == ["alice"] * 3
+
+
+async def _ended(here: World, asked: list[asyncio.Future[Identity]]) -> list[Any]:
+    """Advance the time by which answers are held back until all have come, and return them."""
+    async with asyncio.timeout(60):
+        while not all(one.done() for one in asked):
+            await asyncio.sleep(0.001)
+            here.clock.advance(1.0)
+    return await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_a_slow_jwks_does_not_hold_up_those_whose_keys_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jwks_module, "WAIT_SECONDS", 0.2)
+    async with world() as here:
+        hanging = asyncio.Event()
+
+        async def hang() -> bytes | None:
+            await hanging.wait()
+            return None
+
+        here.jwks._fetch = hang
+        here.clock.advance(MISSING_S)
+        unknown = [asyncio.ensure_future(here.shows(here.token(kid=f"u{n}"), f"203.0.113.{n}")) for n in range(5)]
+        await asyncio.sleep(0)
+        assert (await here.shows(here.token(), "192.0.2.9")).principal.name == "alice"
+        assert not any(one.done() for one in unknown)
+        told = await asyncio.wait_for(asyncio.gather(*unknown, return_exceptions=True), 30)
+        assert all(isinstance(one, Unauthenticated) for one in told)  # they do not wait for ever
+        hanging.set()

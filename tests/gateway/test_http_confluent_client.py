@@ -18,6 +18,7 @@ from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSe
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from tls_files import Authority
 
 from pydanube import testing
 
@@ -242,3 +243,28 @@ def test_the_client_shows_an_api_key_as_its_password(tmp_path: Path) -> None:
             with pytest.raises(SchemaRegistryError) as raised:
                 SchemaRegistryClient({"url": url, **wrong}).get_subjects()
             assert raised.value.http_status_code == 401
+
+
+def test_the_client_shows_its_credentials_over_tls(tmp_path: Path) -> None:
+    authority, strange = Authority(tmp_path / "authority"), Authority(tmp_path / "strange")
+    pair = authority.issue("broker")
+    settings = {"auth_enabled": True, "tls_cert_file": pair.cert_file, "tls_key_file": pair.key_file}
+    with testing._server_thread(tmp_path / "data", settings) as server:
+        assert server.http_url.startswith("https://")
+        key, url = (tmp_path / "data" / "admin-key").read_text().strip(), f"{server.http_url}/schema-registry"
+        here = {"url": url, "ssl.ca.location": str(authority.ca_file)}
+        bearer = {
+            "bearer.auth.credentials.source": "STATIC_TOKEN",
+            "bearer.auth.token": key,
+            "bearer.auth.logical.cluster": "x",
+            "bearer.auth.identity.pool.id": "x",
+        }
+        for number, shown in enumerate([{"basic.auth.user.info": f"anybody:{key}"}, bearer]):
+            client = SchemaRegistryClient({**here, **shown})
+            client.register_schema(f"orders-{number}-value", Schema(ORDER, "AVRO"))
+            assert f"orders-{number}-value" in client.get_subjects()
+        with pytest.raises(SchemaRegistryError) as raised:
+            SchemaRegistryClient({**here, "basic.auth.user.info": "anybody:wrong"}).get_subjects()
+        assert raised.value.http_status_code == 401
+        with pytest.raises(Exception, match="CERTIFICATE_VERIFY_FAILED"):
+            SchemaRegistryClient({**here, "ssl.ca.location": str(strange.ca_file), "max.retries": 0}).get_subjects()

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from access_broker import AccessBroker
+from brokers import BrokerProcess
 
 import pydanube
 from pydanube.client import Client
-from pydanube.model.errors import DanubeError
+from pydanube.model.errors import DanubeError, Unauthenticated
 
 pytestmark = pytest.mark.process
 
@@ -29,8 +29,9 @@ class Known:
     asked: tuple[str, ...] | None = None
     is_bound: bool | None = False
     """None: a change was not answered."""
-    keys: set[str] = field(default_factory=set)
-    revoked: set[str] = field(default_factory=set)
+    keys: dict[str, str] = field(default_factory=dict)
+    """Of keys that were made and not revoked: id and secret."""
+    revoked: dict[str, str] = field(default_factory=dict)
     revoking: str = ""
 
 
@@ -50,24 +51,24 @@ async def change(client: Client, number: int, known: Known, rng: random.Random, 
         else:
             await access.create_binding(f"user:u{number}", [name], "/default", binding_id=name)
         known.is_bound = not was_bound
-        known.keys.add((await access.create_key(f"user:u{number}")).key.id)
+        made = await access.create_key(f"user:u{number}")
+        known.keys[made.key.id] = made.secret
         if len(known.keys) > 2:
             known.revoking = min(known.keys)
             await access.revoke_key(known.revoking)
-            known.keys.discard(known.revoking)
-            known.revoked.add(known.revoking)
+            known.revoked[known.revoking] = known.keys.pop(known.revoking)
             known.revoking = ""
         count[0] += 1
 
 
-async def change_until_killed(broker: AccessBroker, seed: int) -> list[Known]:
+async def change_until_killed(broker: BrokerProcess, key: str, seed: int) -> list[Known]:
     everything, count = [Known() for _ in range(ROLES)], [0]
 
     async def changing(client: Client, number: int) -> None:
         try:
             await change(client, number, everything[number], random.Random(seed + number), count)
         except DanubeError:
-            assert broker.process.poll() is not None or count[0] >= ACKED_BEFORE_KILL
+            assert not broker.is_alive or count[0] >= ACKED_BEFORE_KILL
 
     async def killing() -> None:
         async with asyncio.timeout(120):
@@ -75,18 +76,18 @@ async def change_until_killed(broker: AccessBroker, seed: int) -> list[Known]:
                 await asyncio.sleep(0)
         broker.kill()
 
-    async with pydanube.connect(broker.url, timeout=1) as client:
+    async with pydanube.connect(broker.url, token=key, timeout=1) as client:
         await asyncio.gather(killing(), *(changing(client, number) for number in range(ROLES)))
     return everything
 
 
 @pytest.mark.parametrize("seed", [1, 20, 300])
 async def test_acked_changes_survive_a_kill_and_none_is_made_by_half(tmp_path: Path, seed: int) -> None:
-    broker = AccessBroker(tmp_path / "data")
-    everything = await change_until_killed(broker, seed)
-    again = AccessBroker(tmp_path / "data")
-    try:
-        async with pydanube.connect(again.url) as client:
+    with BrokerProcess(tmp_path / "data", environment={"DANUBE_AUTH_ENABLED": "true"}) as broker:
+        admin = (tmp_path / "data" / "admin-key").read_text().strip()
+        everything = await change_until_killed(broker, admin, seed)
+        broker.start()
+        async with pydanube.connect(broker.url, token=admin) as client:
             roles = {one.name: one.actions for one in await client.access.roles()}
             bindings = {one.id: one.roles for one in await client.access.bindings()}
             keys = {one.id for one in await client.access.keys()}
@@ -96,9 +97,20 @@ async def test_acked_changes_survive_a_kill_and_none_is_made_by_half(tmp_path: P
                 if known.is_bound is not None:
                     assert (name in bindings) == known.is_bound
                 assert bindings.get(name, (name,)) == (name,)
-                assert known.keys - {known.revoking} <= keys
-                assert not known.revoked & keys
+                assert known.keys.keys() - {known.revoking} <= keys
+                assert not known.revoked.keys() & keys
                 allowed = await client.access.can("produce", "/default/orders", principal=f"user:u{number}")
                 assert allowed.allowed == (name in bindings and "produce" in roles[name])
-    finally:
-        again.kill()
+        await check_keys_at_the_listener(broker.url, everything)
+
+
+async def check_keys_at_the_listener(url: str, everything: list[Known]) -> None:
+    """Keys that were made work, and those that were revoked do not: of these a few, since failures are slowed down."""
+    for known in everything:
+        for secret in (one for key_id, one in known.keys.items() if key_id != known.revoking):
+            async with pydanube.connect(url, token=secret) as client:
+                await client.access.whoami()
+    for secret in [one for known in everything for one in known.revoked.values()][-4:]:
+        with pytest.raises(Unauthenticated):
+            async with pydanube.connect(url, token=secret):
+                pass

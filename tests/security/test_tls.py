@@ -116,6 +116,8 @@ async def test_a_certificate_of_another_authority_is_not_believed(broker: Server
     assert "tls_ca_file" in await refused(broker.url, tls_ca_file=other.ca_file)
     assert "tls_ca_file" in await refused(broker.http_url, tls_ca_file=other.ca_file)
     assert "tls_ca_file" in await refused(broker.url)  # the authorities of the system
+    for _, port in (broker.grpc_address, broker.admin_address):
+        await refused_by_grpc(port, other.ca_file)
 
 
 async def test_only_an_option_that_says_so_turns_verification_off(broker: Server) -> None:
@@ -126,8 +128,24 @@ async def test_only_an_option_that_says_so_turns_verification_off(broker: Server
 async def test_a_certificate_of_another_name_is_not_believed(tmp_path: Path, authority: Authority) -> None:
     elsewhere = authority.issue("elsewhere", "elsewhere.example")
     async with tls_broker(tmp_path / "data", elsewhere) as server:
-        message = await refused(server.url, tls_ca_file=authority.ca_file)
-        assert "127.0.0.1" in message and "connect by a name that is in it" in message
+        for url in (server.url, server.http_url):
+            message = await refused(url, tls_ca_file=authority.ca_file)
+            assert "127.0.0.1" in message and "connect by a name that is in it" in message
+        for _, port in (server.grpc_address, server.admin_address):
+            await refused_by_grpc(port, authority.ca_file)
+
+
+async def refused_by_grpc(port: int, ca_file: Path, pair: Pair | None = None) -> None:
+    """Expect that a gRPC client that believes this authority, and shows this certificate, gets no connection."""
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", grpc_credentials(ca_file, pair)) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=QUICK_S)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def grpc_credentials(ca_file: Path, pair: Pair | None) -> grpc.ChannelCredentials:
+    key, chain = (None, None) if pair is None else (pair.key_file.read_bytes(), pair.cert_file.read_bytes())
+    return grpc.ssl_channel_credentials(ca_file.read_bytes(), key, chain)
 
 
 async def test_an_expired_certificate_is_not_believed(tmp_path: Path, authority: Authority) -> None:
@@ -138,8 +156,8 @@ async def test_an_expired_certificate_is_not_believed(tmp_path: Path, authority:
     server = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0, ssl=context)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        message = await refused(f"danubes://127.0.0.1:{port}", tls_ca_file=authority.ca_file)
-    assert "expired" in message
+        for scheme in ("danubes", "https"):
+            assert "expired" in await refused(f"{scheme}://127.0.0.1:{port}", tls_ca_file=authority.ca_file)
 
 
 async def test_plain_text_to_a_tls_port_is_answered_with_the_remedy(broker: Server) -> None:
@@ -233,6 +251,21 @@ async def test_a_required_client_certificate(tmp_path: Path, pair: Pair, authori
                         await check(b"", timeout=QUICK_S)
 
 
+async def test_expired_and_strange_client_certificates_are_refused_by_each_listener(
+    tmp_path: Path, pair: Pair, authority: Authority
+) -> None:
+    required = {"tls__client_ca_file": authority.ca_file, "tls__client_certificates": "required"}
+    strange = Authority(tmp_path / "strange").issue("loader", "loader.example")
+    wrong = [authority.issue("late", "late.example", not_after=EXPIRED), strange]
+    async with tls_broker(tmp_path / "data", pair, **required) as server:
+        for one in wrong:
+            files = {"tls_cert_file": one.cert_file, "tls_key_file": one.key_file, "tls_ca_file": authority.ca_file}
+            for url in (server.url, server.http_url):
+                assert "certificate" in await refused(url, **files)
+            for _, port in (server.grpc_address, server.admin_address):
+                await refused_by_grpc(port, authority.ca_file, one)
+
+
 async def test_optional_client_certificates_are_native_and_http_only(
     tmp_path: Path, pair: Pair, authority: Authority
 ) -> None:
@@ -320,6 +353,34 @@ async def test_a_reload_under_load_loses_no_connection_and_new_ones_see_the_new_
                 assert f"DNS:new-{renewal}.example" in await shown_certificate(port, context)
             assert sum(len(one) for one in await sending) == 10_000
         assert server._native is not None and server._native._metrics.accepted == accepted + 3  # only those above
+
+
+async def test_connections_of_http_and_grpc_outlive_a_renewal(tmp_path: Path, authority: Authority) -> None:
+    pair = authority.issue("kept", "127.0.0.1", "old.example")
+    async with tls_broker(tmp_path / "data", pair) as server:
+        port = server.http_address[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(authority.ca_file))
+
+        async def alive() -> bytes:
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n" % port)
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), QUICK_S)
+            (length,) = [int(one.split(b":")[1]) for one in head.lower().splitlines() if b"content-length" in one]
+            await reader.readexactly(length)
+            return head.partition(b"\r\n")[0]
+
+        credentials = grpc.ssl_channel_credentials(authority.ca_file.read_bytes())
+        async with grpc.aio.secure_channel(f"127.0.0.1:{server.grpc_address[1]}", credentials) as channel:
+            check = channel.unary_unary("/grpc.health.v1.Health/Check")
+            await check(b"", timeout=QUICK_S)
+            assert await alive() == b"HTTP/1.1 200 OK"
+            authority.issue("kept", "127.0.0.1", "new.example")
+            (certificates,) = server._certificates.values()
+            assert await certificates.reload()
+            assert "DNS:new.example" in await shown_certificate(port, trusting(authority.ca_file))
+            assert await alive() == b"HTTP/1.1 200 OK"
+            await check(b"", timeout=QUICK_S)
+            assert channel.get_state() is grpc.ChannelConnectivity.READY
+        writer.transport.abort()
 
 
 async def test_files_are_looked_at_by_the_clock_and_a_bad_pair_keeps_the_old_one(

@@ -78,6 +78,17 @@ def test_a_start_that_is_refused_says_so_in_one_line(tmp_path: Path, authority: 
     assert not (tmp_path / "data").exists()
 
 
+def test_authentication_without_tls_on_a_public_address_refuses_the_start(tmp_path: Path, authority: Authority) -> None:
+    serve = ["serve", "--data-dir", str(tmp_path / "data"), "--host", "0.0.0.0", "--port=0", "--http-port=0"]
+    half = environment(authority.issue("broker"), DANUBE_TLS_HTTP_ENABLED="false")
+    for given in ({}, half):
+        started = danube(*serve, "--no-grpc", "--no-admin", DANUBE_AUTH_ENABLED="true", **given)
+        assert started.returncode == 1 and started.stdout == ""
+        (line,) = [one for one in started.stderr.splitlines() if one.startswith("danube: ")]
+        assert "auth.allow_plaintext" in line and "TLS" in line
+        assert not (tmp_path / "data").exists()
+
+
 def test_the_command_line_takes_the_options_before_and_after_the_command(tmp_path: Path, authority: Authority) -> None:
     pair = authority.issue("broker")
     with BrokerProcess(tmp_path / "data", environment=environment(pair)) as broker:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import pickle
 import traceback
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+from marked_secrets import arguments_of_family
 from pyspark.sql import DataFrame, SparkSession
 
 from pydanube import Invalid, testing
@@ -88,6 +90,10 @@ def test_batches_and_streams_are_read_and_written_with_credentials(
     assert spark.read.format("danube").options(**copied).load().count() == 2
     told += [plans(frame), plans(stream), executions(spark)]
     assert "AppendData" in told[-1]
+    arguments: set[bytes] = set()
+    arguments_of_family(os.getpid(), arguments)  # of the JVM and of the workers too
+    assert any(b"org.apache.spark" in one for one in arguments)
+    told += [one.decode(errors="replace") for one in arguments]
     assert secured.admin_key not in "\n".join(told)
 
 

@@ -1,4 +1,4 @@
-"""The data source over TLS with client certificates: driver and executors both connect."""
+"""The data source over TLS with client certificates and a token: driver and executors both connect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydanube.spark import DanubeDataSource
 from pydanube.testing import broker_thread
 
 
-def test_rows_are_written_and_read_with_a_client_certificate(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_are_written_and_read_with_a_client_certificate_and_a_token(spark: SparkSession, tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
     pair, mine = authority.issue("broker"), authority.issue("spark", "spark.example")
     spark.dataSource.register(DanubeDataSource)
@@ -21,10 +21,12 @@ def test_rows_are_written_and_read_with_a_client_certificate(spark: SparkSession
         tls_key_file=pair.key_file,
         tls_client_ca_file=authority.ca_file,
         tls_client_certificates="required",
-    ) as url:
-        assert url.startswith("danubes://")
+        auth=True,
+    ) as secured:
+        assert secured.url.startswith("danubes://")
         options = {
-            "servers": url,
+            "servers": secured.url,
+            "token": secured.admin_key,
             "topic": "/default/secret",
             "tls.caFile": str(authority.ca_file),
             "tls.certFile": str(mine.cert_file),

@@ -66,6 +66,12 @@ class Authenticator(Protocol):
         or not, and Full to an address that failed too often. Cancelled: nothing is left behind."""
         ...
 
+    async def refuse(self, address: str, reason: str) -> None:
+        """Count a failure of this IP address with credentials that a listener checks itself, such as the signature of a
+        webhook, and raise as `authenticate` does. `reason` is for the log only. Does nothing if no credentials are
+        needed. Cancelled: the failure is counted."""
+        ...
+
     async def run(self) -> None:
         """Do what authentication needs in the background, until cancelled or done."""
         ...
@@ -82,6 +88,9 @@ class NoAuthentication:
         if credentials.token:
             raise Unauthenticated("this broker has no authentication: connect without credentials")
         return NOBODY
+
+    async def refuse(self, address: str, reason: str) -> None:
+        """Do nothing: the listener answers as it likes."""
 
     async def run(self) -> None:
         """Do nothing."""

@@ -36,6 +36,7 @@ BROKER_TYPE: Final = "broker"
 BOUND_TYPES: Final = (USER, SERVICE_ACCOUNT, GROUP)
 
 _PRINCIPAL_NAME: Final = re.compile(r"[^\s:/\x00-\x1f\x7f][^\s\x00-\x1f\x7f]{0,254}")
+_KEY_ID: Final = re.compile(r"[0-9a-f]{16}")
 _RULE_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _PATTERN_WORD: Final = re.compile(r"[A-Za-z0-9_.*?-]+")
 _SUBJECT_PATTERN: Final = re.compile(r"[^\s\x00-\x1f\x7f]+")
@@ -76,7 +77,7 @@ def parse_binding_id(text: str) -> str:
 
 def parse_key_id(text: str) -> str:
     """Return the id of an API key, which is no secret; raise Invalid if it is none."""
-    if not isinstance(text, str) or not _RULE_NAME.fullmatch(text) or len(text) > NAME_CHARACTERS_MAX:
+    if not isinstance(text, str) or not _KEY_ID.fullmatch(text):
         # What is here by mistake may be the key itself, so it is not repeated.
         raise Invalid("that is not the id of an API key: 'danube auth keys list' shows the ids")
     return text

@@ -11,10 +11,12 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
 
 from pydanube.model.errors import Refused
 from pydanube.model.trace_context import TraceContext
 
+from .objects.address import Secrets
 from .telemetry import get_logger
 
 log = get_logger(__name__)
@@ -44,7 +46,7 @@ class SpanExporter:
                 f"tracing.endpoint is set, and traces need the extra `otel`, which is not installed ({error}): "
                 f"pip install 'pydanube[otel]'"
             ) from None
-        _redirect_log()
+        _redirect_log(_secrets_of(endpoint))
         self._trace = trace
         self._processor = BatchSpanProcessor(
             OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_S), max_queue_size=QUEUED_MAX
@@ -89,14 +91,29 @@ class SpanExporter:
 
 
 class _ExporterLog(logging.Handler):
-    """Passes what the exporter logs on to our log."""
+    """Passes what the exporter logs on to our log, without the secrets of its URL."""
+
+    def __init__(self, secrets: Secrets) -> None:
+        super().__init__(logging.WARNING)
+        self.secrets = secrets
 
     def emit(self, record: logging.LogRecord) -> None:
-        log.warning("tracing.problem", reason=record.getMessage()[:300])
+        log.warning("tracing.problem", reason=self.secrets.scrub(record.getMessage())[:300])
 
 
-def _redirect_log() -> None:
+def _secrets_of(url: str) -> Secrets:
+    """Return what may be credentials in a URL: user, password and parameters."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return Secrets([url])  # it is no URL, and the exporter will say so
+    values = (value for _, value in parse_qsl(parts.query))
+    return Secrets(one for one in (parts.username, parts.password, parts.query, *values) if one)
+
+
+def _redirect_log(secrets: Secrets) -> None:
     theirs = logging.getLogger("opentelemetry")
-    if not any(isinstance(one, _ExporterLog) for one in theirs.handlers):
-        theirs.addHandler(_ExporterLog(logging.WARNING))
-        theirs.propagate = False
+    for one in [one for one in theirs.handlers if isinstance(one, _ExporterLog)]:
+        theirs.removeHandler(one)
+    theirs.addHandler(_ExporterLog(secrets))
+    theirs.propagate = False

@@ -10,6 +10,7 @@ import importlib
 import json
 import logging
 import sys
+from pathlib import Path
 from typing import Any
 
 from danube import DanubeClientBuilder
@@ -41,9 +42,13 @@ async def main(name: str, url: str, arguments: str) -> None:
     async with asyncio.timeout(TIMEOUT_S):
         given = json.loads(arguments)
         builder = DanubeClientBuilder().service_url(url)
+        if files := given.pop("tls", []):
+            builder = builder.with_tls(*files) if len(files) == 1 else builder.with_mtls(*files)
         if token := given.pop("token", ""):
             builder = builder.with_token(token)
             builder._options.use_tls = url.startswith("https:")  # it would encrypt whatever the URL says
+        if supplied := given.pop("token_file", ""):
+            builder = builder.with_token_supplier(lambda: Path(supplied).read_text())
         client = await builder.build()
         result = await scenario(client, Steps(), **given)
     print(json.dumps({"result": result}), flush=True)

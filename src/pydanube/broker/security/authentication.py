@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Final
+from typing import Final, NoReturn
 
 from pydanube.core.access import Principal
 from pydanube.core.identity import Credentials, Identity
@@ -47,6 +48,9 @@ CHECKS_AT_ONCE: Final = 2
 
 WAITING_MAX: Final = 500
 """Callers that wait for the check of a signature; more are refused."""
+
+WAITING_PER_ADDRESS_MAX: Final = 100
+"""Of these, from one address: a stranger whose tokens name unknown keys does not take the places of all others."""
 
 REMEMBERED_MAX: Final = 4_096
 """Verified tokens that are remembered; when there are more, all are checked anew."""
@@ -96,7 +100,8 @@ class Authentication:
         self._tokens = Tokens(settings.rules, jwks) if settings.rules is not None else None
         self._failures = Failures(clock, settings.failures_max, settings.block_s)
         self._checks = asyncio.Semaphore(CHECKS_AT_ONCE)
-        self._waiting = 0
+        self._waiting: Counter[str] = Counter()
+        """By address; only those with a caller that waits."""
         self._remembered: dict[bytes, Identity] = {}
         self._key_changes = 0
         if jwks is not None:
@@ -117,13 +122,20 @@ class Authentication:
         counted = counted_address(address)
         self._failures.check(counted)
         try:
-            return await self._find_by_signature(credentials.token)
-        except BadToken as reason:
-            delay = self._failures.add(counted)
-            log.info("auth.failed", address=address, reason=str(reason))
-            if delay:
-                await self._clock.sleep(delay)
-            raise unauthenticated() from None
+            return await self._find_by_signature(credentials.token, counted)
+        except BadToken as problem:
+            reason = str(problem)
+        return await self.refuse(address, reason)
+
+    async def refuse(self, address: str, reason: str) -> NoReturn:
+        """See Authenticator."""
+        counted = counted_address(address)
+        self._failures.check(counted)
+        delay = self._failures.add(counted)
+        log.info("auth.failed", address=address, reason=reason)
+        if delay:
+            await self._clock.sleep(delay)
+        raise unauthenticated()
 
     def _find_cheaply(self, credentials: Credentials) -> Identity | None:
         """Return who shows these credentials, if that takes no signature; None: it is not known, or nobody."""
@@ -144,23 +156,25 @@ class Authentication:
         own = self._settings.cluster_token
         return bool(own) and hmac.compare_digest(token.encode(), own.encode())
 
-    async def _find_by_signature(self, token: str) -> Identity:
+    async def _find_by_signature(self, token: str, counted: str) -> Identity:
         """Return who shows this JWT. Raises BadToken, and Full if too many wait. Cancelled: nothing is left behind but
         a check that a thread finishes."""
         if len(token) > TOKEN_BYTES_MAX:
             raise BadToken("it is too long")
         if not token or token.startswith(api_keys.PREFIX) or self._tokens is None or token.count(".") != 2:
             raise BadToken("no such key, token or certificate is known, or it has expired")
-        if self._waiting >= WAITING_MAX:
+        if self._waiting.total() >= WAITING_MAX or self._waiting[counted] >= WAITING_PER_ADDRESS_MAX:
             raise Full("too many callers show credentials at this moment: try again")
-        self._waiting += 1
+        self._waiting[counted] += 1
         changes = self._key_changes
         try:
             key = await self._tokens.key_for(token)
             async with self._checks:
                 identity = await asyncio.to_thread(self._tokens.verify, token, key, self._clock.now_us())
         finally:
-            self._waiting -= 1
+            self._waiting[counted] -= 1
+            if not self._waiting[counted]:
+                del self._waiting[counted]
         if len(self._remembered) >= REMEMBERED_MAX:
             self._remembered.clear()
         if changes == self._key_changes:  # its key may be gone by now

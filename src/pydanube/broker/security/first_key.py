@@ -6,7 +6,8 @@
 ```
 
 Invariants
-    at most one first key is ever made in a cluster: not again when all keys are revoked
+    at most one first key is ever made in a cluster: not again when all keys are revoked. A cluster that was restored
+    from object storage has no keys and makes one again
     a key that is stored is in the file of the broker that made it
     the key is in no log line
 """

@@ -203,15 +203,16 @@ class JwksUrl:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port
         except ValueError:
-            raise Invalid(f"auth.jwks_url={url!r} is no URL") from None
+            raise Invalid("auth.jwks_url is no URL: check its host and port") from None
         if parts.scheme not in ("http", "https") or not host or parts.username is not None or parts.fragment:
             raise Invalid("auth.jwks_url must be a URL with https, a host and no password")
+        self._shown = f"{parts.scheme}://{parts.netloc}{parts.path}"
+        """The URL in messages: its parameters may hold a key."""
         if parts.scheme == "http" and not (allow_plain or _is_loopback(host)):
             raise Invalid(
-                f"auth.jwks_url={url} is not encrypted: who can change the answer could sign any token. Use https, or "
-                f"set auth.jwks_allow_plain"
+                f"auth.jwks_url={self._shown} is not encrypted: who can change the answer could sign any token. Use "
+                f"https, or set auth.jwks_allow_plain"
             )
-        self._url = url
         self._is_encrypted = parts.scheme == "https"
         self._host, self._port = host, port or (443 if self._is_encrypted else 80)
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -225,13 +226,13 @@ class JwksUrl:
                     self._context = await asyncio.to_thread(self._make_context)
                 answer = await http_get(self._host, self._port, self._path, DOCUMENT_BYTES_MAX, tls=self._context)
         except TimeoutError:
-            raise Unavailable(f"{self._url} did not answer within {FETCH_SECONDS:g} s") from None
+            raise Unavailable(f"{self._shown} did not answer within {FETCH_SECONDS:g} s") from None
         except OSError as error:
-            raise Unavailable(f"{self._url} cannot be reached: {error.strerror or error}") from None
+            raise Unavailable(f"{self._shown} cannot be reached: {error.strerror or error}") from None
         except NotHttp as error:
-            raise Unavailable(f"{self._url} did not answer with a JWKS: {error}") from None
+            raise Unavailable(f"{self._shown} did not answer with a JWKS: {error}") from None
         if answer.status != 200:
-            raise Unavailable(f"{self._url} answered {answer.status}; redirects are not followed")
+            raise Unavailable(f"{self._shown} answered {answer.status}; redirects are not followed")
         return answer.body
 
     def _make_context(self) -> ssl.SSLContext:

@@ -43,6 +43,10 @@ class Security:
         """See Authenticator."""
         return await self._authenticator.authenticate(credentials, address)
 
+    async def refuse(self, address: str, reason: str) -> None:
+        """See Authenticator."""
+        await self._authenticator.refuse(address, reason)
+
     async def run(self) -> None:
         """End sessions as their credentials expire, and keep the keys of tokens up to date, until cancelled."""
         await run_together([self.sessions.run(), self._authenticator.run()])

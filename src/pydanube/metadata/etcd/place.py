@@ -64,10 +64,10 @@ class EtcdPlace:
 def parse_members(url: str) -> tuple[tuple[str, ...], str]:
     """Return the members and the prefix of a URL. Raises Invalid, without repeating what may be a password."""
     if not url.startswith(SCHEME):
-        raise Invalid(f"metadata store {url.split('@')[-1]!r} is unknown: use etcd://host:2379,host:2379/prefix")
+        raise Invalid(f"metadata.url={url.split('@')[-1]!r} is unknown: use etcd://host:2379,host:2379/prefix")
     hosts, _, prefix = url.removeprefix(SCHEME).partition("/")
-    if "@" in hosts:
-        raise Invalid("a metadata URL has no user: set metadata.user, and the variable DANUBE_METADATA_PASSWORD")
+    if "@" in url:
+        raise Invalid("metadata.url has no user: set metadata.user, and the variable DANUBE_METADATA_PASSWORD")
     prefix = prefix.rstrip("/") or DEFAULT_PREFIX
     if not _PREFIX.fullmatch(prefix):
         raise Invalid(f"metadata prefix {prefix!r}: use up to 64 letters, digits, '.', '_' and '-'")

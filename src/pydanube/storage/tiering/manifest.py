@@ -76,13 +76,15 @@ LEFT_OUT: Final = (
     "/objects/",
     "/proofs/",
     "/restored/",
+    "/security/first-key",
     "/security/keys/",
     "/staged/decisions/",
     "/staged/pending/",
     "/uploads/",
 )
 """Prefixes of keys that belong to data directories and running brokers, or can be derived from the others; and API
-keys: a restore from an older manifest would make those work again that were revoked since."""
+keys: a restore from an older manifest would make those work again that were revoked since. A restored broker has no
+key, so it makes a first one again."""
 
 
 class ManifestWriter:

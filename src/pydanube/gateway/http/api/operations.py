@@ -182,6 +182,7 @@ _SUBJECT_SCHEMA: Final[Schema] = {
     "maxLength": NAME_CHARACTERS_MAX,
     "pattern": r"^[A-Za-z0-9_.:/@+-]+$",
 }
+_KEY_ID_SCHEMA: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]{16}$"}
 _RULE_NAME_SCHEMA: Final[Schema] = {
     "type": "string",
     "minLength": 1,
@@ -221,7 +222,9 @@ PATH_PARAMETERS: Final[dict[str, PathParameter]] = {
     "webhook": PathParameter(parse_subscription, NAME_SCHEMA, "The name of the webhook, as in the settings.", "github"),
     "role": PathParameter(parse_role_name, _RULE_NAME_SCHEMA, "The name of the role.", "loader"),
     "binding": PathParameter(parse_binding_id, _RULE_NAME_SCHEMA, "The id of the binding.", "b-orders"),
-    "key": PathParameter(parse_key_id, _RULE_NAME_SCHEMA, "The id of the API key, which is no secret.", "5d3f1c0e7a0b"),
+    "key": PathParameter(
+        parse_key_id, _KEY_ID_SCHEMA, "The id of the API key, which is no secret.", "5d3f1c0e7a0b4a51"
+    ),
     "run": number_parameter("run", 1, _INT64_MAX, "The number of the upload.", 1),
 }
 

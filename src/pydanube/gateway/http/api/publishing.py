@@ -12,6 +12,7 @@ from pydanube.gateway.http import errors
 from pydanube.gateway.http.data import DataEndpoints
 from pydanube.gateway.http.data.messages import PublishBody, body_form, read_messages
 from pydanube.gateway.http.data.publishing import PRODUCER, PartlyStored, PublishTarget, StoredAt
+from pydanube.model.errors import NotFound, Unauthenticated
 from pydanube.model.limits import KIB, NAME_CHARACTERS_MAX, PARTITIONS_MAX, PRODUCER_NAME_BYTES_MAX
 
 from .operations import BASE, JSON, ApiCall, Operation, Schema
@@ -72,9 +73,17 @@ def _partly_stored(partly: PartlyStored) -> Response:
 
 
 async def _webhook(call: ApiCall) -> PublishResult:
-    body = await call.request.body()
-    stored = await data_of(call).webhooks.receive(call.principal, call.path["webhook"], call.request.headers, body)
-    return PublishResult([stored])
+    """Publish a webhook. With authentication, an unknown name and a wrong signature have the same answer as every
+    failure: strangers do not learn which webhooks there are, and wait as others do who fail."""
+    body, name, headers = await call.request.body(), call.path["webhook"], call.request.headers
+    webhooks = data_of(call).webhooks
+    try:
+        signature = webhooks.verify(name, headers, body)
+    except (NotFound, Unauthenticated) as error:
+        client = call.request.client
+        await call.broker.security.refuse(client.host if client is not None else "", error.message)
+        raise
+    return PublishResult([await webhooks.receive(call.principal, name, signature, headers, body)])
 
 
 def _body_schema() -> Schema:

@@ -52,15 +52,19 @@ class Webhooks:
     def __init__(self, webhooks: tuple[Webhook, ...], publisher: Publisher, clock: Clock) -> None:
         self._bound = {one.name: _BoundWebhook(one, publisher, clock) for one in webhooks}
 
-    async def receive(self, principal: Principal, name: str, headers: Headers, body: bytes) -> StoredAt:
-        """Publish one request and return where it is stored, once it has the ack level of its topic.
-
-        Raises NotFound for an unknown name, and Unauthenticated if the request is not signed with its secret.
-        """
+    def verify(self, name: str, headers: Headers, body: bytes) -> Signature:
+        """Return the signature of a request. Raises NotFound for an unknown name, and Unauthenticated if the request is
+        not signed with its secret."""
         bound = self._bound.get(name)
         if bound is None:
             raise NotFound(f"webhook {name!r} does not exist: bind it in the settings, [http.webhooks.{name}]")
-        return await bound.receive(principal, headers, body)
+        return bound.verify(headers, body)
+
+    async def receive(
+        self, principal: Principal, name: str, signature: Signature, headers: Headers, body: bytes
+    ) -> StoredAt:
+        """Publish one verified request and return where it is stored, once it has the ack level of its topic."""
+        return await self._bound[name].receive(principal, signature, headers, body)
 
 
 class _BoundWebhook:
@@ -71,9 +75,11 @@ class _BoundWebhook:
         self._seen: OrderedDict[str, tuple[float, asyncio.Future[StoredAt]]] = OrderedDict()
         """By signature: when it expires, and where its message is stored."""
 
-    async def receive(self, principal: Principal, headers: Headers, body: bytes) -> StoredAt:
+    def verify(self, headers: Headers, body: bytes) -> Signature:
+        return verify(self._webhook, headers, body, self._clock.now_us() / MICROSECONDS)
+
+    async def receive(self, principal: Principal, signature: Signature, headers: Headers, body: bytes) -> StoredAt:
         now_s = self._clock.now_us() / MICROSECONDS
-        signature = verify(self._webhook, headers, body, now_s)
         self._forget_expired(now_s)
         if not signature.text:
             return await self._publish(principal, headers, body)
