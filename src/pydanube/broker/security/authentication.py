@@ -123,7 +123,7 @@ class Authentication:
             log.info("auth.failed", address=address, reason=str(reason))
             if delay:
                 await self._clock.sleep(delay)
-            raise unauthenticated() from None
+            raise unauthenticated() from reason
 
     def _find_cheaply(self, credentials: Credentials) -> Identity | None:
         """Return who shows these credentials, if that takes no signature; None: it is not known, or nobody."""
