@@ -389,7 +389,7 @@ class Broker:
             parts.registry,
             self._partitions,
             self._producers,
-            parts.authorizer,
+            self._authorizer,
             parts.store,
             parts.clock,
             tiers,
