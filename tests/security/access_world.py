@@ -152,9 +152,7 @@ async def open_world(directory: Path) -> AsyncIterator[World]:
 
     audit = ListSink()
     parts = AuditParts(audit)
-    async with open_broker(
-        directory, authorizer=rules, objects=MemoryStore(), security=secured, audit=parts
-    ) as broker:
+    async with open_broker(directory, authorizer=rules, objects=MemoryStore(), security=secured, audit=parts) as broker:
         await broker.start()
         for topic in (TOPIC, LETTERS):
             await broker.create_topic(ROOT, topic, TopicConfig())
