@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from pathlib import Path
 from random import Random
 
@@ -153,4 +152,4 @@ def test_a_file_that_cannot_be_opened_is_refused_with_the_remedy(tmp_path: Path)
     for path in (tmp_path / "missing" / "audit.log", tmp_path):
         with pytest.raises(Refused, match=r"audit file .* cannot be opened: .*audit\.file"):
             opened(OsDisk(), path)
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []

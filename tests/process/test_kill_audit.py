@@ -44,7 +44,7 @@ async def test_written_events_survive_a_kill(tmp_path: Path, to: str):
             async with connect(broker) as client:
                 await asyncio.gather(*(client.create_topic(name) for name in names))
             async with asyncio.timeout(60):
-                while len(written := await events(broker, to)) < TOPICS * (life + 1):
+                while len(written := await events(broker, to)) < TOPICS * (life + 1):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             broker.kill()
             if to == "file":

@@ -205,9 +205,11 @@ async def test_a_denied_fetch_is_refused_once(tmp_path: Path):
 
 async def test_sessions_can_be_turned_off(tmp_path: Path):
     async with served(tmp_path, audit_sessions=False) as here:
-        async with pydanube.connect(here.server.url, token=here.admin) as client:
-            async with client.producer(TOPIC) as producer:
-                await producer.send(b"x")
+        async with (
+            pydanube.connect(here.server.url, token=here.admin) as client,
+            client.producer(TOPIC) as producer,
+        ):
+            await producer.send(b"x")
         assert len(await here.events("administration", least=1)) == 1
     assert [one for one in read_events(tmp_path) if one["kind"] == "session"] == []
 
@@ -306,9 +308,11 @@ async def test_it_is_off_without_authentication_unless_it_is_turned_on(tmp_path:
         (tmp_path / "on", {"auth_enabled": False, "audit_enabled": True}, True),
         (tmp_path / "off", {"audit_enabled": False}, False),
     ):
-        async with served(directory, auth_cluster_token="", **overrides) as here:
-            async with pydanube.connect(here.server.url, token=here.admin or None) as client:
-                await client.create_topic(TOPIC)
+        async with (
+            served(directory, auth_cluster_token="", **overrides) as here,
+            pydanube.connect(here.server.url, token=here.admin or None) as client,
+        ):
+            await client.create_topic(TOPIC)
         assert (directory / "audit.log").exists() is has_it
         found = [shown(one, "operation", "principal", "outcome") for one in read_events(directory)]
         assert found == ([("CreateTopic", "user:anonymous", "done")] if has_it else [])
@@ -322,9 +326,8 @@ async def test_a_file_that_cannot_be_opened_refuses_the_start(tmp_path: Path):
 
 async def test_a_restart_goes_on_behind_the_events_before(tmp_path: Path):
     for number in range(2):
-        async with served(tmp_path) as here:
-            async with pydanube.connect(here.server.url, token=here.admin) as client:
-                await client.create_topic(f"/default/topic-{number}")
+        async with served(tmp_path) as here, pydanube.connect(here.server.url, token=here.admin) as client:
+            await client.create_topic(f"/default/topic-{number}")
         if not number:
             with (tmp_path / "audit.log").open("ab") as torn:
                 torn.write(b'{"time":"torn')
@@ -344,7 +347,7 @@ async def test_the_state_and_the_metrics_say_that_events_cannot_be_written(tmp_p
         async with pydanube.connect(here.server.url, token=here.admin) as client:
             await client.create_topic(TOPIC)  # operations go on
             async with asyncio.timeout(30):
-                while "audit" not in (state := (await client.describe_broker()).state):
+                while "audit" not in (state := (await client.describe_broker()).state):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         assert "audit events cannot be written" in state and "No space left on device" in state
         sink._file.append = append  # type: ignore[union-attr]
@@ -353,7 +356,7 @@ async def test_the_state_and_the_metrics_say_that_events_cannot_be_written(tmp_p
 
 async def read_topic(client: pydanube.Client, topic: str, count: int) -> list[dict[str, Any]]:
     async with asyncio.timeout(30):
-        while topic not in await client.list_topics():  # the broker creates it soon
+        while topic not in await client.list_topics():  # noqa: ASYNC110 - the broker creates it soon
             await asyncio.sleep(0.01)
     async with client.reader(topic, start="earliest") as reader:
         found: list[dict[str, Any]] = []
@@ -365,13 +368,13 @@ async def read_topic(client: pydanube.Client, topic: str, count: int) -> list[di
 
 
 async def test_events_can_go_to_a_topic_without_events_about_that(tmp_path: Path):
-    async with served(tmp_path, audit_to="topic", audit_topic="/system/audit") as here:
-        async with pydanube.connect(here.server.url, token=here.admin) as client:
-            await client.create_topic(TOPIC)
-            await client.create_topic("/default/other")
-            found = await read_topic(client, "/system/audit", 2)
-            description = await client.describe_topic("/system/audit")
-            assert description.config.reliable
+    settings = {"audit_to": "topic", "audit_topic": "/system/audit"}
+    async with served(tmp_path, **settings) as here, pydanube.connect(here.server.url, token=here.admin) as client:
+        await client.create_topic(TOPIC)
+        await client.create_topic("/default/other")
+        found = await read_topic(client, "/system/audit", 2)
+        description = await client.describe_topic("/system/audit")
+        assert description.config.reliable
     assert not (tmp_path / "audit.log").exists()
     assert [shown(one, "operation", "resource") for one in found] == [
         ("CreateTopic", TOPIC),
