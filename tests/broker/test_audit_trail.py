@@ -113,6 +113,7 @@ async def test_an_operation_is_one_event_at_most():
         assert (denied.kind, denied.outcome, denied.action) == ("refused", "denied", "read")
         (stranger,) = await perform(here, Unauthenticated("who"), changing)
         assert (stranger.kind, stranger.outcome, stranger.reason) == ("security", "unauthenticated", "who")
+        assert (stranger.principal, stranger.address) == ("", "10.0.0.1")
         assert here.metrics.audit_events["administration", "failed"] == 3
 
 

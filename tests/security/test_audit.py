@@ -25,6 +25,7 @@ from pydanube.broker.security.audit_topic import TopicSink
 from pydanube.broker.security.records import BindingRecord
 from pydanube.client.connection.address import BrokerAddress
 from pydanube.client.connection.connection import Connection
+from pydanube.codec.batch import encode
 from pydanube.codec.native import requests
 from pydanube.core.access import Action
 from pydanube.model.errors import DanubeError, Denied, Refused, Unauthenticated
@@ -297,6 +298,35 @@ async def test_what_a_broker_asks_for_its_callers_is_not_recorded_twice_and_the_
         await peer.close()
     (created,) = read_events(tmp_path)
     assert shown(created, "operation", "principal", "method") == ("CreateTopic", "broker:cluster", "cluster-token")
+
+
+async def test_the_schema_registry_of_confluents_clients_is_recorded(tmp_path: Path):
+    versions, schema = "/schema-registry/subjects/orders-value/versions", {"schema": '{"type": "string"}'}
+    async with served(tmp_path) as here:
+        _, key = await here.key("user:bob")
+        assert await here.request("POST", versions, schema, **bearer(key)) == 403
+        for _ in range(2):
+            assert await here.request("POST", versions, schema, **bearer(here.admin)) == 200
+        assert await here.request("GET", versions, **bearer(here.admin)) == 200
+        assert await here.request("DELETE", "/schema-registry/subjects/other", **bearer(here.admin)) == 404
+    fields = ("operation", "principal", "action", "resource", "outcome")
+    assert [shown(one, *fields) for one in read_events(tmp_path)] == [
+        ("schemaRegistry.register", "user:bob", "create", "schema:orders-value", "denied"),
+        ("schemaRegistry.register", "user:admin", "create", "schema:orders-value", "done"),
+        ("schemaRegistry.delete_subject", "user:admin", "delete", "schema:other", "failed"),
+    ]
+
+
+async def test_staged_writes_are_sessions(tmp_path: Path):
+    async with served(tmp_path) as here:
+        async with pydanube.connect(here.server.url, token=here.admin) as client:
+            await client.create_topic(TOPIC)
+            async with client.stager("nightly", run="run", batch_id=0) as stager:
+                await stager.add(TOPIC, 0, encode([b"one", b"two", b"three"], publish_times=1))
+                stages = await stager.finish()
+            await client.commit_stages("nightly", run="run", batch_id=0, stages=stages)
+    found = {one["phase"]: one for one in read_events(tmp_path) if one["kind"] == "session"}
+    assert shown(found["ended"], "operation", "action", "resource", "messages") == ("Stage", "produce", TOPIC, 3)
 
 
 # -- where it goes -----------------------------------------------------------------------------------------------------

@@ -120,7 +120,8 @@ class AuditedOperation:
             return
         self._is_settled = True
         if isinstance(error, Unauthenticated):
-            self.recorder.authentication_failed(self.origin, self.name, error.message)
+            origin = Origin(self.origin.listener, self.origin.address)  # who it is was not proven
+            self.recorder.authentication_failed(origin, self.name, error.message)
         elif (verdict := self.judge(error)) is not None:
             self.recorder.operation_ended(self, verdict)
 
