@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from broker_harness import BrokerClient
 from grpc_peer import connect as grpc_connect
@@ -263,16 +264,22 @@ async def test_wrong_credentials_are_events_with_the_reason_and_never_with_the_c
         assert await here.request("GET", topics, x_api_key=marks["key"]) == 401
         assert await here.request("GET", subjects, authorization=f"Basic {password}") == 401
         assert await here.request("GET", topics) == 401
+        async with grpc_connect(f"127.0.0.1:{here.server.admin_address[1]}") as peer:
+            method = method_of("danube_admin.BrokerAdmin/ListNamespaces")
+            call = peer.channel.unary_unary(method.path, lambda one: one.SerializeToString(), method.reply.FromString)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(method.request(), metadata=(("authorization", f"Bearer {marks['grpc']}"),))
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
         connection = await here.connection(here.admin)
         request = requests.Authenticate(auth_scheme="bearer", auth_data=marks["again"].encode())
         with pytest.raises(Unauthenticated):
             await connection.request(request, requests.Authenticated)
         await connection.close()
-        found = await here.events("security", least=8)
-    assert len(found) == 8 and {shown(one, "outcome", "operation", "address") for one in found} == {
+        found = await here.events("security", least=9)
+    assert len(found) == 9 and {shown(one, "outcome", "operation", "address") for one in found} == {
         ("unauthenticated", "authenticate", "127.0.0.1")
     }
-    assert [one["listener"] for one in found] == ["native"] * 3 + ["http"] * 4 + ["native"]
+    assert [one["listener"] for one in found] == ["native"] * 3 + ["http"] * 4 + ["admin", "native"]
     assert all(one["reason"] and "principal" not in one for one in found)
     text = (tmp_path / "audit.log").read_text()
     assert "MARKED" not in text and password not in text and here.admin not in text
@@ -318,13 +325,12 @@ async def test_the_schema_registry_of_confluents_clients_is_recorded(tmp_path: P
 
 
 async def test_staged_writes_are_sessions(tmp_path: Path):
-    async with served(tmp_path) as here:
-        async with pydanube.connect(here.server.url, token=here.admin) as client:
-            await client.create_topic(TOPIC)
-            async with client.stager("nightly", run="run", batch_id=0) as stager:
-                await stager.add(TOPIC, 0, encode([b"one", b"two", b"three"], publish_times=1))
-                stages = await stager.finish()
-            await client.commit_stages("nightly", run="run", batch_id=0, stages=stages)
+    async with served(tmp_path) as here, pydanube.connect(here.server.url, token=here.admin) as client:
+        await client.create_topic(TOPIC)
+        async with client.stager("nightly", run="run", batch_id=0) as stager:
+            await stager.add(TOPIC, 0, encode([b"one", b"two", b"three"], publish_times=1))
+            stages = await stager.finish()
+        await client.commit_stages("nightly", run="run", batch_id=0, stages=stages)
     found = {one["phase"]: one for one in read_events(tmp_path) if one["kind"] == "session"}
     assert shown(found["ended"], "operation", "action", "resource", "messages") == ("Stage", "produce", TOPIC, 3)
 
