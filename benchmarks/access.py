@@ -1,11 +1,12 @@
-"""What authorization costs: batched publishing with rules beside publishing without, and decisions with many bindings.
+"""What authorization and audit cost: batched publishing with both beside publishing without, and decisions with many
+bindings.
 
     python benchmarks/access.py                       # a minute
     python benchmarks/access.py --pairs 5 --bindings 1000
 
-publishing    batches to a topic in memory through the facade of a broker, whose authorizer is AccessRules and AllowAll
-              in turns: there is no network and no disk, so that the check weighs more than it does for a client; the
-              median of the pairs counts
+publishing    batches to a topic in memory through the facade of a broker, whose authorizer is AccessRules, with a
+              session in the audit, and AllowAll, without one, in turns: there is no network and no disk, so that the
+              check weighs more than it does for a client; the median of the pairs counts
 decisions     one that is remembered, and one that is made anew, of principals with ten bindings each
 in force      from a change of the rules until a revoked producer is fenced and a revoked consumer is detached, at a
               broker with many of both
@@ -25,6 +26,8 @@ import time
 from pathlib import Path
 
 from pydanube.broker import Attachment, Broker, Producer, Published
+from pydanube.broker.security.audit import AuditParts
+from pydanube.broker.security.audit_operations import Origin
 from pydanube.codec.batch import encode
 from pydanube.core.access import Action, AllowAll, Authorizer, Principal
 from pydanube.core.access_rules import AccessRules
@@ -35,6 +38,7 @@ from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 
 sys.path[:0] = [str(Path(__file__).parent.parent / "tests" / one) for one in ("broker", "metadata", "security")]
 from access_world import NoSink  # noqa: E402
+from audit_harness import ListSink  # noqa: E402
 from broker_harness import open_broker  # noqa: E402 -- found by the path above
 
 OVERHEAD_TARGET, DECISION_TARGET_US, FORCE_TARGET_MS = 1.02, 5.0, 100.0
@@ -78,20 +82,25 @@ async def publish(broker: Broker, producer: Producer, batches: list[memoryview])
 
 
 async def measure_publishing(pairs: int, bindings: int) -> float:
-    """Return how much longer publishing takes with rules than without, as a ratio."""
+    """Return how much longer publishing takes with rules and an audit than without, as a ratio."""
     rules = AccessRules()
     fill(rules, bindings)
     bind(rules, bindings, "user:root", "producer", "/default")
     ratios: list[float] = []
     with tempfile.TemporaryDirectory() as directory:
-        async with open_broker(Path(directory)) as broker:
+        async with open_broker(Path(directory), audit=AuditParts(ListSink())) as broker:
+            broker.audit.start(broker._tasks)
             await broker.create_topic(ROOT, TOPIC, TopicConfig(ack_level=AckLevel.MEMORY))
-            producer = await broker.open_producer(ROOT, TOPIC, 0, "", 0, 0)
+            with broker.audit.operation(Origin("native", "127.0.0.1"), "OpenProducer"):
+                producer = await broker.open_producer(ROOT, TOPIC, 0, "", 0, 0)
+            session = producer.session
+            assert session is not None
             encoded = encode([PAYLOAD] * ROWS, publish_times=1, producer_id=producer.producer_id)
 
             async def once(authorizer: Authorizer) -> float:
                 batches = [memoryview(bytearray(encoded)) for _ in range(BATCHES)]
-                broker._authorizer = authorizer
+                broker._batch_authorizer = authorizer
+                producer.session = session if authorizer is rules else None
                 return await publish(broker, producer, batches)
 
             await once(rules), await once(AllowAll())  # warm
@@ -157,7 +166,7 @@ def main() -> None:
     remembered, anew = measure_decisions(options.bindings)
     force = asyncio.run(measure_force(options.bindings))
     print(f"{options.bindings} bindings, {options.pairs} pairs of {BATCHES} batches with {ROWS} messages")
-    print(f"publishing   {ratio:.4f} of the time without rules (target {OVERHEAD_TARGET})")
+    print(f"publishing   {ratio:.4f} of the time without rules and audit (target {OVERHEAD_TARGET})")
     print(f"decisions    {remembered:.2f} us remembered, {anew:.2f} us anew (target {DECISION_TARGET_US})")
     print(f"in force     {force:.1f} ms with {OPEN} producers and {OPEN} consumers (target {FORCE_TARGET_MS})")
 

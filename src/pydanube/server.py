@@ -32,6 +32,8 @@ from .broker.partitions.broker_slices import SliceSettings
 from .broker.registry.ids import LEDGER_COUNTER
 from .broker.registry.registry import Registry
 from .broker.registry.tombstones import KnownLedgers
+from .broker.security.audit import AuditParts
+from .broker.security.audit_file import AuditFile, FileSink
 from .broker.security.first_key import create_first_key
 from .broker.security.security import SecurityParts
 from .broker.security.security_store import SecurityStore
@@ -307,6 +309,7 @@ class Server:
             cluster,
             None if founder is None else follower,
             security,
+            self._audit(),
         )
         broker = Broker(parts, broker_settings)
         self._open_tracing(broker)
@@ -343,6 +346,17 @@ class Server:
         access = SecurityStore(store, self._components.clock, rules)
         authenticator = await open_authentication(self._settings, access, self._components.clock)
         return SecurityParts(rules, access, authenticator)
+
+    def _audit(self) -> AuditParts | None:
+        """Return where audit events go; None if none are recorded. Raises Refused if their file cannot be opened."""
+        audit, components = self._settings.audit, self._components
+        if not self._settings.has_audit:
+            return None
+        if audit.to == "topic":
+            return AuditParts(audit.topic, audit.sessions)
+        path, sizes = self._settings.audit_path, (audit.file_bytes_max, audit.files_max)
+        file = AuditFile.open(components.disk, path, *sizes, components.clock)
+        return AuditParts(FileSink(file), audit.sessions)
 
     def _run_tasks(self, broker: Broker, tasks: Tasks) -> None:
         """Start what a broker does at intervals, until `tasks` is closed."""

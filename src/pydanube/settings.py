@@ -21,6 +21,7 @@ from .metadata.etcd.place import EtcdPlace, TlsFiles, parse_members
 from .model.cluster import Network
 from .model.errors import Invalid
 from .model.limits import KIB, MESSAGE_BYTES_MAX, MIB
+from .model.names import TopicName
 from .model.policies import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN
 from .model.topics import AckLevel
 from .model.webhooks import Webhook
@@ -46,6 +47,7 @@ from .settings_kinds import (
     MetadataUrl,
     NetworksKind,
     Number,
+    OptionalFlag,
     OptionalPath,
     OptionsKind,
     RequiredPath,
@@ -53,6 +55,7 @@ from .settings_kinds import (
     Secret,
     Size,
     StoreUrl,
+    TopicKind,
     ValueKind,
     WebhooksKind,
 )
@@ -197,6 +200,22 @@ class AuthSettings(Section):
     allow_readable_files: bool = setting(
         False, Flag(), "Whether other users of the machine may be able to read files with secrets."
     )
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSection(Section):
+    section: ClassVar[str] = "audit"
+    enabled: bool | None = setting(
+        None, OptionalFlag(), "Whether audit events are recorded; empty: if auth.enabled is true."
+    )
+    to: str = setting("file", Choice(("file", "topic")), "Where audit events go.")
+    file: Path | None = setting(None, OptionalPath(), "The file; empty: `audit.log` in the data_dir.")
+    file_bytes_max: int = setting(64 * MIB, Size(64 * KIB, 4 * GIB), "A file that would grow larger is renamed.")
+    files_max: int = setting(10, Number(1, 1000), "How many files are kept, with the one that is written to.")
+    topic: TopicName = setting(
+        TopicName("system", "audit"), TopicKind(), "The topic; it is created with the first event."
+    )
+    sessions: bool = setting(True, Flag(), "Whether producers, consumers and readers are recorded.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,6 +485,7 @@ class Settings:
     metadata: MetadataSettings = field(default_factory=MetadataSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     auth: AuthSettings = field(default_factory=AuthSettings)
+    audit: AuditSection = field(default_factory=AuditSection)
     tls: TlsSettings = field(default_factory=TlsSettings)
     tls_native: TlsNativeSettings = field(default_factory=TlsNativeSettings)
     tls_grpc: TlsGrpcSettings = field(default_factory=TlsGrpcSettings)
@@ -552,6 +572,15 @@ class Settings:
             is_secret = isinstance(_kind(one), MAY_HOLD_SECRETS) and "***" in self._shown(key)
             if is_secret and source.startswith(_FILE_SOURCE):
                 yield key, Path(source.removeprefix(_FILE_SOURCE))
+
+    @property
+    def has_audit(self) -> bool:
+        """Whether audit events are recorded."""
+        return self.auth.enabled if self.audit.enabled is None else self.audit.enabled
+
+    @property
+    def audit_path(self) -> Path:
+        return self.audit.file or self.server.data_dir / "audit.log"
 
     @property
     def log_directory(self) -> Path:

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 from .model.cluster import Network
 from .model.errors import Invalid
+from .model.names import TopicName
 from .model.topics import AckLevel
 from .model.webhooks import Webhook
 
@@ -116,6 +117,41 @@ class Flag:
 
     def show(self, value: bool) -> str:
         return "true" if value else "false"
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalFlag:
+    """True, false, or None, written as the empty text: another setting decides."""
+
+    allowed: str = "true, false, or empty"
+
+    def read(self, value: object) -> bool | None:
+        if value is None or (isinstance(value, str) and not value.strip()):
+            return None
+        return Flag().read(value)
+
+    def show(self, value: bool | None) -> str:
+        return "" if value is None else Flag().show(value)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicKind:
+    """The full name of a topic."""
+
+    allowed: str = "the full name of a topic, such as /system/audit"
+
+    def read(self, value: object) -> TopicName:
+        if isinstance(value, TopicName):
+            return value
+        if not isinstance(value, str):
+            raise ValueError
+        try:
+            return TopicName.parse(value.strip())
+        except Invalid:
+            raise ValueError from None
+
+    def show(self, value: TopicName) -> str:
+        return str(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from metadata_harness import FaultyStore
 from pydanube.broker import Attachment, Broker, BrokerParts, BrokerSettings, Consumer, FetchResult, Producer, Published
 from pydanube.broker.producers import Access
 from pydanube.broker.registry.registry import Registry
+from pydanube.broker.security.audit import AuditParts
 from pydanube.broker.security.security import SecurityParts
 from pydanube.broker.tiering.object_storage import TieringSettings
 from pydanube.codec.batch import Batch, encode
@@ -76,6 +77,7 @@ async def open_broker(
     metadata_disk: Disk | None = None,
     stamped: bool = True,
     security: Callable[[MetadataStore, Clock], SecurityParts] | None = None,
+    audit: AuditParts | None = None,
     **changes: Any,
 ) -> AsyncIterator[Broker]:
     """Open a broker in the directory and yield it.
@@ -83,6 +85,7 @@ async def open_broker(
     crash     the broker is not closed at the end: the next one finds what a killed process leaves
     metadata  wraps the real store, and fails where the test says so
     security  makes the authentication and the rules of access; None: everybody may do everything
+    audit     where audit events go; None: none are recorded
     stamped   False: the log does not name its metadata, like a log of an earlier release
     """
     clock = clock or SystemClock()
@@ -120,6 +123,7 @@ async def open_broker(
             objects,
             tiering or TIERING,
             security=secured,
+            audit=audit,
         )
         broker = Broker(broker_parts, replace(SETTINGS, **changes))
         await broker.schemas.start()

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from access_harness import TableAuthenticator
+from audit_harness import ListSink
 from broker_harness import open_broker
 
 from pydanube.broker import Broker, CommitRequest, Published, SectionRequest, StageRequest
+from pydanube.broker.security.audit import AuditParts
 from pydanube.broker.security.security import SecurityParts
 from pydanube.broker.security.security_store import SecurityStore
 from pydanube.codec.batch import encode
-from pydanube.core.access import Action, Principal
+from pydanube.core.access import ANONYMOUS, Action, Principal
 from pydanube.core.access_rules import AccessRules
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.dead_letters import REDRIVE
@@ -43,6 +45,9 @@ KEY: Final = "1f0c6a2e9b3d4c58"
 
 ROOT: Final = Principal("root")
 """A super user, which has made everything."""
+
+ADMINISTRATIVE: Final = (Action.CREATE, Action.DELETE, Action.ADMINISTER)
+"""What needs one of these is in the audit when it is done."""
 
 ROLES: Final = ("nobody", "monitor", "reader", "consumer", "producer", "namespace-admin", "admin")
 """From the one that may do least."""
@@ -91,6 +96,7 @@ class World:
     broker: Broker
     rules: AccessRules
     producer: Any
+    audit: ListSink
     consumer_id: int = 0
 
     def roles(self, needs: str) -> list[tuple[str, bool]]:
@@ -98,6 +104,27 @@ class World:
         everything as it was."""
         found = [(role, self.may(Principal(role), needs)) for role in ROLES]
         return sorted(found, key=lambda one: one[1])
+
+    async def check_audit(self, listener: str, operation: str, needs: str, is_allowed: bool, is_first: bool) -> None:
+        """Raise AssertionError unless the last operation, of the anonymous caller, is in the audit as it must be.
+        Another than the first that is allowed may find that there is nothing left to do it to."""
+        events = await self.audit.take(self.broker)
+        wanted = parse_needs(needs)
+        is_administrative = any(action in ADMINISTRATIVE for action, _ in wanted)
+        least = not is_allowed or (is_administrative and is_first)
+        assert least <= len(events) <= (not is_allowed or is_administrative), (operation, is_allowed, events)
+        if not events:
+            return
+        event = events[0]
+        assert (event.listener, event.operation, event.principal) == (listener, operation, "user:anonymous")
+        assert event.address == "127.0.0.1" and event.broker == "node"
+        if is_allowed:
+            assert event.kind in ("administration", "security") and event.outcome in ("done", "failed"), event
+            assert bool(event.reason) is (event.outcome == "failed"), event
+            assert (Action(event.action), event.resource) in wanted, event
+        else:
+            assert (event.kind, event.outcome) == ("refused", "denied") and event.reason.startswith("Denied: "), event
+            assert not self.rules.allows(ANONYMOUS, Action(event.action), event.resource), event
 
     def may(self, principal: Principal, needs: str) -> bool:
         return all(self.rules.allows(principal, action, resource) for action, resource in parse_needs(needs))
@@ -123,12 +150,14 @@ async def open_world(directory: Path) -> AsyncIterator[World]:
     def secured(store: MetadataStore, clock: Clock) -> SecurityParts:
         return SecurityParts(rules, SecurityStore(store, clock, rules), TableAuthenticator({}))
 
-    async with open_broker(directory, authorizer=rules, objects=MemoryStore(), security=secured) as broker:
+    audit = ListSink()
+    parts = AuditParts(audit)
+    async with open_broker(directory, authorizer=rules, objects=MemoryStore(), security=secured, audit=parts) as broker:
         await broker.start()
         for topic in (TOPIC, LETTERS):
             await broker.create_topic(ROOT, topic, TopicConfig())
         producer = await broker.open_producer(ROOT, TOPIC, 0, "", 0, 0)
-        world = World(broker, rules, producer)
+        world = World(broker, rules, producer, audit)
         publish(broker, ROOT, producer)
         await broker.fetch(ROOT, TOPIC, 0, EARLIEST, 1000, 30_000)  # until the messages are there
         await broker.subscriptions.create(ROOT, TOPIC, SUBSCRIPTION, SubscriptionType.SHARED, EARLIEST)

@@ -43,13 +43,18 @@ from pydanube.runtime.tasks import Tasks
 TOKEN = "a-token-of-webhooks"
 
 
-async def try_roles(world: World, name: str, needs: str, send) -> None:
-    """Send an operation as each role: it is refused exactly if the rules say so, and then changes nothing."""
+async def try_roles(world: World, listener: str, name: str, needs: str, send) -> None:
+    """Send an operation as each role: it is refused exactly if the rules say so, and then changes nothing. It is in the
+    audit once if it was refused, or is administrative, and else not at all."""
+    was_allowed = False
     for role, is_allowed in world.roles(needs):
         give(world.rules, ANONYMOUS, role)
         before = () if is_allowed else await world.fingerprint()
+        await world.audit.take(world.broker)
         is_refused = await send()
         assert is_refused is not is_allowed, (name, role)
+        await world.check_audit(listener, name, needs, is_allowed, not was_allowed)
+        was_allowed = is_allowed
         assert is_allowed or await world.fingerprint() == before, (name, role)
 
 
@@ -86,7 +91,8 @@ async def refuses(peer: native_peer.Peer, kind: FrameKind, head: bytes, body: by
 async def test_native_requests(sent, tmp_path: Path):
     async with open_native(tmp_path) as (world, listener), await native_peer.Peer.greet(listener) as peer:
         head = wire.encode(sent.request)
-        await try_roles(world, type(sent.request).__name__, sent.needs, lambda: refuses(peer, FrameKind.REQUEST, head))
+        name = type(sent.request).__name__
+        await try_roles(world, "native", name, sent.needs, lambda: refuses(peer, FrameKind.REQUEST, head))
 
 
 async def test_a_native_client_without_any_right_is_welcome(tmp_path: Path):
@@ -163,7 +169,7 @@ async def test_rest_operations(operation, tmp_path: Path):
             assert status not in (400, 401, 405, 415, 422, 500, 501), (name, status)
             return status == 403
 
-        await try_roles(world, name, sent.needs, send)
+        await try_roles(world, "http", name, sent.needs, send)
 
 
 def test_every_rest_operation_has_a_row():
@@ -243,7 +249,8 @@ async def test_grpc_methods(name: str, tmp_path: Path):
             assert code not in MISTAKES, (code, details)
             return code is grpc.StatusCode.PERMISSION_DENIED
 
-        await try_roles(world, name, needs, send)
+        listener = "admin" if name.startswith("danube_admin") else "grpc"
+        await try_roles(world, listener, name, needs, send)
 
 
 async def test_a_grpc_stream_and_a_message_of_others_are_refused(tmp_path: Path):

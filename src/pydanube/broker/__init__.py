@@ -12,7 +12,7 @@ Lives here      the facade (facade.py) and what every call passes: producers, pu
                 partitions/     open partitions: publish, fetch, recovery, ownership, limits
                 subscriptions/  delivery to attached consumers, acks, redelivery, dead letters
                 schemas/        the schema registry, and the check of published payloads
-                security/       who callers are, and the rules of what they may do
+                security/       who callers are, the rules of what they may do, and the audit
                 lifecycle/      retention, time to live, deletion of topics
                 staging/        batches of Spark queries, staged and published all at once
                 tiering/        object storage: uploads, restore, administration

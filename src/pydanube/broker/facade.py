@@ -35,6 +35,9 @@ from pydanube.broker.registry.records import TopicRecord, version_of
 from pydanube.broker.registry.registry import Registry, RegistryListener
 from pydanube.broker.schemas.schemas import Schemas
 from pydanube.broker.security.administration import AccessAdministration
+from pydanube.broker.security.audit import AuditParts, AuditTrail, EventSink
+from pydanube.broker.security.audit_operations import AuditedAuthorizer, count_traffic
+from pydanube.broker.security.audit_topic import TopicSink
 from pydanube.broker.security.security import Security, SecurityParts
 from pydanube.broker.staging.staging import Staging
 from pydanube.broker.subscriptions.single_acks import SingleAcks
@@ -144,6 +147,8 @@ class BrokerParts:
     none."""
     security: SecurityParts | None = None
     """Without it, there is no authentication. With it, `authorizer` is its rules."""
+    audit: AuditParts | None = None
+    """Without it, no audit events are recorded."""
 
 
 def _open_object_storage(
@@ -170,7 +175,8 @@ class Broker:
     """One broker. All listeners call this, and only this."""
 
     def __init__(self, parts: BrokerParts, settings: BrokerSettings) -> None:
-        registry, writer, clock, authorizer = parts.registry, parts.writer, parts.clock, parts.authorizer
+        registry, writer, clock = parts.registry, parts.writer, parts.clock
+        authorizer = parts.authorizer if parts.audit is None else AuditedAuthorizer(parts.authorizer)
         self._registry = registry
         self._store = parts.store
         self._clock = clock
@@ -178,6 +184,8 @@ class Broker:
         self._member_tasks: list[asyncio.Task[None]] = []
         self._writer = writer
         self._authorizer = authorizer
+        self._batch_authorizer = parts.authorizer
+        """Checks batches, which no audit event is made of: their producers are sessions."""
         self._settings = settings
         self._addresses = parts.addresses
         self._metadata_trouble = parts.metadata_trouble
@@ -185,15 +193,19 @@ class Broker:
         self._cluster = parts.cluster or sole_cluster(settings.node, parts.addresses)
         self._gathering = gathering = Gathering(self._cluster)
         self._visibility = Visibility(registry, authorizer, clock)
-        self.security = Security(parts.security, clock)
-        self.access = AccessAdministration(parts.security, clock)
         self.metrics = BrokerMetrics()
+        has_sessions = parts.audit is not None and parts.audit.has_sessions
+        self.audit = AuditTrail(settings.node, clock, self.metrics, has_sessions)
+        self.security = Security(parts.security, clock, self.audit)
+        self.access = AccessAdministration(parts.security, clock)
         self._cache = TailCache(settings.tail_bytes)
         open_partitions = PartitionTable()
         self._tiers = _open_object_storage(parts, open_partitions, settings.cluster, self._cluster.membership)
         self._slices = self._open_slices(parts, settings)
         policies = EffectivePolicies(registry, broker_policies(settings.message_bytes_max, settings.remembered_us))
         self._partitions = self._make_partitions(parts, settings, policies, open_partitions)
+        if parts.audit is not None:
+            self.audit.sink = self._audit_sink(parts.audit)
         self.schemas = Schemas(parts.store, registry, self._partitions, authorizer, clock, parts.tasks, self.metrics)
         self.addresses = TopicAddresses(registry, authorizer, settings.auto_create, self._first_publish_level)
         self._producers = Producers(registry, self._partitions, self._cluster, authorizer)
@@ -253,8 +265,8 @@ class Broker:
         self._compaction = MetadataCompaction(parts.store, self._cluster.membership, clock)
         self.peer_requests = PeerRequests(authorizer, self.security, self._producers, self._lifetimes.unused)
         self._review = AccessReview(authorizer, self._producers, self._partitions, clock, parts.tasks)
-        if isinstance(authorizer, AccessRules):
-            authorizer.on_changed = self._review.rules_changed
+        if isinstance(parts.authorizer, AccessRules):
+            parts.authorizer.on_changed = self._review.rules_changed
         registry.subscribe(self._reactions())
         self._follower = parts.follower
         if self._follower is not None:
@@ -290,6 +302,12 @@ class Broker:
             self.metrics,
             self._tiers,
         )
+
+    def _audit_sink(self, audit: AuditParts) -> EventSink:
+        if not isinstance(audit.to, TopicName):
+            return audit.to
+        place, publisher = self._partitions.placement.place_quietly, self._partitions.own_publisher
+        return TopicSink(audit.to, self._registry, publisher, place, self._default_level, self._clock)
 
     def _reactions(self) -> RegistryListener:
         """Return what open partitions do when the registry changes, by this broker or by another one."""
@@ -372,7 +390,7 @@ class Broker:
             parts.registry,
             self._partitions,
             self._producers,
-            parts.authorizer,
+            self._authorizer,
             parts.store,
             parts.clock,
             tiers,
@@ -429,7 +447,7 @@ class Broker:
         """Return "ok", or the most serious of the broker's problems."""
         for problem in self.write_problems():
             return problem
-        return self._metadata_trouble() or self._storage_trouble() or "ok"
+        return self._metadata_trouble() or self._storage_trouble() or self.audit.trouble or "ok"
 
     def _storage_trouble(self) -> str:
         slices = self._slices.trouble if self._slices is not None else ""
@@ -449,6 +467,7 @@ class Broker:
     async def start(self) -> None:
         """Load roles and schemas, and continue what was unfinished when the broker last stopped. Call this before the
         listeners open."""
+        self.audit.start(self._tasks)
         if self._follower is not None:
             await self._follower.list_added()
         await self.security.load()
@@ -504,6 +523,7 @@ class Broker:
 
     async def close(self) -> None:
         """Close the partitions cleanly, then upload what waits for object storage."""
+        await self.audit.close()
         for task in self._member_tasks:
             task.cancel()
         if self._staging is not None:
@@ -836,7 +856,7 @@ class Broker:
         A compressed batch is decompressed here: ask `decompression` first.
         """
         try:
-            self._authorizer.check(principal, Action.PRODUCE, producer.topic)
+            self._batch_authorizer.check(principal, Action.PRODUCE, producer.topic)
             opened, check = self._check_batch(producer, batch)
         except DanubeError as error:
             self.metrics.refuse(done, error)
@@ -896,7 +916,9 @@ class Broker:
         It checks the batch as if a client had sent it there. Cancelled or Unavailable: it may have been appended.
         """
         self._authorizer.check(principal, Action.PRODUCE, str(topic))
-        return (await self._cluster.peers.publish(owner, topic, partition, batch)).base_offset
+        published = await self._cluster.peers.publish(owner, topic, partition, batch)
+        count_traffic(Action.PRODUCE, str(topic), Batch.trust(batch).count, len(batch))
+        return published.base_offset
 
     def _check_batch(self, producer: Producer, view: memoryview) -> tuple[Batch, PayloadCheck | None]:
         """Return the batch, and the check of its payloads that remains to be done, if any."""
@@ -922,6 +944,9 @@ class Broker:
             )
         if self._tiers is not None and (full := self._tiers.refusal()) is not None:
             raise full
+        if (session := producer.session) is not None:
+            session.messages += header.count
+            session.bytes += len(view)
         # The decompressed copy, which may be a thousand times larger, is not kept while the batch is in flight.
         return batch if header.codec is Codec.NONE else Batch.trust(view), check
 

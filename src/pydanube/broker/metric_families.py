@@ -25,6 +25,16 @@ _ENDED: Final = ("dead_lettered", "dropped", "evicted", "expired")
 _REFUSED: Final = ("Full", "Invalid", "StaleEpoch", "Unavailable")
 """Shown also while they are 0; other reasons once they have happened."""
 _POLICIES: Final = ("enforce", "warn")
+_AUDITED: Final = (
+    ("administration", "done"),
+    ("administration", "failed"),
+    ("refused", "denied"),
+    ("security", "done"),
+    ("security", "failed"),
+    ("security", "unauthenticated"),
+    ("session", "denied"),
+    ("session", "done"),
+)
 
 
 class MetricSources:
@@ -62,6 +72,7 @@ class MetricSources:
             *self._tiering(),
             *self._taking_over(),
             *self._listening(),
+            *self._auditing(),
             _seconds("danube_event_loop_delay", "How late the event loop was.", self._metrics.loop_delay),
             *_process(started_at_us),
         ]
@@ -177,6 +188,19 @@ class MetricSources:
             yield MetricFamily(f"{name}{suffix}", kind, f"{about}, by listener.", samples)
         answers = _by_label("status", {"200": 0, **self._metrics.http_answers})
         yield _counter("danube_http_answers_total", "Answers of the HTTP listener, by status.", answers)
+
+    def _auditing(self) -> Iterable[MetricFamily]:
+        counted = {**dict.fromkeys(_AUDITED, 0), **self._metrics.audit_events}
+        yield _counter(
+            "danube_audit_events_total",
+            "Audit events, by kind and outcome.",
+            [Sample(value, {"kind": kind, "outcome": outcome}) for (kind, outcome), value in counted.items()],
+        )
+        yield _counter(
+            "danube_audit_events_lost_total",
+            "Audit events that could not be written.",
+            self._metrics.audit_lost,
+        )
 
 
 def _process(started_at_us: int) -> Iterable[MetricFamily]:

@@ -69,6 +69,9 @@ class BrokerMetrics:
         """Messages that a subscription ended without an ack: expired, evicted, dropped, dead_lettered."""
         self.http_answers: Counter[str] = Counter()
         """Answers of the HTTP listener, by status."""
+        self.audit_events: Counter[tuple[str, str]] = Counter()
+        """Audit events by kind and outcome, lost ones too."""
+        self.audit_lost = 0
         self.tracer: BatchTracer | None = None
         """Traces batches; None, the default: nothing is traced."""
         self.listeners: dict[str, ListenerMetrics] = {}

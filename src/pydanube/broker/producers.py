@@ -34,6 +34,7 @@ from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.registry.records import AccessRecord, ProducerRecord
 from pydanube.broker.registry.registry import Registry
+from pydanube.broker.security.audit_operations import AuditSession, open_session
 from pydanube.codec.native.requests import CountProducers, Done, FenceProducers, ProducerCount
 from pydanube.core.access import ANONYMOUS, Action, Authorizer, Principal
 from pydanube.model.cluster import BrokerSession
@@ -69,6 +70,7 @@ class Producer:
         "principal",
         "producer_epoch",
         "producer_id",
+        "session",
         "topic",
     )
 
@@ -93,6 +95,8 @@ class Producer:
         self.fenced: DanubeError | None = None
         self.forwards = False
         """Whether it publishes batches of any producers, which another broker forwards."""
+        self.session: AuditSession | None = None
+        """Counts what is published, for the audit; None: that is not recorded."""
         self._group = group
 
     def close(self) -> None:
@@ -157,6 +161,8 @@ class TopicProducers:
             return
         handles.remove(producer)
         producer.partition.producers -= 1
+        if producer.session is not None:
+            producer.session.end(producer.fenced)
         if not handles:
             del self._live[producer.producer_id]
             if self._holder == producer.producer_id:
@@ -236,6 +242,7 @@ class Producers:
                     raise Unavailable(f"another producer has just taken topic {topic}: open again")
                 self._authorizer.check(principal, Action.PRODUCE, str(topic))  # the rules may have changed meanwhile
                 producer = Producer(str(topic), owned, identity, group, record.epoch, principal)
+                producer.session = open_session(Action.PRODUCE, producer.topic, partition)
                 group.add(producer)
                 if access == "exclusive":
                     group.hold(identity.producer_id)
@@ -278,6 +285,7 @@ class Producers:
                 found = [one for one in group.of(producer_id) if one.partition is owned]
                 producer = found[0] if found else Producer(str(topic), owned, identity, group, access.epoch, principal)
                 if not found:
+                    producer.session = open_session(Action.PRODUCE, producer.topic, partition)
                     group.add(producer)
                 producer.principal = principal  # it may have other groups than when it opened the producer
                 if exclusive:

@@ -52,6 +52,7 @@ from pydanube.storage.tiering.history import PartitionHistory
 from pydanube.storage.wal import LogListener, LogWriter
 
 from .non_reliable_partition import NonReliablePartition
+from .own_publishing import OwnPublisher
 from .ownership import Ownership
 from .partition import Partition, PartitionParts
 from .partition_table import PartitionTable
@@ -126,7 +127,8 @@ class Partitions:
         self._policies = policies
         self._metrics = metrics
         self._tiering = tiering
-        self._dead_letters = DeadLetterTopics(registry, self.get, address, cluster)
+        self.own_publisher = OwnPublisher(self.get, cluster)
+        self._dead_letters = DeadLetterTopics(registry, self.own_publisher, address)
         self._ledger_ids = IdBlocks(store, LEDGER_COUNTER, 1000)
         # A broker of a cluster opens many partitions at once. The store of a broker alone joins transactions itself.
         is_alone = cluster.membership.is_alone

@@ -17,6 +17,7 @@ from pydanube.broker.metrics import BrokerMetrics
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.registry.registry import Registry
+from pydanube.broker.security.audit_operations import note_change
 from pydanube.codec.schemas import ParsedSchema
 from pydanube.codec.schemas.parsed import fingerprint
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
@@ -188,6 +189,7 @@ class Schemas:
         """Check and store a version, within `Subjects.change`."""
         if (found := self._registered(subject, definition, mark)) is not None:
             return found  # by another caller or another broker, meanwhile
+        note_change(Action.CREATE, _resource(subject))
         await self._check_references(definition)
         former = self._subjects.find(subject)
         if self._subjects.mode(former)[1] is RegistryMode.READONLY:

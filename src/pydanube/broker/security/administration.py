@@ -48,6 +48,7 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.randomness import identity
 
 from .api_keys import new_key
+from .audit_operations import note_change, note_check, note_detail
 from .records import BindingRecord, RoleRecord
 from .security import SecurityParts
 
@@ -89,6 +90,7 @@ class AccessAdministration:
 
     def get_role(self, principal: Principal, name: str) -> Role:
         parts = self._administered(principal)
+        note_detail(f"role {name}")
         for one in built_in_roles():
             if one.name == name:
                 return one
@@ -99,6 +101,7 @@ class AccessAdministration:
     async def create_role(self, principal: Principal, name: str, actions: Sequence[str]) -> Role:
         """Make a role of actions. Raises AlreadyExists, also for the name of a built-in role."""
         parts = self._administered(principal)
+        note_detail(f"role {name}: {', '.join(actions)}")
         if name in BUILT_IN_ROLES:
             raise AlreadyExists(f"role {name!r} exists: it is built in, so choose another name")
         record = self._checked_role(parts, principal, name, actions)
@@ -113,6 +116,7 @@ class AccessAdministration:
         Raises Conflict if the role does not have the version `expected`; empty: any.
         """
         parts = self._administered(principal)
+        note_detail(f"role {name}: {', '.join(actions)}")
         record = self._checked_role(parts, principal, name, actions)
         if name in parts.store.roles:
             record.created_at = parts.store.roles[name].created_at
@@ -122,6 +126,7 @@ class AccessAdministration:
     async def delete_role(self, principal: Principal, name: str, expected: str = "") -> None:
         """Delete a role that no binding has. `expected` as in `change_role`."""
         parts = self._administered(principal)
+        note_detail(f"role {name}")
         _check_not_built_in(name)
         parse_role_name(name)
         if users := [one.id for one in parts.store.bindings.values() if name in one.roles]:
@@ -176,8 +181,9 @@ class AccessAdministration:
         found = parts.store.bindings.get(parse_binding_id(binding_id))
         if found is None:
             raise NotFound(f"there is no binding {binding_id!r}")
-        if not self._shows(parts, principal, found):
+        if str(found.subject) not in principal.subjects():
             _check_administers(parts, principal, found.resource)
+            note_detail(_in_words(found))
         return found
 
     async def create_binding(
@@ -194,13 +200,14 @@ class AccessAdministration:
         who, where = BoundSubject.parse(subject), ResourcePattern.parse(resource)
         name = parse_binding_id(binding_id) if binding_id else identity()[:_BINDING_ID_CHARACTERS]
         _check_administers(parts, principal, where)
+        note_detail(_in_words(made := Binding(name, who, chosen, where)))
         _check_may_give(parts, principal, chosen, where)
         if len(parts.store.bindings) >= BINDINGS_MAX:
             raise Full(f"there are {BINDINGS_MAX} bindings, which is the most: bind groups, or use wildcards")
         await parts.store.create_binding(
             name, BindingRecord(str(who), list(chosen), str(where), created_at=self._clock.now_us())
         )
-        return Binding(name, who, chosen, where)
+        return made
 
     async def delete_binding(self, principal: Principal, binding_id: str) -> None:
         """Take away what a binding gives; it is in force at once."""
@@ -209,6 +216,7 @@ class AccessAdministration:
         if found is None:
             raise NotFound(f"there is no binding {binding_id!r}")
         _check_administers(parts, principal, found.resource)
+        note_detail(_in_words(found))
         await parts.store.delete_binding(binding_id)
 
     def _shows(self, parts: SecurityParts, principal: Principal, binding: Binding) -> bool:
@@ -224,7 +232,7 @@ class AccessAdministration:
         wanted = str(BoundSubject.parse(of)) if of else ""
         if wanted != principal.id and not parts.rules.allows(principal, Action.ADMINISTER, BROKER):
             if wanted:
-                parts.rules.check(principal, Action.ADMINISTER, BROKER)
+                _check(parts, principal)
             wanted = principal.id
         ids = sorted(key_id for key_id, one in parts.store.keys.items() if not wanted or one.principal == wanted)
         page, more = _page(ids, after, limit)
@@ -251,6 +259,7 @@ class AccessAdministration:
             raise Invalid("the key would have ended already: choose a time in the future, or none")
         self._check_keys_left(parts, str(who))
         made, record = new_key(who, now, groups=chosen, expires_at=expires_at, comment=comment)
+        note_detail(f"API key {made.key.id} of {who}")
         await parts.store.create_key(made.key.id, record)
         return made
 
@@ -259,7 +268,10 @@ class AccessAdministration:
         parts = self._secured()
         found = parts.store.keys.get(parse_key_id(key_id))
         if found is None or found.principal != principal.id:
-            parts.rules.check(principal, Action.ADMINISTER, BROKER)
+            _check(parts, principal)
+        else:
+            note_change(Action.DELETE, BROKER, is_security=True)
+        note_detail(f"API key {key_id}" if found is None else f"API key {key_id} of {found.principal}")
         if found is None:
             raise NotFound(f"there is no API key {key_id!r}")
         await parts.store.delete_key(key_id)
@@ -267,9 +279,11 @@ class AccessAdministration:
     def _check_may_make_key(
         self, parts: SecurityParts, principal: Principal, who: BoundSubject, groups: tuple[str, ...]
     ) -> None:
+        note_detail(f"API key of {who}")
         if str(who) == principal.id and set(groups) <= set(principal.groups):
+            note_change(Action.CREATE, BROKER, is_security=True)
             return
-        parts.rules.check(principal, Action.ADMINISTER, BROKER)
+        _check(parts, principal)
         lacking = parts.rules.allowed(Principal(who.name, who.type, groups), BROKER)
         lacking &= ~parts.rules.allowed(principal, BROKER)
         if lacking:
@@ -311,6 +325,7 @@ class AccessAdministration:
         if self._parts is None:
             return _because(answer, "this broker has no authentication: everybody may do everything")
         if who != principal:
+            note_check(Action.ADMINISTER, BROKER)
             self._parts.rules.check(principal, Action.ADMINISTER, BROKER)
         return _explained(self._parts, answer, who, wanted, pattern)
 
@@ -335,7 +350,7 @@ class AccessAdministration:
 
     def _administered(self, principal: Principal) -> SecurityParts:
         parts = self._secured()
-        parts.rules.check(principal, Action.ADMINISTER, BROKER)
+        _check(parts, principal)
         return parts
 
 
@@ -352,12 +367,25 @@ def _check_not_built_in(name: str) -> None:
         raise Refused(f"role {name!r} is built in and never changes: make one of another name")
 
 
+def _in_words(binding: Binding) -> str:
+    return f"binding {binding.id}: {', '.join(binding.roles)} to {binding.subject} on {binding.resource}"
+
+
+def _check(parts: SecurityParts, principal: Principal) -> None:
+    """Raise Denied unless the principal may administer the cluster."""
+    note_check(Action.ADMINISTER, BROKER)
+    parts.rules.check(principal, Action.ADMINISTER, BROKER)
+    note_change(Action.ADMINISTER, BROKER, is_security=True)
+
+
 def _check_administers(parts: SecurityParts, principal: Principal, where: ResourcePattern) -> None:
+    note_check(Action.ADMINISTER, str(where))
     if not parts.rules.allowed_on(principal, where) & Action.ADMINISTER.bit:
         covered = "the cluster" if where.text == CLUSTER else f"all of {where}"
         raise Denied(
             f"{principal.id} may not administer {covered}, which the binding is about: ask for a role that may"
         )
+    note_change(Action.ADMINISTER, str(where), is_security=True)
 
 
 def _check_may_give(parts: SecurityParts, principal: Principal, roles: Sequence[str], where: ResourcePattern) -> None:

@@ -135,7 +135,7 @@ class Authentication:
         log.info("auth.failed", address=address, reason=reason)
         if delay:
             await self._clock.sleep(delay)
-        raise unauthenticated()
+        raise unauthenticated() from BadToken(reason)
 
     def _find_cheaply(self, credentials: Credentials) -> Identity | None:
         """Return who shows these credentials, if that takes no signature; None: it is not known, or nobody."""

@@ -27,6 +27,8 @@ class IdentitySession:
 
     identity: Identity
     end: Callable[[DanubeError], None]
+    listener: str = ""
+    address: str = ""
 
 
 class IdentitySessions:
@@ -35,10 +37,15 @@ class IdentitySessions:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._open: set[IdentitySession] = set()
+        self.on_ended: Callable[[IdentitySession, str], None] = lambda _session, _why: None
+        """Called for each session that ends because its credentials do, with the reason."""
 
-    def open(self, identity: Identity, end: Callable[[DanubeError], None]) -> IdentitySession:
-        """Have `end` called once when the identity ends, unless the session is closed before."""
-        session = IdentitySession(identity, end)
+    def open(
+        self, identity: Identity, end: Callable[[DanubeError], None], listener: str = "", address: str = ""
+    ) -> IdentitySession:
+        """Have `end` called once when the identity ends, unless the session is closed before. `listener` and `address`
+        say where it is from."""
+        session = IdentitySession(identity, end, listener, address)
         if _can_end(identity):
             self._open.add(session)
         return session
@@ -69,6 +76,7 @@ class IdentitySessions:
     def _end(self, sessions: list[IdentitySession], why: str) -> None:
         for session in sessions:
             self._open.discard(session)
+            self.on_ended(session, why)
             session.end(Unauthenticated(f"{why}: connect again with valid ones"))
 
 

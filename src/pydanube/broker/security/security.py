@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pydanube.core.access_rules import AccessRules
 from pydanube.core.identity import Authenticator, Credentials, Identity, NoAuthentication
 from pydanube.metadata.following import Follower
+from pydanube.model.errors import Full, Unauthenticated
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import run_together
 
-from .identity_sessions import IdentitySessions
+from .audit import AUTHENTICATE, AuditTrail
+from .audit_operations import Origin
+from .identity_sessions import IdentitySession, IdentitySessions
 from .security_store import SecurityStore
 
 
@@ -26,11 +31,13 @@ class SecurityParts:
 class Security:
     """Who callers are, and how long that is believed."""
 
-    def __init__(self, parts: SecurityParts | None, clock: Clock) -> None:
+    def __init__(self, parts: SecurityParts | None, clock: Clock, audit: AuditTrail) -> None:
         """Without `parts` every caller is anonymous."""
+        self._audit = audit
         self._parts = parts
         self._authenticator = parts.authenticator if parts is not None else NoAuthentication()
         self.sessions = IdentitySessions(clock)
+        self.sessions.on_ended = self._session_ended
         if parts is not None:
             parts.store.on_key_ended = self.sessions.key_ended
 
@@ -39,13 +46,31 @@ class Security:
         """Whether callers must show credentials."""
         return self._authenticator.is_required
 
-    async def authenticate(self, credentials: Credentials, address: str) -> Identity:
-        """See Authenticator."""
-        return await self._authenticator.authenticate(credentials, address)
+    async def authenticate(self, credentials: Credentials, address: str, listener: str = "") -> Identity:
+        """See Authenticator. `listener` is named in the audit."""
+        with self._failures_recorded(listener, address):
+            return await self._authenticator.authenticate(credentials, address)
 
-    async def refuse(self, address: str, reason: str) -> None:
-        """See Authenticator."""
-        await self._authenticator.refuse(address, reason)
+    def refused(self, listener: str, address: str, reason: str) -> None:
+        """Record that a caller has not shown who it is."""
+        self._audit.authentication_failed(Origin(listener, address), AUTHENTICATE, reason)
+
+    def _session_ended(self, session: IdentitySession, reason: str) -> None:
+        self._audit.identity_ended(session.listener, session.address, session.identity, reason)
+
+    async def refuse(self, address: str, reason: str, listener: str = "") -> None:
+        """See Authenticator. `listener` is named in the audit."""
+        with self._failures_recorded(listener, address):
+            await self._authenticator.refuse(address, reason)
+
+    @contextmanager
+    def _failures_recorded(self, listener: str, address: str) -> Iterator[None]:
+        try:
+            yield
+        except (Unauthenticated, Full) as error:
+            reason = error.message if error.__cause__ is None else str(error.__cause__)
+            self.refused(listener, address, reason)
+            raise
 
     async def run(self) -> None:
         """End sessions as their credentials expire, and keep the keys of tokens up to date, until cancelled."""

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from pydanube.broker.registry.records import QUERIES, pack, query_key, unpack
 from pydanube.broker.registry.registry import Registry
+from pydanube.broker.security.audit_operations import note_change, note_check
 from pydanube.core import staging as core
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.core.staging import QueryRecord
@@ -80,8 +81,10 @@ class QueryRecords:
         cluster."""
         if record.owner in ("", principal.owner_id):
             return
+        note_check(Action.ADMINISTER, BROKER)
         if not self._authorizer.allows(principal, Action.ADMINISTER, BROKER):
             raise Denied(f"query {record.query!r} does not belong to {principal.id}: use another name")
+        note_change(Action.ADMINISTER, BROKER)
 
     async def enter_run(self, principal: Principal, query: str, run: str) -> QueryRecord:
         """Make `run` the current run of the query, and return the record, which is durable. A query that belongs to

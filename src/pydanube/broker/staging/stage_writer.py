@@ -13,6 +13,7 @@ from pydanube.broker.publish_checks import check_publishable
 from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.schemas.schemas import Schemas
+from pydanube.broker.security.audit_operations import count_traffic
 from pydanube.broker.tiering.object_storage import ObjectStorage
 from pydanube.codec import stage
 from pydanube.codec.batch import HEADER_BYTES, Batch
@@ -103,6 +104,8 @@ class StageWriter:
         key = f"{stages_of(record.number, request.batch_id)}{name}"
         await self._tiers.objects.put(key, pieces, create=True)
         self._reader.add_index(key, index)
+        for part, section in zip(parts, request.sections, strict=True):
+            count_traffic(Action.PRODUCE, str(section.topic), part.messages, sum(map(len, part.batches)))
         return str(name)
 
     def _check_topics(self, principal: Principal, request: StageRequest) -> dict[TopicName, TopicRecord]:

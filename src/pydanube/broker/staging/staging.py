@@ -27,6 +27,7 @@ from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.producers import Producers
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.schemas.schemas import Schemas
+from pydanube.broker.security.audit_operations import note_change, note_detail
 from pydanube.broker.tiering.object_storage import ObjectStorage
 from pydanube.core import staging as core
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
@@ -319,6 +320,9 @@ class Staging:
             known = await self._records.find(query)
             if known is None or known.record.owner == "" or known.record.owner != principal.owner_id:
                 self._authorizer.check(principal, Action.ADMINISTER, BROKER)
+            else:
+                note_change(Action.ADMINISTER, BROKER)
+            note_detail(f"staged query {query}")
             if known is None:
                 raise NotFound(f"query {query!r} is not known here: `danube queries list` shows those that are")
             if not await self._records.remove(known):

@@ -8,23 +8,20 @@ which have the same `x-dead-letter-id`.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from pydanube.codec.batch import Batch, encode
 from pydanube.core.dispatch.failures import Exhausted
-from pydanube.model.errors import AlreadyExists, DanubeError, NotFound, Refused, Unavailable
+from pydanube.model.errors import AlreadyExists, NotFound, Refused, Unavailable
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import ATTRIBUTES_PER_MESSAGE_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.topics import TopicConfig
 
 if TYPE_CHECKING:
-    from pydanube.broker.cluster.parts import ClusterParts
-    from pydanube.broker.partitions.partition import Partition
-    from pydanube.broker.partitions.publish_queue import Published
+    from pydanube.broker.partitions.own_publishing import OwnPublisher
     from pydanube.broker.registry.registry import Registry
 
     from .subscription import SubscriptionContext
@@ -57,14 +54,12 @@ class DeadLetterTopics:
     def __init__(
         self,
         registry: Registry,
-        partition_of: Callable[[TopicName, int], Awaitable[Partition]],
+        publisher: OwnPublisher,
         broker_address: Callable[[], str],
-        cluster: ClusterParts,
     ) -> None:
         self._registry = registry
-        self._partition_of = partition_of
+        self._publisher = publisher
         self._broker_address = broker_address
-        self._cluster = cluster
 
     async def publish(
         self, context: SubscriptionContext, subscription: str, message: Exhausted, policy: FailurePolicy
@@ -83,17 +78,9 @@ class DeadLetterTopics:
         record = self._registry.topic(topic)
         index = context.partition % record.config().partition_count
         try:
-            await self._store(topic, record.topic_id, index, letter)
+            await self._publisher.publish(topic, record.topic_id, index, letter)
         except NotFound as error:
             raise Unavailable(f"the dead letter topic went away: {error.message}") from None
-
-    async def _store(self, topic: TopicName, topic_id: int, index: int, letter: memoryview) -> None:
-        """Publish the letter to one partition, through its owner if that is another broker."""
-        owner = self._cluster.other_owner(topic_id, index)
-        if owner is not None:
-            await self._cluster.peers.publish(owner.name, topic, index, letter)
-        else:
-            await _publish(await self._partition_of(topic, index), Batch.open(letter))
 
     def _encode(
         self, batch: Batch, context: SubscriptionContext, subscription: str, message: Exhausted, policy: FailurePolicy
@@ -128,17 +115,3 @@ class DeadLetterTopics:
             schema_version=header.schema_version,
         )
         return memoryview(encoded)
-
-
-async def _publish(partition: Partition, batch: Batch) -> None:
-    """Publish the batch and wait until it is durable."""
-    answered: asyncio.Future[Published | DanubeError] = asyncio.get_running_loop().create_future()
-
-    def done(outcome: Published | DanubeError) -> None:
-        if not answered.done():
-            answered.set_result(outcome)
-
-    partition.publish(batch, done)
-    outcome = await answered
-    if isinstance(outcome, DanubeError):
-        raise outcome

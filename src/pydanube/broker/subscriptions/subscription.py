@@ -11,15 +11,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Final, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 from pydanube.broker.metrics import BrokerMetrics
 from pydanube.broker.partitions.rate_limits import Rate
 from pydanube.broker.partitions.state_ledger import Done, NoState, StateLedger
+from pydanube.broker.security.audit_operations import AuditSession, open_session
 from pydanube.codec.batch import Batch
 from pydanube.codec.batch.header import append_time_of, offsets_of
 from pydanube.codec.state import ChangeKind, CursorChange
-from pydanube.core.access import ANONYMOUS, Principal
+from pydanube.core.access import ANONYMOUS, Action, Principal
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.dispatcher import DUE_AT_ONCE, Dispatcher
 from pydanube.core.dispatch.failures import Exhausted
@@ -100,6 +101,20 @@ class AttachedConsumer(NamedTuple):
     counts: DeliveryCounters
     principal: Principal
     resource: str
+    session: AuditSession | None
+
+    @classmethod
+    def open(cls, sink: Sink, principal: Principal, resource: str, partition: int) -> Self:
+        """Return a consumer that is attached now; its session begins for the audit."""
+        counts, session = DeliveryCounters(), open_session(Action.CONSUME, resource, partition)
+        if session is not None:
+            session.counts = lambda: (counts.delivered, counts.delivered_bytes)
+        return cls(sink, counts, principal, resource, session)
+
+    def end_session(self, error: DanubeError | None = None) -> None:
+        """Record for the audit that the consumer is detached. `error`: why the broker has done that."""
+        if self.session is not None:
+            self.session.end(error)
 
 
 Refusal: TypeAlias = Callable[[Principal, str], DanubeError | None]
@@ -189,7 +204,9 @@ class LiveSubscription:
         self._ack_batch.flush()
         member, former = self.dispatcher.attach(consumer, priority, key_filters, ack_timeouts)
         replaced = self._attached.pop(former, None) if former is not None else None
-        self._attached[member] = AttachedConsumer(sink, DeliveryCounters(), principal, resource)
+        if replaced is not None:
+            replaced.end_session(_taken_over(consumer))
+        self._attached[member] = AttachedConsumer.open(sink, principal, resource, self._context.partition)
         self.last_active_us = self._clock.now_us()
         self.drop_read_ahead()
         if replaced is not None:
@@ -197,10 +214,15 @@ class LiveSubscription:
         self.pump()
         return Consumer(self, member, created, self._context.epoch())
 
-    def detach(self, *members: Member) -> None:
-        """Detach members all at once: nothing in flight to one of them is delivered to another of them."""
+    def detach(self, *members: Member, error: DanubeError | None = None) -> None:
+        """Detach members all at once: nothing in flight to one of them is delivered to another of them. `error` is why
+        the broker does that; None: their clients do."""
         self._ack_batch.flush()
-        gone = [member for member in members if self._attached.pop(member, None) is not None]
+        gone: list[Member] = []
+        for member in members:
+            if (attached := self._attached.pop(member, None)) is not None:
+                gone.append(member)
+                attached.end_session(error)
         if gone:
             self.dispatcher.detach(*gone)
             self.last_active_us = self._clock.now_us()
@@ -211,7 +233,7 @@ class LiveSubscription:
         """Detach the consumer of this name, if there is one, because another takes over."""
         for member, attached in list(self._attached.items()):
             if member.consumer == consumer:
-                self.detach(member)
+                self.detach(member, error=_taken_over(consumer))
                 attached.sink.closed(_taken_over(consumer))
 
     def detach_refused(self, refusal: Refusal) -> int:
@@ -222,6 +244,8 @@ class LiveSubscription:
             if error is not None:
                 refused.append((member, one.sink, error))
         if refused:
+            for member, _, error in refused:
+                self._attached[member].end_session(error)
             self.detach(*(member for member, _, _ in refused))
         for _, sink, error in refused:
             sink.closed(error)
@@ -257,6 +281,7 @@ class LiveSubscription:
         self._timer.set(None)
         self._ack_timer.set(None)
         for one in attached.values():
+            one.end_session(error)
             one.sink.closed(error)
 
     # -- delivering ----------------------------------------------------------------------------------------------------
@@ -534,7 +559,7 @@ class LiveSubscription:
             done(error)
             return
         attached = self._attached.get(member)
-        self.detach(member)
+        self.detach(member, error=error)
         if attached is not None:
             attached.sink.closed(error)
 

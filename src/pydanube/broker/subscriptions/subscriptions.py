@@ -20,6 +20,7 @@ from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.partitions.state_ledger import complete
 from pydanube.broker.registry.records import SubscriptionRecord, version_of
 from pydanube.broker.registry.registry import Registry
+from pydanube.broker.security.audit_operations import note_change
 from pydanube.codec.native import requests as wire
 from pydanube.codec.native.conversions import start_of, subscription_description
 from pydanube.core.access import Action, Authorizer, Principal, visible_subscriptions
@@ -196,6 +197,7 @@ class Subscriptions:
             principal.owner_id,
         )
         if created:
+            note_change(Action.CREATE, subscription_resource(str(topic), name))
             log.info("subscription.created", topic=str(topic), subscription=name, start=str(start))
         return created
 
@@ -263,13 +265,12 @@ class Subscriptions:
         """Raise Denied unless the principal may do `action` to the subscription, or may consume it and has created it.
         With `attached`, a consumer that it has attached here counts like having created it."""
         resource = subscription_resource(str(topic), subscription)
-        if self._authorizer.allows(principal, action, resource):
-            return
-        if self._authorizer.allows(principal, Action.CONSUME, resource):
+        may_consume = self._authorizer.allows(principal, Action.CONSUME, resource)
+        if may_consume and not self._authorizer.allows(principal, action, resource):
             record = await self._registry.refresh_subscription(topic, subscription)
-            if record is not None and record.created_by and record.created_by == principal.owner_id:
-                return
-            if attached and self._has_attached(principal, topic, subscription):
+            is_creator = record is not None and record.created_by and record.created_by == principal.owner_id
+            if is_creator or (attached and self._has_attached(principal, topic, subscription)):
+                note_change(action, resource)
                 return
         self._authorizer.check(principal, action, resource)
 

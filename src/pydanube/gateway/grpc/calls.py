@@ -27,6 +27,8 @@ from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
 from pydanube.broker import ListenerMetrics
+from pydanube.broker.security.audit import AuditTrail
+from pydanube.broker.security.audit_operations import UNAUDITED, AuditedOperation, Origin, Unaudited
 from pydanube.broker.security.security import Security
 from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.core.identity import NOBODY, Credentials, Identity
@@ -42,6 +44,9 @@ from .request_intake import RequestIntake
 log = get_logger(__name__)
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
+
+GRPC: Final = "grpc"
+ADMIN: Final = "admin"
 
 _WORD: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
@@ -104,10 +109,12 @@ class CallLimits:
         intake: RequestIntake,
         metrics: ListenerMetrics | None = None,
         security: Security | None = None,
+        audit: AuditTrail | None = None,
     ) -> None:
-        """`security` finds out who calls; None: the services are open to everybody."""
+        """`security` finds out who calls; None: the services are open to everybody. `audit` records what they do."""
         self.intake = intake
         self.security = security
+        self._audit = audit
         self._metrics = metrics or ListenerMetrics()
         self._per_address_max = calls_per_address_max
         self._addresses: Counter[str] = Counter()
@@ -127,6 +134,15 @@ class CallLimits:
         self._addresses[address] += 1
         self._metrics.accepted += 1
         self._metrics.connections += 1
+
+    def audited(
+        self, listener: str, method: ServiceMethod, context: Any, caller: Identity
+    ) -> AuditedOperation | Unaudited:
+        """Return what a call runs in."""
+        if self._audit is None or not self._audit.is_on:
+            return UNAUDITED
+        origin = Origin(listener, _host(context.peer())[1], caller.principal.id, caller.method)
+        return self._audit.operation(origin, method.path.lstrip("/"))
 
     @property
     def are_calls_running(self) -> bool:
@@ -162,12 +178,16 @@ def snake_case(rpc: str) -> str:
     return _WORD.sub("_", rpc).lower()
 
 
-def service_handler(schema: ProtobufSchema, name: str, service: object, limits: CallLimits) -> Any:
-    """Return the generic handler of the service `name`. A method that `service` lacks answers UNIMPLEMENTED."""
+def service_handler(
+    schema: ProtobufSchema, name: str, service: object, limits: CallLimits, listener: str = GRPC
+) -> Any:
+    """Return the generic handler of the service `name`. A method that `service` lacks answers UNIMPLEMENTED. `listener`
+    is named in the audit."""
     handlers = {}
     for rpc, method in schema.methods(name).items():
         function = getattr(service, snake_case(rpc), None)
-        handlers[rpc] = _handler(method, function, limits) if function is not None else _missing(method.path)
+        has_it = function is not None
+        handlers[rpc] = _handler(method, function, limits, listener) if has_it else _missing(method.path)
     return grpc.method_handlers_generic_handler(name, handlers)
 
 
@@ -188,16 +208,17 @@ def _missing(path: str, advice: str = "this broker does not implement it") -> An
     return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-def _handler(method: ServiceMethod, function: Any, limits: CallLimits) -> Any:
+def _handler(method: ServiceMethod, function: Any, limits: CallLimits, listener: str) -> Any:
     """Return the handler of one method. To gRPC every request is a stream: it is received when we ask for it."""
     if method.request_streams:
         assert method.reply_streams, f"{method.path}: streams of requests with one reply are not supported"
         handle = _both_streams(method, function)
         return grpc.stream_stream_rpc_method_handler(handle, response_serializer=_serialize)
     if method.reply_streams:
-        handle = _stream(method, function, limits)
+        handle = _stream(method, function, limits, listener)
         return grpc.stream_stream_rpc_method_handler(handle, response_serializer=_serialize)
-    return grpc.stream_unary_rpc_method_handler(_unary(method, function, limits), response_serializer=_serialize)
+    handle = _unary(method, function, limits, listener)
+    return grpc.stream_unary_rpc_method_handler(handle, response_serializer=_serialize)
 
 
 def _serialize(message: Any) -> bytes:
@@ -207,7 +228,7 @@ def _serialize(message: Any) -> bytes:
     return serialized
 
 
-def _unary(method: ServiceMethod, function: Any, limits: CallLimits) -> Handler:
+def _unary(method: ServiceMethod, function: Any, limits: CallLimits, listener: str) -> Handler:
     parse, intake = method.request.FromString, limits.intake
 
     async def handle(_requests: Any, context: Any) -> Any:
@@ -215,10 +236,12 @@ def _unary(method: ServiceMethod, function: Any, limits: CallLimits) -> Handler:
         try:
             limits.enter(address)
             entered = True
-            identity = await _authenticate(limits.security, context)
+            identity = await _authenticate(limits.security, context, listener)
             data = await intake.receive(context)
             reserved = limits.reserve(len(data))
-            return await function(Call(context, len(data), identity.principal), _parsed(parse, data, method))
+            call, request = Call(context, len(data), identity.principal), _parsed(parse, data, method)
+            with limits.audited(listener, method, context, identity):
+                return await function(call, request)
         except Exception as error:
             await _fail(context, method.path, error)
         finally:
@@ -229,7 +252,7 @@ def _unary(method: ServiceMethod, function: Any, limits: CallLimits) -> Handler:
     return handle
 
 
-def _stream(method: ServiceMethod, function: Any, limits: CallLimits) -> Handler:
+def _stream(method: ServiceMethod, function: Any, limits: CallLimits, listener: str) -> Handler:
     parse, is_generator = method.request.FromString, inspect.isasyncgenfunction(function)
 
     async def handle(_requests: Any, context: Any) -> None:
@@ -237,13 +260,15 @@ def _stream(method: ServiceMethod, function: Any, limits: CallLimits) -> Handler
         try:
             limits.enter(address)
             entered = True
-            identity = await _authenticate(limits.security, context)
+            identity = await _authenticate(limits.security, context, listener)
             data = await limits.intake.receive(context)
             limits.release(limits.reserve(len(data)))  # what is parsed of it is small
             call, request = Call(context, len(data), identity.principal), _parsed(parse, data, method)
             del data
-            work = _write_all(context, function(call, request)) if is_generator else function(call, request)
-            await (work if identity is NOBODY else _while_believed(limits.security, identity, work))
+            with limits.audited(listener, method, context, identity):
+                work = _write_all(context, function(call, request)) if is_generator else function(call, request)
+                follow = identity is not NOBODY
+                await (_while_believed(limits.security, identity, work, listener, call.client) if follow else work)
         except Exception as error:
             await _fail(context, method.path, error)
         finally:
@@ -280,7 +305,7 @@ def _both_streams(method: ServiceMethod, function: Any) -> Handler:
     return handle
 
 
-async def _authenticate(security: Security | None, context: Any) -> Identity:
+async def _authenticate(security: Security | None, context: Any, listener: str) -> Identity:
     """Return who calls, by the header `authorization: Bearer` or its certificate. Raises Unauthenticated or Full."""
     if security is None or not security.is_required:
         return NOBODY
@@ -288,10 +313,12 @@ async def _authenticate(security: Security | None, context: Any) -> Identity:
     scheme, _, token = given[0].strip().partition(" ") if len(given) == 1 else ("", "", "")
     token = token.strip() if scheme.lower() == "bearer" else ""
     certificate = None if given else peer_certificates.of_call(context)
-    return await security.authenticate(Credentials(token, certificate), _host(context.peer())[1])
+    return await security.authenticate(Credentials(token, certificate), _host(context.peer())[1], listener)
 
 
-async def _while_believed(security: Security | None, identity: Identity, work: Coroutine[Any, Any, None]) -> None:
+async def _while_believed(
+    security: Security | None, identity: Identity, work: Coroutine[Any, Any, None], listener: str, address: str
+) -> None:
     """Do the work of a stream, and raise Unauthenticated when its identity ends before it does."""
     assert security is not None
     task, ended = asyncio.current_task(), []
@@ -301,7 +328,7 @@ async def _while_believed(security: Security | None, identity: Identity, work: C
         ended.append(error)
         task.cancel()
 
-    session = security.sessions.open(identity, end)
+    session = security.sessions.open(identity, end, listener, address)
     try:
         await work
     except asyncio.CancelledError:

@@ -22,7 +22,7 @@ from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.tls import REQUIRED, PemFiles, ServerCertificates
 
 from . import health, reflection
-from .calls import CallLimits, Memory, UnknownMethods, service_handler
+from .calls import ADMIN, GRPC, CallLimits, Memory, UnknownMethods, service_handler
 from .messages import SCHEMA
 from .request_intake import RequestIntake
 from .resources import ListenerResources
@@ -71,7 +71,9 @@ class GrpcServer:
         self._tasks = tasks
         intake = RequestIntake(clock)
         metrics = broker.metrics.listener("grpc")
-        self._limits = CallLimits(settings.calls_per_address_max, memory, intake, metrics, broker.security)
+        self._limits = CallLimits(
+            settings.calls_per_address_max, memory, intake, metrics, broker.security, broker.audit
+        )
         self._tool_limits = CallLimits(_TOOL_CALLS_PER_ADDRESS_MAX, memory, intake)  # never drains
         self._servers: list[Any] = []
         self._healths: list[health.Health] = []
@@ -87,14 +89,14 @@ class GrpcServer:
         """Bind the data port (0 uses a free one) and return its address. Raises OSError where that is impossible."""
         services = {one.name: service for one, service in self._services if one.data}
         places, advice = self.settings.connections_max, "ask for administration on the admin port"
-        self.data_address = await self._open(host, port, services, places, advice, self._data_certificates)
+        self.data_address = await self._open(host, port, services, places, advice, self._data_certificates, GRPC)
         return self.data_address
 
     async def open_admin(self, host: str, port: int) -> tuple[str, int]:
         """Bind the admin port, as `open_data` does the data port."""
         services = {one.name: service for one, service in self._services if one.admin}
         places, advice = self.settings.admin_connections_max, "producers and consumers use the data port"
-        self.admin_address = await self._open(host, port, services, places, advice, self._admin_certificates)
+        self.admin_address = await self._open(host, port, services, places, advice, self._admin_certificates, ADMIN)
         return self.admin_address
 
     async def start(self) -> None:
@@ -141,14 +143,17 @@ class GrpcServer:
         connections_max: int,
         advice: str,
         certificates: ServerCertificates | None,
+        listener: str,
     ) -> tuple[str, int]:
-        """Bind a port for these services. `advice` is for callers of others."""
+        """Bind a port for these services. `advice` is for callers of others; `listener` is named in the audit."""
         host = await _resolved(host, port)
         server = grpc.aio.server(
             options=self._options(connections_max), maximum_concurrent_rpcs=self.settings.calls_max
         )
         self._servers.append(server)
-        handlers = [service_handler(SCHEMA, name, service, self._limits) for name, service in services.items()]
+        handlers = [
+            service_handler(SCHEMA, name, service, self._limits, listener) for name, service in services.items()
+        ]
         for name, tool in self._tools(list(services)).items():
             handlers.append(service_handler(SCHEMA, name, tool, self._tool_limits))
         server.add_generic_rpc_handlers((*handlers, UnknownMethods(advice)))

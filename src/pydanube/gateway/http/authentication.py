@@ -29,7 +29,7 @@ from pydanube.model.errors import DanubeError
 from pydanube.model.security import SERVICE_ACCOUNT
 
 from . import schema_registry
-from .requests import IDENTITY
+from .requests import IDENTITY, LISTENER
 
 _OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/openapi.json", "/docs", "/docs.js"})
 _WEBHOOK: Final = re.compile(r"(?:/api/v1)?/webhooks/([A-Za-z0-9_-]{1,100})")
@@ -47,7 +47,7 @@ async def authenticate(broker: Broker, scope: Scope) -> Identity:
         identity = Identity(Principal(f"webhook-{webhook[1]}", SERVICE_ACCOUNT), "webhook")
     else:
         client = scope.get("client") or ("", 0)
-        identity = await broker.security.authenticate(_credentials(scope), client[0])
+        identity = await broker.security.authenticate(_credentials(scope), client[0], LISTENER)
     scope[IDENTITY] = identity
     return identity
 
@@ -60,7 +60,8 @@ def follow(broker: Broker, scope: Scope, identity: Identity) -> IdentitySession:
         if connection is not None:
             connection.transport.close()
 
-    return broker.security.sessions.open(identity, end)
+    client = scope.get("client") or ("", 0)
+    return broker.security.sessions.open(identity, end, LISTENER, client[0])
 
 
 def _credentials(scope: Scope) -> Credentials:

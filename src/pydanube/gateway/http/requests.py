@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 import msgspec
 from starlette.requests import HTTPConnection, Request
 
+from pydanube.broker.security.audit_operations import Origin
 from pydanube.core.access import Principal
 from pydanube.core.identity import NOBODY, Identity
 from pydanube.model.errors import Invalid
@@ -15,6 +16,8 @@ T = TypeVar("T")
 
 _FLAGS: Final = {"true": True, "1": True, "false": False, "0": False, "": False}
 
+
+LISTENER: Final = "http"
 
 IDENTITY: Final = "danube.identity"
 """Where the scope of a request has its caller."""
@@ -29,6 +32,12 @@ def identity_of(request: HTTPConnection) -> Identity:
     """Return who the caller is, and how that was established."""
     identity: Identity = request.scope.get(IDENTITY, NOBODY)
     return identity
+
+
+def origin_of(request: HTTPConnection) -> Origin:
+    """Return where the request comes from, for the audit."""
+    identity, client = identity_of(request), request.client
+    return Origin(LISTENER, client.host if client is not None else "", identity.principal.id, identity.method)
 
 
 def flag(request: Request, *names: str) -> bool:

@@ -39,7 +39,7 @@ from pydanube.model.schemas import (
 from pydanube.version import __version__
 
 from . import errors
-from .requests import flag, number, principal_of, read_json
+from .requests import flag, number, origin_of, principal_of, read_json
 
 BASE: Final = "/schema-registry"
 MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
@@ -153,6 +153,7 @@ class SchemaRegistry:
     """The ASGI application under BASE."""
 
     def __init__(self, broker: Broker) -> None:
+        self._broker = broker
         self._schemas = broker.schemas
         handlers = {
             RegistryError: _registry_error,
@@ -161,11 +162,23 @@ class SchemaRegistry:
             ClientDisconnect: _client_gone,
             Exception: _unexpected_error,
         }
-        self._routes = Starlette(routes=self._make_routes(), exception_handlers=handlers)
+        routes = [self._audited(one) for one in self._make_routes()]
+        self._routes = Starlette(routes=routes, exception_handlers=handlers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Route by the path as it was sent: a subject may have a slash, which is `%2F` there."""
         await self._routes({**scope, "path": scope["raw_path"].decode("ascii")}, receive, send)
+
+    def _audited(self, route: Route) -> Route:
+        """Return a route whose endpoint runs as an operation that the audit names."""
+        endpoint, name = route.endpoint, f"schemaRegistry.{route.endpoint.__name__.lstrip('_')}"
+
+        async def answer(request: Request) -> Response:
+            with self._broker.audit.operation(origin_of(request), name):
+                response: Response = await endpoint(request)
+                return response
+
+        return Route(route.path, answer, methods=sorted(route.methods or ()))
 
     def _make_routes(self) -> list[Route]:
         subject, version = "/subjects/{subject}", "/subjects/{subject}/versions/{version}"

@@ -9,15 +9,18 @@ answers make the broker hold more than that.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from pydanube.broker import Broker, FetchResult
+from pydanube.broker.security.audit_operations import Origin, TrafficSessions
+from pydanube.codec.batch import Batch
 from pydanube.codec.native import frames
 from pydanube.codec.native.frames import FrameKind
 from pydanube.codec.native.requests import Fetch
-from pydanube.core.access import Principal
-from pydanube.model.errors import DanubeError, Full
+from pydanube.core.access import Action, Principal
+from pydanube.model.errors import DanubeError, Denied, Full
 from pydanube.model.limits import ALIGNMENT, BATCH_BYTES_MAX, FRAME_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
@@ -27,6 +30,8 @@ from pydanube.runtime.tasks import Tasks
 from .answer_memory import AnswerMemory, AnswerShare
 from .requests import error_frame, internal_error, position_of
 from .settings import NativeSettings
+
+OPERATION: Final = "Fetch"
 
 READS_AT_ONCE: Final = 2
 """One is read while the other is sent; each may hold one answer in memory."""
@@ -48,7 +53,12 @@ class Fetches:
         settings: NativeSettings,
         tasks: Tasks,
         memory: AnswerMemory,
+        origin: Callable[[], Origin],
+        traffic: TrafficSessions,
     ) -> None:
+        """`origin` returns who reads, for the audit, and `traffic` has the sessions of the connection."""
+        self._origin = origin
+        self._traffic = traffic
         self._connection = connection
         self._memory = AnswerShare(memory, connection)
         self._broker = broker
@@ -94,6 +104,8 @@ class Fetches:
         try:
             await self._fetch(principal, correlation, fetch)
         except DanubeError as error:
+            if isinstance(error, Denied):
+                self._broker.audit.refuse(self._origin(), OPERATION, Action.READ, fetch.topic, error)
             self._fail(correlation, error)
         except Exception as error:  # our mistake: it harms this fetch and nothing else
             self._fail(correlation, internal_error("fetch", error))
@@ -116,12 +128,20 @@ class Fetches:
                     is_behind_gap = start.kind == "offset" and fetched.next_offset > start.value
                     if fetched.batches or wait_ms == 0 or is_behind_gap:
                         sent_bytes = self._send(correlation, fetched)
+                        if fetched.batches and self._broker.audit.is_on:
+                            self._count(fetch.topic, start, fetched, sent_bytes)
                         return
                 finally:
                     self._memory.give_back(reserved_bytes, sent_bytes)
             start = Position("offset", fetched.next_offset)
             await read(start, 1, wait_ms)
             wait_ms = 0
+
+    def _count(self, topic: str, start: Position, fetched: FetchResult, sent_bytes: int) -> None:
+        """Count what was sent, for the audit."""
+        first = start.value if start.kind == "offset" else Batch.trust(fetched.batches[0]).base_offset
+        messages, action = fetched.next_offset - first, Action.READ
+        self._traffic.count(self._broker.audit, self._origin(), OPERATION, action, topic, messages, sent_bytes)
 
     def _send(self, correlation: int, fetched: FetchResult) -> int:
         """Send the answer and return its size."""

@@ -24,12 +24,14 @@ from itertools import count
 from typing import Final
 
 from pydanube.broker import Broker, Consumer, Producer, PublishDone, Published, close_calls
+from pydanube.broker.security.audit_operations import UNAUDITED, AuditedOperation, Origin, TrafficSessions, Unaudited
 from pydanube.broker.security.identity_sessions import IdentitySession
 from pydanube.codec.batch.header import unpacked_bytes
 from pydanube.codec.native import frames
 from pydanube.codec.native.frames import PREAMBLE, PROTOCOL_VERSION, Frame, FrameKind
 from pydanube.codec.native.requests import (
     BEARER,
+    PEER_REQUESTS,
     AnyRequest,
     Done,
     Failure,
@@ -70,6 +72,8 @@ KEEP_ALIVE_PINGS: Final = 3
 
 NACKED_AT_ONCE: Final = 1_000
 """Each nack costs some microseconds: after a frame with more than this, other sessions get their turn."""
+
+LISTENER: Final = "native"
 
 QUIET_S: Final = 0.2
 """While draining, a session is done when nothing is in flight and the client sent nothing for this time."""
@@ -112,8 +116,15 @@ class Session:
         self._publishes = 0
         self.publish_bytes = 0
         self._requests = 0
+        self._traffic = TrafficSessions()
         self._fetches = Fetches(
-            connection, resources.broker, resources.settings, resources.tasks, resources.answer_memory
+            connection,
+            resources.broker,
+            resources.settings,
+            resources.tasks,
+            resources.answer_memory,
+            self._origin,
+            self._traffic,
         )
         self._chunks = Chunks()
         self._last_ping = 0.0
@@ -125,6 +136,21 @@ class Session:
     def identity(self) -> Identity:
         """Who the client is, and how that was established."""
         return NOBODY if self._identity is None else self._identity.identity
+
+    def _origin(self) -> Origin:
+        return Origin(LISTENER, self.connection.peer[0], self.principal.id, self.identity.method)
+
+    def _audited(self, request: AnyRequest) -> AuditedOperation | Unaudited:
+        """Return what a request runs in. What another broker asks for its own callers, it has recorded itself."""
+        if self._is_broker and (isinstance(request, PEER_REQUESTS) or getattr(request, "own_only", False)):
+            return UNAUDITED
+        return self.broker.audit.operation(self._origin(), type(request).__name__, self._traffic)
+
+    @property
+    def _is_broker(self) -> bool:
+        """Whether the client is another broker; without authentication, whether it says so."""
+        says_so = self.client.startswith(PEER_PREFIX)
+        return self.principal.is_broker or (says_so and not self.broker.security.is_required)
 
     @property
     def in_flight(self) -> int:
@@ -186,14 +212,16 @@ class Session:
     def _credentials(self, scheme: str, data: bytes) -> Credentials:
         """Return what the client shows. Raises Unauthenticated for a scheme that is not known."""
         if scheme not in ("", BEARER):
-            raise Unauthenticated(f"authentication scheme {scheme[:40]!r} is not offered here: use {BEARER!r}, or none")
+            error = f"authentication scheme {scheme[:40]!r} is not offered here: use {BEARER!r}, or none"
+            self.broker.security.refused(LISTENER, self.connection.peer[0], "the authentication scheme is not known")
+            raise Unauthenticated(error)
         token = data.decode("ascii", "replace") if scheme else ""
         return Credentials(token, peer_certificates.of_connection(self.connection))
 
     async def _authenticate(self, credentials: Credentials, version: int, correlation: int) -> None:
         """Find out who the client is, and welcome it or end the session. Cancelled: the session has ended."""
         try:
-            identity = await self.broker.security.authenticate(credentials, self.connection.peer[0])
+            identity = await self.broker.security.authenticate(credentials, self.connection.peer[0], LISTENER)
         except DanubeError as error:
             self.end(error)
         except Exception as error:  # a bug: it ends this connection and nothing else
@@ -213,7 +241,8 @@ class Session:
         self._authenticating = None
         self._receive = self._receive_frame
         self.principal = identity.principal
-        self._identity = self.broker.security.sessions.open(identity, self.end)
+        address = self.connection.peer[0]
+        self._identity = self.broker.security.sessions.open(identity, self.end, LISTENER, address)
         self.welcomed = True
         self.connection.frame_bytes_max = FRAME_BYTES_MAX
         self._send(FrameKind.WELCOME, encode(self._welcome(version)), correlation)
@@ -240,7 +269,7 @@ class Session:
         """Go on under newer credentials of the same principal; return for how many milliseconds they are believed, 0:
         for good. If they are refused, the former ones stay in force."""
         credentials = self._credentials(scheme, data)
-        identity = await self.broker.security.authenticate(credentials, self.connection.peer[0])
+        identity = await self.broker.security.authenticate(credentials, self.connection.peer[0], LISTENER)
         identity = self._with_broker_name(identity)
         if self.closed or self._identity is None:
             raise Unavailable("the connection was closed")
@@ -348,10 +377,14 @@ class Session:
         self._resources.tasks.spawn(self._staged(correlation, frame), "native stage")
 
     async def _staged(self, correlation: int, frame: Frame) -> None:
-        await self._answer_with(correlation, requests.stage(self, frame.head, frame.body), "stage")
+        await self._answer_with(correlation, self._perform_stage(frame), "stage")
         self._publishes -= 1
         self._resources.publish_memory.give_back(self, len(frame.body))
         self.resume_for(PauseReason.PUBLISHES)
+
+    async def _perform_stage(self, frame: Frame) -> bytes:
+        with self.broker.audit.operation(self._origin(), "Stage", self._traffic):
+            return await requests.stage(self, frame.head, frame.body)
 
     def _credit(self, frame: Frame) -> None:
         handle, messages, size_bytes = frames.unpack_head(frame.head, frames.CREDIT, FrameKind.CREDIT)
@@ -413,9 +446,13 @@ class Session:
 
     async def _answer(self, correlation: int, request: AnyRequest) -> None:
         self.broker.note_client("" if self.client.startswith(PEER_PREFIX) else self.connection.peer[0])
-        await self._answer_with(correlation, requests.perform(self, request), "request")
+        await self._answer_with(correlation, self._perform(request), "request")
         self._requests -= 1
         self.resume_for(PauseReason.REQUESTS)
+
+    async def _perform(self, request: AnyRequest) -> bytes:
+        with self._audited(request):
+            return await requests.perform(self, request)
 
     async def _answer_with(self, correlation: int, work: Awaitable[bytes], what: str) -> None:
         """Await `work` and send its result, or its error, as the answer.
@@ -567,6 +604,7 @@ class Session:
                 close()
             except Exception as error:  # the other producers and consumers must still be closed
                 requests.internal_error("close", error)
+        self._traffic.end_all()
 
 
 def _common_version(hello: Hello) -> int:

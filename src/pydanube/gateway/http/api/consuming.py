@@ -22,7 +22,7 @@ from pydanube.gateway.http.data.messages import DeliveredMessage, PayloadForm
 from pydanube.gateway.http.data.sessions import Session
 from pydanube.gateway.http.data.subscriber import WINDOW_MESSAGES
 from pydanube.gateway.http.data.websocket import PERMITS_MAX, WebSocketConsumer
-from pydanube.gateway.http.requests import principal_of
+from pydanube.gateway.http.requests import origin_of, principal_of
 from pydanube.model.errors import DanubeError, Invalid
 from pydanube.model.failure import DELAY_MS_MAX, REASON_CHARACTERS_MAX
 from pydanube.model.limits import PRODUCER_NAME_BYTES_MAX
@@ -233,10 +233,11 @@ async def _no_upgrade(_call: ApiCall) -> Response:
 async def _websocket(websocket: WebSocket) -> None:
     data: DataEndpoints = websocket.app.state.data
     try:
-        path, query = websocket.path_params, _websocket_query(websocket)
-        topic = TopicName.parse(f"/{path['namespace']}/{path['topic']}")
-        subscription = parse_subscription(path["subscription"])
-        session = await _open_session(data, principal_of(websocket), topic, subscription, query)
+        with data.broker.audit.operation(origin_of(websocket), _WEBSOCKET):
+            path, query = websocket.path_params, _websocket_query(websocket)
+            topic = TopicName.parse(f"/{path['namespace']}/{path['topic']}")
+            subscription = parse_subscription(path["subscription"])
+            session = await _open_session(data, principal_of(websocket), topic, subscription, query)
     except HTTPException as error:
         await websocket.send_denial_response(errors.respond(error))
         return
@@ -262,6 +263,7 @@ _SUBSCRIPTION: Final = f"{BASE}/topics/{{namespace}}/{{topic}}/subscriptions/{{s
 _CONSUMER: Final = f"{_SUBSCRIPTION}/consumers/{{consumer}}"
 _EVENTS: Final[dict[str, Schema]] = {MEDIA_TYPE: {"type": "string"}}
 _EXAMPLE_ID: Final = "0.17.0"
+_WEBSOCKET: Final = "connectWebSocket"
 
 WEBSOCKET_ROUTES: Final = (WebSocketRoute(f"{_SUBSCRIPTION}/websocket", _websocket),)
 
@@ -332,7 +334,7 @@ OPERATIONS = (
     Operation(
         method="GET",
         path=f"{_SUBSCRIPTION}/websocket",
-        name="connectWebSocket",
+        name=_WEBSOCKET,
         summary="Receive and acknowledge the messages of a subscription over a WebSocket",
         tag="data",
         handler=_no_upgrade,

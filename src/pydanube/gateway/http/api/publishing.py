@@ -12,6 +12,7 @@ from pydanube.gateway.http import errors
 from pydanube.gateway.http.data import DataEndpoints
 from pydanube.gateway.http.data.messages import PublishBody, body_form, read_messages
 from pydanube.gateway.http.data.publishing import PRODUCER, PartlyStored, PublishTarget, StoredAt
+from pydanube.gateway.http.requests import LISTENER
 from pydanube.model.errors import NotFound, Unauthenticated
 from pydanube.model.limits import KIB, NAME_CHARACTERS_MAX, PARTITIONS_MAX, PRODUCER_NAME_BYTES_MAX
 
@@ -81,7 +82,7 @@ async def _webhook(call: ApiCall) -> PublishResult:
         signature = webhooks.verify(name, headers, body)
     except (NotFound, Unauthenticated) as error:
         client = call.request.client
-        await call.broker.security.refuse(client.host if client is not None else "", error.message)
+        await call.broker.security.refuse(client.host if client is not None else "", error.message, LISTENER)
         raise
     return PublishResult([await webhooks.receive(call.principal, name, signature, headers, body)])
 

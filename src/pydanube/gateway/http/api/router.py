@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pydanube.broker import Broker
-from pydanube.gateway.http.requests import principal_of
+from pydanube.gateway.http.requests import origin_of, principal_of
 from pydanube.model.errors import Invalid
 
 from . import json_forms
@@ -41,8 +41,10 @@ class Router:
         """Answer one request. Raises what the operation raises, and HTTPException for a path or method without one."""
         request = Request(scope, receive, send)
         endpoint, values = self._find(request)
-        response = await endpoint.answer(self._broker, request, values)
-        await response(scope, receive, send)
+        with self._broker.audit.operation(origin_of(request), endpoint.operation.name) as audited:
+            response = await endpoint.answer(self._broker, request, values)
+            audited.settle()  # the answer may be a stream that goes on for days
+            await response(scope, receive, send)
 
     def _find(self, request: Request) -> tuple[_Endpoint, list[str]]:
         path = request.scope["raw_path"].decode("ascii", "replace")

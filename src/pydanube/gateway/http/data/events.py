@@ -24,8 +24,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pydanube.broker import Broker, FetchResult
+from pydanube.broker.security.audit_operations import open_session
 from pydanube.codec.batch import Batch
-from pydanube.core.access import Principal
+from pydanube.core.access import Action, Principal
 from pydanube.gateway.http.errors import problem_of
 from pydanube.model.errors import DanubeError, Invalid
 from pydanube.model.limits import KIB
@@ -211,6 +212,7 @@ class TopicEvents(EventStream):
         self._turn = asyncio.Lock()
         """Held by the partition that sends: only its messages take memory, and ids name no event that comes later."""
         self._ended = asyncio.Event()
+        self._audited = open_session(Action.READ, str(topic))
         streams.add(self)
 
     def wake(self) -> None:
@@ -218,6 +220,8 @@ class TopicEvents(EventStream):
 
     def close(self) -> None:
         self._streams.discard(self)
+        if self._audited is not None:
+            self._audited.end()
 
     async def run(self) -> None:
         for partition, start in self._starts.items():
@@ -298,6 +302,9 @@ class TopicEvents(EventStream):
                     await memory.enter_async_context(self._large.sending(size))
                 encoded = encode_message(batch, row, partition, f"{partition}.{offset}", self._form)
                 self._next[partition] = offset + 1
+                if self._audited is not None:
+                    self._audited.messages += 1
+                    self._audited.bytes += size
                 await self.write(_event(encoded, number=self._position()))
                 if size > PIECE_BYTES and self._connection.is_writable:
                     reserved_bytes = 0

@@ -1,0 +1,47 @@
+"""Publishes by the broker's own authority: dead letters, and audit events. No principal is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from pydanube.broker.cluster.parts import ClusterParts
+from pydanube.codec.batch import Batch
+from pydanube.model.errors import DanubeError
+from pydanube.model.names import TopicName
+
+if TYPE_CHECKING:
+    from .partition import Partition
+    from .publish_queue import Published
+
+
+class OwnPublisher:
+    """Publishes batches of this broker to partitions, whoever owns them."""
+
+    def __init__(self, partition_of: Callable[[TopicName, int], Awaitable[Partition]], cluster: ClusterParts) -> None:
+        self._partition_of = partition_of
+        self._cluster = cluster
+
+    async def publish(self, topic: TopicName, topic_id: int, index: int, batch: memoryview) -> None:
+        """Publish a batch to one partition, through its owner if that is another broker. It has the ack level of the
+        topic on return. Cancelled or failed: it may be stored."""
+        owner = self._cluster.other_owner(topic_id, index)
+        if owner is not None:
+            await self._cluster.peers.publish(owner.name, topic, index, batch)
+        else:
+            await _publish(await self._partition_of(topic, index), Batch.open(batch))
+
+
+async def _publish(partition: Partition, batch: Batch) -> None:
+    """Publish the batch and wait until it has its ack level."""
+    answered: asyncio.Future[Published | DanubeError] = asyncio.get_running_loop().create_future()
+
+    def done(outcome: Published | DanubeError) -> None:
+        if not answered.done():
+            answered.set_result(outcome)
+
+    partition.publish(batch, done)
+    outcome = await answered
+    if isinstance(outcome, DanubeError):
+        raise outcome
