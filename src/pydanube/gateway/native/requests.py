@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 
 from pydanube.broker import Attachment, Broker, CommitRequest, Consumer, Producer, SectionRequest, StageRequest
+from pydanube.broker.quotas.throttle import Throttle
 from pydanube.codec.native import frames
 from pydanube.codec.native import requests as wire
 from pydanube.codec.native.conversions import wire_binding, wire_caller, wire_decision, wire_key, wire_role
@@ -88,6 +89,15 @@ async def perform(caller: Caller, request: wire.AnyRequest) -> bytes:
     if len(answer) > CONTROL_BYTES_MAX:
         raise Full(f"the answer has {len(answer)} bytes and a frame takes {CONTROL_BYTES_MAX}: ask for less at once")
     return answer
+
+
+def resource_of(request: wire.AnyRequest) -> str:
+    """Return the topic or namespace that a request is about, as rules of access name it; empty: neither."""
+    topic = getattr(request, "topic", "") or getattr(request, "target", "")
+    if isinstance(topic, str) and topic:
+        return topic
+    namespace = getattr(request, "namespace", "")
+    return f"/{namespace}" if isinstance(namespace, str) and namespace else ""
 
 
 def position_of(start: wire.Start) -> Position:
@@ -688,7 +698,21 @@ async def stage(caller: Caller, head: memoryview, body: memoryview) -> bytes:
     staged = StageRequest(
         request.query, request.run, request.batch_id, request.task, request.attempt, request.part, sections
     )
+    throttle = caller.broker.throttle
+    if throttle.is_active:
+        await _stage_within_quotas(caller, throttle, sections)
     return wire.encode(wire.Staged(await caller.broker.staging.stage(caller.principal, staged, body)))
+
+
+async def _stage_within_quotas(caller: Caller, throttle: Throttle, sections: Sequence[SectionRequest]) -> None:
+    """Wait until the rates of quotas allow it to stage these batches. Raises Full for a topic that is full."""
+    sizes: dict[str, int] = {}
+    for one in sections:
+        caller.broker.check_may_publish(caller.principal, one.topic)
+        throttle.check_stored(str(one.topic), one.topic.namespace)
+        sizes[one.topic.namespace] = sizes.get(one.topic.namespace, 0) + sum(one.lengths)
+    for namespace, size_bytes in sizes.items():
+        await throttle.stage(caller.principal, namespace, size_bytes)
 
 
 async def _commit_stages(caller: Caller, request: wire.CommitStages) -> wire.StagesCommitted:

@@ -31,6 +31,7 @@ from pydanube.codec.native.frames import PREAMBLE, PROTOCOL_VERSION, Frame, Fram
 from pydanube.codec.native.requests import (
     BEARER,
     AnyRequest,
+    Authenticate,
     Done,
     Failure,
     Fetch,
@@ -120,6 +121,7 @@ class Session:
         self._turn = 0
         self._identity: IdentitySession | None = None
         self._authenticating: asyncio.Task[None] | None = None
+        self._disconnect: Callable[[], None] | None = None
 
     @property
     def identity(self) -> Identity:
@@ -211,6 +213,11 @@ class Session:
 
     def _greet(self, version: int, correlation: int, identity: Identity) -> None:
         self._authenticating = None
+        try:
+            self._disconnect = self.broker.throttle.connect(identity.principal)
+        except DanubeError as error:
+            self.end(error)
+            return
         self._receive = self._receive_frame
         self.principal = identity.principal
         self._identity = self.broker.security.sessions.open(identity, self.end)
@@ -413,9 +420,16 @@ class Session:
 
     async def _answer(self, correlation: int, request: AnyRequest) -> None:
         self.broker.note_client("" if self.client.startswith(PEER_PREFIX) else self.connection.peer[0])
-        await self._answer_with(correlation, requests.perform(self, request), "request")
+        await self._answer_with(correlation, self._perform(request), "request")
         self._requests -= 1
         self.resume_for(PauseReason.REQUESTS)
+
+    async def _perform(self, request: AnyRequest) -> bytes:
+        """Carry out a request, once the rates of quotas allow it."""
+        throttle = self.broker.throttle
+        if throttle.is_active and not isinstance(request, Authenticate):
+            await throttle.request(self.principal, requests.resource_of(request))
+        return await requests.perform(self, request)
 
     async def _answer_with(self, correlation: int, work: Awaitable[bytes], what: str) -> None:
         """Await `work` and send its result, or its error, as the answer.
@@ -558,6 +572,9 @@ class Session:
             self._authenticating.cancel()
         if self._identity is not None:
             self.broker.security.sessions.close(self._identity)
+        if self._disconnect is not None:
+            self._disconnect()
+            self._disconnect = None
         self._fetches.close(Unavailable("the connection was closed"))
         closing = [*close_calls(self.consumers.values()), *(producer.close for producer in self.producers.values())]
         self.consumers.clear()
