@@ -18,7 +18,14 @@ from pydanube.broker import Attachment, Broker, CommitRequest, Consumer, Produce
 from pydanube.broker.quotas.throttle import Throttle
 from pydanube.codec.native import frames
 from pydanube.codec.native import requests as wire
-from pydanube.codec.native.conversions import wire_binding, wire_caller, wire_decision, wire_key, wire_role
+from pydanube.codec.native.conversions import (
+    wire_binding,
+    wire_caller,
+    wire_decision,
+    wire_key,
+    wire_quota,
+    wire_role,
+)
 from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import Principal
 from pydanube.core.identity import Identity
@@ -28,6 +35,7 @@ from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
 from pydanube.model.paging import PAGE_MAX, TOPIC_NUMBERS, Order, PageQuery, TopicPage
 from pydanube.model.positions import Position
+from pydanube.model.quotas import QuotaSubject
 from pydanube.model.schemas import Compatibility
 from pydanube.model.statistics import TopicSummary
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
@@ -903,6 +911,27 @@ async def _revoke_api_key(caller: Caller, request: wire.RevokeApiKey) -> wire.Do
     return wire.Done()
 
 
+async def _list_quotas(caller: Caller, request: wire.ListQuotas) -> wire.QuotasListed:
+    page = caller.broker.quotas.list(caller.principal, request.after, request.limit)
+    found = [wire_quota(one) for one in page.quotas]
+    count = _fitting(found)
+    return wire.QuotasListed(found[:count], page.next if count == len(found) else found[count - 1].subject)
+
+
+async def _get_quota(caller: Caller, request: wire.GetQuota) -> wire.AccessQuota:
+    return wire_quota(caller.broker.quotas.get(caller.principal, QuotaSubject.parse(request.subject)))
+
+
+async def _set_quota(caller: Caller, request: wire.SetQuota) -> wire.AccessQuota:
+    subject = QuotaSubject.parse(request.subject)
+    return wire_quota(await caller.broker.quotas.set(caller.principal, subject, request.changes, request.expected))
+
+
+async def _delete_quota(caller: Caller, request: wire.DeleteQuota) -> wire.Done:
+    await caller.broker.quotas.delete(caller.principal, QuotaSubject.parse(request.subject), request.expected)
+    return wire.Done()
+
+
 async def _who_am_i(caller: Caller, _request: wire.WhoAmI) -> wire.Caller:
     answer = wire_caller(caller.broker.access.whoami(caller.principal, caller.identity))
     answer.bindings = answer.bindings[: _fitting(answer.bindings)]
@@ -1005,6 +1034,10 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.ListApiKeys: _list_api_keys,
     wire.CreateApiKey: _create_api_key,
     wire.RevokeApiKey: _revoke_api_key,
+    wire.ListQuotas: _list_quotas,
+    wire.GetQuota: _get_quota,
+    wire.SetQuota: _set_quota,
+    wire.DeleteQuota: _delete_quota,
     wire.WhoAmI: _who_am_i,
     wire.AskAccess: _ask_access,
 }
