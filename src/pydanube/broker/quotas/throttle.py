@@ -265,7 +265,7 @@ class Throttle:
             self._stored.get(subject, 0),
         )
 
-    def limits_of(self, kind: Kind, principal: Principal, namespace: str) -> Limits:
+    def limits_of(self, principal: Principal, kind: Kind, namespace: str) -> Limits:
         """Return the limits of a caller. Brokers of the cluster have those of the namespace only: the broker that a
         client is connected to counts those of its principal."""
         return self._limits_of(kind, "" if principal.is_broker else principal.id, namespace)
@@ -364,17 +364,17 @@ class Throttle:
         namespace = resource[1:].partition("/")[0] if resource.startswith("/") else ""
         if namespace and not self._authorizer.allows(principal, Action.DESCRIBE, resource):
             namespace = ""
-        if self.limits_of(Kind.REQUESTS, principal, namespace):
+        if self.limits_of(principal, Kind.REQUESTS, namespace):
             await self._wait(self._key(Kind.REQUESTS, principal, namespace), 1, WAIT_S_MAX)
 
     async def publish_elsewhere(self, principal: Principal, size_bytes: int) -> None:
         """Wait until a batch may be sent on to another broker, which counts it for its namespace. Raises Full."""
-        if self.limits_of(Kind.PUBLISH, principal, ""):
+        if self.limits_of(principal, Kind.PUBLISH, ""):
             await self._wait(self._key(Kind.PUBLISH, principal, ""), size_bytes, WAIT_S_MAX)
 
     async def stage(self, principal: Principal, namespace: str, size_bytes: int) -> None:
         """Wait until batches may be staged for a namespace."""
-        if self.limits_of(Kind.PUBLISH, principal, namespace):
+        if self.limits_of(principal, Kind.PUBLISH, namespace):
             await self._wait(self._key(Kind.PUBLISH, principal, namespace), size_bytes, math.inf)
 
     def publish(
@@ -388,7 +388,7 @@ class Throttle:
     ) -> None:
         """Call `publish` with the batch, now or when its turn comes; or `refuse`, if that takes longer than
         `patience_s`, or the producer is closed before."""
-        limits = self.limits_of(Kind.PUBLISH, principal, producer.namespace)
+        limits = self.limits_of(principal, Kind.PUBLISH, producer.namespace)
         if not limits:
             publish(batch)
             return
@@ -408,7 +408,7 @@ class Throttle:
 
     async def fetch(self, principal: Principal, namespace: str, bytes_max: int) -> FetchTurn:
         """Wait until something may be fetched. Cancelled: nothing was taken off."""
-        limits, key = self.limits_of(Kind.FETCH, principal, namespace), self._key(Kind.FETCH, principal, namespace)
+        limits, key = self.limits_of(principal, Kind.FETCH, namespace), self._key(Kind.FETCH, principal, namespace)
         if not limits:
             return FetchTurn(self, (), bytes_max, 0)
         if key not in self._lines and wait_s(limits, self._clock.monotonic()) <= 0:

@@ -341,7 +341,7 @@ class LiveSubscription:
         if self._limited_as_of != self._throttle.version:
             self._limited_as_of = self._throttle.version
             found = {
-                member: self._throttle.limits_of(Kind.FETCH, one.principal, self._namespace)
+                member: self._throttle.limits_of(one.principal, Kind.FETCH, self._namespace)
                 for member, one in self._attached.items()
             }
             self._limited = {member: limits for member, limits in found.items() if limits}
