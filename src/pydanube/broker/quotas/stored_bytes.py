@@ -106,8 +106,8 @@ class StoredBytes:
             return None
         whose = f"the topics of namespace {subject}" if subject.is_namespace else f"the topics that {subject} created"
         reason = (
-            f"{whose} store {size} bytes, and the quota stored_bytes_max={limit} allows no more: delete topics, or old "
-            f"messages with `danube topics truncate`, or have the quota raised with `danube auth quotas set`"
+            f"{whose} store {size} bytes, and the quota stored_bytes_max={limit} allows no more: delete topics, or "
+            f"shorten their retention, or have the quota raised with `danube auth quotas set`"
         )
         return StoredFull(quota, reason)
 
