@@ -569,6 +569,19 @@ async def test_stored_bytes_are_those_of_all_brokers(tmp_path: Path) -> None:
             await publish(both.a, ALICE, await both.a.open_producer(ALICE, TOPIC, 0, "", 0, 0))
 
 
+async def test_forwarded_batches_count_for_their_namespace_and_for_no_principal(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with open_broker(tmp_path, clock=clock) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await set_quota(broker, "user:anonymous", publish_bytes_per_s=1)
+        forwarder = await broker.open_forwarder(ANONYMOUS, TOPIC, 0)
+        await asyncio.gather(*(publish(broker, ANONYMOUS, forwarder) for _ in range(20)))
+        await set_quota(broker, "/default", publish_bytes_per_s=BATCH_BYTES)
+        answers = [publish(broker, ANONYMOUS, forwarder) for _ in range(20)]
+        await settle()
+        assert done_of(answers) <= 2
+
+
 async def test_a_batch_that_is_sent_on_counts_for_its_principal_here_and_for_its_namespace_there(
     tmp_path: Path,
 ) -> None:

@@ -99,6 +99,10 @@ async def _all(stream: Any) -> list[Any]:
         return [one async for one in found]
 
 
+def _ignore(_value: object) -> None:
+    """Do nothing with an answer."""
+
+
 async def _closing(opening: Awaitable[Any]) -> None:
     (await opening).close()
 
@@ -127,10 +131,10 @@ FACADE: Final[dict[str, Row]] = {
     "quotas.delete": Row(CLUSTER, lambda w, p: w.broker.quotas.delete(p, QUOTA)),
     "throttle.connect": Row(ANYONE, lambda w, p: w.broker.throttle.connect(p)()),
     "throttle.fetch": Row(ANYONE, lambda w, p: w.broker.throttle.fetch(p, "default", 1)),
-    "throttle.hold": Row(ANYONE, lambda w, p: w.broker.throttle.hold(p, "default", w.producer, int)),
+    "throttle.hold": Row(ANYONE, lambda w, p: w.broker.throttle.hold(p, "default", w.producer, lambda: None)),
     "throttle.limits_of": Row(ANYONE, lambda w, p: w.broker.throttle.limits_of(p, Kind.FETCH, "default")),
     "throttle.publish": Row(
-        ANYONE, lambda w, p: w.broker.throttle.publish(p, w.producer, memoryview(b"x"), bytes, str, 1)
+        ANYONE, lambda w, p: w.broker.throttle.publish(p, w.producer, memoryview(b"x"), _ignore, _ignore, 1)
     ),
     "throttle.publish_elsewhere": Row(ANYONE, lambda w, p: w.broker.throttle.publish_elsewhere(p, 1)),
     "throttle.request": Row(ANYONE, lambda w, p: w.broker.throttle.request(p, str(TOPIC))),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 import grpc_peer
+import native_peer
 import pytest
 from access_harness import TableAuthenticator
 from broker_harness import open_broker
@@ -20,6 +21,7 @@ import pydanube
 from pydanube.broker import QUOTA_WAIT_S_MAX, Broker
 from pydanube.broker.security.security import SecurityParts
 from pydanube.broker.security.security_store import SecurityStore
+from pydanube.codec.native import requests as wire
 from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.core.access_rules import AccessRules
 from pydanube.core.identity import Identity
@@ -27,6 +29,7 @@ from pydanube.gateway.grpc import GrpcServer, GrpcSettings
 from pydanube.gateway.http import HttpServer, HttpSettings
 from pydanube.gateway.native import NativeServer, NativeSettings
 from pydanube.gateway.native.publish_memory import PublishMemory
+from pydanube.gateway.native.settings import PEER_PREFIX
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import Conflict, Denied, Full, Invalid, NotFound
@@ -361,6 +364,22 @@ async def test_quotas_work_without_authentication(tmp_path: Path) -> None:
         (default, anonymous) = await client.access.quotas()
         assert default.used.publish_bytes_per_s > 0 and anonymous.used.connections == 1
         assert ANONYMOUS.id == str(anonymous.subject)
+
+
+async def test_other_brokers_have_no_quota_without_authentication_either(tmp_path: Path) -> None:
+    async with open_broker(tmp_path, clock=ManualClock()) as broker, Tasks() as tasks:
+        server = NativeServer(broker, NativeSettings(), SystemClock(), tasks)
+        listener = native_peer.NativeListener(server, await server.start("127.0.0.1", 0), broker)
+        await broker.quotas.set(
+            ANONYMOUS, QuotaSubject.parse("user:anonymous"), {"connections_max": 1, "requests_per_s": 1}
+        )
+        hello = wire.Hello(client=f"{PEER_PREFIX}b 0.1")
+        async with await native_peer.Peer.greet(listener) as client:
+            async with await native_peer.Peer.greet(listener, hello) as peer:
+                for _ in range(20):
+                    await peer.request(wire.ListNamespaces(), wire.Names)
+            await client.request(wire.ListNamespaces(), wire.Names)
+        await server.close(0)
 
 
 def test_the_blocking_client_administers_quotas() -> None:

@@ -24,8 +24,8 @@ Never           sockets, frames, HTTP; a decision that core/ could make without 
 
 from pydanube.broker.partitions.partition import FetchResult
 from pydanube.broker.partitions.publish_queue import PublishDone, Published
+from pydanube.broker.quotas.throttle import PEER, FetchTurn
 from pydanube.broker.quotas.throttle import WAIT_S_MAX as QUOTA_WAIT_S_MAX
-from pydanube.broker.quotas.throttle import FetchTurn
 from pydanube.broker.staging.stage_writer import SectionRequest, StageRequest
 from pydanube.broker.staging.staging import CommitRequest, Committed
 from pydanube.broker.subscriptions.consumer import Consumer, Sink, close_calls
@@ -38,6 +38,7 @@ from .producers import Producer, shared_id
 from .shared_producers import SharedProducer
 
 __all__ = [
+    "PEER",
     "QUOTA_WAIT_S_MAX",
     "Attachment",
     "Broker",

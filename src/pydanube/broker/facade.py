@@ -33,7 +33,7 @@ from pydanube.broker.partitions.recovery import PartitionRecovery
 from pydanube.broker.partitions.stored_partition import StoredPartition
 from pydanube.broker.quotas.administration import Quotas
 from pydanube.broker.quotas.stored_bytes import StoredBytes
-from pydanube.broker.quotas.throttle import Throttle
+from pydanube.broker.quotas.throttle import PEER, Throttle
 from pydanube.broker.registry.policies import EffectivePolicies, broker_policies
 from pydanube.broker.registry.records import TopicRecord, version_of
 from pydanube.broker.registry.registry import Registry, RegistryListener
@@ -874,7 +874,8 @@ class Broker:
             refuse(error)
             return
         publish = partial(self._publish_in_turn, principal, producer, done)
-        self.throttle.publish(principal, producer, batch, publish, refuse, patience_s)
+        counted = PEER if producer.forwards else principal  # the broker that forwards has counted it for its principal
+        self.throttle.publish(counted, producer, batch, publish, refuse, patience_s)
 
     def _publish_in_turn(self, principal: Principal, producer: Producer, done: PublishDone, batch: memoryview) -> None:
         try:

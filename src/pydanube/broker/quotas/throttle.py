@@ -36,6 +36,7 @@ from pydanube.core.access import Action, Authorizer, Principal
 from pydanube.core.meters import Meter
 from pydanube.model.errors import DanubeError, Full, Unavailable
 from pydanube.model.quotas import EVERY, QuotaLimits, QuotaSubject, QuotaUsage, namespace_subject
+from pydanube.model.security import BROKER_TYPE
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
@@ -45,6 +46,9 @@ log = get_logger(__name__)
 WAIT_S_MAX: Final = 5.0
 """How long a request waits for a rate, and a publish over gRPC or HTTP, before it is refused: less than the timeouts of
 clients. A native producer waits for longer: it is connected, and sends no more than its window."""
+
+PEER: Final = Principal("peer", BROKER_TYPE)
+"""Stands for another broker of the cluster where that has not shown who it is: brokers have no quotas."""
 
 _CHECK_S: Final = 0.1
 """While anything waits, it is checked at least this often whether it waited for too long or its source was closed."""

@@ -23,7 +23,7 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from pydanube.broker import Broker, Consumer, Producer, PublishDone, Published, close_calls
+from pydanube.broker import PEER, Broker, Consumer, Producer, PublishDone, Published, close_calls
 from pydanube.broker.security.identity_sessions import IdentitySession
 from pydanube.codec.batch.header import unpacked_bytes
 from pydanube.codec.native import frames
@@ -214,7 +214,7 @@ class Session:
     def _greet(self, version: int, correlation: int, identity: Identity) -> None:
         self._authenticating = None
         try:
-            self._disconnect = self.broker.throttle.connect(identity.principal)
+            self._disconnect = self.broker.throttle.connect(self._counted_as(identity.principal))
         except DanubeError as error:
             self.end(error)
             return
@@ -225,6 +225,12 @@ class Session:
         self.connection.frame_bytes_max = FRAME_BYTES_MAX
         self._send(FrameKind.WELCOME, encode(self._welcome(version)), correlation)
         log.debug("native.connected", peer=self.connection.peer, client=self.client, principal=self.principal.id)
+
+    def _counted_as(self, principal: Principal) -> Principal:
+        """Return the principal whose quotas count here: that of a broker, if this is one, also without
+        authentication, where everybody is anonymous and a client could say that it is a broker."""
+        is_peer = self.client.startswith(PEER_PREFIX) and not self.broker.security.is_required
+        return PEER if is_peer else principal
 
     def _welcome(self, version: int) -> Welcome:
         return Welcome(
@@ -428,7 +434,7 @@ class Session:
         """Carry out a request, once the rates of quotas allow it."""
         throttle = self.broker.throttle
         if throttle.is_active and not isinstance(request, Authenticate):
-            await throttle.request(self.principal, requests.resource_of(request))
+            await throttle.request(self._counted_as(self.principal), requests.resource_of(request))
         return await requests.perform(self, request)
 
     async def _answer_with(self, correlation: int, work: Awaitable[bytes], what: str) -> None:
