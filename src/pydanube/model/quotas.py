@@ -96,7 +96,8 @@ LIMIT_NAMES: Final = tuple(one.name for one in fields(QuotaLimits))
 @dataclass(frozen=True, slots=True)
 class QuotaUsage:
     """What is used of a quota now. Connections and rates are those of the broker that was asked; rates are those of
-    about the last ten seconds. Stored bytes are those of the whole cluster, as they were counted last."""
+    about the last ten seconds. Stored bytes are those of the whole cluster, as they were counted last. What has no
+    limit is not measured, and shown as 0."""
 
     connections: int = 0
     requests_per_s: float = 0.0

@@ -280,7 +280,7 @@ class Throttle:
         if found is None:
             if len(self._decided) >= _DECIDED_MAX:
                 self._decided.clear()
-                self._limits.clear()
+                self._forget_idle()
             own = self._quota_of(principal) if principal else None
             shared = self._quotas.get(namespace_subject(namespace)) if namespace else None
             both = [(principal, own), (f"/{namespace}", shared)]
@@ -300,6 +300,13 @@ class Throttle:
             known = known.with_rate(per_s, now)
         self._limits[subject, kind] = known
         return known
+
+    def _forget_idle(self) -> None:
+        """Forget the limits of principals that owe nothing, if there are too many: all of a type may have one."""
+        if len(self._limits) >= _DECIDED_MAX:
+            now = self._clock.monotonic()
+            self._limits = {key: one for key, one in self._limits.items() if one.bucket.wait_s(now) > 0}
+            self.version += 1
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
@@ -530,7 +537,7 @@ class Throttle:
         """Refuse those that have waited for too long, and those whose source is closed."""
         now = self._clock.monotonic()
         for key, line in list(self._lines.items()):
-            ended = [one for one in line if one.is_closed or one.is_late(now)]
+            ended = {one: None for one in line if one.is_closed or one.is_late(now)}
             if not ended:
                 continue
             left = deque(one for one in line if one not in ended)
