@@ -708,19 +708,22 @@ async def stage(caller: Caller, head: memoryview, body: memoryview) -> bytes:
     )
     throttle = caller.broker.throttle
     if throttle.is_active:
-        await _stage_within_quotas(caller, throttle, sections)
+        await _stage_within_quotas(caller, throttle, sections, len(body))
     return wire.encode(wire.Staged(await caller.broker.staging.stage(caller.principal, staged, body)))
 
 
-async def _stage_within_quotas(caller: Caller, throttle: Throttle, sections: Sequence[SectionRequest]) -> None:
-    """Wait until the rates of quotas allow it to stage these batches. Raises Full for a topic that is full."""
+async def _stage_within_quotas(
+    caller: Caller, throttle: Throttle, sections: Sequence[SectionRequest], body_bytes: int
+) -> None:
+    """Wait until the rates of quotas allow it to stage these batches. Raises Full for a topic that is full. The lengths
+    are those that the client gives, which were not compared with the body yet."""
     sizes: dict[str, int] = {}
     for one in sections:
         caller.broker.check_may_publish(caller.principal, one.topic)
         throttle.check_stored(str(one.topic), one.topic.namespace)
-        sizes[one.topic.namespace] = sizes.get(one.topic.namespace, 0) + sum(one.lengths)
+        sizes[one.topic.namespace] = sizes.get(one.topic.namespace, 0) + sum(max(0, size) for size in one.lengths)
     for namespace, size_bytes in sizes.items():
-        await throttle.stage(caller.principal, namespace, size_bytes)
+        await throttle.stage(caller.principal, namespace, min(size_bytes, body_bytes))
 
 
 async def _commit_stages(caller: Caller, request: wire.CommitStages) -> wire.StagesCommitted:
