@@ -128,6 +128,7 @@ async def open_broker(
         broker = Broker(broker_parts, replace(SETTINGS, **changes))
         await broker.schemas.start()
         await broker.security.load()
+        await broker.quotas.load()
         if not crash:
             parts.push_async_callback(broker.close)
         yield broker

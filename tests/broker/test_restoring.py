@@ -14,6 +14,7 @@ from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.store import Succession
 from pydanube.model.errors import Corrupt, NotFound, Refused, Unavailable
 from pydanube.model.names import TopicName
+from pydanube.model.quotas import QuotaSubject
 from pydanube.model.storage import StoragePlace
 from pydanube.model.topics import AckLevel, SubscriptionType
 from pydanube.runtime.clock import Clock, ManualClock, SystemClock
@@ -480,10 +481,11 @@ async def test_objects_that_a_restore_left_out_are_kept_for_a_day(tmp_path: Path
             assert len(await keys(objects, "segments/")) == left
 
 
-async def test_a_restored_broker_has_its_roles_and_no_api_key(tmp_path: Path, objects: ObjectStore):
+async def test_a_restored_broker_has_its_roles_and_quotas_and_no_api_key(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects, crash=True, security=secured()) as broker:
         await broker.access.create_role(ADMIN, "loader", ["produce"])
         await broker.access.create_binding(ADMIN, "user:bob", ["loader"], "/default", "b1")
+        quota = await broker.quotas.set(ADMIN, QuotaSubject.parse("user:bob"), {"publish_bytes_per_s": 1000})
         await broker.access.create_key(ADMIN, "user:bob")
         revoked = await broker.access.create_key(ADMIN, "user:bob")
         await broker._tiers.manifests.write()
@@ -493,3 +495,4 @@ async def test_a_restored_broker_has_its_roles_and_no_api_key(tmp_path: Path, ob
         assert broker.access.get_role(ADMIN, "loader").actions == ("produce",)
         assert broker.access.can(ADMIN, "produce", str(TOPIC), "user:bob").binding == "b1"
         assert broker.access.list_keys(ADMIN).keys == []
+        assert broker.quotas.list(ADMIN).quotas == [quota]

@@ -96,3 +96,29 @@ def test_a_broker_without_authentication_names_the_setting(served):
     assert "set auth.enabled = true" in run(served, "roles", "list", code=1)
     assert "this broker has no authentication" in run(served, "whoami")
     assert run(served, "can", "administer", "/").startswith("yes: ")
+
+
+def test_quotas_are_set_listed_shown_and_deleted(secured):
+    made = run(secured, "quotas", "set", "alice", "--publish-bytes-per-s", "10MB", "--connections-max", "20")
+    assert made == "set the quota of user:alice: connections_max=20, publish_bytes_per_s=10000000\n"
+    run(secured, "quotas", "set", "user:alice", "--connections-max", "0")
+    shown = json.loads(run(secured, "quotas", "get", "user:alice", "--json"))
+    assert (shown["connections_max"], shown["publish_bytes_per_s"]) == (0, 10_000_000)
+    assert shown["used"]["stored_bytes"] == 0 and shown["version"]
+    run(secured, "quotas", "set", "/default", "--stored-bytes-max", "1GiB", "--json")
+    lines = run(secured, "quotas", "list").splitlines()
+    assert lines[0].split() == ["subject", "connections", "requests/s", "publish/s", "fetch/s", "stored"]
+    assert [one.split()[0] for one in lines[1:]] == ["/default", "user:alice"] and "1.0 GiB (0 B)" in lines[1]
+    assert [one["subject"] for one in json.loads(run(secured, "quotas", "list", "--json"))] == [
+        "/default",
+        "user:alice",
+    ]
+    assert "no limit is named" in run(secured, "quotas", "set", "user:alice", code=2)
+    assert "'group:ops' has no quota" in run(secured, "quotas", "set", "group:ops", "--requests-per-s", "1", code=2)
+    assert "takes" in run(secured, "quotas", "set", "user:alice", "--fetch-bytes-per-s", "fast", code=2)
+    assert "requests_per_s" in run(secured, "quotas", "set", "user:alice", "--requests-per-s", "-1", code=1)
+    assert "is a namespace" in run(secured, "quotas", "set", "/default", "--connections-max", "1", code=1)
+    assert "has changed" in run(secured, "quotas", "delete", "user:alice", "--yes", "--expected", "f00", code=1)
+    assert "add --yes" in run(secured, "quotas", "delete", "user:alice", code=2)
+    assert run(secured, "quotas", "delete", "user:alice", "--yes") == "deleted the quota of user:alice\n"
+    assert "has no quota of its own" in run(secured, "quotas", "get", "user:alice", code=1)

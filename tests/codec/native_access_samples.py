@@ -1,4 +1,4 @@
-"""Golden bytes of what the native protocol says about access: roles, bindings and API keys."""
+"""Golden bytes of what the native protocol says about access: roles, bindings, API keys and quotas."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ from pydanube.codec.native import requests
 BINDING = requests.AccessBinding("b-orders", "user:alice", ["producer"], "/default/orders-*")
 KEY = requests.AccessKey(
     "5d3f1c0e7a0b4a51", "user:alice", ["ops"], 1_700_000_000_000_000, 1_800_000_000_000_000, "laptop"
+)
+QUOTA = requests.AccessQuota(
+    "user:alice",
+    20,
+    100,
+    1_000_000,
+    2_000_000,
+    1 << 40,
+    VERSION,
+    requests.QuotaUse(2, 1.5, 731204.5, 0.0, 1 << 30),
 )
 
 ACCESS_HEADS: list[tuple[msgspec.Struct, bytes]] = [
@@ -192,6 +202,58 @@ ACCESS_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         61637469 6f6ea770 726f6475 6365a872 65736f75 726365af 2f646566 61756c74
         2f6f7264 657273a6 72656173 6f6ea762 65636175 7365a762 696e6469 6e67a862
         2d6f7264 657273a4 726f6c65 a870726f 64756365 72
+        """),
+    ),
+    (
+        requests.ListQuotas(after="user:a", limit=10),
+        unhex("""
+        83a26f70 ad616363 6573732e 71756f74 6173a561 66746572 a6757365 723a61a5
+        6c696d69 740a
+        """),
+    ),
+    (
+        requests.GetQuota(subject="/shop"),
+        unhex("""
+        82a26f70 ac616363 6573732e 71756f74 61a77375 626a6563 74a52f73 686f70
+        """),
+    ),
+    (
+        requests.SetQuota(subject="user:alice", changes={"publish_bytes_per_s": 1_000_000}, expected=VERSION),
+        unhex("""
+        84a26f70 b0616363 6573732e 71756f74 615f7365 74a77375 626a6563 74aa7573
+        65723a61 6c696365 a7636861 6e676573 81b37075 626c6973 685f6279 7465735f
+        7065725f 73ce000f 4240a865 78706563 746564b0 62373632 35356361 65613634
+        62343133
+        """),
+    ),
+    (
+        requests.DeleteQuota(subject="user:*", expected=VERSION),
+        unhex("""
+        83a26f70 b3616363 6573732e 71756f74 615f6465 6c657465 a7737562 6a656374
+        a6757365 723a2aa8 65787065 63746564 b0623736 32353563 61656136 34623431
+        33
+        """),
+    ),
+    (
+        QUOTA,
+        unhex("""
+        88a77375 626a6563 74aa7573 65723a61 6c696365 af636f6e 6e656374 696f6e73
+        5f6d6178 14ae7265 71756573 74735f70 65725f73 64b37075 626c6973 685f6279
+        7465735f 7065725f 73ce000f 4240b166 65746368 5f627974 65735f70 65725f73
+        ce001e84 80b07374 6f726564 5f627974 65735f6d 6178cf00 00010000 000000a7
+        76657273 696f6eb0 62373632 35356361 65613634 62343133 a4757365 6485ab63
+        6f6e6e65 6374696f 6e7302ae 72657175 65737473 5f706572 5f73cb3f f8000000
+        000000b3 7075626c 6973685f 62797465 735f7065 725f73cb 41265089 00000000
+        b1666574 63685f62 79746573 5f706572 5f73cb00 00000000 000000ac 73746f72
+        65645f62 79746573 ce400000 00
+        """),
+    ),
+    (
+        requests.QuotasListed([requests.AccessQuota("/shop", stored_bytes_max=1 << 40)], next="/shop"),
+        unhex("""
+        82a67175 6f746173 9183a773 75626a65 6374a52f 73686f70 b073746f 7265645f
+        62797465 735f6d61 78cf0000 01000000 0000a475 73656480 a46e6578 74a52f73
+        686f70
         """),
     ),
 ]

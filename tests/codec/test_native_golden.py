@@ -165,6 +165,10 @@ REQUEST_NAMES = {
     "access.keys",
     "access.key_create",
     "access.key_revoke",
+    "access.quotas",
+    "access.quota",
+    "access.quota_set",
+    "access.quota_delete",
     "access.whoami",
     "access.can",
 }

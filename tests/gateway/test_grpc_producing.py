@@ -70,7 +70,7 @@ async def test_sends_that_arrive_while_a_batch_is_written_become_one_batch(
     collected = service._sends._groups
 
     def arrived() -> int:
-        published = [Batch.trust(batch).count for _, _, batch, _ in batches]
+        published = [Batch.trust(batch).count for _, _, batch, *_ in batches]
         return sum(published) + sum(len(one.messages) for one in collected.values())
 
     await broker.until(lambda: arrived() == 100)

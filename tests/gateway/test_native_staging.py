@@ -51,6 +51,25 @@ async def test_what_is_staged_is_seen_by_nobody_until_it_is_committed():
         assert [await end_of(peer, index) for index in (0, 1)] == [3, 9]
 
 
+async def test_stages_count_for_quotas_whatever_lengths_the_client_gives():
+    async with open_listener() as one, await Peer.greet(one) as peer, await Peer.greet(one) as other:
+        await peer.create_topic()
+        batch = one_batch()
+        await peer.request(
+            requests.SetQuota(subject="/default", changes={"publish_bytes_per_s": len(batch)}), requests.AccessQuota
+        )
+        await stage(peer, {(TOPIC, 0): [batch]})
+        late = peer.next_correlation()
+        peer.write(stage_frame({(TOPIC, 0): [batch]}, late))
+        wrong = requests.Stage("query", "run", 0, 0, 0, 0, [requests.StagedSection(TOPIC, 0, [-(1 << 40)])])
+        refused = other.next_correlation()
+        other.write(frames.encode(FrameKind.STAGE, requests.encode(wrong), refused))
+        assert (await other.receive(FrameKind.ERROR)).correlation == refused
+        assert (await peer.receive(FrameKind.RESPONSE)).correlation == late  # about a second later
+        found = await peer.request(requests.GetQuota(subject="/default"), requests.AccessQuota)
+        assert found.used.publish_bytes_per_s > 0
+
+
 async def test_queries_are_listed_and_forgotten():
     async with open_listener() as one, await Peer.greet(one) as peer:
         await peer.create_topic()

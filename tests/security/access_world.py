@@ -24,6 +24,7 @@ from pydanube.model.dead_letters import REDRIVE
 from pydanube.model.errors import DanubeError
 from pydanube.model.names import TopicAddress, TopicName
 from pydanube.model.positions import EARLIEST
+from pydanube.model.quotas import QuotaSubject
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 from pydanube.model.security import Binding, BoundSubject, ResourcePattern
 from pydanube.model.topics import SubscriptionType, TopicConfig
@@ -42,6 +43,9 @@ ROLE: Final = "loader"
 BINDING: Final = "etl-orders"
 KEY: Final = "1f0c6a2e9b3d4c58"
 """An API key that does not exist: who may not revoke it is not told that."""
+
+QUOTA: Final = QuotaSubject.parse("/default")
+"""It is never reached, and puts everything that looks at quotas to work."""
 
 ROOT: Final = Principal("root")
 """A super user, which has made everything."""
@@ -164,6 +168,7 @@ async def open_world(directory: Path) -> AsyncIterator[World]:
         await broker.schemas.register(ROOT, SUBJECT, STRING)
         await broker.access.create_role(ROOT, ROLE, ["produce"])
         await broker.access.create_binding(ROOT, "user:etl", ["producer"], NAMESPACE, BINDING)
+        await broker.quotas.set(ROOT, QUOTA, {"publish_bytes_per_s": 10**12, "requests_per_s": 10**9})
         await stage(broker, ROOT)
         address, kind = TopicAddress.parse(str(TOPIC)), SubscriptionType.SHARED
         world.consumer_id = await broker.consumer_sessions.subscribe(ROOT, address, SUBSCRIPTION, "stream", kind)

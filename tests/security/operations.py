@@ -17,6 +17,7 @@ from access_world import (
     KEY,
     LETTERS,
     QUERY,
+    QUOTA,
     ROLE,
     STRING,
     SUBJECT,
@@ -30,6 +31,7 @@ from access_world import (
 )
 
 from pydanube.broker import Attachment, shared_id
+from pydanube.broker.quotas.throttle import Kind
 from pydanube.broker.topic_addresses import Place
 from pydanube.codec.batch import encode
 from pydanube.codec.native import requests as wire
@@ -97,6 +99,10 @@ async def _all(stream: Any) -> list[Any]:
         return [one async for one in found]
 
 
+def _ignore(_value: object) -> None:
+    """Do nothing with an answer."""
+
+
 async def _closing(opening: Awaitable[Any]) -> None:
     (await opening).close()
 
@@ -119,6 +125,20 @@ FACADE: Final[dict[str, Row]] = {
     "access.revoke_key": Row(CLUSTER, lambda w, p: w.broker.access.revoke_key(p, KEY)),
     "access.whoami": Row(ANYONE, lambda w, p: w.broker.access.whoami(p)),
     "access.can": Row(ANYONE, lambda w, p: w.broker.access.can(p, "read", "/default")),
+    "quotas.list": Row(ANYONE, lambda w, p: w.broker.quotas.list(p)),
+    "quotas.get": Row(SEE_NAMESPACE, lambda w, p: w.broker.quotas.get(p, QUOTA)),
+    "quotas.set": Row(CLUSTER, lambda w, p: w.broker.quotas.set(p, QUOTA, {"stored_bytes_max": 10**15})),
+    "quotas.delete": Row(CLUSTER, lambda w, p: w.broker.quotas.delete(p, QUOTA)),
+    "throttle.connect": Row(ANYONE, lambda w, p: w.broker.throttle.connect(p)()),
+    "throttle.fetch": Row(ANYONE, lambda w, p: w.broker.throttle.fetch(p, "default", 1)),
+    "throttle.hold": Row(ANYONE, lambda w, p: w.broker.throttle.hold(p, "default", w.producer, lambda: None)),
+    "throttle.limits_of": Row(ANYONE, lambda w, p: w.broker.throttle.limits_of(p, Kind.FETCH, "default")),
+    "throttle.publish": Row(
+        ANYONE, lambda w, p: w.broker.throttle.publish(p, w.producer, memoryview(b"x"), _ignore, _ignore, 1)
+    ),
+    "throttle.publish_elsewhere": Row(ANYONE, lambda w, p: w.broker.throttle.publish_elsewhere(p, 1)),
+    "throttle.request": Row(ANYONE, lambda w, p: w.broker.throttle.request(p, str(TOPIC))),
+    "throttle.stage": Row(ANYONE, lambda w, p: w.broker.throttle.stage(p, "default", 1)),
     "check_is_peer": Row(CLUSTER, lambda w, p: w.broker.check_is_peer(p)),
     "check_may_publish": Row(PRODUCE, lambda w, p: w.broker.check_may_publish(p, TOPIC)),
     "check_may_read": Row(READ, lambda w, p: w.broker.check_may_read(p, TOPIC)),
@@ -360,11 +380,25 @@ UNCHECKED: Final[dict[str, str]] = {
     "metrics.refuse": "counts",
     "policies.apply": "the broker itself",
     "policies.apply_namespace": "the broker itself",
+    "quotas.follow": "the broker itself",
+    "quotas.load": "the broker itself",
+    "throttle.add_full": "the broker itself",
+    "throttle.check_stored": "follows a call that asks",
+    "throttle.correct": "the broker itself",
+    "throttle.drain": "the broker itself",
+    "throttle.quota_for": "the broker itself",
+    "throttle.set_quota": "the broker itself",
+    "throttle.set_stored": "the broker itself",
+    "throttle.stored_of": "the broker itself",
+    "throttle.take": "the broker itself",
+    "throttle.usage": "the broker itself",
+    "throttle.wait_s": "the broker itself",
     "schemas.apply": "the broker itself",
     "schemas.check_of": "the broker itself",
     "schemas.follow": "the broker itself",
     "schemas.start": "the broker itself",
     "security.authenticate": "makes the principal that the others ask for",
+    "security.refuse": "answers a caller whose own credentials a listener has checked",
     "security.refused": "records what has happened",
     "security.follow": "the broker itself",
     "security.load": "the broker itself",

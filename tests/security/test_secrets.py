@@ -321,6 +321,7 @@ async def test_native_callers(world: World, authority: Authority) -> None:
     logged = world.log.read_text()
     assert "auth.failed" in logged and "native.connected" in logged  # everything is logged
     assert "AccessDenied" in logged and "Credential=***" in logged  # also what the object store answers
+    assert "unauthenticated" in (world.data_dir / "audit.log").read_text()  # a file of the directory that is searched
     assert leaks(world) == []
 
 

@@ -13,6 +13,7 @@ Lives here      the facade (facade.py) and what every call passes: producers, pu
                 subscriptions/  delivery to attached consumers, acks, redelivery, dead letters
                 schemas/        the schema registry, and the check of published payloads
                 security/       who callers are, the rules of what they may do, and the audit
+                quotas/         how much principals and namespaces may use, and those that wait for it
                 lifecycle/      retention, time to live, deletion of topics
                 staging/        batches of Spark queries, staged and published all at once
                 tiering/        object storage: uploads, restore, administration
@@ -23,6 +24,8 @@ Never           sockets, frames, HTTP; a decision that core/ could make without 
 
 from pydanube.broker.partitions.partition import FetchResult
 from pydanube.broker.partitions.publish_queue import PublishDone, Published
+from pydanube.broker.quotas.throttle import PEER, FetchTurn
+from pydanube.broker.quotas.throttle import WAIT_S_MAX as QUOTA_WAIT_S_MAX
 from pydanube.broker.staging.stage_writer import SectionRequest, StageRequest
 from pydanube.broker.staging.staging import CommitRequest, Committed
 from pydanube.broker.subscriptions.consumer import Consumer, Sink, close_calls
@@ -35,6 +38,8 @@ from .producers import Producer, shared_id
 from .shared_producers import SharedProducer
 
 __all__ = [
+    "PEER",
+    "QUOTA_WAIT_S_MAX",
     "Attachment",
     "Broker",
     "BrokerParts",
@@ -44,6 +49,7 @@ __all__ = [
     "Consumer",
     "ConsumerSessions",
     "FetchResult",
+    "FetchTurn",
     "ListenerMetrics",
     "Producer",
     "PublishDone",

@@ -6,6 +6,7 @@ Each call names a principal, and the authorizer is asked before anything else ha
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,9 @@ from pydanube.broker.partitions.partition_table import PartitionTable
 from pydanube.broker.partitions.publish_queue import PublishDone
 from pydanube.broker.partitions.recovery import PartitionRecovery
 from pydanube.broker.partitions.stored_partition import StoredPartition
+from pydanube.broker.quotas.administration import Quotas
+from pydanube.broker.quotas.stored_bytes import StoredBytes
+from pydanube.broker.quotas.throttle import PEER, Throttle
 from pydanube.broker.registry.policies import EffectivePolicies, broker_policies
 from pydanube.broker.registry.records import TopicRecord, version_of
 from pydanube.broker.registry.registry import Registry, RegistryListener
@@ -198,6 +202,8 @@ class Broker:
         self.audit = AuditTrail(settings.node, clock, self.metrics, has_sessions)
         self.security = Security(parts.security, clock, self.audit)
         self.access = AccessAdministration(parts.security, clock)
+        self.throttle = Throttle(authorizer, clock, parts.tasks, self.metrics)
+        self.quotas = Quotas(self.throttle, registry, authorizer, parts.store, clock)
         self._cache = TailCache(settings.tail_bytes)
         open_partitions = PartitionTable()
         self._tiers = _open_object_storage(parts, open_partitions, settings.cluster, self._cluster.membership)
@@ -218,6 +224,9 @@ class Broker:
         self.shared_producers = SharedProducers(self._producers, self.addresses, authorizer, clock, parts.tasks)
         self.consumer_sessions = ConsumerSessions(registry, self.addresses, self.subscriptions, clock, parts.tasks)
         self.statistics = Statistics(registry, self._partitions, authorizer, clock, gathering)
+        self._stored_bytes = StoredBytes(
+            self.throttle, registry, self._partitions, self.statistics, clock, settings.node
+        )
         self.listing = Listing(registry, self.statistics, authorizer, clock)
         self.storage = StorageAdministration(
             registry,
@@ -273,6 +282,7 @@ class Broker:
             registry.follow(self._follower)
             self.schemas.follow(self._follower)
             self.security.follow(self._follower)
+            self.quotas.follow(self._follower)
 
     def _make_partitions(
         self, parts: BrokerParts, settings: BrokerSettings, policies: EffectivePolicies, open_partitions: PartitionTable
@@ -301,6 +311,7 @@ class Broker:
             open_partitions,
             self.metrics,
             self._tiers,
+            throttle=self.throttle,
         )
 
     def _audit_sink(self, audit: AuditParts) -> EventSink:
@@ -323,6 +334,8 @@ class Broker:
         )
 
     def _topic_changed(self, topic: TopicName, former: TopicRecord | None, record: TopicRecord) -> None:
+        if former is None and self.throttle.is_active:
+            self._stored_bytes.topic_created(topic, record)
         if former is not None and former.policies != record.policies:
             self.policies.apply(topic)
         if former is not None and former.binding != record.binding:
@@ -471,6 +484,7 @@ class Broker:
         if self._follower is not None:
             await self._follower.list_added()
         await self.security.load()
+        await self.quotas.load()
         await self.schemas.start()
         if self._staging is not None:
             await self._staging.start()
@@ -499,6 +513,7 @@ class Broker:
             ("object storage", self._tiers.run()),
             ("lifetimes", self._lifetimes.run(lifetimes_interval_s)),
             ("metadata compaction", self._compaction.run()),
+            ("stored bytes", self._stored_bytes.run()),
         ]
 
     async def leave(self, seconds: float) -> None:
@@ -515,7 +530,8 @@ class Broker:
         await Draining(self._partitions, self._clock).run(seconds)
 
     def drain(self) -> None:
-        """Refuse, retryably, the publishes that a publish rate holds back, so that closing need not wait for them."""
+        """Refuse, retryably, what a publish rate or a quota holds back, so that closing need not wait for it."""
+        self.throttle.drain()
         if self._staging is not None:
             self._staging.drain()
         for partition in self._partitions:
@@ -570,7 +586,7 @@ class Broker:
         if choose_level and config.reliable:
             config = replace(config, ack_level=await self._default_level())
         await self._check_storable(config)
-        await self._registry.create_topic(topic, config)
+        await self._registry.create_topic(topic, config, principal.owner_id)
         log.info("topic.created", topic=str(topic), partitions=config.partitions, ack_level=str(config.ack_level))
         await self._partitions.placement.place_quietly(topic)
 
@@ -850,11 +866,46 @@ class Broker:
         """Raise Denied if the principal may not read the topic, before a stream of it is begun."""
         self._authorizer.check(principal, Action.READ, str(topic))
 
-    def publish(self, principal: Principal, producer: Producer, batch: memoryview, done: PublishDone) -> None:
+    def publish(
+        self,
+        principal: Principal,
+        producer: Producer,
+        batch: memoryview,
+        done: PublishDone,
+        patience_s: float = math.inf,
+    ) -> None:
         """Take one batch. `done` is called exactly once with the outcome, now or when the ack level is reached.
 
-        A compressed batch is decompressed here: ask `decompression` first.
+        A compressed batch is decompressed here: ask `decompression` first. `patience_s`: how long it may wait for the
+        rates of quotas, before it is refused.
         """
+        if self.throttle.is_active:
+            self._publish_within_quotas(principal, producer, batch, done, patience_s)
+        else:
+            self._publish(principal, producer, done, batch)
+
+    def _publish_within_quotas(
+        self, principal: Principal, producer: Producer, batch: memoryview, done: PublishDone, patience_s: float
+    ) -> None:
+        refuse = partial(self.metrics.refuse, done)
+        try:
+            self._batch_authorizer.check(principal, Action.PRODUCE, producer.topic)
+            self.throttle.check_stored(producer.topic, producer.namespace)
+        except DanubeError as error:
+            refuse(error)
+            return
+        publish = partial(self._publish_in_turn, principal, producer, done)
+        counted = PEER if producer.forwards else principal  # the broker that forwards has counted it for its principal
+        self.throttle.publish(counted, producer, batch, publish, refuse, patience_s)
+
+    def _publish_in_turn(self, principal: Principal, producer: Producer, done: PublishDone, batch: memoryview) -> None:
+        try:
+            self._publish(principal, producer, done, batch)
+        except Exception as error:  # a bug, and the listener is not there any more to answer for it
+            log.error("publish.crashed", topic=producer.topic, exc_info=error)
+            done(DanubeError(f"internal error: {type(error).__name__}; the broker's log has the details"))
+
+    def _publish(self, principal: Principal, producer: Producer, done: PublishDone, batch: memoryview) -> None:
         try:
             self._batch_authorizer.check(principal, Action.PRODUCE, producer.topic)
             opened, check = self._check_batch(producer, batch)
@@ -916,6 +967,8 @@ class Broker:
         It checks the batch as if a client had sent it there. Cancelled or Unavailable: it may have been appended.
         """
         self._authorizer.check(principal, Action.PRODUCE, str(topic))
+        if self.throttle.is_active:
+            await self.throttle.publish_elsewhere(principal, len(batch))
         published = await self._cluster.peers.publish(owner, topic, partition, batch)
         count_traffic(Action.PRODUCE, str(topic), Batch.trust(batch).count, len(batch))
         return published.base_offset

@@ -71,6 +71,7 @@ class MetricSources:
             *self._caching(),
             *self._tiering(),
             *self._taking_over(),
+            *self._quotas(),
             *self._listening(),
             *self._auditing(),
             _seconds("danube_event_loop_delay", "How late the event loop was.", self._metrics.loop_delay),
@@ -128,6 +129,18 @@ class MetricSources:
             "danube_ended_messages_total",
             "Messages that subscriptions ended without an ack.",
             _by_label("reason", {**dict.fromkeys(_ENDED, 0), **metrics.ended}),
+        )
+
+    def _quotas(self) -> Iterable[MetricFamily]:
+        yield _counter(
+            "danube_quota_throttled_seconds_total",
+            "Time that callers waited for the rates of their quotas.",
+            _by_label("kind", self._metrics.throttled_s),
+        )
+        yield _counter(
+            "danube_quota_refused_total",
+            "What was refused because a quota was used up.",
+            _by_label("kind", self._metrics.quota_refused),
         )
 
     def _logging(self) -> Iterable[MetricFamily]:

@@ -23,6 +23,13 @@ LOOP_CHECK_S: Final = 0.1
 """How often the delay of the event loop is measured."""
 
 
+THROTTLED: Final = ("fetch", "publish", "requests")
+"""The kinds of rates of quotas."""
+
+QUOTA_REFUSED: Final = ("connections", "publish", "requests", "stored")
+"""The kinds of limits of quotas past which something is refused."""
+
+
 class ListenerMetrics:
     """What one listener counts."""
 
@@ -67,6 +74,10 @@ class BrokerMetrics:
         self.acked = 0
         self.ended: Counter[str] = Counter()
         """Messages that a subscription ended without an ack: expired, evicted, dropped, dead_lettered."""
+        self.throttled_s: dict[str, float] = dict.fromkeys(THROTTLED, 0.0)
+        """How many seconds callers waited for the rates of their quotas, by the kind of the rate."""
+        self.quota_refused: Counter[str] = Counter(dict.fromkeys(QUOTA_REFUSED, 0))
+        """What was refused because a quota was used up, by the kind of its limit."""
         self.http_answers: Counter[str] = Counter()
         """Answers of the HTTP listener, by status."""
         self.audit_events: Counter[tuple[str, str]] = Counter()

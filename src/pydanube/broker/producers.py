@@ -65,6 +65,8 @@ class Producer:
         "access_epoch",
         "fenced",
         "forwards",
+        "is_closed",
+        "namespace",
         "owner_epoch",
         "partition",
         "principal",
@@ -86,6 +88,8 @@ class Producer:
         """`access_epoch`: that of the topic when the producer was opened. `principal` opened it, and is checked again
         when the rules of access change."""
         self.topic = topic
+        self.namespace = topic[1:].partition("/")[0]
+        self.is_closed = False
         self.principal = principal
         self.access_epoch = access_epoch
         self.partition = partition
@@ -101,6 +105,7 @@ class Producer:
 
     def close(self) -> None:
         """Stop being live. What the producer stored is remembered for deduplication all the same."""
+        self.is_closed = True
         self._group.remove(self)
 
 

@@ -132,7 +132,7 @@ class TopicAddresses:
             level = await self._ack_level() if reliable else AckLevel.MEMORY
             config = TopicConfig(partitions, reliable, level)
             try:
-                await self._registry.create_topic(topic, config)
+                await self._registry.create_topic(topic, config, principal.owner_id)
             except AlreadyExists:
                 return  # another producer was faster: the caller looks again
             log.info("topic.created", topic=str(topic), partitions=partitions, ack_level=str(config.ack_level))

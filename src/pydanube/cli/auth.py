@@ -1,7 +1,9 @@
-"""`danube auth`: roles, bindings and API keys, who one is, and what one may do."""
+"""`danube auth`: roles, bindings, API keys and quotas, who one is, and what one may do."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,10 +11,12 @@ import click
 
 from pydanube.core.access import Action
 from pydanube.model.positions import datetime_from_micros
+from pydanube.model.quotas import QuotaSubject
 from pydanube.model.security import BoundSubject, ResourcePattern, parse_binding_id, parse_key_id, parse_role_name
 
 from .app import EXIT_FAILED
 from .options import (
+    BYTES,
     DURATION,
     MOMENT,
     Parsed,
@@ -22,10 +26,11 @@ from .options import (
     url_option,
     yes_option,
 )
-from .output import emit_json, fields, note, table
+from .output import emit_json, fields, note, number, size, table
 from .session import with_client
 
 if TYPE_CHECKING:
+    from pydanube.model.quotas import Quota, QuotaLimits
     from pydanube.model.security import ApiKey, Binding, Role
 
 ACTION: Final = click.Choice([str(one) for one in Action])
@@ -33,6 +38,7 @@ ROLE: Final = Parsed("role", parse_role_name)
 BINDING: Final = Parsed("binding", parse_binding_id)
 KEY: Final = Parsed("key", parse_key_id)
 SUBJECT: Final = Parsed("type:name", lambda text: str(BoundSubject.parse(text)))
+QUOTA_SUBJECT: Final = Parsed("subject", lambda text: str(QuotaSubject.parse(text)))
 RESOURCE: Final = Parsed("resource", lambda text: str(ResourcePattern.parse(text)))
 
 
@@ -44,11 +50,12 @@ danube auth can produce /default/orders
 danube auth bindings create service_account:loader /default/orders-* --role producer
 danube auth keys create service_account:loader --expires 90d
 danube auth roles list
+danube auth quotas set /shop --publish-bytes-per-s 10MB
 """
     )
 )
 def auth() -> None:
-    """Manage roles, bindings and API keys, and ask what one may do.
+    """Manage roles, bindings, API keys and quotas, and ask what one may do.
 
     \b
     A role is a set of actions: produce, consume, read, describe, create, delete, administer.
@@ -58,7 +65,7 @@ def auth() -> None:
     in names, * stands for any characters and ? for one.
 
     The bindings of a principal and of its groups add up; what none allows is denied. A broker without authentication
-    (auth.enabled) refuses these commands, but for whoami and can.
+    (auth.enabled) refuses these commands, but for whoami, can and quotas.
     """
 
 
@@ -434,6 +441,113 @@ def revoke_key(key: str, yes: bool, url: str, as_json: bool) -> None:
     _report(as_json, {"key": key, "revoked": True}, f"revoked {key}")
 
 
+# -- quotas ------------------------------------------------------------------------------------------------------------
+
+
+@auth.group(
+    "quotas",
+    epilog=examples(
+        """
+danube auth quotas set user:alice --connections-max 20 --publish-bytes-per-s 10MB
+danube auth quotas set 'service_account:*' --requests-per-s 100
+danube auth quotas set /shop --stored-bytes-max 500GB
+danube auth quotas list
+danube auth quotas delete user:alice --yes
+"""
+    ),
+)
+def quotas() -> None:
+    """Limit what principals and namespaces may use, and see what they use.
+
+    \b
+    A subject is user:NAME or service_account:NAME, with * as the name for all others of the type, or /NAMESPACE.
+    Past a rate callers wait, and then get Full; others are not slowed. Rates and connections are those of each broker.
+
+    Changes need the action administer on the cluster. Everybody sees the quota of their own, and those of namespaces
+    that they may describe.
+    """
+
+
+@quotas.command(
+    "set",
+    epilog=examples(
+        """
+danube auth quotas set user:alice --publish-bytes-per-s 10MB --fetch-bytes-per-s 50MB
+danube auth quotas set /shop --stored-bytes-max 500GB --requests-per-s 1000
+danube auth quotas set user:alice --fetch-bytes-per-s 0
+"""
+    ),
+)
+@click.argument("subject", type=QUOTA_SUBJECT)
+@click.option("--connections-max", type=int, metavar="N", help="Connections of a principal to one broker.")
+@click.option("--requests-per-s", type=int, metavar="N", help="Requests per second.")
+@click.option("--publish-bytes-per-s", type=BYTES, metavar="SIZE", help="Bytes published per second.")
+@click.option(
+    "--fetch-bytes-per-s", type=BYTES, metavar="SIZE", help="Bytes fetched, and delivered to consumers, per second."
+)
+@click.option(
+    "--stored-bytes-max",
+    type=BYTES,
+    metavar="SIZE",
+    help="Bytes stored of the topics of a namespace, or of those that a principal created.",
+)
+@click.option(
+    "--expected", default="", metavar="VERSION", help="Only if it still has this version, which --json shows."
+)
+@url_option
+@json_option
+def set_quota(subject: str, expected: str, url: str, as_json: bool, **limits: int | None) -> None:
+    """Set limits of SUBJECT; 0 is no limit. Limits that are not named stay as they are. It is in force at once."""
+    chosen = {name: value for name, value in limits.items() if value is not None}
+    if not chosen:
+        raise click.UsageError("no limit is named: add one, for example --publish-bytes-per-s 10MB")
+    changed = with_client(url, lambda client: client.access.set_quota(subject, expected=expected, **chosen))
+    _report(as_json, _quota_json(changed), f"set the quota of {subject}: {_limits_text(changed.limits)}")
+
+
+@quotas.command("list", epilog=examples("danube auth quotas list --json"))
+@url_option
+@json_option
+def list_quotas(url: str, as_json: bool) -> None:
+    """List the quotas that you may see, as LIMIT (USED NOW); rates and connections are those of one broker."""
+    found = with_client(url, lambda client: client.access.quotas())
+    if as_json:
+        emit_json([_quota_json(one) for one in found])
+        return
+    table(
+        ["subject", "connections", "requests/s", "publish/s", "fetch/s", "stored"],
+        [(one.subject, *(text for _, text in _quota_texts(one))) for one in found],
+    )
+
+
+@quotas.command("get", epilog=examples("danube auth quotas get user:alice --json"))
+@click.argument("subject", type=QUOTA_SUBJECT)
+@url_option
+@json_option
+def get_quota(subject: str, url: str, as_json: bool) -> None:
+    """Show the quota of SUBJECT, as LIMIT (USED NOW)."""
+    found = with_client(url, lambda client: client.access.quota(subject))
+    if as_json:
+        emit_json(_quota_json(found))
+    else:
+        fields([("subject", found.subject), *_quota_texts(found)])
+
+
+@quotas.command("delete", epilog=examples("danube auth quotas delete user:alice --yes"))
+@click.argument("subject", type=QUOTA_SUBJECT)
+@yes_option
+@click.option(
+    "--expected", default="", metavar="VERSION", help="Only if it still has this version, which --json shows."
+)
+@url_option
+@json_option
+def delete_quota(subject: str, yes: bool, expected: str, url: str, as_json: bool) -> None:
+    """Delete the quota of SUBJECT. Callers that wait for its rates go on at once."""
+    confirm(f"Delete the quota of {subject}?", yes)
+    with_client(url, lambda client: client.access.delete_quota(subject, expected=expected))
+    _report(as_json, {"subject": subject, "deleted": True}, f"deleted the quota of {subject}")
+
+
 # -- output ------------------------------------------------------------------------------------------------------------
 
 
@@ -485,6 +599,36 @@ def _key_json(key: ApiKey) -> dict[str, Any]:
         "expires_at": _time_or_none(key.expires_at),
         "comment": key.comment,
     }
+
+
+def _quota_json(quota: Quota) -> dict[str, Any]:
+    return {
+        "subject": str(quota.subject),
+        **asdict(quota.limits),
+        "version": quota.version,
+        "used": asdict(quota.used),
+    }
+
+
+def _quota_texts(quota: Quota) -> list[tuple[str, str]]:
+    """Return each limit by its name for people, with what is used of it."""
+    limits, used = quota.limits, quota.used
+
+    def text(limit: int, now: float, shown: Callable[[float], str]) -> str:
+        return f"{shown(limit) if limit else 'no limit'} ({shown(now)})"
+
+    return [
+        ("connections", text(limits.connections_max, used.connections, number)),
+        ("requests/s", text(limits.requests_per_s, used.requests_per_s, number)),
+        ("publish/s", text(limits.publish_bytes_per_s, used.publish_bytes_per_s, size)),
+        ("fetch/s", text(limits.fetch_bytes_per_s, used.fetch_bytes_per_s, size)),
+        ("stored", text(limits.stored_bytes_max, used.stored_bytes, size)),
+    ]
+
+
+def _limits_text(limits: QuotaLimits) -> str:
+    set_ones = [f"{name}={value}" for name, value in asdict(limits).items() if value]
+    return ", ".join(set_ones) or "no limits"
 
 
 def _time_or_none(micros: int) -> str | None:

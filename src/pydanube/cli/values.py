@@ -134,13 +134,22 @@ def _whole_seconds(name: str, value: str) -> int:
 
 
 def _bytes(name: str, value: str) -> int:
+    return _size(f"policy {name}", value)
+
+
+def byte_count(text: str) -> int:
+    """Parse a number of bytes, which may have a unit, such as 10MB."""
+    return _size("it", text)
+
+
+def _size(what: str, value: str) -> int:
     from pydanube.settings_kinds import Size
 
     kind = Size(0, 2**53 - 1)
     try:
         return kind.read(value)
     except ValueError:
-        raise Invalid(f"policy {name} takes {kind.allowed}, not {value!r}") from None
+        raise Invalid(f"{what} takes {kind.allowed}, not {value!r}") from None
 
 
 class TakesAgo(click.Command):

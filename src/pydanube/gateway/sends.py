@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
-from pydanube.broker import Broker, Producer, Published, SharedProducer
+from pydanube.broker import QUOTA_WAIT_S_MAX, Broker, Producer, Published, SharedProducer
 from pydanube.codec.batch import BatchBuilder
 from pydanube.core.access import Principal
 from pydanube.model.errors import DanubeError, Full, Invalid
@@ -96,7 +96,7 @@ class Sends:
         self._publishing[key] += 1
         done = partial(self._published, key, group)
         try:
-            self._broker.publish(principal, producer, memoryview(batch), done)
+            self._broker.publish(principal, producer, memoryview(batch), done, QUOTA_WAIT_S_MAX)
         except Exception as error:  # the broker answers through `done`: what it raises is a bug
             log.error("sends.publish_crashed", exc_info=error)
             done(DanubeError(f"internal error: {type(error).__name__}; the broker's log has the details"))

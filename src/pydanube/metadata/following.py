@@ -273,6 +273,15 @@ class KeyMirror:
         if self.revisions.get(key) == former:
             self._take_over(key, None, 0)
 
+    async def learn_written(self, store: MetadataStore, key: str, value: bytes | None, revision: int) -> None:
+        """Take over what this broker has just written; `revision` 0: it is not known at which revision that was."""
+        if revision:
+            self.learn(key, value, revision)
+        elif value is None:
+            self.learn_deleted(key, self.revisions.get(key, 0))
+        else:
+            await self.refresh(store, key)
+
     async def reload(self, store: MetadataStore) -> None:
         """Read everything again, and take over what is newer than what is known."""
         former = dict(self.revisions)

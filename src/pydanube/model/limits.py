@@ -130,6 +130,9 @@ API_KEYS_MAX: Final = 100_000
 API_KEYS_PER_PRINCIPAL_MAX: Final = 100
 """The most API keys of one principal: principals make keys for themselves, and one must not use up those of all."""
 
+QUOTAS_MAX: Final = 10_000
+"""The most quotas: every broker has all of them in memory, about 1 KiB each."""
+
 GROUPS_MAX: Final = 50
 """The most groups of one API key: the rules of each are asked at a decision."""
 

@@ -29,6 +29,7 @@ from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.cluster.placing import Placement
 from pydanube.broker.cluster.routing import Routing
 from pydanube.broker.metrics import BrokerMetrics
+from pydanube.broker.quotas.throttle import Throttle
 from pydanube.broker.registry.ids import LEDGER_COUNTER, IdBlocks
 from pydanube.broker.registry.policies import EffectivePolicies
 from pydanube.broker.registry.records import SubscriptionRecord, TopicRecord, pending_of, pending_of_key
@@ -113,6 +114,8 @@ class Partitions:
         open_partitions: PartitionTable,
         metrics: BrokerMetrics,
         tiering: Tiering | None = None,
+        *,
+        throttle: Throttle,
     ) -> None:
         """`cluster`: this broker and the others. `address` returns where clients are sent. `open_partitions` is
         filled here. Without `tiering` the log keeps everything."""
@@ -127,6 +130,7 @@ class Partitions:
         self._policies = policies
         self._metrics = metrics
         self._tiering = tiering
+        self._throttle = throttle
         self.own_publisher = OwnPublisher(self.get, cluster)
         self._dead_letters = DeadLetterTopics(registry, self.own_publisher, address)
         self._ledger_ids = IdBlocks(store, LEDGER_COUNTER, 1000)
@@ -517,6 +521,7 @@ class Partitions:
                 self._dead_letters,
                 self._metrics,
                 partition.ownership,
+                self._throttle,
             ),
         )
         subscription.dispatcher.unacked_max = record.unacked_max

@@ -61,6 +61,8 @@ class TopicRecord(msgspec.Struct, omit_defaults=True):
     policies: Policies | None = None
     binding: Binding | None = None
     """The subject whose schemas the topic carries, and how that is checked; None: it carries anything."""
+    created_by: str = ""
+    """The principal that created it, `type:name`, whose quota of stored bytes it counts for; empty: nobody's."""
 
     def own_policies(self) -> Policies:
         return self.policies or Policies()

@@ -396,15 +396,16 @@ class Registry:
                 f"topic {name} was deleted and made anew since: it had the id {topic_id}, and has {found} now"
             )
 
-    async def create_topic(self, name: TopicName, config: TopicConfig) -> TopicRecord:
+    async def create_topic(self, name: TopicName, config: TopicConfig, created_by: str = "") -> TopicRecord:
+        """Create a topic. `created_by`: whose it is, `type:name`; empty: nobody's."""
         if name.names_partition:
             raise Invalid(
                 f"topic {name}: names ending in -part-<number> are the partitions of another topic; choose another"
             )
         async with self._changing:
-            return await try_again(partial(self._create_topic, name, config))
+            return await try_again(partial(self._create_topic, name, config, created_by))
 
-    async def _create_topic(self, name: TopicName, config: TopicConfig) -> TopicRecord:
+    async def _create_topic(self, name: TopicName, config: TopicConfig, created_by: str) -> TopicRecord:
         key, namespace_key = records.topic_key(name), records.namespace_key(name.namespace)
         if name.namespace not in self._namespaces or self._namespaces[name.namespace].deleting:
             await self._namespace_keys.refresh(self._store, namespace_key)
@@ -422,6 +423,7 @@ class Registry:
             config.reliable,
             str(config.ack_level),
             self._clock.now_us(),
+            created_by=created_by,
         )
         value, compares = records.pack(record), [Compare.missing(key), Compare.mod_revision(namespace_key, namespace)]
         try:

@@ -97,7 +97,7 @@ class SecurityStore:
             revision = await write_surely(self._store, self._clock, [Compare.missing(FIRST_KEY)], writes)
         except Outrun:
             return False
-        await self._learn(self._key_mirror, KEYS + key_id, value, revision)
+        await self._key_mirror.learn_written(self._store, KEYS + key_id, value, revision)
         return True
 
     async def delete_key(self, key_id: str) -> None:
@@ -111,16 +111,7 @@ class SecurityStore:
         except Outrun:
             await mirror.refresh(self._store, key)
             raise AlreadyExists(f"{what} exists") from None
-        await self._learn(mirror, key, value, revision)
-
-    async def _learn(self, mirror: KeyMirror, key: str, value: bytes | None, revision: int) -> None:
-        """Take over what was just written; `revision` 0: it is not known at which revision that was."""
-        if revision:
-            mirror.learn(key, value, revision)
-        elif value is None:
-            mirror.learn_deleted(key, mirror.revisions.get(key, 0))
-        else:
-            await mirror.refresh(self._store, key)
+        await mirror.learn_written(self._store, key, value, revision)
 
     async def _change(
         self, mirror: KeyMirror, key: str, record: msgspec.Struct, what: str, check: Callable[[bytes], None]
@@ -134,7 +125,7 @@ class SecurityStore:
             check(found.value)
             compare = Compare.mod_revision(key, found.mod_revision)
             revision = await write_surely(self._store, self._clock, [compare], [Put(key, value)])
-            await self._learn(mirror, key, value, revision)
+            await mirror.learn_written(self._store, key, value, revision)
 
         await try_again(attempt)
 
@@ -148,7 +139,7 @@ class SecurityStore:
             check(found.value)
             compare = Compare.mod_revision(key, found.mod_revision)
             revision = await write_surely(self._store, self._clock, [compare], [Delete(key)])
-            await self._learn(mirror, key, None, revision)
+            await mirror.learn_written(self._store, key, None, revision)
 
         await try_again(attempt)
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 from pydanube.broker.metrics import BrokerMetrics
 from pydanube.broker.partitions.rate_limits import Rate
 from pydanube.broker.partitions.state_ledger import Done, NoState, StateLedger
+from pydanube.broker.quotas.throttle import Kind, Limits, Throttle
 from pydanube.broker.security.audit_operations import AuditSession, open_session
 from pydanube.codec.batch import Batch
 from pydanube.codec.batch.header import append_time_of, offsets_of
@@ -91,6 +93,7 @@ class SubscriptionContext(NamedTuple):
     dead_letters: DeadLetterPublisher
     metrics: BrokerMetrics
     ownership: Owning
+    throttle: Throttle
 
 
 class AttachedConsumer(NamedTuple):
@@ -148,6 +151,12 @@ class LiveSubscription:
         self._ownership = context.ownership
         self._attached: dict[Member, AttachedConsumer] = {}
         self._rate: Rate | None = None
+        self._throttle = context.throttle
+        self._namespace = context.topic[1:].partition("/")[0]
+        self._limited: dict[Member, Limits] = {}
+        """The consumers whose principal or namespace has a rate in its quota."""
+        self._limited_as_of: int | None = None
+        """The version of the quotas that `_limited` was made of; None: consumers have changed since."""
         self._timer = Timer(context.clock, context.tasks, self.pump, f"redelivery {context.topic} {name}")
         self._ack_timer = Timer(context.clock, context.tasks, self.pump, f"ack timeouts {context.topic} {name}")
         self._read_ahead: deque[memoryview] = deque()
@@ -207,6 +216,7 @@ class LiveSubscription:
         if replaced is not None:
             replaced.end_session(_taken_over(consumer))
         self._attached[member] = AttachedConsumer.open(sink, principal, resource, self._context.partition)
+        self._limited_as_of = None
         self.last_active_us = self._clock.now_us()
         self.drop_read_ahead()
         if replaced is not None:
@@ -224,6 +234,7 @@ class LiveSubscription:
                 gone.append(member)
                 attached.end_session(error)
         if gone:
+            self._limited_as_of = None
             self.dispatcher.detach(*gone)
             self.last_active_us = self._clock.now_us()
             self.drop_read_ahead()
@@ -276,6 +287,7 @@ class LiveSubscription:
 
     def _close_consumers(self, error: DanubeError) -> None:
         attached, self._attached = self._attached, {}
+        self._limited_as_of = None
         self.dispatcher.detach(*attached)
         self.drop_read_ahead()
         self._timer.set(None)
@@ -328,6 +340,9 @@ class LiveSubscription:
         what stops it, return when to go on."""
         dispatcher, stream = self.dispatcher, self._stream
         while (offset := dispatcher.offset_to_read) is not None and offset < stream.end_offset:
+            is_limited = self._throttle.is_active and self._is_limited()
+            if is_limited and self._hold_limited():
+                continue
             wait_s = self._rate.wait_s(self._clock.monotonic()) if self._rate is not None else 0.0
             if wait_s > 0:
                 self._read_ahead.clear()
@@ -335,7 +350,7 @@ class LiveSubscription:
             view = self._batch_at(offset)
             if view is None:
                 return None
-            if self._rate is not None:
+            if self._rate is not None or is_limited:
                 self._offer(Batch.trust(view))
             elif not self._deliver_stored():
                 self._offer(join_batches(self._read_ahead, *dispatcher.offer_limits))
@@ -345,6 +360,33 @@ class LiveSubscription:
                 return None
         self._read_ahead.clear()  # without credit nothing is kept in memory: it is read again when there is some
         return None
+
+    def _is_limited(self) -> bool:
+        """Return whether the quota of any attached consumer has a rate, and note which."""
+        if self._limited_as_of != self._throttle.version:
+            self._limited_as_of = self._throttle.version
+            found = {
+                member: self._throttle.limits_of(one.principal, Kind.FETCH, self._namespace)
+                for member, one in self._attached.items()
+            }
+            self._limited = {member: limits for member, limits in found.items() if limits}
+        return bool(self._limited)
+
+    def _hold_limited(self) -> bool:
+        """Deliver nothing to consumers whose rate is used up, until it is not; return whether there is one more of
+        them. The others get what there is."""
+        held = False
+        for member, limits in self._limited.items():
+            if member.can_receive and self._throttle.wait_s(limits) > 0:
+                member.held = held = True
+                principal, release = self._attached[member].principal, partial(self._release, member)
+                self._throttle.hold(principal, self._namespace, _HeldConsumer(self, member), release)
+        return held
+
+    def _release(self, member: Member) -> None:
+        member.held = False
+        if member in self._attached:
+            self.credited(member)
 
     def _batch_at(self, offset: int) -> memoryview | None:
         """Return the stored batch with this offset, or the first one after it; None while it is being read."""
@@ -411,6 +453,8 @@ class LiveSubscription:
                 self._metrics.tracer.delivered_rows(self._context.topic, self.name, consumer, view, ranges)
             if self._rate is not None:
                 self._rate.take(rows, size, self._clock.monotonic())
+            if self._throttle.is_active and assignment.member in self._limited:
+                self._throttle.take(self._limited[assignment.member], size)
             attached.sink.deliver(view, self._context.epoch(), ranges, redeliveries, reasons)
 
     async def _read(self, offset: int, bytes_max: int) -> None:
@@ -444,6 +488,8 @@ class LiveSubscription:
         base, end = offsets_of(view)
         batch = Batch.trust(view)
         now_us, delivered = self._clock.now_us(), 0
+        if self._throttle.is_active and self._is_limited():
+            self._hold_limited()
         if self._rate is None or self._rate.wait_s(self._clock.monotonic()) <= 0:
             assignments = self.dispatcher.offer_once(batch, base, end)
             delivered = sum([one.rows for one in assignments])
@@ -784,6 +830,20 @@ class LiveSubscription:
             for member, attached in self._attached.items()
         ]
         return subscription_statistics(self.name, self.dispatcher, self.counts, self.backlog, consumers, now_us)
+
+
+class _HeldConsumer:
+    """A consumer that waits for its rate: it is gone when it is detached."""
+
+    __slots__ = ("_member", "_subscription")
+
+    def __init__(self, subscription: LiveSubscription, member: Member) -> None:
+        self._subscription = subscription
+        self._member = member
+
+    @property
+    def is_closed(self) -> bool:
+        return self._member not in self._subscription._attached
 
 
 def _taken_over(consumer: str) -> Refused:

@@ -5,6 +5,7 @@ me = await client.access.whoami()
 await client.access.create_binding("service_account:loader", ["producer"], "/default/orders-*")
 made = await client.access.create_key("service_account:loader", expires_in=90 * 86_400)
 print(made.key.id, made.secret)         # the only time that the secret is shown
+await client.access.set_quota("/shop", publish_bytes_per_s=10_000_000)
 ```
 
 Requests that make or delete something are sent once: after a lost answer, ask what there is before sending them again.
@@ -16,11 +17,12 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from pydanube.client.settings import check_number
+from pydanube.client.settings import check_count, check_number
 from pydanube.codec.native import requests
-from pydanube.codec.native.conversions import answer_of, binding_of, caller_of, key_of, role_of
+from pydanube.codec.native.conversions import answer_of, binding_of, caller_of, key_of, quota_of, role_of
 from pydanube.model.errors import Invalid
 from pydanube.model.positions import micros_from_datetime
+from pydanube.model.quotas import LIMIT_MAX, LIMIT_NAMES, Quota, QuotaSubject
 from pydanube.model.security import AccessAnswer, ApiKey, Binding, CallerIdentity, NewApiKey, Role
 from pydanube.runtime.clock import MICROSECONDS
 
@@ -32,11 +34,11 @@ ENTRIES_AT_ONCE: Final = 500
 
 
 class Access:
-    """The roles, bindings and API keys of a client's cluster. Made by `client.access`.
+    """The roles, bindings, API keys and quotas of a client's cluster. Made by `client.access`.
 
     A subject or principal is written `type:name`, for example `user:alice`, `service_account:loader` or `group:ops`; a
     resource `/` (the cluster), `/namespace`, `/namespace/topic`, `/namespace/topic/subscription` or `schema:subject`. A
-    broker without authentication raises Refused, but for `whoami` and `can`.
+    broker without authentication raises Refused, but for `whoami`, `can` and quotas.
     """
 
     def __init__(self, client: Admin) -> None:
@@ -157,6 +159,56 @@ class Access:
     async def revoke_key(self, key_id: str) -> None:
         """Make an API key worthless at once. Sessions that it opened end."""
         await self._client._request_once(requests.RevokeApiKey(id=key_id))
+
+    async def quotas(self) -> list[Quota]:
+        """Return the quotas that this client may see, each with what is used of it now at the broker that answers."""
+        found: list[Quota] = []
+        after = ""
+        while True:
+            request = requests.ListQuotas(after=after, limit=ENTRIES_AT_ONCE)
+            answer = await self._client._request(request, requests.QuotasListed)
+            found += map(quota_of, answer.quotas)
+            after = answer.next
+            if not after:
+                return found
+
+    async def quota(self, subject: str) -> Quota:
+        """Return the quota of a subject: a principal, all principals of a type (`user:*`), or a namespace (`/shop`).
+        Raises NotFound if it has none of its own."""
+        request = requests.GetQuota(subject=str(QuotaSubject.parse(subject)))
+        return quota_of(await self._client._request(request, requests.AccessQuota))
+
+    async def set_quota(
+        self,
+        subject: str,
+        *,
+        connections_max: int | None = None,
+        requests_per_s: int | None = None,
+        publish_bytes_per_s: int | None = None,
+        fetch_bytes_per_s: int | None = None,
+        stored_bytes_max: int | None = None,
+        expected: str = "",
+    ) -> Quota:
+        """Change limits of a subject, which gets a quota if it has none; in force at once. 0 is no limit, and limits
+        that are not given stay as they are.
+
+        connections_max     of principals only
+        fetch_bytes_per_s   of fetches, and of deliveries to consumers
+        stored_bytes_max    of the topics of a namespace, or of those that a principal created
+        expected            raise Conflict if the quota does not have this version any more
+        """
+        parsed = QuotaSubject.parse(subject)
+        given = (connections_max, requests_per_s, publish_bytes_per_s, fetch_bytes_per_s, stored_bytes_max)
+        changes = {name: value for name, value in zip(LIMIT_NAMES, given, strict=True) if value is not None}
+        for name, value in changes.items():
+            check_count(name, value, 0, LIMIT_MAX)
+        request = requests.SetQuota(subject=str(parsed), changes=changes, expected=expected)
+        return quota_of(await self._client._change(request, requests.AccessQuota, expected))
+
+    async def delete_quota(self, subject: str, *, expected: str = "") -> None:
+        """Delete a quota. Callers that wait for its rates go on at once."""
+        request = requests.DeleteQuota(subject=str(QuotaSubject.parse(subject)), expected=expected)
+        await self._client._request_once(request)
 
 
 def _words(what: str, words: Iterable[str]) -> list[str]:

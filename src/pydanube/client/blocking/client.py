@@ -194,6 +194,10 @@ class BlockingAccess:
     keys = blocking(Access.keys)
     create_key = blocking(Access.create_key)
     revoke_key = blocking(Access.revoke_key)
+    quotas = blocking(Access.quotas)
+    quota = blocking(Access.quota)
+    set_quota = blocking(Access.set_quota)
+    delete_quota = blocking(Access.delete_quota)
 
     def _hand_over(self) -> None:
         """Do nothing: there is nothing to pass on."""

@@ -3,8 +3,13 @@ rules of access also from the model to the wire, because several listeners have 
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
+import msgspec
+
 from pydanube.model.gaps import NO_GAPS, Gaps
 from pydanube.model.positions import Position
+from pydanube.model.quotas import LIMIT_NAMES, Quota, QuotaLimits, QuotaSubject, QuotaUsage
 from pydanube.model.security import (
     AccessAnswer,
     ApiKey,
@@ -28,8 +33,10 @@ from .requests import (
     AccessBinding,
     AccessDecision,
     AccessKey,
+    AccessQuota,
     AccessRole,
     Caller,
+    QuotaUse,
     Start,
     Subscription,
     Topic,
@@ -118,6 +125,17 @@ def wire_key(key: ApiKey) -> AccessKey:
 def key_of(key: AccessKey) -> ApiKey:
     principal = BoundSubject.parse(key.principal)
     return ApiKey(key.id, principal, tuple(key.groups), key.created_at, key.expires_at, key.comment)
+
+
+def wire_quota(quota: Quota) -> AccessQuota:
+    limits, used = asdict(quota.limits), QuotaUse(**asdict(quota.used))
+    return AccessQuota(str(quota.subject), **limits, version=quota.version, used=used)
+
+
+def quota_of(quota: AccessQuota) -> Quota:
+    limits = QuotaLimits(**{name: getattr(quota, name) for name in LIMIT_NAMES})
+    used = QuotaUsage(**msgspec.structs.asdict(quota.used))
+    return Quota(QuotaSubject.parse(quota.subject), limits, quota.version, used)
 
 
 def wire_caller(caller: CallerIdentity) -> Caller:

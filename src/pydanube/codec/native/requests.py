@@ -874,8 +874,8 @@ class DescribeCluster(Request, tag="cluster.describe"):
 
 
 class ListRoles(Request, tag="access.roles"):
-    """-> RolesListed. This and the other `access` requests but the last two: Refused by a broker without
-    authentication."""
+    """-> RolesListed. This and the other `access` requests, but for quotas and the last two: Refused by a broker
+    without authentication."""
 
 
 class GetRole(Request, tag="access.role"):
@@ -960,6 +960,37 @@ class RevokeApiKey(Request, tag="access.key_revoke"):
     """-> Done"""
 
     id: str
+
+
+class ListQuotas(Request, tag="access.quotas"):
+    """-> QuotasListed: those that the caller may see, in order of their subjects.
+
+    `after`: `next` of the page before.
+    """
+
+    after: str = ""
+    limit: int = 100
+
+
+class GetQuota(Request, tag="access.quota"):
+    """-> AccessQuota. NotFound if the subject has none of its own."""
+
+    subject: str
+
+
+class SetQuota(Request, tag="access.quota_set"):
+    """-> AccessQuota. Changes the limits that `changes` names, 0: none; a quota that does not exist is made."""
+
+    subject: str
+    changes: dict[str, int]
+    expected: str = ""
+
+
+class DeleteQuota(Request, tag="access.quota_delete"):
+    """-> Done"""
+
+    subject: str
+    expected: str = ""
 
 
 class WhoAmI(Request, tag="access.whoami"):
@@ -1060,6 +1091,10 @@ AnyRequest = (
     | ListApiKeys
     | CreateApiKey
     | RevokeApiKey
+    | ListQuotas
+    | GetQuota
+    | SetQuota
+    | DeleteQuota
     | WhoAmI
     | AskAccess
 )
@@ -1493,6 +1528,37 @@ class KeyCreated(msgspec.Struct):
 
     def __repr__(self) -> str:
         return f"KeyCreated(key={self.key!r})"
+
+
+class QuotaUse(msgspec.Struct, omit_defaults=True):
+    """What is used of a quota now: at the broker that was asked, but `stored_bytes` in the whole cluster."""
+
+    connections: int = 0
+    requests_per_s: float = 0.0
+    publish_bytes_per_s: float = 0.0
+    fetch_bytes_per_s: float = 0.0
+    stored_bytes: int = 0
+
+
+class AccessQuota(msgspec.Struct, omit_defaults=True):
+    """The limits of a subject (`user:alice`, `service_account:*`, `/shop`); 0 is none. Rates are those of each broker.
+    `version`: `expected` of changes."""
+
+    subject: str
+    connections_max: int = 0
+    requests_per_s: int = 0
+    publish_bytes_per_s: int = 0
+    fetch_bytes_per_s: int = 0
+    stored_bytes_max: int = 0
+    version: str = ""
+    used: QuotaUse = msgspec.field(default_factory=QuotaUse)
+
+
+class QuotasListed(msgspec.Struct, omit_defaults=True):
+    """`next` as in BindingsListed."""
+
+    quotas: list[AccessQuota]
+    next: str = ""
 
 
 class Caller(msgspec.Struct, omit_defaults=True):

@@ -20,6 +20,8 @@ class Member:
     messages: int = 0
     bytes: int = 0
     paused: bool = False
+    held: bool = False
+    """Whether the rate of a quota is used up: nothing is delivered until it is not."""
     is_timed: bool = False
     """Whether the broker counts the ack timeouts of what is in flight to the member."""
     estimated_bytes: int = 0
@@ -29,7 +31,7 @@ class Member:
 
     @property
     def can_receive(self) -> bool:
-        return self.messages > 0 and self.bytes > 0 and not self.paused
+        return self.messages > 0 and self.bytes > 0 and not self.paused and not self.held
 
     def charge(self, rows: int, size_bytes: int) -> None:
         """Take credit for messages assigned to the member. `size_bytes` is an estimate until `correct_estimate`."""

@@ -27,6 +27,7 @@ from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
 from pydanube.broker import ListenerMetrics
+from pydanube.broker.quotas.throttle import Throttle
 from pydanube.broker.security.audit import AuditTrail
 from pydanube.broker.security.audit_operations import UNAUDITED, AuditedOperation, Origin, Unaudited
 from pydanube.broker.security.security import Security
@@ -110,11 +111,14 @@ class CallLimits:
         metrics: ListenerMetrics | None = None,
         security: Security | None = None,
         audit: AuditTrail | None = None,
+        throttle: Throttle | None = None,
     ) -> None:
-        """`security` finds out who calls; None: the services are open to everybody. `audit` records what they do."""
+        """`security` finds out who calls, and `throttle` holds callers to their quotas; None: the services are open to
+        everybody. `audit` records what callers do."""
         self.intake = intake
         self.security = security
         self._audit = audit
+        self._throttle = throttle
         self._metrics = metrics or ListenerMetrics()
         self._per_address_max = calls_per_address_max
         self._addresses: Counter[str] = Counter()
@@ -167,6 +171,18 @@ class CallLimits:
     def _count_refused(self) -> None:
         self.refused += 1
         self._metrics.refused += 1
+
+    def connect(self, principal: Principal, peer: str) -> Callable[[], None] | None:
+        """Count the connection that a call came on for its principal, and return what ends that; None: there are no
+        quotas. Raises Full."""
+        if self._throttle is None or not self._throttle.is_active:
+            return None
+        return self._throttle.connect(principal, peer)
+
+    async def admit(self, principal: Principal, request: Any) -> None:
+        """Wait until the rates of quotas allow the call. Raises Full."""
+        if self._throttle is not None and self._throttle.is_active:
+            await self._throttle.request(principal, _resource_of(request))
 
     def release(self, size: int) -> None:
         if size:
@@ -232,14 +248,16 @@ def _unary(method: ServiceMethod, function: Any, limits: CallLimits, listener: s
     parse, intake = method.request.FromString, limits.intake
 
     async def handle(_requests: Any, context: Any) -> Any:
-        address, entered, reserved = _address(context.peer()), False, 0
+        address, entered, reserved, disconnect = _address(context.peer()), False, 0, None
         try:
             limits.enter(address)
             entered = True
             identity = await _authenticate(limits.security, context, listener)
+            disconnect = limits.connect(identity.principal, context.peer())
             data = await intake.receive(context)
             reserved = limits.reserve(len(data))
             call, request = Call(context, len(data), identity.principal), _parsed(parse, data, method)
+            await limits.admit(identity.principal, request)
             with limits.audited(listener, method, context, identity):
                 return await function(call, request)
         except Exception as error:
@@ -248,6 +266,8 @@ def _unary(method: ServiceMethod, function: Any, limits: CallLimits, listener: s
             if entered:
                 limits.leave(address)
                 limits.release(reserved)
+            if disconnect is not None:
+                disconnect()
 
     return handle
 
@@ -256,15 +276,17 @@ def _stream(method: ServiceMethod, function: Any, limits: CallLimits, listener: 
     parse, is_generator = method.request.FromString, inspect.isasyncgenfunction(function)
 
     async def handle(_requests: Any, context: Any) -> None:
-        address, entered = _address(context.peer()), False
+        address, entered, disconnect = _address(context.peer()), False, None
         try:
             limits.enter(address)
             entered = True
             identity = await _authenticate(limits.security, context, listener)
+            disconnect = limits.connect(identity.principal, context.peer())
             data = await limits.intake.receive(context)
             limits.release(limits.reserve(len(data)))  # what is parsed of it is small
             call, request = Call(context, len(data), identity.principal), _parsed(parse, data, method)
             del data
+            await limits.admit(identity.principal, request)
             with limits.audited(listener, method, context, identity):
                 work = _write_all(context, function(call, request)) if is_generator else function(call, request)
                 follow = identity is not NOBODY
@@ -274,6 +296,8 @@ def _stream(method: ServiceMethod, function: Any, limits: CallLimits, listener: 
         finally:
             if entered:
                 limits.leave(address)
+            if disconnect is not None:
+                disconnect()
 
     return handle
 
@@ -342,6 +366,14 @@ async def _while_believed(
 async def _write_all(context: Any, replies: AsyncIterator[Any]) -> None:
     async for reply in replies:
         await context.write(reply)
+
+
+def _resource_of(request: Any) -> str:
+    """Return the topic that a request is about, as rules of access name it; empty: none."""
+    topic = getattr(request, "topic_name", "") or getattr(request, "topic", "")
+    if not topic and hasattr(request, "msg_id"):
+        topic = request.msg_id.topic_name
+    return topic if isinstance(topic, str) else ""
 
 
 def _parsed(parse: Callable[[bytes], Any], data: bytes, method: ServiceMethod) -> Any:

@@ -71,9 +71,8 @@ class GrpcServer:
         self._tasks = tasks
         intake = RequestIntake(clock)
         metrics = broker.metrics.listener("grpc")
-        self._limits = CallLimits(
-            settings.calls_per_address_max, memory, intake, metrics, broker.security, broker.audit
-        )
+        places = settings.calls_per_address_max
+        self._limits = CallLimits(places, memory, intake, metrics, broker.security, broker.audit, broker.throttle)
         self._tool_limits = CallLimits(_TOOL_CALLS_PER_ADDRESS_MAX, memory, intake)  # never drains
         self._servers: list[Any] = []
         self._healths: list[health.Health] = []

@@ -11,6 +11,7 @@ Invariants
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Final
@@ -25,7 +26,7 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from pydanube.broker import Broker
-from pydanube.core.identity import NOBODY
+from pydanube.core.identity import NOBODY, Identity
 from pydanube.gateway.native.publish_memory import PublishMemory
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.budget import Budget
@@ -33,11 +34,13 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 
 from . import api, authentication, errors, health, metrics, schema_registry
+from .api.operations import BASE
 from .cors import Origins
 from .data import DataEndpoints
 from .host_check import HostCheck
 from .settings import HttpSettings
 
+_NAMED: Final = re.compile(rf"{BASE}/(topics|namespaces)/([^/]+)(?:/([^/]+))?")
 _CLOSE: Final = (b"connection", b"close")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _ALWAYS_SERVED: Final = frozenset({"/healthz", "/readyz"})
@@ -115,12 +118,43 @@ class Application:
         try:
             identity = await authentication.authenticate(self._broker, scope)
         except DanubeError as error:
-            if scope["type"] == "websocket":
-                await WebSocket(scope, receive, send).send_denial_response(errors.respond(error))
-                return
-            is_registry = scope["path"].startswith(schema_registry.BASE)
-            await (schema_registry if is_registry else errors).respond(error)(scope, receive, send)
+            await self._refuse(scope, receive, send, error)
             return
+        if self._broker.throttle.is_active:
+            await self._serve_within_quotas(scope, receive, send, identity)
+        else:
+            await self._answer(scope, receive, send, identity)
+
+    async def _serve_within_quotas(self, scope: Scope, receive: Receive, send: Send, identity: Identity) -> None:
+        """Answer a request once the quotas of its sender allow it."""
+        throttle, principal = self._broker.throttle, identity.principal
+        if authentication.is_open(scope["path"]):
+            await self._answer(scope, receive, send, identity)
+            return
+        try:
+            disconnect = throttle.connect(principal)
+        except DanubeError as error:
+            await self._refuse(scope, receive, send, error)
+            return
+        try:
+            try:
+                await throttle.request(principal, _resource_of(scope["path"]))
+            except DanubeError as error:
+                await self._refuse(scope, receive, send, error)
+            else:
+                await self._answer(scope, receive, send, identity)
+        finally:
+            disconnect()
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send, error: DanubeError) -> None:
+        """Answer a request that is not served with an error, in the form that its path has."""
+        if scope["type"] == "websocket":
+            await WebSocket(scope, receive, send).send_denial_response(errors.respond(error))
+            return
+        is_registry = scope["path"].startswith(schema_registry.BASE)
+        await (schema_registry if is_registry else errors).respond(error)(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, identity: Identity) -> None:
         if identity is NOBODY:
             await self._routes(scope, receive, send)
             return
@@ -207,6 +241,14 @@ class _Body:
     def _too_large(self) -> HTTPException:
         limit = self._settings.body_bytes_max
         return HTTPException(413, f"the body is larger than limits.http_body_bytes_max, {limit} bytes")
+
+
+def _resource_of(path: str) -> str:
+    """Return the topic or namespace that the path of a request names, as rules of access do; empty: neither."""
+    found = _NAMED.match(path)
+    if found is None:
+        return ""
+    return f"/{found[2]}/{found[3]}" if found[1] == "topics" and found[3] else f"/{found[2]}"
 
 
 def _with_headers(message: Message, added: Iterable[tuple[bytes, bytes]]) -> Message:

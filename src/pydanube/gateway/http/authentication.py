@@ -37,6 +37,11 @@ _UNREADABLE: Final = "?"
 """Stands for credentials in a form that is none: no token is like it."""
 
 
+def is_open(path: str) -> bool:
+    """Return whether anybody may ask for a path, without credentials and without limits."""
+    return path in _OPEN_PATHS
+
+
 async def authenticate(broker: Broker, scope: Scope) -> Identity:
     """Return who sends the request, and note its principal for `requests.principal_of`. Raises Unauthenticated or
     Full."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from pydanube.broker import Broker, FetchResult
+from pydanube.broker import Broker, FetchResult, FetchTurn
 from pydanube.broker.security.audit_operations import Origin, TrafficSessions
 from pydanube.codec.batch import Batch
 from pydanube.codec.native import frames
@@ -119,20 +119,27 @@ class Fetches:
         bytes_max = min(max(fetch.bytes_max, 1), self._settings.fetch_bytes_max, ANSWER_BYTES_MAX)
         wait_ms = min(max(fetch.wait_ms, 0), self._settings.fetch_wait_ms_max)
         read = partial(self._broker.fetch, principal, topic, fetch.partition, topic_id=fetch.topic_id)
+        if self._broker.throttle.is_active:
+            self._broker.check_may_read(principal, topic)
+            await self._broker.throttle.request(principal, str(topic))
         while True:
-            async with self._places:
-                await self._writable.wait()
-                reserved_bytes, sent_bytes = await self._memory.reserve(bytes_max), 0
-                try:
-                    fetched = await read(start, reserved_bytes, 0)
-                    is_behind_gap = start.kind == "offset" and fetched.next_offset > start.value
-                    if fetched.batches or wait_ms == 0 or is_behind_gap:
-                        sent_bytes = self._send(correlation, fetched)
-                        if fetched.batches and self._broker.audit.is_on:
-                            self._count(fetch.topic, start, fetched, sent_bytes)
-                        return
-                finally:
-                    self._memory.give_back(reserved_bytes, sent_bytes)
+            turn, sent_bytes = await self._turn(principal, topic, bytes_max), 0
+            try:
+                async with self._places:
+                    await self._writable.wait()
+                    reserved_bytes = await self._memory.reserve(turn.bytes_max)
+                    try:
+                        fetched = await read(start, reserved_bytes, 0)
+                        is_behind_gap = start.kind == "offset" and fetched.next_offset > start.value
+                        if fetched.batches or wait_ms == 0 or is_behind_gap:
+                            sent_bytes = self._send(correlation, fetched)
+                            if fetched.batches and self._broker.audit.is_on:
+                                self._count(fetch.topic, start, fetched, sent_bytes)
+                            return
+                    finally:
+                        self._memory.give_back(reserved_bytes, sent_bytes)
+            finally:
+                turn.done(sent_bytes)
             start = Position("offset", fetched.next_offset)
             await read(start, 1, wait_ms)
             wait_ms = 0
@@ -142,6 +149,13 @@ class Fetches:
         first = start.value if start.kind == "offset" else Batch.trust(fetched.batches[0]).base_offset
         messages, action = fetched.next_offset - first, Action.READ
         self._traffic.count(self._broker.audit, self._origin(), OPERATION, action, topic, messages, sent_bytes)
+
+    async def _turn(self, principal: Principal, topic: TopicName, bytes_max: int) -> FetchTurn:
+        """Wait for the rates of quotas, if there are any."""
+        throttle = self._broker.throttle
+        if throttle.is_active:
+            return await throttle.fetch(principal, topic.namespace, bytes_max)
+        return FetchTurn(throttle, (), bytes_max, 0)
 
     def _send(self, correlation: int, fetched: FetchResult) -> int:
         """Send the answer and return its size."""

@@ -15,9 +15,17 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 
 from pydanube.broker import Attachment, Broker, CommitRequest, Consumer, Producer, SectionRequest, StageRequest
+from pydanube.broker.quotas.throttle import Throttle
 from pydanube.codec.native import frames
 from pydanube.codec.native import requests as wire
-from pydanube.codec.native.conversions import wire_binding, wire_caller, wire_decision, wire_key, wire_role
+from pydanube.codec.native.conversions import (
+    wire_binding,
+    wire_caller,
+    wire_decision,
+    wire_key,
+    wire_quota,
+    wire_role,
+)
 from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import Principal
 from pydanube.core.identity import Identity
@@ -27,6 +35,7 @@ from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
 from pydanube.model.paging import PAGE_MAX, TOPIC_NUMBERS, Order, PageQuery, TopicPage
 from pydanube.model.positions import Position
+from pydanube.model.quotas import QuotaSubject
 from pydanube.model.schemas import Compatibility
 from pydanube.model.statistics import TopicSummary
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
@@ -88,6 +97,15 @@ async def perform(caller: Caller, request: wire.AnyRequest) -> bytes:
     if len(answer) > CONTROL_BYTES_MAX:
         raise Full(f"the answer has {len(answer)} bytes and a frame takes {CONTROL_BYTES_MAX}: ask for less at once")
     return answer
+
+
+def resource_of(request: wire.AnyRequest) -> str:
+    """Return the topic or namespace that a request is about, as rules of access name it; empty: neither."""
+    topic = getattr(request, "topic", "") or getattr(request, "target", "")
+    if isinstance(topic, str) and topic:
+        return topic
+    namespace = getattr(request, "namespace", "")
+    return f"/{namespace}" if isinstance(namespace, str) and namespace else ""
 
 
 def position_of(start: wire.Start) -> Position:
@@ -688,7 +706,24 @@ async def stage(caller: Caller, head: memoryview, body: memoryview) -> bytes:
     staged = StageRequest(
         request.query, request.run, request.batch_id, request.task, request.attempt, request.part, sections
     )
+    throttle = caller.broker.throttle
+    if throttle.is_active:
+        await _stage_within_quotas(caller, throttle, sections, len(body))
     return wire.encode(wire.Staged(await caller.broker.staging.stage(caller.principal, staged, body)))
+
+
+async def _stage_within_quotas(
+    caller: Caller, throttle: Throttle, sections: Sequence[SectionRequest], body_bytes: int
+) -> None:
+    """Wait until the rates of quotas allow it to stage these batches. Raises Full for a topic that is full. The lengths
+    are those that the client gives, which were not compared with the body yet."""
+    sizes: dict[str, int] = {}
+    for one in sections:
+        caller.broker.check_may_publish(caller.principal, one.topic)
+        throttle.check_stored(str(one.topic), one.topic.namespace)
+        sizes[one.topic.namespace] = sizes.get(one.topic.namespace, 0) + sum(max(0, size) for size in one.lengths)
+    for namespace, size_bytes in sizes.items():
+        await throttle.stage(caller.principal, namespace, min(size_bytes, body_bytes))
 
 
 async def _commit_stages(caller: Caller, request: wire.CommitStages) -> wire.StagesCommitted:
@@ -879,6 +914,27 @@ async def _revoke_api_key(caller: Caller, request: wire.RevokeApiKey) -> wire.Do
     return wire.Done()
 
 
+async def _list_quotas(caller: Caller, request: wire.ListQuotas) -> wire.QuotasListed:
+    page = caller.broker.quotas.list(caller.principal, request.after, request.limit)
+    found = [wire_quota(one) for one in page.quotas]
+    count = _fitting(found)
+    return wire.QuotasListed(found[:count], page.next if count == len(found) else found[count - 1].subject)
+
+
+async def _get_quota(caller: Caller, request: wire.GetQuota) -> wire.AccessQuota:
+    return wire_quota(caller.broker.quotas.get(caller.principal, QuotaSubject.parse(request.subject)))
+
+
+async def _set_quota(caller: Caller, request: wire.SetQuota) -> wire.AccessQuota:
+    subject = QuotaSubject.parse(request.subject)
+    return wire_quota(await caller.broker.quotas.set(caller.principal, subject, request.changes, request.expected))
+
+
+async def _delete_quota(caller: Caller, request: wire.DeleteQuota) -> wire.Done:
+    await caller.broker.quotas.delete(caller.principal, QuotaSubject.parse(request.subject), request.expected)
+    return wire.Done()
+
+
 async def _who_am_i(caller: Caller, _request: wire.WhoAmI) -> wire.Caller:
     answer = wire_caller(caller.broker.access.whoami(caller.principal, caller.identity))
     answer.bindings = answer.bindings[: _fitting(answer.bindings)]
@@ -981,6 +1037,10 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.ListApiKeys: _list_api_keys,
     wire.CreateApiKey: _create_api_key,
     wire.RevokeApiKey: _revoke_api_key,
+    wire.ListQuotas: _list_quotas,
+    wire.GetQuota: _get_quota,
+    wire.SetQuota: _set_quota,
+    wire.DeleteQuota: _delete_quota,
     wire.WhoAmI: _who_am_i,
     wire.AskAccess: _ask_access,
 }

@@ -23,7 +23,7 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from pydanube.broker import Broker, Consumer, Producer, PublishDone, Published, close_calls
+from pydanube.broker import PEER, Broker, Consumer, Producer, PublishDone, Published, close_calls
 from pydanube.broker.security.audit_operations import UNAUDITED, AuditedOperation, Origin, TrafficSessions, Unaudited
 from pydanube.broker.security.identity_sessions import IdentitySession
 from pydanube.codec.batch.header import unpacked_bytes
@@ -33,6 +33,7 @@ from pydanube.codec.native.requests import (
     BEARER,
     PEER_REQUESTS,
     AnyRequest,
+    Authenticate,
     Done,
     Failure,
     Fetch,
@@ -131,6 +132,7 @@ class Session:
         self._turn = 0
         self._identity: IdentitySession | None = None
         self._authenticating: asyncio.Task[None] | None = None
+        self._disconnect: Callable[[], None] | None = None
 
     @property
     def identity(self) -> Identity:
@@ -239,6 +241,11 @@ class Session:
 
     def _greet(self, version: int, correlation: int, identity: Identity) -> None:
         self._authenticating = None
+        try:
+            self._disconnect = self.broker.throttle.connect(self._counted_as(identity.principal))
+        except DanubeError as error:
+            self.end(error)
+            return
         self._receive = self._receive_frame
         self.principal = identity.principal
         address = self.connection.peer[0]
@@ -247,6 +254,12 @@ class Session:
         self.connection.frame_bytes_max = FRAME_BYTES_MAX
         self._send(FrameKind.WELCOME, encode(self._welcome(version)), correlation)
         log.debug("native.connected", peer=self.connection.peer, client=self.client, principal=self.principal.id)
+
+    def _counted_as(self, principal: Principal) -> Principal:
+        """Return the principal whose quotas count here: that of a broker, if this is one, also without
+        authentication, where everybody is anonymous and a client could say that it is a broker."""
+        is_peer = self.client.startswith(PEER_PREFIX) and not self.broker.security.is_required
+        return PEER if is_peer else principal
 
     def _welcome(self, version: int) -> Welcome:
         return Welcome(
@@ -451,6 +464,10 @@ class Session:
         self.resume_for(PauseReason.REQUESTS)
 
     async def _perform(self, request: AnyRequest) -> bytes:
+        """Carry out a request, once the rates of quotas allow it."""
+        throttle = self.broker.throttle
+        if throttle.is_active and not isinstance(request, Authenticate):
+            await throttle.request(self._counted_as(self.principal), requests.resource_of(request))
         with self._audited(request):
             return await requests.perform(self, request)
 
@@ -595,6 +612,9 @@ class Session:
             self._authenticating.cancel()
         if self._identity is not None:
             self.broker.security.sessions.close(self._identity)
+        if self._disconnect is not None:
+            self._disconnect()
+            self._disconnect = None
         self._fetches.close(Unavailable("the connection was closed"))
         closing = [*close_calls(self.consumers.values()), *(producer.close for producer in self.producers.values())]
         self.consumers.clear()

@@ -1,4 +1,4 @@
-"""Operations on access: roles, bindings and API keys, and the questions who one is and what one may do."""
+"""Operations on access: roles, bindings, API keys and quotas, and the questions who one is and what one may do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from typing import Annotated, Final
 import msgspec
 
 from pydanube.codec.native import requests as wire
-from pydanube.codec.native.conversions import wire_binding, wire_caller, wire_decision, wire_key, wire_role
+from pydanube.codec.native.conversions import (
+    wire_binding,
+    wire_caller,
+    wire_decision,
+    wire_key,
+    wire_quota,
+    wire_role,
+)
 from pydanube.core.access import Action
 from pydanube.gateway.http.requests import identity_of
 from pydanube.model.limits import (
@@ -16,6 +23,7 @@ from pydanube.model.limits import (
     GROUPS_MAX,
     NAME_CHARACTERS_MAX,
 )
+from pydanube.model.quotas import LIMIT_MAX, LIMIT_NAMES
 
 from .etags import expected_version, tagged
 from .operations import BASE, Answer, ApiCall, Operation
@@ -24,6 +32,7 @@ from .paging import After
 _ACCESS: Final = f"{BASE}/access"
 _ROLE: Final = f"{_ACCESS}/roles/{{role}}"
 _BINDING: Final = f"{_ACCESS}/bindings/{{binding}}"
+_QUOTA: Final = f"{_ACCESS}/quotas/{{quota}}"
 _TAG: Final = "access"
 _NO_AUTHENTICATION: Final = "Refused by a broker without authentication."
 _RESOURCE_CHARACTERS_MAX: Final = 3 * (NAME_CHARACTERS_MAX + 1)
@@ -32,6 +41,7 @@ SubjectText = Annotated[str, msgspec.Meta(max_length=272, examples=["user:alice"
 ResourceText = Annotated[str, msgspec.Meta(max_length=_RESOURCE_CHARACTERS_MAX, examples=["/default/orders-*"])]
 RuleName = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
 GroupNames = Annotated[list[str], msgspec.Meta(max_length=GROUPS_MAX)]
+LimitNumber = Annotated[int, msgspec.Meta(ge=0, le=LIMIT_MAX)]
 PageLimit = Annotated[int, msgspec.Meta(ge=1, le=500)]
 
 
@@ -84,6 +94,28 @@ class KeyQuery(msgspec.Struct):
 
     principal: SubjectText = ""
     """Only those of this principal."""
+    limit: PageLimit = 100
+    """The most entries of one page."""
+    after: After = ""
+    """`next` of the page before; empty: the first page."""
+
+
+class QuotaChanges(msgspec.Struct, omit_defaults=True):
+    """Limits that are to be changed; 0: none. Those that are absent stay as they are."""
+
+    connections_max: LimitNumber | msgspec.UnsetType = msgspec.UNSET
+    """Connections of a principal to one broker; namespaces have no such limit."""
+    requests_per_s: LimitNumber | msgspec.UnsetType = msgspec.UNSET
+    publish_bytes_per_s: LimitNumber | msgspec.UnsetType = msgspec.UNSET
+    fetch_bytes_per_s: LimitNumber | msgspec.UnsetType = msgspec.UNSET
+    """Bytes of fetches, and of deliveries to consumers."""
+    stored_bytes_max: LimitNumber | msgspec.UnsetType = msgspec.UNSET
+    """Bytes stored of the topics of the namespace, or of those that the principal created."""
+
+
+class QuotaQuery(msgspec.Struct):
+    """Which quotas."""
+
     limit: PageLimit = 100
     """The most entries of one page."""
     after: After = ""
@@ -167,6 +199,28 @@ async def _revoke_key(call: ApiCall) -> None:
     await call.broker.access.revoke_key(call.principal, call.path["key"])
 
 
+async def _list_quotas(call: ApiCall) -> wire.QuotasListed:
+    asked: QuotaQuery = call.query
+    page = call.broker.quotas.list(call.principal, asked.after, asked.limit)
+    return wire.QuotasListed([wire_quota(one) for one in page.quotas], page.next)
+
+
+async def _get_quota(call: ApiCall) -> Answer:
+    found = call.broker.quotas.get(call.principal, call.path["quota"])
+    return tagged(wire_quota(found), found.version)
+
+
+async def _set_quota(call: ApiCall) -> Answer:
+    given: QuotaChanges = call.body
+    changes = {name: value for name in LIMIT_NAMES if (value := getattr(given, name)) is not msgspec.UNSET}
+    found = await call.broker.quotas.set(call.principal, call.path["quota"], changes, expected_version(call))
+    return tagged(wire_quota(found), found.version)
+
+
+async def _delete_quota(call: ApiCall) -> None:
+    await call.broker.quotas.delete(call.principal, call.path["quota"], expected_version(call))
+
+
 async def _whoami(call: ApiCall) -> wire.Caller:
     return wire_caller(call.broker.access.whoami(call.principal, identity_of(call.request)))
 
@@ -182,6 +236,14 @@ _LOADER: Final = wire.AccessRole("loader", ["produce", "create"], version="9f2c6
 _EXAMPLE: Final = wire.AccessBinding("b-orders", "service_account:loader", ["producer"], "/default/orders-*")
 _KEY: Final = wire.AccessKey(
     "5d3f1c0e7a0b", "service_account:loader", ["etl"], 1_790_000_000_000_000, 1_800_000_000_000_000, "nightly load"
+)
+
+_ALICE: Final = wire.AccessQuota(
+    "user:alice",
+    connections_max=20,
+    publish_bytes_per_s=10_000_000,
+    version="9f2c63a1b04de875",
+    used=wire.QuotaUse(connections=2, publish_bytes_per_s=731_204.5),
 )
 
 OPERATIONS: Final = (
@@ -380,5 +442,58 @@ OPERATIONS: Final = (
         tag=_TAG,
         handler=_revoke_key,
         native=(wire.RevokeApiKey,),
+    ),
+    Operation(
+        method="GET",
+        path=f"{_ACCESS}/quotas",
+        name="listQuotas",
+        summary="List quotas",
+        description="Those that the caller may see, each with what is used of it now.",
+        tag=_TAG,
+        handler=_list_quotas,
+        query=QuotaQuery,
+        reply=wire.QuotasListed,
+        reply_example=wire.QuotasListed([_ALICE]),
+        native=(wire.ListQuotas,),
+    ),
+    Operation(
+        method="GET",
+        path=_QUOTA,
+        name="getQuota",
+        summary="Get a quota",
+        description="Its limits, and what is used of it now at the broker that answers.",
+        tag=_TAG,
+        handler=_get_quota,
+        reply=wire.AccessQuota,
+        reply_example=_ALICE,
+        has_etag=True,
+        native=(wire.GetQuota,),
+    ),
+    Operation(
+        method="PATCH",
+        path=_QUOTA,
+        name="setQuota",
+        summary="Change limits of a quota",
+        description="A quota that does not exist is made. In force at once, also for those that wait.",
+        tag=_TAG,
+        handler=_set_quota,
+        body=QuotaChanges,
+        body_example={"publish_bytes_per_s": 10_000_000, "connections_max": 20},
+        reply=wire.AccessQuota,
+        reply_example=_ALICE,
+        has_etag=True,
+        takes_if_match=True,
+        native=(wire.SetQuota,),
+    ),
+    Operation(
+        method="DELETE",
+        path=_QUOTA,
+        name="deleteQuota",
+        summary="Delete a quota",
+        description="Those that wait for its rates go on at once.",
+        tag=_TAG,
+        handler=_delete_quota,
+        takes_if_match=True,
+        native=(wire.DeleteQuota,),
     ),
 )

@@ -21,6 +21,7 @@ from pydanube.core.access import Principal
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import NAME_CHARACTERS_MAX, PARTITIONS_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
+from pydanube.model.quotas import QuotaSubject
 from pydanube.model.schemas import parse_subject
 from pydanube.model.security import parse_binding_id, parse_key_id, parse_role_name
 from pydanube.model.staging import QUERY_CHARACTERS_MAX, check_query
@@ -224,6 +225,12 @@ PATH_PARAMETERS: Final[dict[str, PathParameter]] = {
     "binding": PathParameter(parse_binding_id, _RULE_NAME_SCHEMA, "The id of the binding.", "b-orders"),
     "key": PathParameter(
         parse_key_id, _KEY_ID_SCHEMA, "The id of the API key, which is no secret.", "5d3f1c0e7a0b4a51"
+    ),
+    "quota": PathParameter(
+        QuotaSubject.parse,
+        {"type": "string", "minLength": 2, "maxLength": 272},
+        "The subject: `user:NAME`, `service_account:NAME` (`*`: all others of the type) or `namespace:NAME`.",
+        "user:alice",
     ),
     "run": number_parameter("run", 1, _INT64_MAX, "The number of the upload.", 1),
 }

@@ -207,6 +207,7 @@ class TopicEvents(EventStream):
         self._large = large
         self._form = form
         self._streams = streams
+        self._sent_bytes = 0
         self._next: dict[int, int] = {}
         """By partition: the offset that is sent next. It is the id of every event."""
         self._turn = asyncio.Lock()
@@ -259,9 +260,9 @@ class TopicEvents(EventStream):
             await self.write(_event(msgspec.json.encode(problem_of(error)), "error"))
             self._ended.set()
 
-    async def _fetch(self, partition: int, wait_ms: int) -> FetchResult:
+    async def _fetch(self, partition: int, wait_ms: int, bytes_max: int = FETCH_BYTES) -> FetchResult:
         start = Position("offset", self._next[partition])
-        found = await self._broker.fetch(self._principal, self._topic, partition, start, FETCH_BYTES, wait_ms)
+        found = await self._broker.fetch(self._principal, self._topic, partition, start, bytes_max, wait_ms)
         if not found.batches:
             self._next[partition] = max(self._next[partition], found.next_offset)
         return found
@@ -276,11 +277,27 @@ class TopicEvents(EventStream):
             async with AsyncExitStack() as memory:
                 await memory.enter_async_context(self._large.sending(needed_bytes))
                 await self._connection.until_writable()
-                found = found or await self._fetch(partition, 0)
-                needed_bytes, found = await self._send_batches(partition, found, needed_bytes, memory), None
+                needed_bytes = await self._send_within_quota(partition, found, needed_bytes, memory)
+                found = None
                 if not needed_bytes:
                     await self._connection.until_writable()
                     return
+
+    async def _send_within_quota(
+        self, partition: int, found: FetchResult | None, reserved_bytes: int, memory: AsyncExitStack
+    ) -> int:
+        """Send messages, after waiting for the rates of quotas; see `_send_batches`."""
+        throttle = self._broker.throttle
+        if not throttle.is_active:
+            found = found or await self._fetch(partition, 0)
+            return await self._send_batches(partition, found, reserved_bytes, memory)
+        found, sent = None, self._sent_bytes
+        turn = await throttle.fetch(self._principal, self._topic.namespace, FETCH_BYTES)
+        try:
+            found = await self._fetch(partition, 0, turn.bytes_max)
+            return await self._send_batches(partition, found, reserved_bytes, memory)
+        finally:
+            turn.done(self._sent_bytes - sent)
 
     async def _send_batches(
         self, partition: int, found: FetchResult, reserved_bytes: int, memory: AsyncExitStack
@@ -305,6 +322,7 @@ class TopicEvents(EventStream):
                 if self._audited is not None:
                     self._audited.messages += 1
                     self._audited.bytes += size
+                self._sent_bytes += len(encoded)
                 await self.write(_event(encoded, number=self._position()))
                 if size > PIECE_BYTES and self._connection.is_writable:
                     reserved_bytes = 0

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from pydanube.broker import Broker, Published, SharedProducer, shared_id
+from pydanube.broker import QUOTA_WAIT_S_MAX, Broker, Published, SharedProducer, shared_id
 from pydanube.broker.topic_addresses import Place
 from pydanube.codec.batch import encode
 from pydanube.core.access import Principal
@@ -163,7 +163,8 @@ class Publisher:
         producer = shared.producer
         batch = _encode(messages, shared.name, producer.producer_id, producer.producer_epoch, schema)
         stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._broker.publish(principal, producer, memoryview(batch), partial(_answer, stored))
+        answer = partial(_answer, stored)
+        self._broker.publish(principal, producer, memoryview(batch), answer, QUOTA_WAIT_S_MAX)
         return await stored
 
 

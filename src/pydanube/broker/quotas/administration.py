@@ -1,0 +1,117 @@
+"""Administration of quotas.
+
+```
+ change and delete     ADMINISTER on the cluster, also for the quota of a namespace: a tenant must not raise its own
+ see                   DESCRIBE on the cluster; everybody its own and that of all of its type, and those of namespaces
+                       that it may describe
+```
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from pydanube.broker.registry.registry import Registry
+from pydanube.broker.security.administration import PAGE_MAX
+from pydanube.core.access import BROKER, Action, Authorizer, Principal
+from pydanube.metadata.following import Follower
+from pydanube.metadata.store import MetadataStore
+from pydanube.model.errors import Full, Invalid
+from pydanube.model.limits import QUOTAS_MAX
+from pydanube.model.quotas import LIMIT_NAMES, Quota, QuotaSubject
+from pydanube.runtime.clock import Clock
+
+from .quota_store import QuotaStore, no_quota
+from .records import QuotaRecord
+from .throttle import Throttle
+
+
+class QuotaPage(NamedTuple):
+    """One page of quotas, in order of their subjects. `next`: the `after` of the next page; empty: there is none."""
+
+    quotas: list[Quota]
+    next: str = ""
+
+
+class Quotas:
+    """Quotas, as callers see and change them. A part of the facade."""
+
+    def __init__(
+        self, throttle: Throttle, registry: Registry, authorizer: Authorizer, store: MetadataStore, clock: Clock
+    ) -> None:
+        self._throttle = throttle
+        self._registry = registry
+        self._authorizer = authorizer
+        self._clock = clock
+        self._store = QuotaStore(store, clock, self._changed)
+
+    def follow(self, follower: Follower) -> None:
+        """Learn by the follower what other brokers change."""
+        self._store.follow(follower)
+
+    async def load(self) -> None:
+        """Read the quotas from the metadata."""
+        await self._store.load()
+
+    def list(self, principal: Principal, after: str = "", limit: int = PAGE_MAX) -> QuotaPage:
+        """Return a page of the quotas that the caller may see, each with what is used of it now."""
+        if not 0 < limit <= PAGE_MAX:
+            raise Invalid(f"limit={limit} is out of range: use 1 to {PAGE_MAX}")
+        seen = sorted((str(one), one) for one in self._store.quotas if self._shows(principal, one))
+        start = bisect_right(seen, after, key=lambda one: one[0]) if after else 0
+        page = seen[start : start + limit]
+        found = [self._quota(one, self._store.quotas[one]) for _, one in page]
+        return QuotaPage(found, page[-1][0] if start + limit < len(seen) else "")
+
+    def get(self, principal: Principal, subject: QuotaSubject) -> Quota:
+        """Return a quota that the caller may see. Raises NotFound if the subject has none of its own."""
+        if not self._shows(principal, subject):
+            self._authorizer.check(principal, Action.DESCRIBE, str(subject) if subject.is_namespace else BROKER)
+        record = self._store.quotas.get(subject)
+        if record is None:
+            raise no_quota(subject)
+        return self._quota(subject, record)
+
+    async def set(
+        self, principal: Principal, subject: QuotaSubject, changes: Mapping[str, int], expected: str = ""
+    ) -> Quota:
+        """Change limits of a quota, which is made if there is none; in force at once. Other limits stay as they are.
+
+        Raises Conflict if the quota does not have the version `expected`; empty: any.
+        """
+        self._authorizer.check(principal, Action.ADMINISTER, BROKER)
+        if unknown := [name for name in changes if name not in LIMIT_NAMES]:
+            raise Invalid(f"{unknown[0]!r} is no limit of a quota: use {', '.join(LIMIT_NAMES)}")
+        if subject.is_namespace:
+            self._registry.namespace(subject.name)
+
+        def change(stored: QuotaRecord | None) -> QuotaRecord:
+            if stored is None and len(self._store.quotas) >= QUOTAS_MAX:
+                raise Full(f"there are {QUOTAS_MAX} quotas, which is the most: use those of all principals of a type")
+            record = msgspec.structs.replace(stored or QuotaRecord(created_at=self._clock.now_us()), **changes)
+            record.limits().check(subject)
+            return record
+
+        return self._quota(subject, await self._store.set(subject, change, expected))
+
+    async def delete(self, principal: Principal, subject: QuotaSubject, expected: str = "") -> None:
+        """Delete a quota; those that wait for its rates go on at once. `expected` as in `set`."""
+        self._authorizer.check(principal, Action.ADMINISTER, BROKER)
+        await self._store.delete(subject, expected)
+
+    def _changed(self, subject: QuotaSubject, record: QuotaRecord | None) -> None:
+        self._throttle.set_quota(subject, None if record is None else record.limits())
+
+    def _quota(self, subject: QuotaSubject, record: QuotaRecord) -> Quota:
+        return record.quota(subject, self._throttle.usage(subject))
+
+    def _shows(self, principal: Principal, subject: QuotaSubject) -> bool:
+        if self._authorizer.allows(principal, Action.DESCRIBE, BROKER):
+            return True
+        if subject.is_namespace:
+            return self._authorizer.allows(principal, Action.DESCRIBE, str(subject))
+        return str(subject) == principal.id or (subject.is_default and subject.type == principal.type)
