@@ -67,9 +67,14 @@ def _print_troubles(found: ClusterDescription) -> None:
     """Print what is not served, and what helps."""
     for one in found.brokers:
         if one.state == AWAY and one.partitions:
-            note(f"{plural(one.partitions, 'partition')} wait for broker {one.name}: start it, with its data directory")
+            waiting = f"{plural(one.partitions, 'partition')} {'waits' if one.partitions == 1 else 'wait'}"
+            note(
+                f"{waiting} for broker {one.name}: start it again, with its data directory; if it is lost, see "
+                f"`danube topics takeover`"
+            )
     if found.unplaced:
-        note(f"{plural(found.unplaced, 'partition')} have no broker: each gets one when it is used")
+        have = "has" if found.unplaced == 1 else "have"
+        note(f"{plural(found.unplaced, 'partition')} {have} no broker: each gets one when it is used")
 
 
 def _as_json(found: ClusterDescription) -> dict[str, Any]:

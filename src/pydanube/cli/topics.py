@@ -184,7 +184,7 @@ def set_ack_level(topic: TopicName, ack_level: Literal["durable", "stored"], url
     click.echo(f"{topic} has the ack level {ack_level}")
     if waiting:
         listed = ", ".join(map(str, waiting))
-        note(f"without a broker now, and changed when theirs is back: partition {listed}")
+        note(f"partitions that wait for their broker change when it is back: {listed}")
 
 
 @topics.command(
