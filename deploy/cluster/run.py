@@ -258,6 +258,7 @@ def main() -> int:
                     if broker.has_ended:
                         brokers[number] = start(number)
                         running[running.index(broker)] = brokers[number]
+                        say(f"{broker.name} is {brokers[number].process.pid} now")
         return 1
     except KeyboardInterrupt:
         return 0

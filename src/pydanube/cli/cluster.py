@@ -51,7 +51,7 @@ def status(url: str, as_json: bool) -> None:
 def _row(one: BrokerStatus, coordinator: str) -> list[object]:
     return [
         f"{one.name} *" if one.name == coordinator else one.name,
-        one.state,
+        one.state.partition(": ")[0],
         one.incarnation or "",
         _time(one.since),
         one.addresses.native,
@@ -66,6 +66,8 @@ def _row(one: BrokerStatus, coordinator: str) -> list[object]:
 def _print_troubles(found: ClusterDescription) -> None:
     """Print what is not served, and what helps."""
     for one in found.brokers:
+        if ": " in one.state:
+            note(f"broker {one.name}: {one.state}")
         if one.state == AWAY and one.partitions:
             waiting = f"{plural(one.partitions, 'partition')} {'waits' if one.partitions == 1 else 'wait'}"
             note(
