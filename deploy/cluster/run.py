@@ -1,7 +1,8 @@
 """Three brokers, three members of etcd and an object store, as processes of this machine: `make cluster`.
 
 Everything is kept in ./danube-cluster, and is there again at the next start. The output of each program has its name in
-front. Ctrl-C stops all: the brokers first, then what they need.
+front. A broker that has ended, perhaps because you killed it, is started again with Enter. Ctrl-C stops all: the
+brokers first, then what they need.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -47,7 +49,7 @@ The cluster runs. Any broker's address will do; clients learn the others.
   etcd    {etcd}
   objects {objects}
 
-Try: kill -9 one of the brokers ({pids}) while the bench runs.
+Try: kill -9 one of the brokers ({pids}) while the bench runs. Enter starts it again.
 Ctrl-C stops everything; the data stays in {directory}.
 """
 
@@ -57,6 +59,8 @@ class Program:
 
     def __init__(self, name: str, command: list[str], environment: dict[str, str] | None = None) -> None:
         self.name = name
+        self.has_ended = False
+        """Whether `report_end` has said that it has ended."""
         self.ready = threading.Event()
         self.process = subprocess.Popen(
             command,
@@ -83,6 +87,14 @@ class Program:
         self.ready.wait(READY_SECONDS)
         if self.process.poll() is not None:
             sys.exit(f"{self.name} has ended; its last lines above say why")
+
+    def report_end(self) -> None:
+        """Say once that the program has ended, if it has."""
+        code = self.process.poll()
+        if code is not None and not self.has_ended:
+            self.has_ended = True
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
+            say(f"\n{self.name} {how}. Enter starts it again, with its data.\n")
 
     def stop(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -117,7 +129,8 @@ def etcd_members(program: str, directory: Path, first_port: int) -> tuple[list[P
             Program(
                 name,
                 [
-                    *(program, "--name", name, "--data-dir", str(directory / name), "--log-level", "warn"),
+                    *(program, "--name", name, "--data-dir", str(directory / name)),
+                    *("--logger", "zap", "--log-level", "error"),  # the other logger of 3.4 tells every step of raft
                     *("--listen-client-urls", f"http://{clients[number]}"),
                     *("--advertise-client-urls", f"http://{clients[number]}"),
                     *("--listen-peer-urls", peers[number], "--initial-advertise-peer-urls", peers[number]),
@@ -178,6 +191,14 @@ def start_broker(number: int, directory: Path, shift: int, metadata: str, object
     )
 
 
+def count_lines(pressed: threading.Semaphore) -> None:
+    """Release `pressed` for each line of stdin, until it ends."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTIN])  # in the background, reading fails and does not stop it
+    with contextlib.suppress(OSError):
+        for _ in sys.stdin:
+            pressed.release()
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--directory", type=Path, default=Path("danube-cluster"), help="where everything is kept")
@@ -201,9 +222,17 @@ def main() -> int:
         stores, objects, settings = object_store(wanted.directory, S3_PORT + wanted.shift, wanted.s3)
         running += stores
         metadata = f"etcd://{','.join(addresses)}/danube"
+        start = partial(
+            start_broker,
+            directory=wanted.directory,
+            shift=wanted.shift,
+            metadata=metadata,
+            objects=objects,
+            **settings,
+        )
         brokers = []
         for number in range(BROKERS):
-            brokers.append(start_broker(number, wanted.directory, wanted.shift, metadata, objects, **settings))
+            brokers.append(start(number))
             running.append(brokers[-1])
         for broker in brokers:
             broker.wait_ready()
@@ -219,8 +248,17 @@ def main() -> int:
                 directory=wanted.directory,
             )
         )
+        pressed = threading.Semaphore(0)
+        threading.Thread(target=count_lines, args=[pressed], daemon=True).start()
         while any(broker.process.poll() is None for broker in brokers):
-            threading.Event().wait(1)
+            for broker in brokers:
+                broker.report_end()
+            if pressed.acquire(timeout=1):
+                for number, broker in enumerate(brokers):
+                    if broker.has_ended:
+                        brokers[number] = start(number)
+                        running[running.index(broker)] = brokers[number]
+                        say(f"{broker.name} is {brokers[number].process.pid} now")
         return 1
     except KeyboardInterrupt:
         return 0

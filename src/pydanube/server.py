@@ -571,8 +571,9 @@ class Server:
         found = await store.get(IDENTITY_KEY)
         if found is not None and found.value != mine:
             raise Refused(
-                f"{place} belongs to {found.value.decode(errors='replace')}, not to "
-                f"{mine.decode()}: put back the metadata of this data directory"
+                f"{place} is not the metadata of {directory.path}: it says {found.value.decode(errors='replace')}, and "
+                f"the directory {mine.decode()}; start the broker (node) that the metadata names, with its data "
+                f"directory, or put back the metadata of this one"
             )
         if found is None:
             if directory.knows(METADATA_PART):

@@ -228,7 +228,7 @@ class OptionalPath:
 class StoreUrl:
     """The URL of an object store. `show` hides credentials in it."""
 
-    allowed: str = "a URL such as s3://bucket/prefix, or empty"
+    allowed: str = "a URL such as s3://bucket/prefix or file:///directory, or empty"
 
     def read(self, value: object) -> str:
         if not isinstance(value, str) or (value and not _URL.match(value.strip())):

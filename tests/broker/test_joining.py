@@ -151,7 +151,7 @@ async def test_a_living_broker_of_the_same_name_is_named_before_anything_else(
     living = BrokerSession("a", 1, BrokerAddresses("here:1", http="here:2"), log=mine.log, started_at=1)
     await store.transact([], [Put(session_key("a"), pack(living))])
     message = await refusal(store, tmp_path / "other", "a")
-    assert "lives at here:1, here:2 since 1970-01-01T00:00:00" in message and "--name" in message
+    assert "lives at here:1, here:2 since 1970-01-01 00:00:00 UTC" in message and "--name" in message
     assert await join(store, tmp_path / "a", "a") == mine, "its own directory: its lock says whether it lives"
 
 

@@ -69,6 +69,17 @@ async def take_over(node: Node) -> list[Loss]:
     return await node.broker.take_over_topic(ANONYMOUS, TOPIC, None, True)
 
 
+async def test_lists_of_topics_name_the_broker_that_partitions_wait_for(tmp_path):
+    async with lost_broker(tmp_path) as (_world, b):
+        statistics = b.broker.statistics
+        listed = [one async for chunk in statistics.all(ANONYMOUS) for one in chunk]
+        (found,) = await statistics.add_others(ANONYMOUS, listed)
+        assert "waits for broker 'a', which is away since 2026-09-21" in found.health
+        await take_over(b)
+        (found,) = await statistics.add_others(ANONYMOUS, listed)
+        assert found.health == "ok"
+
+
 # -- taking over -------------------------------------------------------------------------------------------------------
 
 

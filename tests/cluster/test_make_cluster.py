@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 from cluster_world import danube
@@ -17,16 +18,28 @@ import pydanube
 
 pytestmark = pytest.mark.process
 RUN = Path(__file__).parents[2] / "deploy" / "cluster" / "run.py"
-SHIFT = 2_000 + os.getpid() % 20_000 // 10 * 10
-"""Other ports than those of a cluster that somebody runs on this machine."""
+SHIFT = 2_000 + os.getpid() % 12_000 // 10 * 10
+"""Other ports than those of a cluster that somebody runs on this machine, and none above 65535."""
+
+
+def read_to(lines: IO[str], start: str) -> str:
+    """Read to the line that begins with `start`; return all that was read."""
+    said = ""
+    for line in lines:
+        said += line
+        if line.startswith(start):
+            return said
+    raise AssertionError(f"no line begins with {start!r}:\n{said}")
 
 
 @pytest.mark.etcd
 @pytest.mark.skipif(bool(missing_etcd()), reason=missing_etcd() or "etcd is there")
 def test_three_brokers_serve_until_ctrl_c_and_leave_no_process(tmp_path: Path) -> None:
     command = [sys.executable, str(RUN), "--directory", str(tmp_path / "cluster"), "--shift", str(SHIFT)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None and process.stdin is not None
     said = ""
     try:
         for line in process.stdout:
@@ -43,6 +56,14 @@ def test_three_brokers_serve_until_ctrl_c_and_leave_no_process(tmp_path: Path) -
         listed = danube("brokers", "list", "--url", f"danube://{found[3]}")
         assert listed.returncode == 0, listed.stderr
         assert all(f"broker{number}" in listed.stdout for number in (1, 2, 3)), listed.stdout
+        killed = re.search(r"broker2 is (\d+)", said)
+        assert killed, said
+        os.kill(int(killed[1]), signal.SIGKILL)
+        said += read_to(process.stdout, "broker2 was ended by SIGKILL")
+        process.stdin.write("\n")
+        process.stdin.flush()
+        said += read_to(process.stdout, " broker2 | danube ready")
+        assert "raft" not in said, "etcd says only what is wrong"
     finally:
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=120)

@@ -8,25 +8,32 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from etcd_cluster import EtcdMember, etcd_cluster, missing_etcd
 
 import pydanube
 from conformance import put
+from pydanube.broker.cluster.node_records import NodeRecord, node_key, pack, session_key
+from pydanube.broker.registry.records import PartitionRecord, TopicRecord, partition_key, topic_key
 from pydanube.cli.app import cli
+from pydanube.codec.wal import NodeIdentity
 from pydanube.copying import copy_metadata
 from pydanube.metadata import Put, Succession, list_all
 from pydanube.metadata.etcd.place import EtcdPlace
 from pydanube.metadata.opening import MetadataPlace, open_metadata
 from pydanube.metadata.store import MetadataStore
+from pydanube.model.cluster import BrokerAddresses, BrokerSession
 from pydanube.model.errors import Refused
+from pydanube.model.names import TopicName
 from pydanube.runtime.clock import SystemClock
 from pydanube.server import IDENTITY_KEY, Server
 from pydanube.settings import Settings
 from pydanube.storage.tiering.manifest import number_at
 
 TOPIC = "/default/orders"
+IDENTITY = msgspec.json.encode(NodeIdentity("danube-1", "broker-1", "log-1"))
 with_etcd = [pytest.mark.etcd, pytest.mark.skipif(bool(missing_etcd()), reason=missing_etcd() or "etcd is there")]
 
 
@@ -115,7 +122,7 @@ async def test_a_broker_goes_on_where_it_was_with_a_copy_and_with_the_copy_of_th
 async def test_a_copy_holds_the_same_keys_and_values_and_the_numbers_of_manifests_go_on(tmp_path: Path) -> None:
     source, target = tmp_path / "a.db", tmp_path / "b.db"
     async with opened(source) as store:
-        await store.transact([], [Put(IDENTITY_KEY, b"{}"), Put("/log", b"3")])
+        await store.transact([], [Put(IDENTITY_KEY, IDENTITY), Put("/log", b"3")])
         for number in range(30):
             await put(store, f"/large/{number:02}", bytes([number]) * 300_000)
         for number in range(300):
@@ -139,18 +146,59 @@ async def test_what_is_not_empty_and_what_is_no_metadata_is_refused(tmp_path: Pa
         await copy_metadata(source, target, SystemClock())
     assert not target.exists()
     async with opened(source) as store:
-        await put(store, IDENTITY_KEY, b"{}")
+        await put(store, IDENTITY_KEY, IDENTITY)
     async with opened(target) as store:
         await put(store, "/a")
     with pytest.raises(Refused, match=r"b\.db is not empty"):
         await copy_metadata(source, target, SystemClock())
 
 
+async def test_metadata_that_a_broker_of_a_cluster_uses_is_not_copied(tmp_path: Path) -> None:
+    source, target = tmp_path / "a.db", tmp_path / "b.db"
+    async with opened(source) as store:
+        await put(store, IDENTITY_KEY, IDENTITY)
+        lease, _ = await store.grant_lease(60_000)
+        session = BrokerSession("b", 4, BrokerAddresses("10.0.0.2:6655"), log="log-2")
+        await put(store, session_key("b"), pack(session), lease)
+    with pytest.raises(Refused, match=r"a\.db is in use by broker 'b' at 10\.0\.0\.2:6655: stop all brokers"):
+        await copy_metadata(source, target, SystemClock())
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("ack_level", "log", "is_refused"),
+    [
+        ("durable", "log-2", True),
+        ("written", "log-2", True),
+        ("durable", "log-1", False),
+        ("durable", "", False),
+        ("memory", "log-2", False),
+    ],
+)
+async def test_partitions_in_the_logs_of_others_do_not_go_to_a_file(
+    ack_level: str, log: str, is_refused: bool, tmp_path: Path
+) -> None:
+    """The broker that goes on alone would not know what these logs hold, and would give out their offsets again."""
+    source, target = tmp_path / "a.db", tmp_path / "b.db"
+    topic = TopicRecord(7, partitions=2, ack_level=ack_level)
+    async with opened(source) as store:
+        await put(store, IDENTITY_KEY, IDENTITY)
+        await put(store, node_key("b"), pack(NodeRecord("log-2")))
+        await put(store, topic_key(TopicName("default", "orders")), pack(topic))
+        await put(store, partition_key(7, 1), pack(PartitionRecord(epoch=1, owner="b", incarnation=2, log=log)))
+    if not is_refused:
+        await copy_metadata(source, target, SystemClock())
+        return
+    with pytest.raises(Refused, match=r"/default/orders-part-1 \(broker 'b'\); start the cluster again"):
+        await copy_metadata(source, target, SystemClock())
+    assert not target.exists()
+
+
 async def test_a_source_that_changes_meanwhile_is_noticed_and_its_copy_cannot_be_used(tmp_path: Path) -> None:
     """The file of a broker that runs is locked; what is in etcd could change."""
     source, target = tmp_path / "a.db", tmp_path / "b.db"
     async with opened(source) as store:
-        await put(store, IDENTITY_KEY, b"{}")
+        await put(store, IDENTITY_KEY, IDENTITY)
         await put(store, "/b", b"old")
     formers = []
 

@@ -145,25 +145,25 @@ class Statistics:
             await slices.pause_if_spent()
 
     async def add_others(self, principal: Principal, summaries: list[TopicSummary]) -> list[TopicSummary]:
-        """Return the summaries, which the caller may see, with what the other owners of these topics have counted. One
-        that does not answer is named in `health`."""
+        """Return the summaries, which the caller may see, with what the other owners of these topics have counted.
+        `health` names an owner that does not answer, and a broker that is away and that partitions wait for."""
         if self._gathering.is_alone:
             return summaries
         owners: dict[str, list[TopicName]] = {}
+        merged = {one.topic: one for one in summaries}
         for name in (TopicName.parse(one.topic) for one in summaries):
             record = self._registry.find_topic(name)
             if record is not None:
+                merged[str(name)] = _with_health(merged[str(name)], self._partitions.routing.health(name, record))
                 shares = self._gathering.shares(record.topic_id, range(record.config().partition_count))
                 for broker in shares.others:
                     owners.setdefault(broker, []).append(name)
         asking = [self._ask_owner(broker, names) for broker, names in owners.items()]
-        merged = {one.topic: one for one in summaries}
         for answers in await run_together(asking):
             for topic, one in answers.items():
                 known = merged[topic]
                 if isinstance(one, DanubeError):
-                    health = one.message if known.health == "ok" else f"{known.health}; {one.message}"
-                    merged[topic] = replace(known, health=health)
+                    merged[topic] = _with_health(known, one.message)
                 else:
                     merged[topic] = merge_summaries(known, one)
         return [self._shown(principal, one) for one in merged.values()]
@@ -241,3 +241,10 @@ class _Ages:
             age_us = self._now_us - appended_us if appended_us is not None else 0
             self._known[offset] = max(0, age_us) / MICROSECONDS
         return self._known[offset]
+
+
+def _with_health(known: TopicSummary, health: str) -> TopicSummary:
+    """Return a summary with this added to what is wrong with the topic already; 'ok' adds nothing."""
+    if health == "ok":
+        return known
+    return replace(known, health=health if known.health == "ok" else f"{known.health}; {health}")

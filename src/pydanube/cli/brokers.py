@@ -9,6 +9,7 @@ import click
 
 from pydanube.model.cluster import AWAY
 from pydanube.model.errors import Invalid
+from pydanube.model.leftovers import Leftover
 from pydanube.model.positions import datetime_from_micros
 
 from .options import examples, json_option, url_option
@@ -107,7 +108,7 @@ def leftovers(broker: str, url: str, as_json: bool) -> None:
     """
     found = with_client(url, lambda client: client.leftovers(broker))
     if as_json:
-        emit_json([asdict(one) for one in found])
+        emit_json([asdict(one) | {"taken_at": _taken_at(one)} for one in found])
         return
     if not found:
         click.echo("no leftovers")
@@ -121,11 +122,15 @@ def leftovers(broker: str, url: str, as_json: bool) -> None:
                 one.broker,
                 one.start_offset,
                 one.end_offset,
-                size(one.bytes),
-                datetime_from_micros(one.taken_at).isoformat(timespec="seconds"),
+                size(one.bytes) if one.state == "ok" else "-",
+                _taken_at(one),
                 one.state,
             )
             for one in found
         ],
         right=["partition", "first offset", "end offset", "stored"],
     )
+
+
+def _taken_at(one: Leftover) -> str:
+    return datetime_from_micros(one.taken_at).isoformat(timespec="seconds")

@@ -51,7 +51,7 @@ def status(url: str, as_json: bool) -> None:
 def _row(one: BrokerStatus, coordinator: str) -> list[object]:
     return [
         f"{one.name} *" if one.name == coordinator else one.name,
-        one.state,
+        one.state.partition(": ")[0],
         one.incarnation or "",
         _time(one.since),
         one.addresses.native,
@@ -66,10 +66,17 @@ def _row(one: BrokerStatus, coordinator: str) -> list[object]:
 def _print_troubles(found: ClusterDescription) -> None:
     """Print what is not served, and what helps."""
     for one in found.brokers:
+        if ": " in one.state:
+            note(f"broker {one.name}: {one.state}")
         if one.state == AWAY and one.partitions:
-            note(f"{plural(one.partitions, 'partition')} wait for broker {one.name}: start it, with its data directory")
+            waiting = f"{plural(one.partitions, 'partition')} {'waits' if one.partitions == 1 else 'wait'}"
+            note(
+                f"{waiting} for broker {one.name}: start it again, with its data directory; if it is lost, see "
+                f"`danube topics takeover`"
+            )
     if found.unplaced:
-        note(f"{plural(found.unplaced, 'partition')} have no broker: each gets one when it is used")
+        have = "has" if found.unplaced == 1 else "have"
+        note(f"{plural(found.unplaced, 'partition')} {have} no broker: each gets one when it is used")
 
 
 def _as_json(found: ClusterDescription) -> dict[str, Any]:

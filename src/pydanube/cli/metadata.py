@@ -34,7 +34,7 @@ def metadata() -> None:
     epilog=examples(
         """
 danube metadata copy --from ./danube-data --to etcd://10.0.0.1,10.0.0.2,10.0.0.3/danube
-danube serve --data-dir ./danube-data --metadata etcd://10.0.0.1,10.0.0.2,10.0.0.3/danube --storage-url s3://bucket/danube
+danube serve --name broker-1 --data-dir ./danube-data --metadata etcd://10.0.0.1,10.0.0.2,10.0.0.3/danube --storage-url s3://bucket/danube
 danube metadata copy --from etcd://10.0.0.1/danube --to ./metadata.db                          back to a file
 """
     ),
@@ -46,8 +46,10 @@ danube metadata copy --from etcd://10.0.0.1/danube --to ./metadata.db           
 def copy(source: str, target: str, path: Path | None, as_json: bool) -> None:
     """Copy metadata to an empty place, from SQLite to etcd or back, and compare the copy with its source.
 
-    Stop the broker first. The source stays as it is; the data directory refuses it once the broker was started on the
-    copy. User, password and TLS of an etcd are those of the settings (metadata.user, DANUBE_METADATA_PASSWORD, ...).
+    Stop the broker first, and all brokers of a cluster. The source stays as it is; the data directory refuses it once
+    the broker was started on the copy. A copy in a file is for one broker, the one that began the cluster: it is
+    refused while partitions are in the logs of others. User, password and TLS of an etcd are those of the settings
+    (metadata.user, DANUBE_METADATA_PASSWORD, ...).
     """
     from pydanube.copying import copy_metadata
     from pydanube.runtime.clock import SystemClock
@@ -81,8 +83,9 @@ def _show(copied: MetadataCopied, is_file: bool) -> None:
             ("copied", f"{plural(copied.keys, 'key')}, {size(copied.bytes)}, and compared"),
         ]
     )
-    option = "metadata.path naming this file" if is_file else f"--metadata {copied.target} and a --storage-url"
-    note(
-        f"start the broker on its data directory, under the name it has, with {option}; do not start it on "
-        f"{copied.source} any more"
-    )
+    if is_file:
+        how = f"start broker {copied.broker!r} on its data directory, with DANUBE_METADATA_PATH={copied.target}"
+    else:
+        where = f"--metadata {copied.target} and a --storage-url"
+        how = f"start the broker on its data directory, with --name {copied.broker}, {where}"
+    note(f"{how}; do not start it on {copied.source} any more")

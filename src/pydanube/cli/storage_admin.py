@@ -54,7 +54,9 @@ danube storage usage --json | jq '.status.uploads, .total.waiting_bytes'
 def usage(topic: TopicName | None, url: str, as_json: bool) -> None:
     """Show what is in the log and in object storage, what waits to be uploaded, and how uploads are doing.
 
-    Without TOPIC, all topics, added up over their partitions. 'waiting' is in the log and not yet in object storage.
+    Without TOPIC, all topics, added up over their partitions. 'waiting' is in the log and not yet in object storage; of
+    a stored topic, it is in slices there, and becomes segments later. In a cluster, topics are shown as all brokers
+    have them, and 'uploads', 'log on disk' and 'slices' are those of the broker that is asked.
     """
     found = with_client(url, lambda client: client.storage_usage(_text(topic)), answer_seconds=PATIENCE_SECONDS)
     if as_json:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
+from pydanube.model.cluster import AWAY, BrokerStatus
 from pydanube.model.errors import Denied, Invalid
 from pydanube.model.limits import PARTITIONS_MAX
 from pydanube.model.names import TopicName
@@ -25,7 +26,7 @@ from .options import (
     url_option,
     yes_option,
 )
-from .output import emit_json, fields, note, size, table
+from .output import emit_json, fields, note, plural, size, table
 from .paging import PageOptions, page_options
 from .policies import topic_policies
 from .schema_bindings import binding_dict, binding_text, find_binding
@@ -96,7 +97,15 @@ def create(
     url: str,
     as_json: bool,
 ) -> None:
-    """Create a topic."""
+    """Create a topic.
+
+    \b
+    The ack level says what a message survives once its publish is acked:
+      stored    the loss of the broker with its disk: it is in the object store
+      durable   a crash of the broker's machine: it is synced to its disk
+      written   a crash of the broker's process: it is handed to the system
+      memory    nothing: it is in the memory of the broker
+    """
     from pydanube.model.errors import AlreadyExists
     from pydanube.model.topics import AckLevel, TopicConfig
 
@@ -184,7 +193,7 @@ def set_ack_level(topic: TopicName, ack_level: Literal["durable", "stored"], url
     click.echo(f"{topic} has the ack level {ack_level}")
     if waiting:
         listed = ", ".join(map(str, waiting))
-        note(f"without a broker now, and changed when theirs is back: partition {listed}")
+        note(f"partitions that wait for their broker change when it is back: {listed}")
 
 
 @topics.command(
@@ -247,7 +256,8 @@ def salvage(topic: TopicName, partition: int, to: TopicName, broker: str, drop: 
     if as_json:
         emit_json({"topic": str(topic), "partition": partition, "to": str(to), "published": published, "dropped": drop})
     else:
-        click.echo(f"published {published} messages to {to}" + (", and dropped the leftovers" if drop else ""))
+        told = f"published {plural(published, 'message')} to {to}" if published else f"nothing new to publish to {to}"
+        click.echo(told + (", and dropped the leftovers" if drop else ""))
 
 
 @topics.command(
@@ -295,11 +305,13 @@ async def _topic_names(client: Client, namespace: str | None, query: PageQuery) 
 def describe(topic: TopicName, url: str, as_json: bool) -> None:
     """Show a topic's partitions, offsets, size and subscriptions, and the schema that it carries."""
 
-    async def work(client: Client) -> tuple[TopicDescription, dict[str, str], Binding | None]:
+    async def work(client: Client) -> tuple[TopicDescription, list[BrokerStatus], Binding | None]:
         found = await client.describe_topic(str(topic))
-        return found, await _broker_names(client), await find_binding(client, str(topic))
+        return found, await _brokers(client), await find_binding(client, str(topic))
 
-    found, names, binding = with_client(url, work)
+    found, brokers, binding = with_client(url, work)
+    names = {one.addresses.native: one.name for one in brokers if one.addresses.native}
+    is_cluster = any(one.incarnation or one.state == AWAY for one in brokers)
     if as_json:
         emit_json(as_dict(found, names) | {"schema": None if binding is None else binding_dict(binding)})
         return
@@ -311,14 +323,14 @@ def describe(topic: TopicName, url: str, as_json: bool) -> None:
             ("reliable", "yes" if found.config.reliable else "no"),
             ("ack level", found.config.ack_level if found.config.reliable else "none: nothing is stored"),
             ("survives", found.config.ack_level.survives),
-            ("broker lost", found.config.ack_level.when_broker_is_lost),
+            *([("broker lost", found.config.ack_level.when_broker_is_lost)] if is_cluster else []),
             ("subscriptions", ", ".join(found.subscriptions) or "none"),
             ("schema", "none" if binding is None else binding_text(binding)),
         ]
     )
     click.echo()
     table(
-        ["partition", "owner", "address", "epoch", "first offset", "end offset", "messages", "stored", "health"],
+        ["partition", "owner", "address", "epoch", "first offset", "end offset", "messages", "in the log", "health"],
         [
             (
                 p.index,
@@ -334,17 +346,17 @@ def describe(topic: TopicName, url: str, as_json: bool) -> None:
             )
             for p in found.partitions
         ],
-        right=["partition", "epoch", "first offset", "end offset", "messages", "stored"],
+        right=["partition", "epoch", "first offset", "end offset", "messages", "in the log"],
     )
 
 
-async def _broker_names(client: Client) -> dict[str, str]:
-    """Return the names of the living brokers, by the address that clients are told; none if they are not told."""
+async def _brokers(client: Client) -> list[BrokerStatus]:
+    """Return the brokers of the cluster, or the one that is alone; none if the client is not told."""
     try:
         described = await client.describe_cluster()
     except (Invalid, Denied):  # a broker of an earlier release, or one that tells this user no more
-        return {}
-    return {one.addresses.native: one.name for one in described.brokers if one.addresses.native}
+        return []
+    return described.brokers
 
 
 def as_dict(found: TopicDescription, names: Mapping[str, str]) -> dict[str, Any]:

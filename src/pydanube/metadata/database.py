@@ -511,7 +511,7 @@ def translate(error: sqlite3.Error, path: Path) -> Exception:
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_ERROR | sqlite3.SQLITE_SCHEMA:
             return Corrupt(f"metadata database {path} is damaged ({error}): {_RESTART}")
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return Unavailable(f"metadata database {path} is in use by another process")
+            return Unavailable(f"metadata database {path} is in use by another process: stop that broker first")
         case sqlite3.SQLITE_FULL:
             return Unavailable(f"metadata database {path} cannot grow ({error}): free some space")
         case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:

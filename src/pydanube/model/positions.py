@@ -85,6 +85,11 @@ def datetime_from_micros(micros: int) -> datetime:
     return _EPOCH + timedelta(microseconds=micros)
 
 
+def utc_text(micros: int) -> str:
+    """Return a time as messages show it, to the second."""
+    return datetime_from_micros(micros).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
 _TIME_MIN: Final = micros_from_datetime(datetime.min.replace(tzinfo=UTC))
 _TIME_MAX: Final = micros_from_datetime(datetime.max.replace(tzinfo=UTC))
 """The range of a datetime in UTC: the years 1 to 9999."""

@@ -66,7 +66,7 @@ _SURVIVES: Final = {
     AckLevel.MEMORY: "nothing: it is lost with the broker's process",
     AckLevel.WRITTEN: "a crash of the broker's process; not of its machine, nor the loss of its disk before the upload",
     AckLevel.DURABLE: "a crash of the broker's machine; not the loss of its disk before the upload",
-    AckLevel.STORED: "the loss of the broker with its disk: any broker of the cluster goes on",
+    AckLevel.STORED: "the loss of the broker with its disk",
 }
 
 _WAITS: Final = "its partitions wait for it, or are taken over without what was not uploaded (danube topics takeover)"

@@ -25,7 +25,7 @@ from pydanube.metadata.following import Follower, Handler
 from pydanube.metadata.store import Compare, Event, KeyValue, MetadataStore, Put
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, Refused, Unavailable
-from pydanube.model.positions import datetime_from_micros
+from pydanube.model.positions import utc_text
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
@@ -484,7 +484,7 @@ def namesake(living: BrokerSession) -> Refused:
     """Return the refusal of a broker that has the name of another, which lives."""
     given = (living.addresses.native, living.addresses.grpc, living.addresses.http, living.inside.native)
     where = ", ".join(address for address in given if address) or "an unknown address"
-    since = datetime_from_micros(living.started_at).isoformat()
+    since = utc_text(living.started_at)
     return Refused(
         f"broker {living.name!r} of this cluster lives at {where} since {since}: give this one a name of its own "
         f"(--name, server.name), or stop the other"

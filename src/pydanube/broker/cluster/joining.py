@@ -80,7 +80,7 @@ async def join_cluster(
 async def _plan(store: MetadataStore, place: MetadataPlace, disk: Disk, path: Path, name: str) -> Joining:
     """Return what the broker is, or would be if it founded the cluster. Writes nothing; raises as `join_cluster`."""
     written, parts = DataDirectory.peek(disk, path) or (None, frozenset())
-    known_founder = founder = await _read_founder(store)
+    known_founder = founder = await read_founder(store)
     if founder is None:
         if METADATA_PART in parts:
             raise Refused(f"{place} is empty, but {path} had metadata: put back a copy, or mount the right disk")
@@ -114,7 +114,8 @@ def _new_identity(name: str) -> NodeIdentity:
     return NodeIdentity(f"danube-{log[:12]}", name, log)
 
 
-async def _read_founder(store: MetadataStore) -> NodeIdentity | None:
+async def read_founder(store: MetadataStore) -> NodeIdentity | None:
+    """Return the identity of the broker that founded the cluster, or is alone; None if there is no metadata."""
     found = await store.get(IDENTITY_KEY)
     if found is None:
         return None
@@ -133,7 +134,7 @@ async def _found(store: MetadataStore, founder: NodeIdentity) -> bool:
     changes anything.
     """
     await store.transact([Compare.missing(IDENTITY_KEY)], [Put(IDENTITY_KEY, msgspec.json.encode(founder))])
-    return await _read_founder(store) == founder
+    return await read_founder(store) == founder
 
 
 async def _refuse_namesake(store: MetadataStore, name: str, written: NodeIdentity | None) -> None:

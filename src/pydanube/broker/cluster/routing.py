@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from datetime import UTC, datetime
 
 from pydanube.broker.registry.records import TopicRecord
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import NotOwner, Unavailable
 from pydanube.model.names import TopicName
+from pydanube.model.positions import utc_text
 from pydanube.model.topics import PartitionDescription
-from pydanube.runtime.clock import MICROSECONDS
 
 from .parts import ClusterParts
 from .placing import Placement
@@ -75,6 +74,16 @@ class Routing:
             described.append(PartitionDescription(index, address, epoch, 0, 0, 0, 0, health, is_known=False))
         return described
 
+    def health(self, name: TopicName, topic: TopicRecord) -> str:
+        """Return 'ok' if every partition of a topic has a living owner; otherwise what the first without one waits for,
+        and how many others have none."""
+        without = [index for index, owner in enumerate(self.owners_of(topic)) if owner is None]
+        if not without:
+            return "ok"
+        others = len(without) - 1
+        more = f"; so {'does' if others == 1 else 'do'} {others} more of its partitions" if others else ""
+        return self.waits_for(name, topic, without[0]) + more
+
     def brokers(self) -> list[BrokerAddresses]:
         """Return the addresses of every living broker, so that clients learn them all."""
         return [client_addresses(one) for one in self._membership.sessions()]
@@ -89,12 +98,8 @@ class Routing:
         if not broker:
             return f"{partition} waits for the broker that writes the log {record.log}: start that broker again"
         since_us = self._membership.away_since(broker)
-        since = f", which is away since {_utc(since_us)}" if since_us else ", which is away"
+        since = f", which is away since {utc_text(since_us)}" if since_us else ", which is away"
         return (
             f"{partition} waits for broker {broker!r}{since}: its log holds messages of the partition; start that "
             f"broker again, with its data directory, or see `danube topics takeover`"
         )
-
-
-def _utc(time_us: int) -> str:
-    return datetime.fromtimestamp(time_us // MICROSECONDS, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

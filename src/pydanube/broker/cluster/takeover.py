@@ -46,7 +46,7 @@ from pydanube.model.ledgers import CursorEntry
 from pydanube.model.leftovers import Loss
 from pydanube.model.names import TopicName
 from pydanube.model.policies import Policies
-from pydanube.model.positions import datetime_from_micros
+from pydanube.model.positions import utc_text
 from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.events import wait_at_most
@@ -166,13 +166,14 @@ class Takeover:
         more = f" and {len(losses) - NAMED_MAX} more partitions" if len(losses) > NAMED_MAX else ""
         brokers = sorted({self._broker(one.broker) for one in losses})
         return (
-            f"taking over would give up what {', '.join(brokers)} has not uploaded: {some}{more}; start that broker "
-            f"again, with its data directory, or accept the loss with --accept-loss"
+            f"taking over would give up what {', '.join(brokers)} has not uploaded: {some}{more}; offsets are reserved "
+            f"in blocks, so there may be far fewer messages; start that broker again, with its data directory, or "
+            f"accept the loss with --accept-loss"
         )
 
     def _broker(self, broker: str) -> str:
         since_us = self._membership.away_since(broker) if broker else 0
-        since = f" (away since {datetime_from_micros(since_us).isoformat()})" if since_us else ""
+        since = f" (away since {utc_text(since_us)})" if since_us else ""
         return f"broker {broker!r}{since}" if broker else "the lost broker"
 
     # -- by policy -----------------------------------------------------------------------------------------------------

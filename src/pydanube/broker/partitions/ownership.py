@@ -60,7 +60,7 @@ from pydanube.metadata.store import (
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, NotOwner, Unavailable
 from pydanube.model.ledgers import CursorEntry
-from pydanube.model.positions import datetime_from_micros
+from pydanube.model.positions import utc_text
 
 if TYPE_CHECKING:
     from .sliced_log import SlicedLog
@@ -249,7 +249,7 @@ class Ownership:
         owner = writers[0] if writers else "" if owner == self._membership.session.name else owner
         broker = f"broker {owner!r}" if owner else f"the broker that writes log {log!r}"
         since_us = self._membership.away_since(owner) if owner and not writers else 0
-        since = f", which is away since {datetime_from_micros(since_us).isoformat()}" if since_us else ""
+        since = f", which is away since {utc_text(since_us)}" if since_us else ""
         return Unavailable(f"{self._name} is in the log of {broker}{since}: start that broker, or try again later")
 
     # -- ledgers -------------------------------------------------------------------------------------------------------
