@@ -30,6 +30,7 @@ from pydanube.broker.partitions.partition_table import PartitionTable
 from pydanube.broker.partitions.publish_queue import PublishDone
 from pydanube.broker.partitions.recovery import PartitionRecovery
 from pydanube.broker.partitions.stored_partition import StoredPartition
+from pydanube.broker.partitions.unlisted_bytes import UnlistedBytes
 from pydanube.broker.registry.policies import EffectivePolicies, broker_policies
 from pydanube.broker.registry.records import TopicRecord, version_of
 from pydanube.broker.registry.registry import Registry, RegistryListener
@@ -147,7 +148,7 @@ class BrokerParts:
 
 
 def _open_object_storage(
-    parts: BrokerParts, open_partitions: PartitionTable, cluster: str, membership: Membership
+    parts: BrokerParts, open_partitions: PartitionTable, settings: BrokerSettings, membership: Membership
 ) -> ObjectStorage | None:
     """Return the object storage of a broker that has one."""
     if parts.objects is None or parts.tiering is None:
@@ -161,8 +162,9 @@ def _open_object_storage(
         parts.clock,
         parts.tasks,
         parts.tiering,
-        cluster,
+        settings.cluster,
         membership,
+        UnlistedBytes(settings.slices.unlisted_bytes_max),
     )
 
 
@@ -190,7 +192,7 @@ class Broker:
         self.metrics = BrokerMetrics()
         self._cache = TailCache(settings.tail_bytes)
         open_partitions = PartitionTable()
-        self._tiers = _open_object_storage(parts, open_partitions, settings.cluster, self._cluster.membership)
+        self._tiers = _open_object_storage(parts, open_partitions, settings, self._cluster.membership)
         self._slices = self._open_slices(parts, settings)
         policies = EffectivePolicies(registry, broker_policies(settings.message_bytes_max, settings.remembered_us))
         self._partitions = self._make_partitions(parts, settings, policies, open_partitions)
@@ -333,6 +335,7 @@ class Broker:
             parts.tasks,
             settings.slices,
             self._tiers.settings.segment_bytes,
+            self._tiers.unlisted,
         )
 
     def _slice_counts(self) -> SliceCounts:
