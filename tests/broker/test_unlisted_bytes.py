@@ -179,7 +179,6 @@ async def test_what_a_taker_inherits_counts_until_it_is_listed(tmp_path: Path) -
         held.go_on()
         assert len(await reading) == 3
         assert total(broker) == 0
-        metadata.refuse(puts(SEGMENTS))
         await tasks.close()
 
 
