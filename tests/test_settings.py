@@ -319,6 +319,8 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
     assert "limits.connections_per_address_max=1000" in refusal(limits__connections_max=999)
     assert "limits.publish_window_bytes=32MiB" in refusal(limits__pending_publish_bytes_max="16MiB")
     assert "limits.message_bytes_max=10MiB" in refusal(limits__pending_publish_bytes_max="1MiB")
+    assert "slices.waiting_bytes_max=64MiB" in refusal(slices__unlisted_bytes_max="32MiB")
+    assert "slices.slice_bytes=4MiB" in refusal(slices__unlisted_bytes_max="2MiB", slices__waiting_bytes_max="1MiB")
     assert refusal(server__http_port=6655) == (
         "server.http_port=6655 is server.port too: give every listener a port of its own, or 0 for a free one"
     )

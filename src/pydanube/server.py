@@ -857,7 +857,7 @@ def _broker_settings(settings: Settings, node: str, cluster: str) -> BrokerSetti
 def _slice_settings(settings: Settings) -> SliceSettings:
     slices = settings.slices
     limits = SliceLimits(slices.in_flight_max, slices.interval_ms / 1000, slices.slice_bytes, slices.waiting_bytes_max)
-    return SliceSettings(limits, slices.state_interval_ms / 1000)
+    return SliceSettings(limits, slices.state_interval_ms / 1000, slices.unlisted_bytes_max)
 
 
 def _tiering_settings(settings: Settings) -> TieringSettings:

@@ -431,6 +431,11 @@ class SlicesSection(Section):
     waiting_bytes_max: int = setting(
         64 * MIB, Size(MIB, 16 * GIB), "What waits for the object store, in memory; more publishes are refused."
     )
+    unlisted_bytes_max: int = setting(
+        4 * GIB,
+        Size(MIB, 1024 * GIB),
+        "Messages in slices that the catalog does not list yet; more publishes to `stored` topics are refused.",
+    )
     state_interval_ms: int = setting(
         1000,
         Number(1, 60_000),
@@ -694,6 +699,8 @@ _NOT_LARGER: Final = (
     ("limits.connections_per_address_max", "limits.connections_max"),
     ("limits.message_bytes_max", "limits.pending_publish_bytes_max"),
     ("limits.publish_window_bytes", "limits.pending_publish_bytes_max"),
+    ("slices.slice_bytes", "slices.unlisted_bytes_max"),
+    ("slices.waiting_bytes_max", "slices.unlisted_bytes_max"),
 )
 """Relations between settings: the first must not be larger than the second."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,9 +20,10 @@ from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.store import Put
 from pydanube.model.errors import DanubeError
 from pydanube.runtime.clock import ManualClock
+from pydanube.runtime.objects import ObjectInfo
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.storage.slices import SliceCollector, seal
-from pydanube.storage.slices.collecting import KEPT_S
+from pydanube.storage.slices.collecting import KEPT_S, WHOLE_EVERY_S
 from pydanube.storage.tiering.catalog import SEGMENTS
 
 ROWS = [(n, b"%d" % n) for n in range(40)]
@@ -188,6 +189,81 @@ async def test_markers_are_never_deleted() -> None:
     clock.advance(KEPT_S)
     assert await collector.collect() == 3
     assert await markers(objects) == [slice_key(1, 3)]
+
+
+class CountingStore(MemoryStore):
+    """Counts the objects that are listed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed = 0
+
+    async def list(self, prefix: str = "", after: str = "") -> AsyncIterator[ObjectInfo]:
+        async for info in super().list(prefix, after):
+            self.listed += 1
+            yield info
+
+
+async def test_markers_of_former_incarnations_are_listed_once_an_hour() -> None:
+    objects, clock, records = CountingStore(), ManualClock(), dict[int, int]()
+    for incarnation in range(1, 501):
+        await seal(objects, incarnation, 0, 999)
+    await objects.put("slices/.README", b"")  # somebody left it there
+    for number in range(5):
+        await objects.put(slice_key(300, 1 + number), bytes(128))
+
+    async def lowest() -> Mapping[int, int]:
+        return dict(records)
+
+    collector = SliceCollector(objects, lowest, clock)
+
+    async def round_lists() -> int:
+        objects.listed = 0
+        await collector.collect()
+        return objects.listed
+
+    records[501] = 0  # opened, with nothing stored yet
+    records[300] = 3
+    assert await round_lists() == 506
+    assert await round_lists() == 6, "the marker and the slices of one incarnation"
+    for incarnation in (501, 502):
+        await objects.put(slice_key(incarnation, 0), bytes(128))
+    assert await round_lists() == 8, "and those of new ones"
+    clock.advance(KEPT_S)
+    assert await round_lists() == 8
+    assert await slices(objects) == [slice_key(300, number) for number in (3, 4, 5)] + [slice_key(501, 0)]
+    await objects.put(slice_key(502, 1), bytes(128))
+    await objects.put(slice_key(7, 1), bytes(128))  # by a broker that was replaced, and did not know it
+    assert await round_lists() == 6
+    clock.advance(KEPT_S)
+    assert await round_lists() == 6
+    assert await slices(objects) == [
+        slice_key(7, 1),
+        *(slice_key(300, number) for number in (3, 4, 5)),
+        slice_key(501, 0),
+    ]
+    clock.advance(WHOLE_EVERY_S)
+    assert await round_lists() == 506
+    clock.advance(KEPT_S)
+    assert await round_lists() == 7
+    assert slice_key(7, 1) not in await slices(objects)
+    assert len(await markers(objects)) == 500
+
+
+async def test_an_incarnation_that_a_record_names_is_listed_although_higher_ones_were_seen() -> None:
+    objects, clock = MemoryStore(), ManualClock()
+    await objects.put(slice_key(9, 0), bytes(128))
+
+    async def lowest() -> Mapping[int, int]:
+        return {8: 1, 9: 0}
+
+    collector = SliceCollector(objects, lowest, clock)
+    await collector.collect()
+    await objects.put(slice_key(8, 0), bytes(128))
+    await collector.collect()
+    clock.advance(KEPT_S)
+    assert await collector.collect() == 1
+    assert await slices(objects) == [slice_key(9, 0)]
 
 
 async def test_nothing_is_deleted_in_a_store_of_another_cluster(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ async def test_puts_of_slices_are_counted_and_an_idle_broker_puts_none(tmp_path:
         assert status.slice_puts == len(await slices(objects)) >= 5
         assert status.slice_puts_per_s > 0
         assert status.slice_waiting_bytes == 0
+        assert status.slice_unlisted_bytes > 0
+        assert status.slice_unlisted_bytes_max == 4 << 30
         revision = await broker._store.revision()
         clock.advance(3600)
         after, _ = await usage(broker)
@@ -29,3 +31,4 @@ async def test_puts_of_slices_are_counted_and_an_idle_broker_puts_none(tmp_path:
         assert await broker._store.revision() == revision
         families = {one.name: one.samples for one in broker.metric_families(ANONYMOUS)}
         assert families["danube_slice_puts_total"][0].value == status.slice_puts
+        assert families["danube_slice_unlisted_bytes"][0].value == status.slice_unlisted_bytes

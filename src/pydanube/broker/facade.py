@@ -31,6 +31,7 @@ from pydanube.broker.partitions.partition_table import PartitionTable
 from pydanube.broker.partitions.publish_queue import PublishDone
 from pydanube.broker.partitions.recovery import PartitionRecovery
 from pydanube.broker.partitions.stored_partition import StoredPartition
+from pydanube.broker.partitions.unlisted_bytes import UnlistedBytes
 from pydanube.broker.quotas.administration import Quotas
 from pydanube.broker.quotas.stored_bytes import StoredBytes
 from pydanube.broker.quotas.throttle import PEER, Throttle
@@ -156,7 +157,7 @@ class BrokerParts:
 
 
 def _open_object_storage(
-    parts: BrokerParts, open_partitions: PartitionTable, cluster: str, membership: Membership
+    parts: BrokerParts, open_partitions: PartitionTable, settings: BrokerSettings, membership: Membership
 ) -> ObjectStorage | None:
     """Return the object storage of a broker that has one."""
     if parts.objects is None or parts.tiering is None:
@@ -170,8 +171,9 @@ def _open_object_storage(
         parts.clock,
         parts.tasks,
         parts.tiering,
-        cluster,
+        settings.cluster,
         membership,
+        UnlistedBytes(settings.slices.unlisted_bytes_max),
     )
 
 
@@ -206,7 +208,7 @@ class Broker:
         self.quotas = Quotas(self.throttle, registry, authorizer, parts.store, clock)
         self._cache = TailCache(settings.tail_bytes)
         open_partitions = PartitionTable()
-        self._tiers = _open_object_storage(parts, open_partitions, settings.cluster, self._cluster.membership)
+        self._tiers = _open_object_storage(parts, open_partitions, settings, self._cluster.membership)
         self._slices = self._open_slices(parts, settings)
         policies = EffectivePolicies(registry, broker_policies(settings.message_bytes_max, settings.remembered_us))
         self._partitions = self._make_partitions(parts, settings, policies, open_partitions)
@@ -364,6 +366,7 @@ class Broker:
             parts.tasks,
             settings.slices,
             self._tiers.settings.segment_bytes,
+            self._tiers.unlisted,
         )
 
     def _slice_counts(self) -> SliceCounts:

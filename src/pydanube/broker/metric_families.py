@@ -188,6 +188,8 @@ class MetricSources:
         yield _counter(f"{name}_failures_total", "Failed puts of slices.", slices.put_failures)
         yield _gauge(f"{name}_failing", "1 while slices cannot be put.", slices.is_failing)
         yield _gauge(f"{name}_waiting_bytes", "Bytes that wait for the object store.", slices.waiting_bytes)
+        unlisted = slices.unlisted_bytes
+        yield _gauge(f"{name}_unlisted_bytes", "Bytes of messages in slices that the catalog does not list.", unlisted)
 
     def _listening(self) -> Iterable[MetricFamily]:
         name, listeners = "danube_connections", self._metrics.listeners

@@ -98,6 +98,8 @@ def _status(status: StorageStatus, total: PartitionUsage) -> list[tuple[str, obj
     if status.slice_puts:
         puts = f"{plural(status.slice_puts, 'put')}, {status.slice_puts_per_s:.1f}/s"
         told.append(("slices", f"{puts}, {size(status.slice_waiting_bytes)} waiting"))
+        allowed = f" of {size(status.slice_unlisted_bytes_max)} allowed" if status.slice_unlisted_bytes_max else ""
+        told.append(("not in catalog", f"{size(status.slice_unlisted_bytes)}{allowed}"))
     return [*told, ("publishes", f"refused: {status.refusing}")] if status.refusing else told
 
 

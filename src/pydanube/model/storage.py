@@ -34,7 +34,8 @@ class StorageStatus:
     failing_since: int = 0
     """Microseconds since 1970; 0 while uploads work."""
     refusing: str = ""
-    """Why publishes are refused: the log has reached its size limit. Empty while publishes are accepted."""
+    """Why publishes are refused: the log has reached its size limit, or the slices theirs, which concerns `stored`
+    topics alone. Empty while publishes are accepted."""
     log_bytes: int = 0
     """Size of the log on disk, including what is uploaded and kept in the log as a cache."""
     log_bytes_max: int = 0
@@ -50,6 +51,10 @@ class StorageStatus:
     """Over about the last ten seconds. Cloud stores charge for each."""
     slice_waiting_bytes: int = 0
     """What waits in memory for the store; its publishes are not answered yet."""
+    slice_unlisted_bytes: int = 0
+    """Messages that are in slices, or on their way there, and in no segment that the catalog lists."""
+    slice_unlisted_bytes_max: int = 0
+    """At so many, publishes to `stored` topics are refused. 0: the broker is of an earlier release, without a limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ own_publishing          publishes what the broker writes by itself: dead letters
 publish_queue           publishes that wait for the publish rate, a ledger or reserved offsets
 broker_slices           the slices of this broker: its writer for each session, and what they need
 sliced_log              where a `stored` partition appends: the local log, and slices
+unlisted_bytes          counts and limits what is in slices and not in the catalog yet
 slice_takeover          takes a `stored` partition over from the slices of former owners
 state_ledger            writes cursors and known producers to the log
 uploaded_producers      the producer table as of the end of what is uploaded

@@ -32,6 +32,7 @@ from pydanube.storage.wal import LogWriter
 
 from .slice_takeover import SliceTakeover
 from .sliced_log import SlicedLog
+from .unlisted_bytes import UnlistedBytes
 
 log = get_logger(__name__)
 
@@ -44,6 +45,8 @@ class SliceSettings:
     limits: SliceLimits = field(default_factory=SliceLimits)
     state_interval_s: float = 1.0
     """How long a change of cursors may wait for something to leave with."""
+    unlisted_bytes_max: int = 4 << 30
+    """How many bytes of messages may be in slices and in no segment that the catalog lists; more is refused."""
 
 
 class SliceCounts(NamedTuple):
@@ -55,6 +58,8 @@ class SliceCounts(NamedTuple):
     put_failures: int = 0
     puts_per_s: float = 0.0
     waiting_bytes: int = 0
+    unlisted_bytes: int = 0
+    """Bytes of messages that are in slices and in no segment that the catalog lists."""
     is_failing: bool = False
 
 
@@ -71,6 +76,7 @@ class BrokerSlices:
         tasks: Tasks,
         settings: SliceSettings,
         segment_bytes: int,
+        unlisted: UnlistedBytes,
     ) -> None:
         self._objects = objects
         self._store = store
@@ -79,6 +85,7 @@ class BrokerSlices:
         self._clock = clock
         self._tasks = tasks
         self._settings = settings
+        self.unlisted = unlisted
         self._writer: SliceWriter | None = None
         self._incarnation = 0
         """Of a broker alone: taken from the store when it is first needed."""
@@ -162,7 +169,7 @@ class BrokerSlices:
     def counts(self) -> SliceCounts:
         """Return what was put since the start of this broker, and what waits now."""
         if (writer := self._writer) is None:
-            return self._former
+            return self._former._replace(unlisted_bytes=self.unlisted.total)
         former, now_us = self._former, self._clock.now_us()
         return SliceCounts(
             former.puts + writer.puts,
@@ -170,12 +177,13 @@ class BrokerSlices:
             former.put_failures + writer.put_failures,
             writer.meter.rates(now_us)[0],
             0 if writer.is_ended else writer.waiting_bytes,
+            self.unlisted.total,
             not writer.is_ended and writer.failure is not None,
         )
 
     def open_partition(self) -> SlicedLog:
         """Return the log of a partition that this broker took."""
-        return SlicedLog(self._log, self.writer(), self._settings.state_interval_s)
+        return SlicedLog(self._log, self.writer(), self._settings.state_interval_s, self.unlisted)
 
     @property
     def trouble(self) -> str:

@@ -592,8 +592,14 @@ class Ownership:
             if result.succeeded:
                 self._in_doubt = False
                 self._record, self._stored, self._revision = record, stored, result.revision
+                self._note_listed()
                 return result.revision
         raise self._changes_too_often()
+
+    def _note_listed(self) -> None:
+        """Tell the slices which of their messages the catalog lists, or retention dropped, as the record says now."""
+        if self.slices is not None:
+            self.slices.unlisted.listed(max(self._record.uploaded_end, self._record.start_offset))
 
     async def _write(self, writes: list[Put | Delete], compares: Sequence[Compare] = ()) -> int:
         async with self._writing:
@@ -646,6 +652,7 @@ class Ownership:
             self._check_not_ended()
             return
         self._record, self._stored, self._revision, self._in_doubt = record, found.value, found.mod_revision, False
+        self._note_listed()
 
     def _is_own(self, record: PartitionRecord) -> bool:
         own = self._record

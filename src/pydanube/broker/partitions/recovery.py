@@ -235,7 +235,8 @@ class PartitionRecovery:
         history = await self._open_history(ownership, AckLevel.STORED)
         assert history is not None
         if found.sections:
-            await self._upload_recovered(ownership, history, found.sections, kept)
+            with slices.unlisted.inherited(sum(len(view) for one in found.sections for view in one.batches)):
+                await self._upload_recovered(ownership, history, found.sections, kept)
             history = await self._open_history(ownership, AckLevel.STORED)
             assert history is not None
         end = max(history.end, ownership.start_offset, ownership.reserved_end)

@@ -24,6 +24,8 @@ from pydanube.storage.slices import SliceWriter
 from pydanube.storage.wal import DurabilityLevel, LogWriter
 from pydanube.storage.wal.committer import Done
 
+from .unlisted_bytes import PartitionUnlistedBytes, UnlistedBytes
+
 
 class AppendLog(Protocol):
     """Where the records of a partition go: the local log, or both that and slices."""
@@ -55,11 +57,15 @@ class _DataSlice(NamedTuple):
 class SlicedLog:
     """What one partition appends, under one owner."""
 
-    def __init__(self, writer: LogWriter, slices: SliceWriter, state_interval_s: float) -> None:
-        """`state_interval_s`: how long a change of the state may wait for something more urgent."""
+    def __init__(
+        self, writer: LogWriter, slices: SliceWriter, state_interval_s: float, unlisted: UnlistedBytes
+    ) -> None:
+        """`state_interval_s`: how long a change of the state may wait for something more urgent. `unlisted`: of the
+        broker."""
         self._writer = writer
         self._slices = slices
         self._state_interval_s = state_interval_s
+        self.unlisted = PartitionUnlistedBytes(unlisted)
         self._data: deque[_DataSlice] = deque()
         self._snapshot: int | None = None
         """The slice of the newest snapshot of the state that counts, or of the first one."""
@@ -83,8 +89,8 @@ class SlicedLog:
             raise Unavailable(f"slices cannot be put: {failure.message}; try again later")
 
     def check_room(self, body_bytes: int) -> None:
-        """Raise the reason if a record of this size cannot be appended now."""
-        refused = self._slices.refusal(record_bytes(body_bytes))
+        """Raise the reason if a batch of this size cannot be appended now."""
+        refused = self._slices.refusal(record_bytes(body_bytes)) or self.unlisted.refusal()
         if refused is not None:
             raise refused
 
@@ -111,7 +117,7 @@ class SlicedLog:
             done(error)
             return
         if kind == RecordKind.DATA:
-            self._note_batch(offsets_of(memoryview(body))[1], number)
+            self._note_batch(offsets_of(memoryview(body))[1], number, len(body))
         elif kind == RecordKind.STATE_SNAPSHOT and self._snapshot is None:
             self._snapshot = number
         self._writer.append(kind, ledger_id, entry_id, owner_epoch, body, body_crc, DurabilityLevel.WRITE, done)
@@ -134,7 +140,8 @@ class SlicedLog:
             needed.append(self._snapshot)
         return min(needed)
 
-    def _note_batch(self, end_offset: int, number: int) -> None:
+    def _note_batch(self, end_offset: int, number: int, size: int) -> None:
+        self.unlisted.add(end_offset, number, size)
         if self._data and self._data[-1].number == number:
             self._data.pop()
         self._data.append(_DataSlice(end_offset, number))

@@ -239,7 +239,10 @@ class StoredPartition(Partition):
     def _roll_back(self, error: DanubeError) -> None:
         """Fail every append in flight with `error`. None of them was visible, so a retry goes to a new ledger."""
         self._ledger_id = None
-        for append in self._log.roll_back():
+        dropped = self._log.roll_back()
+        if self._slices is not None:
+            self._slices.unlisted.rolled_back(self._log.next_offset)
+        for append in dropped:
             append.tag = None
             for done in append.waiters:
                 self._metrics.refuse(done, error)
@@ -420,6 +423,11 @@ class StoredPartition(Partition):
         )
 
     # -- ending --------------------------------------------------------------------------------------------------------
+
+    def _end(self, error: DanubeError) -> None:
+        super()._end(error)
+        if self._slices is not None:
+            self._slices.unlisted.end()
 
     async def close(self) -> None:
         error = Unavailable(f"{self.name} is closing: look its owner up again")

@@ -274,7 +274,7 @@ class StorageAdministration:
         return max(first, header.base_offset), max(0, self._clock.now_us() - header.append_time) / MICROSECONDS
 
     async def _status(self, tiers: ObjectStorage, with_garbage: bool) -> StorageStatus:
-        failure, refusal = tiers.uploader.failure, tiers.refusal()
+        failure, refusal = tiers.uploader.failure, tiers.refusal() or tiers.unlisted.refusal()
         slices = self._slice_counts()
         damaged = next((one.error.message for one in tiers.uploader.unreadable.values()), "")
         return StorageStatus(
@@ -291,6 +291,8 @@ class StorageAdministration:
             slice_puts=slices.puts,
             slice_puts_per_s=round(slices.puts_per_s, 1),
             slice_waiting_bytes=slices.waiting_bytes,
+            slice_unlisted_bytes=slices.unlisted_bytes,
+            slice_unlisted_bytes_max=tiers.unlisted.limit,
         )
 
     async def _count_garbage(self, tiers: ObjectStorage) -> int:

@@ -16,6 +16,7 @@ from pydanube.broker.cluster.membership import Membership
 from pydanube.broker.partitions.ownership import Ownership
 from pydanube.broker.partitions.partition_table import PartitionTable
 from pydanube.broker.partitions.stored_partition import StoredPartition
+from pydanube.broker.partitions.unlisted_bytes import UnlistedBytes
 from pydanube.broker.registry.records import (
     DELETED,
     PARTITIONS,
@@ -156,8 +157,11 @@ class ObjectStorage:
         settings: TieringSettings,
         cluster: str,
         membership: Membership,
+        unlisted: UnlistedBytes,
     ) -> None:
         self._next_merge = 0.0
+        self.unlisted = unlisted
+        unlisted.reason = self._upload_problem
         self._store = store
         self._registry = registry
         self.objects = objects = TimeLimitedStore(objects, settings.store_timeout_s, self.check_deletion)
@@ -432,9 +436,10 @@ class ObjectStorage:
 
     @property
     def _is_nearly_full(self) -> bool:
-        """Whether the log is close to its size limit: then everything is uploaded, due or not."""
+        """Whether the log, or what slices hold and the catalog does not list, is close to its size limit: then
+        everything is uploaded, due or not."""
         limit = self.settings.log_bytes_max
-        return bool(limit) and self._writer.stored_bytes >= limit * 3 // 4
+        return self.unlisted.is_nearly_full or (bool(limit) and self._writer.stored_bytes >= limit * 3 // 4)
 
     def refusal(self) -> Unavailable | None:
         """Return why publishes are refused, or None: the log has reached its size limit, because uploads are too
@@ -453,14 +458,22 @@ class ObjectStorage:
         """A problem for an administrator, in one sentence; empty while there is none."""
         if (refusal := self.refusal()) is not None:
             return f"publishes are refused: {refusal.message}"
+        if (refusal := self.unlisted.refusal()) is not None:
+            return f"publishes to `stored` topics are refused: {refusal.message}"
+        if problem := self._upload_problem():
+            return problem
+        if self.manifests.failure is not None:
+            return f"manifests, which a restore needs, cannot be written: {self.manifests.failure.message}"
+        return ""
+
+    def _upload_problem(self) -> str:
+        """Return why something is not uploaded, in one sentence; empty while everything is."""
         if self.uploader.failure is not None:
             return f"uploads fail: {self.uploader.failure.message}"
         if unreadable := self.uploader.unreadable:
             first = next(iter(unreadable.values())).error.message
             others = f" (and {len(unreadable) - 1} more)" if len(unreadable) > 1 else ""
             return f"a partition cannot be uploaded: {first}{others}"
-        if self.manifests.failure is not None:
-            return f"manifests, which a restore needs, cannot be written: {self.manifests.failure.message}"
         return ""
 
     async def forget_topic(self, topic_id: int) -> None:

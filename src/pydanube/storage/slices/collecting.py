@@ -9,6 +9,10 @@ slice is deleted only if it was listed KEPT_S ago already: records that were on 
 ones begin behind it. A slice that does not count yet is needed by the partitions that have something in it, and while
 puts fail a broker lets no partition begin.
 
+Markers stay for ever, one for each start of each broker, so all of `slices/` is listed only once in WHOLE_EVERY_S.
+In between, only those incarnations are listed that may hold slices, and those behind them, which are new. What such a
+listing misses is deleted later; nothing is deleted that was not listed.
+
 Invariants
     the records are read after the slices were listed
     a slice that is deleted was stored for KEPT_S, and no record needs it
@@ -19,11 +23,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from math import inf
 from typing import Final, NamedTuple
 
-from pydanube.codec.slice import HEADER_BYTES, PREFIX, incarnation_of_key, number_of_key
+from pydanube.codec.slice import (
+    HEADER_BYTES,
+    PREFIX,
+    incarnation_of_key,
+    number_of_key,
+    sequence_prefix,
+    slice_key,
+)
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.objects import ObjectStore
+from pydanube.runtime.objects import ObjectInfo, ObjectStore
 from pydanube.runtime.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -32,6 +44,12 @@ KEPT_S: Final = 120.0
 """How long a slice is kept at least, by the clock of the broker that deletes. Much longer than a metadata transaction
 takes: a later one fails, because the session of its broker is over."""
 DELETED_AT_ONCE: Final = 100
+
+WHOLE_EVERY_S: Final = 3600.0
+"""How often everything below `slices/` is listed. In between, slices are missed that a former broker put after it was
+replaced, and those of an incarnation that was given out before the highest one that was seen, and is used later."""
+
+NUMBER_MAX: Final = (1 << 64) - 1
 
 
 class _Listing(NamedTuple):
@@ -50,6 +68,12 @@ class SliceCollector:
         self._clock = clock
         self._listings: deque[_Listing] = deque()
         """Oldest first; the first one is older than KEPT_S once there is such a one."""
+        self._whole_at = -inf
+        """When everything is to be listed."""
+        self._holding: set[int] = set()
+        """The incarnations that held slices when they were last listed, or that records name."""
+        self._highest = 0
+        """The highest incarnation that was seen."""
 
     async def collect(self) -> int:
         """Delete what no partition needs, and return how many slices that were. Raises what the store raises.
@@ -57,14 +81,16 @@ class SliceCollector:
         listed_at = self._clock.monotonic()
         slices = [
             (info.key, incarnation_of_key(info.key), number_of_key(info.key))
-            async for info in self._objects.list(PREFIX)
+            for info in await self._list(listed_at)
             if info.size > HEADER_BYTES  # a marker has a header alone
         ]
         known = self._listed_before(listed_at - KEPT_S)
         self._listings.append(_Listing(listed_at, {incarnation: number for _, incarnation, number in slices}))
+        self._holding = {incarnation for _, incarnation, _ in slices}
         if not slices:
             return 0
         lowest = await self._lowest()
+        self._holding.update(lowest)
         unneeded = [
             key
             for key, incarnation, number in slices
@@ -75,6 +101,22 @@ class SliceCollector:
         if unneeded:
             log.info("slices.deleted", count=len(unneeded))
         return len(unneeded)
+
+    async def _list(self, now: float) -> list[ObjectInfo]:
+        """Return the slices and markers, in the order of their numbers: all, or those of some incarnations."""
+        is_whole = now >= self._whole_at
+        places = [(sequence_prefix(one), "") for one in sorted(self._holding) if one <= self._highest]
+        places.append((PREFIX, slice_key(self._highest, NUMBER_MAX)))  # new ones
+        found = [
+            info
+            for prefix, after in ([(PREFIX, "")] if is_whole else places)
+            async for info in self._objects.list(prefix, after)
+            if info.size >= HEADER_BYTES
+        ]
+        if is_whole:
+            self._whole_at = now + WHOLE_EVERY_S
+        self._highest = max([self._highest, *(incarnation_of_key(info.key) for info in found)])
+        return found
 
     def _listed_before(self, time: float) -> dict[int, int]:
         """Return what the newest listing of that time or before showed."""
