@@ -313,6 +313,21 @@ async def test_a_broker_that_was_killed_comes_back_at_once(world: World) -> None
     assert again.membership.holds(), "the end of the former lease does not end the new session"
 
 
+async def test_a_broker_whose_name_was_taken_by_a_copy_of_it_does_not_fight(world: World) -> None:
+    """Another process with the same log has ended this one's session; this one waits until that one is gone."""
+    first = await world.start("a")
+    copy = await world.start("a", log="log-a")
+    taken = copy.membership.session.incarnation
+    await until(lambda: first.told[1:] == [("lost", "a")])
+    await world.advance(SESSION_S)
+    assert copy.membership.holds() and copy.membership.session.incarnation == taken
+    assert not first.membership.holds() and len(first.told) == 2
+    await copy.membership.leave()
+    await world.advance(2.0)
+    await until(first.membership.holds)
+    assert first.membership.session.incarnation > taken
+
+
 async def test_a_name_belongs_to_its_log_also_while_its_broker_is_away(world: World) -> None:
     a = await world.start("a")
     await a.membership.leave()
