@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
+from crc32c import crc32c
 from owning_harness import Node, World, open_world, until
 from stored_harness import STORED, sequences, slices, stored_topic
 from tiering_harness import FaultyObjectStore
 
 from pydanube.broker.partitions import broker_slices, slice_takeover
-from pydanube.codec.slice import slice_key
+from pydanube.codec.slice import SliceRecord, encode_slice, slice_key
+from pydanube.codec.wal import RecordKind
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import NotFound, NotOwner, Refused, Unavailable
 from pydanube.model.topics import TopicConfig
@@ -180,8 +182,9 @@ async def test_a_marker_behind_a_missing_slice_is_found(tmp_path: Path) -> None:
 async def test_each_partition_gets_the_end_that_its_own_slices_have() -> None:
     """Slice 2 was never stored. A partition that begins behind it does not decide where the others end."""
     objects, tasks = MemoryStore(), Tasks()
+    entry = SliceRecord(RecordKind.DATA, 1, 0, 1, b"x", crc32c(b"x"))
     for number in (0, 1, 3):
-        await objects.put(slice_key(7, number), bytes(128))
+        await objects.put(slice_key(7, number), encode_slice(7, number, 1, [entry], min(number, 2)))
     own = SliceWriter(objects, 9, broker_slices.SliceSettings().limits, ManualClock(), tasks)
     takeover = slice_takeover.SliceTakeover(objects, lambda: own, tasks, ManualClock())
     assert await takeover._sealed_end(7, 4) == 4

@@ -215,7 +215,7 @@ class SliceWriter:
         number = self._sequence.take(now)
         records, self._gathered = self._gathered, []
         self._waiting[number], self._gathered_done = self._gathered_done, []
-        pieces = encode_slice(self.incarnation, number, self._writer, records)
+        pieces = encode_slice(self.incarnation, number, self._writer, records, self._sequence.counted_end)
         self._tasks.spawn(self._put(_Slice(number, pieces)), f"slice {number}")
 
     async def _put(self, leaving: _Slice) -> None:
