@@ -238,6 +238,18 @@ async def test_a_session_that_was_ended_is_followed_by_another_in_the_same_proce
     assert (await world.store.transact(a.membership.alive(), [])).succeeded
 
 
+async def test_a_session_that_is_given_up_is_followed_by_another(world: World) -> None:
+    a = await world.start("a")
+    former = a.membership.session.incarnation
+    a.membership.give_up(former - 1)
+    assert a.membership.holds(), "that one was over"
+    a.membership.give_up(former)
+    assert not a.membership.holds()
+    await until(a.membership.holds)
+    assert a.told == [("renewed", "a"), ("lost", "a"), ("renewed", "a")]
+    assert a.membership.session.incarnation > former
+
+
 async def test_without_a_session_nothing_is_held_and_nothing_can_be_taken(world: World) -> None:
     a = await world.start("a", joins=False)
     with pytest.raises(Unavailable, match="no session"):

@@ -200,6 +200,11 @@ class ClusterMembership:
             return None
         return [Compare.mod_revision(key, found.mod_revision)]
 
+    def give_up(self, incarnation: int) -> None:
+        """See `Membership.give_up`. The key is deleted before the next session is taken."""
+        if self._session is not None and self._session.incarnation == incarnation:
+            self._lose()
+
     def is_coordinator(self) -> bool:
         session = self._session
         return session is not None and self._coordinator == session.incarnation and self.holds()
