@@ -10,6 +10,7 @@ import asyncio
 import errno
 import gc
 import importlib.util
+import ssl
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -23,7 +24,7 @@ import msgspec
 
 from .broker import Broker, BrokerParts, BrokerSettings
 from .broker.cluster.cluster_membership import ClusterMembership
-from .broker.cluster.joining import METADATA_PART, Joining, join_cluster
+from .broker.cluster.joining import METADATA_PART, Joining, join_cluster, refuse_copy
 from .broker.cluster.loads import ClusterLoads
 from .broker.cluster.node_records import FOUNDER_LOG_KEY, IDENTITY_KEY, log_key
 from .broker.cluster.owners import ClusterOwners
@@ -46,7 +47,7 @@ from .core.access import AllowAll, Authorizer
 from .core.access_rules import AccessRules
 from .core.slice_sequence import SliceLimits
 from .gateway.native import NativeServer, NativeSettings
-from .gateway.native.peers import NativePeers
+from .gateway.native.peers import NativePeers, is_living
 from .metadata.counters import last_id
 from .metadata.following import Follower
 from .metadata.opening import open_metadata
@@ -408,6 +409,8 @@ class Server:
         _, parts = DataDirectory.peek(disk, settings.server.data_dir) or (None, frozenset())
         check_manifest(disk, settings.log_directory, joining.identity, must_exist=LOG_PART in parts)
         await self._refuse_older_metadata(store, settings.server.data_dir)
+        token, tls = self._peer_credentials()
+        await refuse_copy(store, joining, lambda session: is_living(session, self._components.clock, token, tls))
 
     async def _open_objects(self) -> ObjectStore:
         objects = await open_store(self._settings.store_url, self._settings.storage.options)
@@ -415,12 +418,17 @@ class Server:
         return objects
 
     def _cluster(self, membership: ClusterMembership, follower: Follower, tasks: Tasks) -> ClusterParts:
-        token = cluster_token(self._settings.auth) if self._settings.auth.enabled else ""
-        own = self._listener_tls.get(NATIVE)
-        tls = None if own is None else PeerContexts(own, self._settings.tls.peer_ca_file).newest
+        token, tls = self._peer_credentials()
         peers = NativePeers(membership, self._components.clock, tasks, token, tls)
         self._parts.callback(peers.close)
         return ClusterParts(membership, ClusterOwners(membership, follower), peers, ClusterLoads(follower))
+
+    def _peer_credentials(self) -> tuple[str, Callable[[], ssl.SSLContext] | None]:
+        """Return the token that this broker shows to the others, and what makes the TLS contexts of connections to
+        them; None: they are not encrypted."""
+        token = cluster_token(self._settings.auth) if self._settings.auth.enabled else ""
+        own = self._listener_tls.get(NATIVE)
+        return token, None if own is None else PeerContexts(own, self._settings.tls.peer_ca_file).newest
 
     def _membership(
         self, store: MetadataStore, follower: Follower, tasks: Tasks, identity: NodeIdentity, founder: NodeIdentity

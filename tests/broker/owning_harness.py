@@ -127,6 +127,8 @@ class Member:
     def __init__(self, sessions: Sessions, session: BrokerSession, revision: int) -> None:
         self._sessions = sessions
         self._listeners: list[MembershipListener] = []
+        self.given_up: list[int] = []
+        """The incarnations of the sessions that the broker gave up; a test begins the next one."""
         self.begin(session, revision)
 
     def begin(self, session: BrokerSession, revision: int) -> None:
@@ -158,6 +160,9 @@ class Member:
         if found is not None and int(found.value) == incarnation:
             return None
         return [Compare.mod_revision(session_key(name), found.mod_revision if found is not None else 0)]
+
+    def give_up(self, incarnation: int) -> None:
+        self.given_up.append(incarnation)
 
     def is_coordinator(self) -> bool:
         return self.session.name == min(self._sessions.living, default="")

@@ -104,6 +104,9 @@ class Member:
         living = self.find(name)
         return None if living is not None and living.incarnation == incarnation else []
 
+    def give_up(self, incarnation: int) -> None:
+        raise AssertionError("no test lets a session be given up")
+
     def is_coordinator(self) -> bool:
         return self._name == min(self._sessions.living, default="")
 

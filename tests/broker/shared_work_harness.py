@@ -60,6 +60,9 @@ class ScriptedMembership:
     async def gone(self, name: str, incarnation: int) -> list[Compare] | None:
         return []
 
+    def give_up(self, incarnation: int) -> None:
+        raise AssertionError("no test lets a session be given up")
+
     def is_coordinator(self) -> bool:
         return self.coordinator
 

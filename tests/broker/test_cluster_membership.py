@@ -238,6 +238,18 @@ async def test_a_session_that_was_ended_is_followed_by_another_in_the_same_proce
     assert (await world.store.transact(a.membership.alive(), [])).succeeded
 
 
+async def test_a_session_that_is_given_up_is_followed_by_another(world: World) -> None:
+    a = await world.start("a")
+    former = a.membership.session.incarnation
+    a.membership.give_up(former - 1)
+    assert a.membership.holds(), "that one was over"
+    a.membership.give_up(former)
+    assert not a.membership.holds()
+    await until(a.membership.holds)
+    assert a.told == [("renewed", "a"), ("lost", "a"), ("renewed", "a")]
+    assert a.membership.session.incarnation > former
+
+
 async def test_without_a_session_nothing_is_held_and_nothing_can_be_taken(world: World) -> None:
     a = await world.start("a", joins=False)
     with pytest.raises(Unavailable, match="no session"):
@@ -311,6 +323,21 @@ async def test_a_broker_that_was_killed_comes_back_at_once(world: World) -> None
     await until(lambda: b.membership.is_coordinator() or again.membership.is_coordinator())
     await world.advance(SESSION_S + 2)
     assert again.membership.holds(), "the end of the former lease does not end the new session"
+
+
+async def test_a_broker_whose_name_was_taken_by_a_copy_of_it_does_not_fight(world: World) -> None:
+    """Another process with the same log has ended this one's session; this one waits until that one is gone."""
+    first = await world.start("a")
+    copy = await world.start("a", log="log-a")
+    taken = copy.membership.session.incarnation
+    await until(lambda: first.told[1:] == [("lost", "a")])
+    await world.advance(SESSION_S)
+    assert copy.membership.holds() and copy.membership.session.incarnation == taken
+    assert not first.membership.holds() and len(first.told) == 2
+    await copy.membership.leave()
+    await world.advance(2.0)
+    await until(first.membership.holds)
+    assert first.membership.session.incarnation > taken
 
 
 async def test_a_name_belongs_to_its_log_also_while_its_broker_is_away(world: World) -> None:

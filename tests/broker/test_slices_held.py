@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
+from crc32c import crc32c
 from owning_harness import Node, World, open_world, until
 from stored_harness import STORED, sequences, slices, stored_topic
 from tiering_harness import FaultyObjectStore
 
 from pydanube.broker.partitions import broker_slices, slice_takeover
-from pydanube.codec.slice import slice_key
+from pydanube.codec.slice import SliceRecord, encode_marker, encode_slice, slice_key
+from pydanube.codec.wal import RecordKind
 from pydanube.core.access import ANONYMOUS
-from pydanube.model.errors import NotFound, NotOwner, Refused, Unavailable
+from pydanube.model.errors import DanubeError, NotFound, NotOwner, Refused, Unavailable
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects import Buffer, ObjectInfo
@@ -137,6 +139,31 @@ async def test_a_publish_under_a_seal_is_refused_and_its_partition_closed(tmp_pa
         assert a.broker._partitions.find(a.broker._registry.topic(TOPIC).topic_id, 0) is None
 
 
+@pytest.mark.parametrize("found", ["a marker", "garbage"])
+async def test_a_session_whose_slices_cannot_be_used_is_given_up(tmp_path: Path, found: str) -> None:
+    """It lives, and nobody took its partitions: under the next session they go on."""
+    objects = MemoryStore()
+    async with open_world(tmp_path) as world:
+        a = await started(world, objects)
+        producer = await a.client.producer("p")
+        await a.client.publish(producer, [b"0"], sequence=0)
+        former = writer_of(a)
+        key = slice_key(former.incarnation, former.next_number)
+        marker = encode_marker(former.incarnation, former.next_number, 99)
+        await objects.put(key, marker if found == "a marker" else b"x" * 200)
+        with pytest.raises(DanubeError):
+            await a.client.publish(producer, [b"1"], sequence=1)
+        with pytest.raises(Unavailable, match="takes a new session"):
+            await a.client.come_back(producer, "p")
+        assert former.incarnation in a.member.given_up
+        await world.sessions.end("a")
+        await world.sessions.begin("a")
+        await objects.put(key, marker)
+        again = await a.client.come_back(producer, "p")
+        assert (await a.client.publish(again, [b"1"], sequence=1)).base_offset == 1
+        assert [payload for _, payload in await a.client.read_all()] == [b"0", b"1"]
+
+
 async def test_a_lost_session_is_never_reused(tmp_path: Path) -> None:
     """Its slices end at once: what is on its way is answered with an error, and the next session has others."""
     objects = FaultyObjectStore()
@@ -180,8 +207,9 @@ async def test_a_marker_behind_a_missing_slice_is_found(tmp_path: Path) -> None:
 async def test_each_partition_gets_the_end_that_its_own_slices_have() -> None:
     """Slice 2 was never stored. A partition that begins behind it does not decide where the others end."""
     objects, tasks = MemoryStore(), Tasks()
+    entry = SliceRecord(RecordKind.DATA, 1, 0, 1, b"x", crc32c(b"x"))
     for number in (0, 1, 3):
-        await objects.put(slice_key(7, number), bytes(128))
+        await objects.put(slice_key(7, number), encode_slice(7, number, 1, [entry], min(number, 2)))
     own = SliceWriter(objects, 9, broker_slices.SliceSettings().limits, ManualClock(), tasks)
     takeover = slice_takeover.SliceTakeover(objects, lambda: own, tasks, ManualClock())
     assert await takeover._sealed_end(7, 4) == 4

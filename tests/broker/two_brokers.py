@@ -115,6 +115,9 @@ class TableMembership:
     def away(self) -> list[str]:
         return []
 
+    def give_up(self, incarnation: int) -> None:
+        raise AssertionError("no test lets a session be given up")
+
     def is_coordinator(self) -> bool:
         return self._table.coordinator == self.session.name
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ import pytest
 from brokers import BrokerProcess
 from cluster_world import danube
 from etcd_cluster import EtcdCluster, EtcdMember, encoded, etcd_cluster, free_ports, missing_etcd
+
+from pydanube.broker.cluster.node_records import session_key
 
 pytestmark = [
     pytest.mark.etcd,
@@ -186,6 +189,22 @@ def test_the_data_directory_of_a_running_broker_is_refused(place: Place) -> None
     with place.unchanged():
         line = refused("--name", "a", *options, "--data-dir", str(place.living.directory))
     assert str(place.living.directory) in line
+
+
+def test_a_copy_of_the_data_directory_of_a_living_broker_is_refused(place: Place) -> None:
+    """It has the same name and the same log; two brokers would end each other's sessions for ever."""
+    options = ["--metadata", place.url("one"), "--storage-url", place.objects("one")]
+    copy = place.directory / "copy"
+    shutil.copytree(place.living.directory, copy)
+    session = {"key": encoded(f"/one/keys{session_key('a')}".encode())}
+    try:
+        before = place.etcd.members[0].post("kv/range", session)["kvs"]
+        with unchanged(copy):
+            line = refused("--name", "a", *options, "--data-dir", str(copy))
+        assert "'a'" in line and f"127.0.0.1:{place.living.port}" in line and "stop the other" in line
+        assert place.etcd.members[0].post("kv/range", session)["kvs"] == before
+    finally:
+        shutil.rmtree(copy)
 
 
 def test_a_data_directory_of_another_cluster_is_refused_with_both_names(place: Place) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 from slice_simulation import INCARNATION, LEDGER, LIMITS, FaultyStore, InstantClock, judge, record, run
@@ -90,9 +90,9 @@ async def test_a_seal_searched_from_0_would_end_nothing(monkeypatch: pytest.Monk
 
 
 async def test_a_seal_that_skips_missing_numbers_would_lose_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def last_listed(objects: FaultyStore, incarnation: int, lowest: int) -> int:
+    async def last_listed(objects: FaultyStore, incarnation: int, lowest: int) -> tuple[int, int]:
         keys = [info.key async for info in objects.list(f"slices/{incarnation:016x}/")]
-        return int(keys[-1].rpartition("/")[2], 16) + 1 if keys else lowest
+        return (int(keys[-1].rpartition("/")[2], 16) + 1 if keys else lowest), 0
 
     monkeypatch.setattr(sealing, "_first_missing", last_listed)
     assert await _fails(failing_seeds)
@@ -196,6 +196,45 @@ async def test_a_missing_or_damaged_slice_is_corrupt() -> None:
     with pytest.raises(Corrupt, match="missing"):
         await SliceReader(store, InstantClock()).records([SliceRange(INCARNATION, 0, 1)], {LEDGER})
     await tasks.close()
+
+
+async def test_a_slice_that_counted_and_is_gone_is_no_end_of_the_sequence() -> None:
+    """A later slice says that it counted: sealed in its place, the acked slices behind it would be lost for ever."""
+    store, tasks = MemoryStore(), Tasks()
+    one = SliceWriter(store, INCARNATION, LIMITS, InstantClock(), tasks)
+    for offset in range(4):
+        one.append(record(offset, 8), lambda _: None)
+        await one.flush()
+    await tasks.close()
+    for lost in (0, 1, 2):
+        data = await store.get(slice_key(INCARNATION, lost))
+        await store.delete([slice_key(INCARNATION, lost)])
+        with pytest.raises(Corrupt, match=f"slice {lost} of incarnation {INCARNATION} is missing in memory://.* back"):
+            await seal(store, INCARNATION, 0, 9)
+        assert [info.key async for info in store.list(slice_key(INCARNATION, lost))] == [], "no marker is in its place"
+        await store.put(slice_key(INCARNATION, lost), data)
+    assert await seal(store, INCARNATION, 0, 9) == 4
+
+
+async def test_a_slice_that_a_listing_does_not_show_yet_is_found() -> None:
+    """The owner puts it after the listing has passed its place, and the next one too, before the listing ends."""
+    store, tasks = MemoryStore(), Tasks()
+    one = SliceWriter(store, INCARNATION, LIMITS, InstantClock(), tasks)
+    for offset in range(3):
+        one.append(record(offset, 8), lambda _: None)
+        await one.flush()
+    await tasks.close()
+
+    class LateListing(MemoryStore):
+        async def list(self, prefix: str, after: str = "") -> AsyncIterator[ObjectInfo]:
+            async for info in store.list(prefix, after):
+                if not info.key.endswith("1"):
+                    yield info
+
+    late = LateListing()
+    for number in range(3):
+        await late.put(slice_key(INCARNATION, number), await store.get(slice_key(INCARNATION, number)))
+    assert await seal(late, INCARNATION, 0, 9) == 3
 
 
 async def test_a_read_that_fails_now_and_then_does_not_begin_anew_with_the_slices_before_it() -> None:

@@ -5,7 +5,8 @@
   8  8 incarnation of the broker that wrote it     16  8 number in the sequence of this incarnation
  24  8 writer: of a slice a random number, of a marker the incarnation that sealed the sequence
  32  4 number of records     36  4 zero     40  8 bytes of the records     48  4 CRC32C of all record headers
- 52  8 zero                  60  4 CRC32C of bytes 0..60
+ 52  8 counted: the slices below this number counted when it was made (0 in slices of earlier releases)
+ 60  4 CRC32C of bytes 0..60
  64  records as in the log (codec.wal), each a header of 64 bytes, a body, and zeros up to the next multiple of 64
 ```
 
@@ -52,6 +53,8 @@ class SliceHeader(NamedTuple):
     records: int
     records_bytes: int
     headers_crc: int
+    counted: int = 0
+    """Slices below this number counted when this one was made; 0 where that is not known, and of a marker."""
 
 
 class SliceRecord(NamedTuple):
@@ -87,8 +90,10 @@ def incarnation_of_key(key: str) -> int:
     return int(key.removeprefix(PREFIX).partition("/")[0], 16)
 
 
-def encode_slice(incarnation: int, number: int, writer: int, records: Sequence[SliceRecord]) -> list[ByteBuffer]:
-    """Return a slice in pieces; the bodies are not copied."""
+def encode_slice(
+    incarnation: int, number: int, writer: int, records: Sequence[SliceRecord], counted: int = 0
+) -> list[ByteBuffer]:
+    """Return a slice in pieces; the bodies are not copied. `counted`: the slices below this number count."""
     pieces: list[ByteBuffer] = [b""]
     position = HEADER_BYTES
     headers_crc = 0
@@ -102,8 +107,9 @@ def encode_slice(incarnation: int, number: int, writer: int, records: Sequence[S
         if padding := -length % ALIGNMENT:
             pieces.append(bytes(padding))
         position += record_bytes(length)
+    size = position - HEADER_BYTES
     pieces[0] = _encode_header(
-        SliceHeader(SliceKind.SLICE, incarnation, number, writer, len(records), position - HEADER_BYTES, headers_crc)
+        SliceHeader(SliceKind.SLICE, incarnation, number, writer, len(records), size, headers_crc, counted)
     )
     return pieces
 
@@ -114,9 +120,9 @@ def encode_marker(incarnation: int, number: int, sealed_by: int) -> bytes:
 
 
 def _encode_header(header: SliceHeader) -> bytes:
-    kind, incarnation, number, writer, records, records_bytes, headers_crc = header
+    kind, incarnation, number, writer, records, records_bytes, headers_crc, counted = header
     checked = HEADER.pack(
-        MAGIC, VERSION, kind, 0, incarnation, number, writer, records, 0, records_bytes, headers_crc, 0
+        MAGIC, VERSION, kind, 0, incarnation, number, writer, records, 0, records_bytes, headers_crc, counted
     )
     return checked + CHECKSUM.pack(crc32c(checked))
 
@@ -135,10 +141,10 @@ def decode_slice_header(data: ByteBuffer, incarnation: int, number: int) -> Slic
         raise Corrupt(f"{what} is not a slice")
     if version != VERSION or flags or kind not in (SliceKind.SLICE, SliceKind.MARKER):
         raise Refused(f"{what} has version {version}, kind {kind} and flags {flags}, unknown to this release")
-    found_incarnation, found_number, writer, records, _, records_size, headers_crc, _ = numbers
+    found_incarnation, found_number, writer, records, _, records_size, headers_crc, counted = numbers
     if (found_incarnation, found_number) != (incarnation, number):
         raise Corrupt(f"{what} holds slice {found_number} of incarnation {found_incarnation}")
-    return SliceHeader(kind, found_incarnation, found_number, writer, records, records_size, headers_crc)
+    return SliceHeader(kind, found_incarnation, found_number, writer, records, records_size, headers_crc, counted)
 
 
 def decode_slice(data: ByteBuffer, incarnation: int, number: int) -> Iterator[SliceRecord]:

@@ -141,6 +141,8 @@ class ClusterMembership:
         self._lease = 0
         self._deadline = NEVER
         self._renew_at = 0.0
+        self._tried: set[int] = set()
+        """The incarnations under which this process has put a session, or may have, since it last had one."""
         self._in_doubt = False
         """Whether a listing lacked the session's key, which may be because it is older than the key."""
         self._deleted_at = 0
@@ -198,6 +200,11 @@ class ClusterMembership:
             return None
         return [Compare.mod_revision(key, found.mod_revision)]
 
+    def give_up(self, incarnation: int) -> None:
+        """See `Membership.give_up`. The key is deleted before the next session is taken."""
+        if self._session is not None and self._session.incarnation == incarnation:
+            self._lose()
+
     def is_coordinator(self) -> bool:
         session = self._session
         return session is not None and self._coordinator == session.incarnation and self.holds()
@@ -254,6 +261,7 @@ class ClusterMembership:
         asked = self._boot_time()
         granted = await self._store.grant_lease(self._ttl_ms)
         session = replace(self._describe(), incarnation=incarnation, started_at=self._clock.now_us())
+        self._tried.add(incarnation)
         for _ in range(JOIN_ATTEMPTS):
             if (revision := await self._put_session(session, granted.lease)) is not None:
                 break
@@ -262,6 +270,7 @@ class ClusterMembership:
             raise Unavailable(f"broker {self._name!r} could not join: others were faster {JOIN_ATTEMPTS} times")
         self._follower.wrote(session_key(self._name), revision)
         self._session, self._revision, self._lease = session, revision, granted.lease
+        self._tried = {incarnation}
         self._deadline, self._in_doubt = holds_until(asked, granted.ttl_ms), False
         self._plan(granted.ttl_ms)
         self._to_coordinate.set()
@@ -270,13 +279,18 @@ class ClusterMembership:
             self._lose()
 
     async def _end_former(self) -> None:
-        """End a session of this broker that is still there. Raises Refused if it is that of another broker."""
+        """End a session of this broker that is still there. Raises Refused if it is that of another broker.
+
+        A broker that starts may find a session of its log that another process took: that one has ended. A broker that
+        runs finds none, unless another process uses a copy of its data directory: two that ended each other's sessions
+        would go on for ever.
+        """
         key = session_key(self._name)
         found = await self._store.get(key)
         if found is None:
             return
         former = unpack_session(key, found.value)
-        if former.log != self._log:
+        if former.log != self._log or (self._session is not None and former.incarnation not in self._tried):
             raise namesake(former)
         with suppress(NotFound):
             await self._store.revoke(found.lease)

@@ -20,6 +20,7 @@ import msgspec
 from pydanube.codec.wal import NodeIdentity
 from pydanube.metadata.opening import MetadataPlace
 from pydanube.metadata.store import Compare, MetadataStore, Put
+from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import Corrupt, Refused, Unavailable
 from pydanube.runtime.disk import Disk
 from pydanube.runtime.randomness import identity
@@ -138,14 +139,27 @@ async def _found(store: MetadataStore, founder: NodeIdentity) -> bool:
 
 
 async def _refuse_namesake(store: MetadataStore, name: str, written: NodeIdentity | None) -> None:
-    """Raise Refused if another broker of this name lives. A session of the own log is that of a process that has ended:
-    the lock of the data directory, which is taken next, proves it."""
+    """Raise Refused if another broker of this name lives. A session of the own log is that of a process that has ended,
+    or that of a copy of the data directory: see `refuse_copy`."""
+    living = await _read_session(store, name)
+    if living is not None and (written is None or written.incarnation != living.log):
+        raise namesake(living)
+
+
+async def refuse_copy(
+    store: MetadataStore, joining: Joining, is_living: Callable[[BrokerSession], Awaitable[bool]]
+) -> None:
+    """Raise Refused if there is a session of the broker's own log and `is_living` says that its process answers: this
+    data directory is in use, or a copy of one that is."""
+    former = await _read_session(store, joining.name)
+    if former is not None and former.log == joining.log and await is_living(former):
+        raise namesake(former)
+
+
+async def _read_session(store: MetadataStore, name: str) -> BrokerSession | None:
     key = session_key(name)
     found = await store.get(key)
-    if found is not None:
-        living = unpack_session(key, found.value)
-        if written is None or written.incarnation != living.log:
-            raise namesake(living)
+    return None if found is None else unpack_session(key, found.value)
 
 
 async def _known_log(store: MetadataStore, founder: NodeIdentity, name: str) -> str:

@@ -74,6 +74,10 @@ class Membership(Protocol):
         """Return comparisons that hold only while that session is over; None if it still lives. Reads the store."""
         ...
 
+    def give_up(self, incarnation: int) -> None:
+        """End the own session if it has this incarnation; another one begins as soon as possible."""
+        ...
+
     def is_coordinator(self) -> bool:
         """Return whether this broker does the work that only one should do: placement, manifests, garbage collection.
         Two may believe it for a moment, so that work must be harmless when two do it."""
@@ -140,6 +144,9 @@ class SoleMembership:
 
     async def gone(self, name: str, incarnation: int) -> list[Compare] | None:
         return []
+
+    def give_up(self, incarnation: int) -> None:
+        """Do nothing: this broker has no session."""
 
     def is_coordinator(self) -> bool:
         return True

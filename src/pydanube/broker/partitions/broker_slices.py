@@ -104,13 +104,24 @@ class BrokerSlices:
     async def start(self) -> None:
         """Make sure that slices can be written: the store was proven fit, and there is an incarnation.
 
-        Raises Refused if the store cannot keep `stored` topics, and Unavailable if that cannot be told now.
+        Raises Refused if the store cannot keep `stored` topics, and Unavailable if that cannot be told now, or if the
+        slices of this session cannot be used any more: then another session begins.
         """
         await self.check()
-        if self._membership.is_alone:
+        if not self._membership.is_alone:
+            self._give_up_session()
+        else:
             async with self._numbering:
                 if not self._incarnation or self._is_over():
                     self._incarnation = (await take_ids(self._store, INCARNATION_COUNTER, 1))[0]
+
+    def _give_up_session(self) -> None:
+        """Let another session begin if the slices of the present one were sealed or damaged although it lives: none of
+        its `stored` partitions could be opened again."""
+        writer, session = self._writer, self._membership.session
+        if writer is not None and writer.is_taken_over and writer.incarnation == session.incarnation:
+            self._membership.give_up(session.incarnation)
+            raise Unavailable(f"broker {session.name!r} takes a new session, because its slices were sealed: try again")
 
     def _is_over(self) -> bool:
         """Return whether the writer of the present incarnation can append nothing any more."""

@@ -66,6 +66,10 @@ _SLOW: Final[tuple[type[wire.Request], ...]] = (
 REQUESTS_MAX: Final = 64
 """Unanswered requests of one connection; more wait. A listener reads no further while it has as many of a peer."""
 
+GREETING_SECONDS: Final = 1.0
+"""How long a broker that starts waits for a process that may have its name already. A machine that is gone does not
+answer at all, and its broker starts so much later."""
+
 HANDLES_MAX: Final = 1_000
 """Partitions of one broker that batches are forwarded to at a time; the one unused longest gives way."""
 
@@ -208,6 +212,21 @@ class _Link:
             self._connecting.set_result(reason)
         if self._connection is not None:
             self._connection.abort(reason)
+
+
+async def is_living(
+    session: BrokerSession, clock: Clock, token: str = "", tls: Callable[[], ssl.SSLContext] | None = None
+) -> bool:
+    """Return whether the broker of this session greets at its address, within GREETING_SECONDS. Asked before this
+    broker has opened a listener, so that it cannot meet itself."""
+    try:
+        async with asyncio.timeout(GREETING_SECONDS):
+            context = None if tls is None else tls()
+            connection = await PeerConnection.open(session, session.name, clock, token, context)
+    except (TimeoutError, DanubeError):
+        return False
+    connection.abort(Unavailable("this broker wanted to know whether the other one lives"))
+    return True
 
 
 def _over(session: BrokerSession) -> Unavailable:

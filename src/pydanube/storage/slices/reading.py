@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from pydanube.codec.slice import SliceRecord, decode_slice, slice_key
-from pydanube.model.errors import Corrupt, NotFound, Unavailable
+from pydanube.model.errors import NotFound, Unavailable
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
+
+from .sealing import missing_slice
 
 READ_AT_ONCE: Final = 8
 """How many slices are fetched at the same time."""
@@ -91,10 +93,7 @@ class SliceReader:
             try:
                 data = await self._get(slice_key(incarnation, number))
             except NotFound:
-                raise Corrupt(
-                    f"slice {number} of incarnation {incarnation} is missing in {self._objects.url}, and a partition "
-                    f"needs it: put the object back"
-                ) from None
+                raise missing_slice(self._objects, incarnation, number) from None
         by_ledger: dict[int, list[SliceRecord]] = {}
         for record in decode_slice(data, incarnation, number):
             by_ledger.setdefault(record.ledger_id, []).append(record)

@@ -9,6 +9,7 @@ Invariants
     marker in their place would end nothing
     a number is skipped only if it is known to exist and everything from the lowest number up to it, too
     markers are never deleted
+    a slice that is known to have counted is never sealed away: where it is missing, the store has lost it
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pydanube.codec.slice import (
     sequence_prefix,
     slice_key,
 )
-from pydanube.model.errors import AlreadyExists, DanubeError, NotFound, Refused, Unavailable
+from pydanube.model.errors import AlreadyExists, Corrupt, DanubeError, NotFound, Refused, Unavailable
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.randomness import identity
 from pydanube.runtime.telemetry import get_logger
@@ -41,11 +42,16 @@ async def seal(objects: ObjectStore, incarnation: int, lowest: int, sealed_by: i
     """End the sequence, and return the number of its marker: the slices below it count, and no others ever will.
 
     `lowest` is the lowest number that is still needed. May be called by several brokers at once, and again: all get the
-    same number. Raises Unavailable when the store does not answer. Cancelled: it is sealed or not.
+    same number. Raises Unavailable when the store does not answer, and Corrupt when a slice that counted is missing:
+    then nothing is sealed. Cancelled: it is sealed or not.
     """
-    number = await _first_missing(objects, incarnation, lowest)
+    number, counted = await _first_missing(objects, incarnation, lowest)
     while True:
         key = slice_key(incarnation, number)
+        if number < counted:
+            await _check_there(objects, incarnation, number)
+            number += 1
+            continue
         try:
             await objects.put(key, encode_marker(incarnation, number, sealed_by), create=True)
         except AlreadyExists:
@@ -58,15 +64,42 @@ async def seal(objects: ObjectStore, incarnation: int, lowest: int, sealed_by: i
             return number
 
 
-async def _first_missing(objects: ObjectStore, incarnation: int, lowest: int) -> int:
-    """Return the first number from `lowest` on that a listing does not show; a marker counts as missing."""
-    prefix, number = sequence_prefix(incarnation), lowest
+async def _first_missing(objects: ObjectStore, incarnation: int, lowest: int) -> tuple[int, int]:
+    """Return the first number from `lowest` on that a listing does not show, and a number below which all slices
+    counted, as far as the last slice behind that one says it. A marker counts as missing."""
+    prefix, number, last = sequence_prefix(incarnation), lowest, -1
     after = slice_key(incarnation, lowest - 1) if lowest else ""
     async for info in objects.list(prefix, after):
-        if number_of_key(info.key) != number or info.size <= HEADER_BYTES:
-            break
-        number += 1
-    return number
+        if info.size <= HEADER_BYTES:
+            continue
+        last = number_of_key(info.key)
+        if last == number:
+            number += 1
+    if last < number:
+        return number, 0
+    try:
+        found = await objects.get(slice_key(incarnation, last), 0, HEADER_BYTES)
+    except NotFound:  # it did not count, and was deleted meanwhile
+        return number, 0
+    return number, decode_slice_header(found, incarnation, last).counted
+
+
+async def _check_there(objects: ObjectStore, incarnation: int, number: int) -> None:
+    """Raise Corrupt unless there is a slice of this number, which counted. The listing did not show it: it may have
+    been put meanwhile."""
+    try:
+        found = await objects.get(slice_key(incarnation, number), 0, HEADER_BYTES)
+    except NotFound:
+        raise missing_slice(objects, incarnation, number) from None
+    if decode_slice_header(found, incarnation, number).kind == SliceKind.MARKER:
+        raise missing_slice(objects, incarnation, number)
+
+
+def missing_slice(objects: ObjectStore, incarnation: int, number: int) -> Corrupt:
+    return Corrupt(
+        f"slice {number} of incarnation {incarnation} is missing in {objects.url}, and a partition needs it: put the "
+        f"object {slice_key(incarnation, number)} back"
+    )
 
 
 async def check_store(objects: ObjectStore) -> None:

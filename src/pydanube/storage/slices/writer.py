@@ -69,6 +69,8 @@ class SliceWriter:
         self.on_sealed: Callable[[], None] = lambda: None
         """Called once when another broker has sealed the sequence, or uses it: every partition that uses it must be
         closed."""
+        self.is_taken_over = False
+        """Whether that was called."""
         self.meter = Meter()
         """Puts per second, failed ones too: stores charge for them all."""
         self.puts = 0
@@ -215,7 +217,7 @@ class SliceWriter:
         number = self._sequence.take(now)
         records, self._gathered = self._gathered, []
         self._waiting[number], self._gathered_done = self._gathered_done, []
-        pieces = encode_slice(self.incarnation, number, self._writer, records)
+        pieces = encode_slice(self.incarnation, number, self._writer, records, self._sequence.counted_end)
         self._tasks.spawn(self._put(_Slice(number, pieces)), f"slice {number}")
 
     async def _put(self, leaving: _Slice) -> None:
@@ -225,9 +227,9 @@ class SliceWriter:
             try:
                 is_stored = await self._put_once(leaving)
             except Corrupt as error:
-                self._end(error)
-                self.on_sealed()
-                raise
+                log.error("slices.unusable", incarnation=self.incarnation, number=leaving.number, error=error.message)
+                self._taken_over(error)
+                return
             except DanubeError as error:
                 if self.failure is None:
                     log.warning("slice.not_put", number=leaving.number, error=error.message)
@@ -275,7 +277,11 @@ class SliceWriter:
             return
         self._sequence.sealed(number)
         log.warning("slices.taken_over", incarnation=self.incarnation, end=number)
-        self._end(NotOwner("the partitions of this broker were taken over: look the owner up again"))
+        self._taken_over(NotOwner("the partitions of this broker were taken over: look the owner up again"))
+
+    def _taken_over(self, error: DanubeError) -> None:
+        self._end(error)
+        self.is_taken_over = True
         self.on_sealed()
 
     def _end(self, error: DanubeError) -> None:
