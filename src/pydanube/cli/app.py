@@ -39,7 +39,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "table": ("table:table_", "Land topics in Delta and Iceberg tables, exactly once, and look after the tables."),
     "brokers": ("brokers:brokers", "List and describe brokers, and what they have left over."),
     "cluster": ("cluster:cluster", "Show the cluster: its brokers, their partitions and their load."),
-    "auth": ("auth:auth", "Manage roles, bindings and API keys, and ask what one may do."),
+    "auth": ("auth:auth", "Manage roles, bindings, API keys and quotas, and ask what one may do."),
     "storage": ("storage:storage", "Serve and look after object stores."),
     "metadata": ("metadata:metadata", "Move the metadata of a broker that is stopped."),
     "inspect": ("inspect:inspect", "Look into stored files without a broker."),
