@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pydanube.broker.security import failures
-from pydanube.broker.security.api_keys import find_identity, new_key
+from pydanube.broker.security.api_keys import describe_refusal, find_identity, new_key
 from pydanube.broker.security.authentication import Authentication, AuthenticationSettings
 from pydanube.broker.security.certificates import CertificateRule
 from pydanube.broker.security.failures import Failures
@@ -64,6 +64,15 @@ def test_a_key_is_accepted_whole_and_right_and_until_it_expires() -> None:
     mixed = f"dnb_{new.key.id}_{other_key.secret.split('_', 2)[2]}"
     for wrong in (mixed, new.secret + "a", f" {new.secret}", new.secret.upper(), f"dnb__{'a' * 43}"):
         assert find_identity(wrong, keys, NOW) is None
+
+
+def test_the_log_says_which_key_is_refused_and_why() -> None:
+    new, record = new_key(ALICE, NOW, expires_at=NOW + 10)
+    keys, name, wrong = {new.key.id: record}, new.key.id, new.secret[:-8] + "x" * 8
+    assert describe_refusal(wrong, keys, NOW) == f"the secret of API key {name} is wrong"
+    assert describe_refusal(new.secret, keys, NOW + 10) == f"API key {name} has expired"
+    assert describe_refusal(new.secret, {}, NOW).startswith(f"there is no API key {name}: it was revoked")
+    assert "form" in describe_refusal(new.secret[:-1], keys, NOW)
 
 
 def test_a_key_belongs_to_no_group_and_ends_in_the_future() -> None:
