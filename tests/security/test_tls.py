@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import stat
+import tomllib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -473,7 +474,12 @@ async def test_created_certificates_work_and_are_not_overwritten(
     from pydanube.cli.app import cli
 
     made = CliRunner().invoke(cli, ["certs", "create", "--directory", str(tmp_path / "c"), "--name", "b.example"])
-    assert made.exit_code == 0 and "[tls]" in made.output and "--tls-ca-file" in made.output
+    assert made.exit_code == 0 and "--tls-ca-file" in made.output
+    assert tomllib.loads(made.output)["tls"] == {
+        "cert_file": str(tmp_path / "c" / "broker.pem"),
+        "key_file": str(tmp_path / "c" / "broker-key.pem"),
+        "client_ca_file": str(tmp_path / "c" / "ca.pem"),
+    }
     files = {one.name: one for one in (tmp_path / "c").iterdir()}
     assert {name for name, one in files.items() if stat.S_IMODE(one.stat().st_mode) == 0o600} == {
         "ca-key.pem",
