@@ -26,7 +26,7 @@ from pydanube.model.errors import DanubeError, Invalid, Refused, Unauthenticated
 from pydanube.model.security import BoundSubject
 from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.runtime.disk import OsDisk
-from pydanube.securing import check_settings
+from pydanube.securing import check_settings, unused_credentials
 from pydanube.settings import Settings
 
 ALICE = BoundSubject.parse("user:alice")
@@ -235,6 +235,18 @@ def test_what_is_not_safe_is_refused_with_the_remedy(tmp_path: Path) -> None:
     assert "32 to" in refused(cluster_token="too-short")
     assert "auth.cluster_token_file" in refused(url="etcd://127.0.0.1:2379/danube")
     assert "no rule for certificates" in refused(certificate_rules="CN=x")
+
+
+def test_credentials_that_are_configured_without_authentication_are_named() -> None:
+    secrets = {
+        "auth.secret": TOKEN,
+        "auth.cluster_token": TOKEN,
+        "auth.certificate_rules": "subject CN=(.*) => user:{1}",
+    }
+    unused = ["auth.secret", "auth.certificate_rules", "auth.cluster_token"]
+    assert unused_credentials(Settings.load(None, {}, secrets).auth) == unused
+    assert unused_credentials(Settings.load(None, {}, {}).auth) == []
+    check_settings(Settings.load(None, {}, secrets))  # it starts, with a warning
 
 
 def test_files_with_secrets_that_others_can_read_are_refused(tmp_path: Path) -> None:
