@@ -452,7 +452,9 @@ def test_files_that_cannot_be_used_are_refused_with_the_remedy(tmp_path: Path, a
 def test_settings_of_tls_that_do_not_belong_together_are_refused_by_name(tmp_path: Path, pair: Pair) -> None:
     with pytest.raises(Invalid, match=r"tls_http\.cert_file and tls_http\.key_file belong together"):
         tls_settings(tmp_path, pair, tls_http__cert_file=pair.cert_file)
-    with pytest.raises(Invalid, match=r"tls_native: client certificates are required.*tls\.client_ca_file"):
+    with pytest.raises(
+        Invalid, match=r"tls_native, tls_grpc, .*: client certificates are asked for.*tls\.client_ca_file"
+    ):
         tls_settings(tmp_path, pair, tls__client_certificates="required")
 
 

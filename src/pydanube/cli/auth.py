@@ -47,7 +47,7 @@ RESOURCE: Final = Parsed("resource", lambda text: str(ResourcePattern.parse(text
         """
 danube auth whoami
 danube auth can produce /default/orders
-danube auth bindings create service_account:loader /default/orders-* --role producer
+danube auth bindings create service_account:loader '/default/orders-*' --role producer
 danube auth keys create service_account:loader --expires 90d
 danube auth roles list
 danube auth quotas set /shop --publish-bytes-per-s 10MB
@@ -255,7 +255,7 @@ def delete_role(role: str, yes: bool, expected: str, url: str, as_json: bool) ->
         """
 danube auth bindings list --subject group:ops
 danube auth bindings create user:alice /shop --role namespace-admin
-danube auth bindings create service_account:loader /shop/orders-* --role producer --id loader-orders
+danube auth bindings create service_account:loader '/shop/orders-*' --role producer --id loader-orders
 danube auth bindings delete loader-orders --yes
 """
     ),
