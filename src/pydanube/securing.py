@@ -37,6 +37,26 @@ def check_settings(settings: Settings) -> None:
         _authentication_settings(settings)
         if not settings.auth.allow_readable_files:
             _refuse_readable_files(settings)
+    elif unused := unused_credentials(settings.auth):
+        log.warning(
+            "auth.not_enabled",
+            settings=", ".join(unused),
+            advice="everybody may do everything, because auth.enabled is false: set it, or remove these settings",
+        )
+
+
+def unused_credentials(auth: AuthSettings) -> list[str]:
+    """Return which settings say what credentials are accepted. They have no effect while authentication is off."""
+    names = (
+        "secret",
+        "secret_file",
+        "jwks_file",
+        "jwks_url",
+        "certificate_rules",
+        "cluster_token",
+        "cluster_token_file",
+    )
+    return [f"auth.{name}" for name in names if getattr(auth, name)]
 
 
 def refuse_plaintext(settings: Settings) -> None:

@@ -330,7 +330,14 @@ class Server:
             await membership.join()  # its addresses are known now; what needs a session is Unavailable until here
             broker.joined()
             self._member = broker
-        log.info("broker.started", address=broker.address, data_dir=str(directory.path), node=directory.identity.node)
+        log.info(
+            "broker.started",
+            address=broker.address,
+            data_dir=str(directory.path),
+            node=directory.identity.node,
+            authentication=security is not None,
+            tls=", ".join(one.name for one in self._listener_tls) or "none",
+        )
         if security is None and not _is_loopback(host):
             log.warning(
                 "broker.unprotected",

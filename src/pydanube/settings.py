@@ -165,7 +165,9 @@ class AuthSettings(Section):
     jwks_file: Path | None = setting(
         None, OptionalPath(), "The public keys of JWTs, a JWKS; read again when it changes. Needs the extra `auth`."
     )
-    jwks_url: str = setting("", Endpoint(), "The same at a URL with https, instead of jwks_file.")
+    jwks_url: str = setting(
+        "", Endpoint("a URL with http or https, or empty"), "The same at a URL with https, instead of jwks_file."
+    )
     jwks_ca_file: Path | None = setting(
         None, OptionalPath(), "Certificates (PEM) that the server of jwks_url must be signed by; empty: the system's."
     )
@@ -669,13 +671,12 @@ class Settings:
         for one in (self.tls, *listeners):
             if (one.cert_file is None) != (one.key_file is None):
                 yield f"{one.section}.cert_file and {one.section}.key_file belong together: give both or none"
-        for listener in listeners:
-            files = self.listener_tls(listener)
-            if files is not None and files.client_certificates != OFF and files.client_ca_file is None:
-                yield (
-                    f"{listener.section}: client certificates are {files.client_certificates}, and nothing says who "
-                    f"signs them: set tls.client_ca_file"
-                )
+        unsigned = [one.section for one in listeners if _lacks_authority(self.listener_tls(one))]
+        if unsigned:
+            yield (
+                f"{', '.join(unsigned)}: client certificates are asked for, and nothing says who signs them: set "
+                f"tls.client_ca_file"
+            )
 
     def _value(self, key: str) -> Any:
         section, _, name = key.partition(".")
@@ -687,6 +688,10 @@ class Settings:
 
 def _default(one: Field[Any]) -> Any:
     return one.default_factory() if one.default_factory is not MISSING else one.default
+
+
+def _lacks_authority(files: ServerTls | None) -> bool:
+    return files is not None and files.client_certificates != OFF and files.client_ca_file is None
 
 
 def environment_name(key: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pydanube.broker.security import failures
-from pydanube.broker.security.api_keys import find_identity, new_key
+from pydanube.broker.security.api_keys import describe_refusal, find_identity, new_key
 from pydanube.broker.security.authentication import Authentication, AuthenticationSettings
 from pydanube.broker.security.certificates import CertificateRule
 from pydanube.broker.security.failures import Failures
@@ -26,7 +26,7 @@ from pydanube.model.errors import DanubeError, Invalid, Refused, Unauthenticated
 from pydanube.model.security import BoundSubject
 from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.runtime.disk import OsDisk
-from pydanube.securing import check_settings
+from pydanube.securing import check_settings, unused_credentials
 from pydanube.settings import Settings
 
 ALICE = BoundSubject.parse("user:alice")
@@ -64,6 +64,15 @@ def test_a_key_is_accepted_whole_and_right_and_until_it_expires() -> None:
     mixed = f"dnb_{new.key.id}_{other_key.secret.split('_', 2)[2]}"
     for wrong in (mixed, new.secret + "a", f" {new.secret}", new.secret.upper(), f"dnb__{'a' * 43}"):
         assert find_identity(wrong, keys, NOW) is None
+
+
+def test_the_log_says_which_key_is_refused_and_why() -> None:
+    new, record = new_key(ALICE, NOW, expires_at=NOW + 10)
+    keys, name, wrong = {new.key.id: record}, new.key.id, new.secret[:-8] + "x" * 8
+    assert describe_refusal(wrong, keys, NOW) == f"the secret of API key {name} is wrong"
+    assert describe_refusal(new.secret, keys, NOW + 10) == f"API key {name} has expired"
+    assert describe_refusal(new.secret, {}, NOW).startswith(f"there is no API key {name}: it was revoked")
+    assert "form" in describe_refusal(new.secret[:-1], keys, NOW)
 
 
 def test_a_key_belongs_to_no_group_and_ends_in_the_future() -> None:
@@ -226,6 +235,18 @@ def test_what_is_not_safe_is_refused_with_the_remedy(tmp_path: Path) -> None:
     assert "32 to" in refused(cluster_token="too-short")
     assert "auth.cluster_token_file" in refused(url="etcd://127.0.0.1:2379/danube")
     assert "no rule for certificates" in refused(certificate_rules="CN=x")
+
+
+def test_credentials_that_are_configured_without_authentication_are_named() -> None:
+    secrets = {
+        "auth.secret": TOKEN,
+        "auth.cluster_token": TOKEN,
+        "auth.certificate_rules": "subject CN=(.*) => user:{1}",
+    }
+    unused = ["auth.secret", "auth.certificate_rules", "auth.cluster_token"]
+    assert unused_credentials(Settings.load(None, {}, secrets).auth) == unused
+    assert unused_credentials(Settings.load(None, {}, {}).auth) == []
+    check_settings(Settings.load(None, {}, secrets))  # it starts, with a warning
 
 
 def test_files_with_secrets_that_others_can_read_are_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -78,6 +79,11 @@ def test_a_new_key_is_alone_on_stdout_and_listed_with_dates_but_no_secret(secure
     assert key_id in listed and "nightly" in listed and secret not in listed
     (one,) = json.loads(run(secured, "keys", "list", "--principal", "service_account:loader", "--json"))
     assert one["key"] == key_id and one["created_at"].endswith("+00:00") and one["expires_at"] > one["created_at"]
+    short = danube_auth(secured, "keys", "create", "user:brief", "--expires", "1s").stderr.split()[2]
+    deadline = time.monotonic() + 60
+    while "(expired)" not in (brief := run(secured, "keys", "list", "--principal", "user:brief")):
+        assert time.monotonic() < deadline, brief
+    assert short in brief and "(expired)" not in run(secured, "keys", "list", "--principal", "service_account:loader")
     made = json.loads(run(secured, "keys", "create", "--json"))
     assert made["secret"].startswith(f"dnb_{made['key']}_") and made["expires_at"] is None
     for key in (key_id, made["key"]):

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from pydanube import testing
+from pydanube.cli.certificate_files import make_certificates
+from pydanube.runtime.clock import SystemClock
 from pydanube.testing import SecuredBroker
 
 SECRET = "dnb_marked_SECRETSECRETSECRET"
@@ -79,7 +81,9 @@ def test_a_profile_is_added_used_listed_and_removed(danube: Run, secured: Secure
 
 
 def test_a_token_file_is_read_by_each_command(danube: Run, secured: SecuredBroker, key_file: Path) -> None:
-    assert danube("namespaces", "list", "--url", secured.url).returncode == 1
+    refused = danube("namespaces", "list", "--url", secured.url)
+    assert refused.returncode == 1
+    assert "(--token-file, --profile, DANUBE_TOKEN or --tls-cert-file)" in refused.stderr
     ok(danube("namespaces", "list", "--url", secured.url, "--token-file", str(key_file)))
     ok(danube("--url", secured.url, "--token-file", str(key_file), "namespaces", "list"))
     ok(danube("namespaces", "list", DANUBE_URL=secured.url, DANUBE_TOKEN_FILE=str(key_file)))
@@ -113,6 +117,43 @@ def test_credentials_of_a_profile_go_to_its_broker_only(danube: Run, secured: Se
         assert refused.returncode == 1
         assert "credentials" in refused.stderr
     ok(danube("namespaces", "list", "--url", secured.url, "--profile", "other"))  # both are named
+
+
+@pytest.fixture(scope="module")
+def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, Path]]:
+    """The URL and the administrator's key of a broker with TLS and authentication, and the directory of certificates
+    that clients need."""
+    certificates, data = tmp_path_factory.mktemp("certificates"), tmp_path_factory.mktemp("encrypted")
+    for name, content in make_certificates(("127.0.0.1",), SystemClock().now_us()).items():
+        (certificates / name).write_bytes(content)
+        (certificates / name).chmod(0o600)
+    with testing.broker_thread(
+        data,
+        auth=True,
+        tls_cert_file=str(certificates / "broker.pem"),
+        tls_key_file=str(certificates / "broker-key.pem"),
+        tls_client_ca_file=str(certificates / "ca.pem"),
+        tls_client_certificates="required",
+    ) as started:
+        yield started.url, started.admin_key, certificates
+
+
+def test_a_profile_names_the_files_of_tls(danube: Run, encrypted: tuple[str, str, Path], tmp_path: Path) -> None:
+    url, key, certificates = encrypted
+    pair = ("--tls-cert-file", str(certificates / "client.pem"), "--tls-key-file", str(certificates / "client-key.pem"))
+    authority = ("--tls-ca-file", str(certificates / "ca.pem"))
+    ok(danube("profile", "add", "tls", "--url", url, *authority, *pair, "--api-key", "-", stdin=key))
+    assert "default" in ok(danube("namespaces", "list", "--profile", "tls"))
+    (listed,) = json.loads(ok(danube("profile", "list", "--json")))
+    assert listed["tls_ca_file"] == str(certificates / "ca.pem")
+    ok(danube("profile", "use", "tls"))
+    assert "default" in ok(danube("namespaces", "list", DANUBE_TLS_CA_FILE=str(certificates / "client.pem")))
+    refused = danube("namespaces", "list", "--tls-ca-file", str(certificates / "client.pem"))  # an option goes first
+    assert refused.returncode == 1
+    assert "certificate" in refused.stderr
+    alone = danube("profile", "add", "half", "--url", url, *pair[:2])
+    assert alone.returncode == 2
+    assert "belong together" in alone.stderr
 
 
 @pytest.mark.parametrize("option", ["--token", "--api-key"])

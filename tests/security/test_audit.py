@@ -252,6 +252,18 @@ async def test_roles_bindings_and_keys_say_what_was_changed(tmp_path: Path):
     assert "dnb_" not in (tmp_path / "audit.log").read_text()
 
 
+async def test_quotas_say_whose_limits_were_changed(tmp_path: Path):
+    async with served(tmp_path) as here:
+        async with pydanube.connect(here.server.url, token=here.admin) as client:
+            await client.access.set_quota("user:etl", publish_bytes_per_s=1000, connections_max=3)
+            await client.access.delete_quota("user:etl")
+        found = await here.events("administration", least=2)
+    assert [shown(one, "operation", "outcome", "detail") for one in found] == [
+        ("SetQuota", "done", "quota of user:etl: connections_max=3, publish_bytes_per_s=1000"),
+        ("DeleteQuota", "done", "quota of user:etl"),
+    ]
+
+
 async def test_wrong_credentials_are_events_with_the_reason_and_never_with_the_credentials(tmp_path: Path):
     marks = {one: f"MARKED-{one}-0123456789abcdef" for one in ("hello", "bearer", "key", "basic", "grpc", "again")}
     async with served(tmp_path, auth_failures_max=1000) as here:
@@ -281,6 +293,12 @@ async def test_wrong_credentials_are_events_with_the_reason_and_never_with_the_c
     }
     assert [one["listener"] for one in found] == ["native"] * 3 + ["http"] * 4 + ["admin", "native"]
     assert all(one["reason"] and "principal" not in one for one in found)
+    assert [one["reason"] for one in found[:3]] == [
+        "it is neither an API key nor a JWT",
+        "it begins as an API key, and does not have its form: a part may be missing",
+        "JWTs are not accepted: auth.secret, auth.jwks_file or auth.jwks_url is needed for them",
+    ]
+    assert found[6]["reason"] == "no credentials were shown"
     text = (tmp_path / "audit.log").read_text()
     assert "MARKED" not in text and password not in text and here.admin not in text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import stat
+import tomllib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -451,7 +452,9 @@ def test_files_that_cannot_be_used_are_refused_with_the_remedy(tmp_path: Path, a
 def test_settings_of_tls_that_do_not_belong_together_are_refused_by_name(tmp_path: Path, pair: Pair) -> None:
     with pytest.raises(Invalid, match=r"tls_http\.cert_file and tls_http\.key_file belong together"):
         tls_settings(tmp_path, pair, tls_http__cert_file=pair.cert_file)
-    with pytest.raises(Invalid, match=r"tls_native: client certificates are required.*tls\.client_ca_file"):
+    with pytest.raises(
+        Invalid, match=r"tls_native, tls_grpc, .*: client certificates are asked for.*tls\.client_ca_file"
+    ):
         tls_settings(tmp_path, pair, tls__client_certificates="required")
 
 
@@ -473,7 +476,12 @@ async def test_created_certificates_work_and_are_not_overwritten(
     from pydanube.cli.app import cli
 
     made = CliRunner().invoke(cli, ["certs", "create", "--directory", str(tmp_path / "c"), "--name", "b.example"])
-    assert made.exit_code == 0 and "[tls]" in made.output and "--tls-ca-file" in made.output
+    assert made.exit_code == 0 and "--tls-ca-file" in made.output
+    assert tomllib.loads(made.output)["tls"] == {
+        "cert_file": str(tmp_path / "c" / "broker.pem"),
+        "key_file": str(tmp_path / "c" / "broker-key.pem"),
+        "client_ca_file": str(tmp_path / "c" / "ca.pem"),
+    }
     files = {one.name: one for one in (tmp_path / "c").iterdir()}
     assert {name for name, one in files.items() if stat.S_IMODE(one.stat().st_mode) == 0o600} == {
         "ca-key.pem",

@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 
 import click
 
-from pydanube.model.errors import DanubeError
+from pydanube.model.errors import DanubeError, Unauthenticated
 from pydanube.version import __version__
 
 from .credential_options import credential_options
@@ -53,6 +53,10 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
+
+
+_HOW_TO_SHOW: Final = " (--token-file, --profile, DANUBE_TOKEN or --tls-cert-file); the broker's audit log says why"
+"""Behind the message of Unauthenticated, which names no option of the command line."""
 
 
 class OutputClosed(Exception):
@@ -129,6 +133,8 @@ def run(arguments: list[str] | None = None) -> NoReturn:
     except (OutputClosed, BrokenPipeError):
         silence_stdout()
         sys.exit(0)
+    except Unauthenticated as error:
+        _leave(EXIT_FAILED, f"{error.message}{_HOW_TO_SHOW}")
     except DanubeError as error:
         _leave(EXIT_FAILED, error.message)
     except OSError as error:

@@ -47,7 +47,7 @@ RESOURCE: Final = Parsed("resource", lambda text: str(ResourcePattern.parse(text
         """
 danube auth whoami
 danube auth can produce /default/orders
-danube auth bindings create service_account:loader /default/orders-* --role producer
+danube auth bindings create service_account:loader '/default/orders-*' --role producer
 danube auth keys create service_account:loader --expires 90d
 danube auth roles list
 danube auth quotas set /shop --publish-bytes-per-s 10MB
@@ -255,7 +255,7 @@ def delete_role(role: str, yes: bool, expected: str, url: str, as_json: bool) ->
         """
 danube auth bindings list --subject group:ops
 danube auth bindings create user:alice /shop --role namespace-admin
-danube auth bindings create service_account:loader /shop/orders-* --role producer --id loader-orders
+danube auth bindings create service_account:loader '/shop/orders-*' --role producer --id loader-orders
 danube auth bindings delete loader-orders --yes
 """
     ),
@@ -374,7 +374,7 @@ def list_keys(principal: str | None, url: str, as_json: bool) -> None:
     table(
         ["key", "principal", "groups", "created", "expires", "comment"],
         [
-            (one.id, one.principal, ", ".join(one.groups), _time(one.created_at), _time(one.expires_at), one.comment)
+            (one.id, one.principal, ", ".join(one.groups), _time(one.created_at), _end(one.expires_at), one.comment)
             for one in found
         ],
         cut=["comment"],
@@ -633,6 +633,14 @@ def _limits_text(limits: QuotaLimits) -> str:
 
 def _time_or_none(micros: int) -> str | None:
     return _time(micros) if micros else None
+
+
+def _end(micros: int) -> str:
+    """Return when a key ends, and whether that is over."""
+    from pydanube.runtime.clock import SystemClock
+
+    is_over = 0 < micros <= SystemClock().now_us()
+    return f"{_time(micros)} (expired)" if is_over else _time(micros)
 
 
 def _time(micros: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def certs() -> None:
 @certs.command(
     epilog=examples(
         """
-danube certs create                                       for 127.0.0.1, ::1 and localhost, in ./danube-certs
+danube certs create > danube.toml                         for 127.0.0.1, ::1 and localhost, in ./danube-certs
 danube certs create --directory certs --name broker.example --name 10.0.0.1
 """
     )
@@ -36,7 +37,8 @@ danube certs create --directory certs --name broker.example --name 10.0.0.1
 def create(directory: Path, names: tuple[str, ...]) -> None:
     """Create an authority, a certificate for brokers and one for clients, valid for a year.
 
-    They are for development: the key of the authority lies beside them. Needs the extra `auth`.
+    They are for development: the key of the authority lies beside them. Prints the settings of the broker as TOML, for
+    `danube serve --config FILE`, and in comments what clients need. Needs the extra `auth`.
     """
     try:
         from .certificate_files import make_certificates
@@ -53,7 +55,7 @@ def create(directory: Path, names: tuple[str, ...]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         _write_new(directory / name, content)
-    click.echo(_instructions(directory.absolute()))
+    click.echo(_settings(directory.absolute()))
 
 
 def _write_new(path: Path, content: bytes) -> None:
@@ -63,16 +65,16 @@ def _write_new(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def _instructions(directory: Path) -> str:
+def _settings(directory: Path) -> str:
+    """Return the settings of a broker with these certificates as TOML, and how clients reach it as comments."""
     return f"""\
-# settings of the broker (--config FILE)
 [tls]
-cert_file = "{directory}/broker.pem"
-key_file = "{directory}/broker-key.pem"
-client_ca_file = "{directory}/ca.pem"
+cert_file = {json.dumps(f"{directory}/broker.pem")}
+key_file = {json.dumps(f"{directory}/broker-key.pem")}
+client_ca_file = {json.dumps(f"{directory}/ca.pem")}
 # client_certificates = "required"
 
-# clients, beside --url danubes://HOST:PORT
---tls-ca-file {directory}/ca.pem
-# and where client certificates are required
---tls-cert-file {directory}/client.pem --tls-key-file {directory}/client-key.pem"""
+# Clients connect to danubes://HOST:PORT, or https://HOST:PORT, with
+#   --tls-ca-file {directory}/ca.pem
+# and where client certificates are required also with
+#   --tls-cert-file {directory}/client.pem --tls-key-file {directory}/client-key.pem"""

@@ -20,6 +20,8 @@ import click
 
 from pydanube.model.errors import DanubeError
 
+from .tls_options import show_tls_to_children, use_profile_files
+
 if TYPE_CHECKING:
     from .profiles import Profile
 
@@ -69,6 +71,8 @@ def choose_broker(context: click.Context, url: str | None, *, named_only: bool =
         profile = None if named is None and named_only else _profile(named, url)
     except DanubeError as error:
         raise click.UsageError(error.message, context) from None
+    if profile is not None:
+        use_profile_files(context, profile.tls_files)
     if (file := given.get("token_file")) is not None:
         given["chosen"] = {"token_file": file}
     elif profile is not None and (given.get("profile") or not any(map(os.environ.get, _VARIABLES.values()))):
@@ -95,7 +99,9 @@ def chosen_credentials() -> dict[str, Any]:
 
 
 def show_to_children() -> None:
-    """Put the credentials of the command into the environment, for Spark and other processes that it starts."""
+    """Put the credentials of the command, and its options of TLS, into the environment, for Spark and other processes
+    that it starts."""
+    show_tls_to_children()
     chosen = chosen_credentials()
     if chosen:
         for variable in _VARIABLES.values():

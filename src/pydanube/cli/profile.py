@@ -20,7 +20,7 @@ NAME = Parsed("name", check_name)
 @click.group(
     epilog=examples(
         """
-danube profile add prod --url danube://broker.example:6655 --token-file /run/secrets/danube
+danube profile add prod --url danubes://broker.example:6655 --token-file /run/secrets/danube
 danube profile use prod
 danube --profile prod topics list
 """
@@ -49,8 +49,8 @@ def _from_stdin(_context: click.Context, parameter: click.Parameter, value: str 
     epilog=examples(
         """
 danube profile add local --url danube://127.0.0.1:6655
-danube profile add prod --url danube://broker.example:6655 --token-file /run/secrets/danube
-danube profile add ops --url danube://broker.example:6655 --api-key - < admin-key
+danube profile add prod --url danubes://broker.example:6655 --token-file /run/secrets/danube
+danube profile add ops --url danubes://broker.example:6655 --tls-ca-file ca.pem --api-key - < admin-key
 """
     )
 )
@@ -61,6 +61,21 @@ danube profile add ops --url danube://broker.example:6655 --api-key - < admin-ke
 )
 @click.option("--token", metavar="-", callback=_from_stdin, help="Keep the token that is on stdin.")
 @click.option("--api-key", metavar="-", callback=_from_stdin, help="Keep the API key that is on stdin.")
+@click.option(
+    "--tls-ca-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Authorities (PEM) that the broker's certificate must come from.",
+)
+@click.option(
+    "--tls-cert-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="The certificate (PEM) to show, where the broker asks for one.",
+)
+@click.option(
+    "--tls-key-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="The private key (PEM) of --tls-cert-file.",
+)
 @click.option("--replace", is_flag=True, help="Also if there is a profile of this name.")
 @json_option
 def add(
@@ -71,14 +86,18 @@ def add(
     api_key: str | None,
     replace: bool,
     as_json: bool,
+    **tls: Path | None,
 ) -> None:
     """Add a profile: where a broker is, and how to show it who you are.
 
     Profiles are in ~/.config/danube/profiles.toml (XDG_CONFIG_HOME, DANUBE_CONFIG_HOME), which only you may be able to
-    read. A token file is read by each command; a token or an API key on stdin is kept in the file.
+    read. Files are read by each command; a token or an API key on stdin is kept in the file.
     """
+    files = {key: str(path.absolute()) for key, path in tls.items() if path is not None}
+    if ("tls_cert_file" in files) != ("tls_key_file" in files):
+        raise click.UsageError("--tls-cert-file and --tls-key-file belong together: give both or none")
     profiles = Profiles.load()
-    profiles.add(name, _checked(url, token_file, token, api_key), replace=replace)
+    profiles.add(name, Profile(url, _checked(url, token_file, token, api_key), files), replace=replace)
     profiles.save()
     if as_json:
         emit_json({"profile": name, "file": str(profiles.path)})
@@ -87,7 +106,8 @@ def add(
         note(f"'danube profile use {name}' makes commands use it, and --profile {name} one command")
 
 
-def _checked(url: str, token_file: Path | None, token: str | None, api_key: str | None) -> Profile:
+def _checked(url: str, token_file: Path | None, token: str | None, api_key: str | None) -> dict[str, str]:
+    """Return the credentials of a profile, after a check of them and of the URL."""
     from pydanube.client.connection.address import parse_servers
     from pydanube.client.connection.credentials import check_token
 
@@ -100,7 +120,7 @@ def _checked(url: str, token_file: Path | None, token: str | None, api_key: str 
         raise click.UsageError(error.message) from None
     if len(credentials) > 1:
         raise click.UsageError("--token-file, --token and --api-key exclude each other: give one of them")
-    return Profile(url, credentials)
+    return credentials
 
 
 @profile.command(epilog=examples("danube profile use prod"))
@@ -126,7 +146,13 @@ def list_(as_json: bool) -> None:
     if as_json:
         emit_json(
             [
-                {"profile": name, "url": one.url, "credentials": one.how, "current": name == profiles.current}
+                {
+                    "profile": name,
+                    "url": one.url,
+                    "credentials": one.how,
+                    **one.tls_files,
+                    "current": name == profiles.current,
+                }
                 for name, one in rows
             ]
         )

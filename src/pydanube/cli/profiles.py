@@ -6,8 +6,9 @@
  current = "prod"
 
  [profiles."prod"]
- url = "danube://broker.example:6655"
+ url = "danubes://broker.example:6655"
  token_file = "/run/secrets/danube"     or token, or api_key: the secret itself; or none of them
+ tls_ca_file = "/etc/danube/ca.pem"     also tls_cert_file and tls_key_file; or none of them
 ```
 
 Invariants
@@ -29,6 +30,8 @@ from pydanube.client.connection.address import parse_servers
 from pydanube.client.connection.credentials import check_token
 from pydanube.model.errors import AlreadyExists, Invalid, NotFound, Refused
 
+from .tls_options import TLS_FILES
+
 FILE_NAME: Final = "profiles.toml"
 SECRETS: Final = ("token", "api_key")
 CREDENTIALS: Final = ("token_file", *SECRETS)
@@ -44,6 +47,9 @@ class Profile:
     url: str
     credentials: dict[str, str] = field(default_factory=dict, repr=False)
     """One of `token_file`, `token` and `api_key`, as `pydanube.connect` takes it; empty: none."""
+
+    tls_files: dict[str, str] = field(default_factory=dict)
+    """What connections to the broker use, by the names of `TLS_FILES`."""
 
     @property
     def how(self) -> str:
@@ -126,7 +132,7 @@ class Profiles:
         lines = [f"current = {_quoted(self.current)}"] if self.current else []
         for name, profile in sorted(self.by_name.items()):
             lines += ["", f"[profiles.{_quoted(name)}]", f"url = {_quoted(profile.url)}"]
-            lines += [f"{key} = {_quoted(value)}" for key, value in profile.credentials.items()]
+            lines += [f"{key} = {_quoted(value)}" for key, value in (profile.credentials | profile.tls_files).items()]
         return "\n".join(lines).lstrip("\n") + "\n"
 
 
@@ -168,7 +174,7 @@ def _parse_profile(path: Path, name: str, table: object) -> Profile:
     if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
         raise Invalid(f"{where} is not a table of texts: correct it, or remove it")
     credentials = {key: table[key] for key in CREDENTIALS if key in table}
-    if unknown := sorted(set(table) - {"url", *CREDENTIALS}):
+    if unknown := sorted(set(table) - {"url", *CREDENTIALS, *TLS_FILES}):
         raise Invalid(f"{where} has {', '.join(unknown)}, which no profile has: correct it, or remove it")
     if len(credentials) > 1:
         raise Invalid(f"{where} has {' and '.join(credentials)}: keep one of them")
@@ -179,7 +185,7 @@ def _parse_profile(path: Path, name: str, table: object) -> Profile:
                 credentials[key] = check_token(credentials[key])
     except Invalid as error:
         raise Invalid(f"{where}: {error.message}") from None
-    return Profile(table["url"], credentials)
+    return Profile(table["url"], credentials, {key: table[key] for key in TLS_FILES if key in table})
 
 
 def _quoted(text: str) -> str:

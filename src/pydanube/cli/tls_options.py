@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Any, Final
 
 import click
 
+from pydanube.runtime.environment import (
+    CA_FILE_VARIABLE,
+    CERT_FILE_VARIABLE,
+    KEY_FILE_VARIABLE,
+    SKIP_VERIFY_VARIABLE,
+)
+
+TLS_FILES: Final = ("tls_ca_file", "tls_cert_file", "tls_key_file")
 _TLS_META: Final = "danube.tls"
+_PROFILE_META: Final = "danube.tls-of-profile"
+_VARIABLES: Final = {
+    "tls_ca_file": CA_FILE_VARIABLE,
+    "tls_cert_file": CERT_FILE_VARIABLE,
+    "tls_key_file": KEY_FILE_VARIABLE,
+    "tls_insecure_skip_verify": SKIP_VERIFY_VARIABLE,
+}
 
 
 def _remember_tls(context: click.Context, parameter: click.Parameter, value: object) -> object:
@@ -18,9 +35,27 @@ def _remember_tls(context: click.Context, parameter: click.Parameter, value: obj
 
 
 def tls_options() -> dict[str, Any]:
-    """Return the options of TLS of the command that runs, as `pydanube.connect` takes them."""
+    """Return the options of TLS of the command that runs, and else those of its profile, as `pydanube.connect` takes
+    them. What is not there comes from the environment."""
     context = click.get_current_context(silent=True)
-    return {} if context is None else dict(context.find_root().meta.get(_TLS_META, {}))
+    if context is None:
+        return {}
+    given = dict(context.find_root().meta.get(_TLS_META, {}))
+    kept = dict(context.find_root().meta.get(_PROFILE_META, {}))
+    if "tls_cert_file" in given or "tls_key_file" in given:  # a certificate and its key come from one place
+        kept = {name: value for name, value in kept.items() if name == "tls_ca_file"}
+    return kept | given
+
+
+def use_profile_files(context: click.Context, files: Mapping[str, str]) -> None:
+    """Use the files of a profile, by the names of `TLS_FILES`, where no option names others."""
+    context.find_root().meta[_PROFILE_META] = dict(files)
+
+
+def show_tls_to_children() -> None:
+    """Put the options of TLS into the environment, for processes that the command starts."""
+    for name, value in tls_options().items():
+        os.environ[_VARIABLES[name]] = "true" if value is True else str(value)
 
 
 def tls_file_options(command: Any) -> Any:

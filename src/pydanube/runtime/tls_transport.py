@@ -547,5 +547,5 @@ def _advice(error: ssl.SSLCertVerificationError) -> str:
         case 62 | 64:
             return "connect by a name that is in it, or have it made with this name"
         case 18 | 19 | 20 | 21:
-            return "give the certificate of its authority as tls_ca_file"
+            return "give the certificate of its authority as tls_ca_file (--tls-ca-file, DANUBE_TLS_CA_FILE)"
     return "ask whoever runs the other side"

@@ -17,6 +17,7 @@ import msgspec
 
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.administration import PAGE_MAX
+from pydanube.broker.security.audit_operations import note_detail
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.metadata.following import Follower
 from pydanube.metadata.store import MetadataStore
@@ -83,6 +84,8 @@ class Quotas:
 
         Raises Conflict if the quota does not have the version `expected`; empty: any.
         """
+        named = ", ".join(f"{name}={limit}" for name, limit in changes.items() if name in LIMIT_NAMES)
+        note_detail(f"quota of {subject}: {named}")
         self._authorizer.check(principal, Action.ADMINISTER, BROKER)
         if unknown := [name for name in changes if name not in LIMIT_NAMES]:
             raise Invalid(f"{unknown[0]!r} is no limit of a quota: use {', '.join(LIMIT_NAMES)}")
@@ -100,6 +103,7 @@ class Quotas:
 
     async def delete(self, principal: Principal, subject: QuotaSubject, expected: str = "") -> None:
         """Delete a quota; those that wait for its rates go on at once. `expected` as in `set`."""
+        note_detail(f"quota of {subject}")
         self._authorizer.check(principal, Action.ADMINISTER, BROKER)
         await self._store.delete(subject, expected)
 

@@ -77,5 +77,18 @@ def find_identity(token: str, keys: Mapping[str, KeyRecord], now_us: int) -> Ide
     return Identity(principal, METHOD, record.expires_at, key_id)
 
 
+def describe_refusal(token: str, keys: Mapping[str, KeyRecord], now_us: int) -> str:
+    """Return why `find_identity` finds nobody, for the broker's log; it names the id, and nothing of the secret."""
+    matched = _FORM.fullmatch(token)
+    if matched is None:
+        return "it begins as an API key, and does not have its form: a part may be missing"
+    record = keys.get(matched[1])
+    if record is None:
+        return f"there is no API key {matched[1]}: it was revoked, or is of another cluster"
+    if 0 < record.expires_at <= now_us:
+        return f"API key {matched[1]} has expired"
+    return f"the secret of API key {matched[1]} is wrong"
+
+
 def _hash(secret: str) -> bytes:
     return sha256(secret.encode()).digest()

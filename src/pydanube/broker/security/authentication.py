@@ -115,14 +115,14 @@ class Authentication:
     async def authenticate(self, credentials: Credentials, address: str) -> Identity:
         """See Authenticator."""
         if not credentials.token and credentials.certificate is None:
-            raise unauthenticated()  # nothing was tried
+            raise unauthenticated() from BadToken("no credentials were shown")  # nothing was tried: it does not count
         found = self._find_cheaply(credentials)
         if found is not None:
             return found
         counted = counted_address(address)
         self._failures.check(counted)
         try:
-            return await self._find_by_signature(credentials.token, counted)
+            return await self._find_by_signature(credentials, counted)
         except BadToken as problem:
             reason = str(problem)
         return await self.refuse(address, reason)
@@ -156,13 +156,20 @@ class Authentication:
         own = self._settings.cluster_token
         return bool(own) and hmac.compare_digest(token.encode(), own.encode())
 
-    async def _find_by_signature(self, token: str, counted: str) -> Identity:
+    async def _find_by_signature(self, credentials: Credentials, counted: str) -> Identity:
         """Return who shows this JWT. Raises BadToken, and Full if too many wait. Cancelled: nothing is left behind but
         a check that a thread finishes."""
+        token = credentials.token
+        if not token:
+            raise BadToken("no rule of auth.certificate_rules matches the client certificate, or it has expired")
         if len(token) > TOKEN_BYTES_MAX:
             raise BadToken("it is too long")
-        if not token or token.startswith(api_keys.PREFIX) or self._tokens is None or token.count(".") != 2:
-            raise BadToken("no such key, token or certificate is known, or it has expired")
+        if token.startswith(api_keys.PREFIX):
+            raise BadToken(api_keys.describe_refusal(token, self._keys(), self._clock.now_us()))
+        if token.count(".") != 2:
+            raise BadToken("it is neither an API key nor a JWT")
+        if self._tokens is None:
+            raise BadToken("JWTs are not accepted: auth.secret, auth.jwks_file or auth.jwks_url is needed for them")
         if self._waiting.total() >= WAITING_MAX or self._waiting[counted] >= WAITING_PER_ADDRESS_MAX:
             raise Full("too many callers show credentials at this moment: try again")
         self._waiting[counted] += 1
