@@ -56,6 +56,10 @@ _CHECK_S: Final = 0.1
 _RELEASE_S_MIN: Final = 0.005
 """The shortest pause between two releases: buckets save up what is due meanwhile."""
 
+_PAUSE_PER_ROUND: Final = 4
+"""A pause is at least so many times as long as the round before it took, so that a principal that has thousands of
+callers waiting does not take the processor from all others."""
+
 _DECIDED_MAX: Final = 100_000
 """Limits of callers that are remembered; then they are looked up anew. One takes about 300 bytes."""
 
@@ -505,10 +509,14 @@ class Throttle:
 
     async def _release_due(self) -> None:
         """Let waiters go on as their rates allow it, until none is left. Cancelled: the broker stops."""
+        took_s = 0.0
         while self._lines:
-            await self._clock.sleep(max(_RELEASE_S_MIN, min(_CHECK_S, self._shortest_wait_s())))
+            pause_s = max(_RELEASE_S_MIN, min(_CHECK_S, self._shortest_wait_s()))
+            await self._clock.sleep(max(pause_s, _PAUSE_PER_ROUND * took_s))
+            began = self._clock.monotonic()
             self._end_late()
             self._release()
+            took_s = self._clock.monotonic() - began
 
     def _shortest_wait_s(self) -> float:
         now = self._clock.monotonic()
