@@ -11,7 +11,7 @@ from broker_harness import TOPIC, Collector, open_broker
 from two_brokers import two_brokers
 
 from pydanube.broker import Attachment, Broker, Producer, Published
-from pydanube.broker.quotas.throttle import WAIT_S_MAX
+from pydanube.broker.quotas.throttle import WAIT_S_MAX, Kind
 from pydanube.codec.batch import encode
 from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.core.access_rules import AccessRules
@@ -341,6 +341,33 @@ async def test_requests_past_a_rate_wait_and_then_get_full(tmp_path: Path) -> No
         assert 145 <= len(refused) <= 150
         with pytest.raises(Full, match="user:alice uses up its quota requests_per_s=10"):
             refused[0].result()
+
+
+async def test_many_that_wait_do_not_take_the_processor_from_others(tmp_path: Path) -> None:
+    clock = ManualClock()
+    looks = 0
+
+    class SlowSource:
+        """A look at it takes a tenth of a second, as one at thousands of callers does."""
+
+        @property
+        def is_closed(self) -> bool:
+            nonlocal looks
+            looks += 1
+            clock.advance(0.1)
+            return False
+
+    async with open_broker(tmp_path, clock=clock) as broker:
+        await set_quota(broker, "user:alice", requests_per_s=1)
+        broker.throttle.take(broker.throttle.limits_of(ALICE, Kind.REQUESTS, ""), 100)
+        late = asyncio.ensure_future(broker.throttle.request(ALICE, source=SlowSource()))
+        ends_at = clock.monotonic() + WAIT_S_MAX - 1
+        while clock.monotonic() < ends_at:
+            clock.advance(0.01)
+            for _ in range(3):
+                await asyncio.sleep(0)
+        assert 5 <= looks <= 9  # a fifth of the time; 20 if the pauses did not become longer
+        late.cancel()
 
 
 async def test_a_stranger_does_not_use_up_the_requests_of_a_namespace(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from pydanube.client.connection.connection import Connection
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import Principal
-from pydanube.model.errors import Denied, Invalid, Unauthenticated
+from pydanube.model.errors import Denied, Invalid, Unauthenticated, Unavailable
 from pydanube.model.security import BoundSubject
 from pydanube.runtime.clock import SystemClock
 from pydanube.server import Server
@@ -368,6 +368,66 @@ async def test_a_grpc_stream_ends_with_its_key(tmp_path: Path) -> None:
             await stream.read()
         assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert "revoked" in (raised.value.details() or "")
+
+
+async def test_a_grpc_call_whose_request_comes_after_its_key_was_revoked_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path) as here:
+        key_id, key = await here.key()
+        right = [("authorization", f"Bearer {key}")]
+        async with pydanube.connect(here.server.url, token=here.admin) as client:
+            await client.create_topic(TOPIC)
+        limits = here.server._grpc._limits  # type: ignore[union-attr]
+        async with (
+            grpc_connect("{}:{}".format(*here.server.grpc_address)) as peer,
+            grpc_connect("{}:{}".format(*here.server.admin_address)) as admin,
+        ):
+            subscribe = {"topic_name": TOPIC, "consumer_name": "c", "subscription": "s", "subscription_type": 0}
+            made = await peer.call("danube.ConsumerService/Subscribe", right, request_id=1, **subscribe)
+            receive = method_of("danube.ConsumerService/ReceiveMessages")
+            create = method_of("danube_admin.TopicAdmin/CreateTopic")
+            calls = [
+                (
+                    peer.channel.stream_stream(receive.path)(metadata=right, timeout=30),
+                    receive.request(request_id=2, consumer_id=made.consumer_id),
+                ),
+                (
+                    admin.channel.stream_stream(create.path)(metadata=right, timeout=30),
+                    create.request(name="/default/late"),
+                ),
+            ]
+            await until(lambda: len(limits.intake._arriving) == len(calls))  # they are authenticated
+            await here.store.delete_key(key_id)
+            for call, request in calls:
+                await call.write(request.SerializeToString())
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
+                    assert await call.read() is not grpc.aio.EOF
+                assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        async with pydanube.connect(here.server.url, token=here.admin) as client:
+            assert await client.list_topics() == [TOPIC]
+
+
+# -- what waits for a quota --------------------------------------------------------------------------------------------
+
+
+async def test_what_waits_for_a_quota_is_not_done_when_its_key_is_revoked_meanwhile(tmp_path: Path) -> None:
+    async with served(tmp_path, auth_super_users="user:admin,user:bob") as here:
+        key_id, key = await here.key("user:bob")
+        throttle = here.broker.throttle
+        async with pydanube.connect(here.server.url, token=here.admin) as client:
+            await client.access.set_quota("user:bob", requests_per_s=1)
+            native = await here.connection(key)
+            await native.request(requests.CreateTopic(topic=TOPIC), requests.Done)
+            late = asyncio.ensure_future(native.request(requests.CreateTopic(topic="/default/a"), requests.Done))
+            async with await Peer.connect(here) as peer:  # type: ignore[arg-type]
+                peer.send("PUT", "/api/v1/topics/default/b", b"{}", content_type="application/json", **bearer(key))
+                await until(lambda: throttle.waiting == 2)
+                await here.store.delete_key(key_id)
+                assert (await peer.answer()).status == 401
+            with pytest.raises((Unauthenticated, Unavailable)):
+                await late
+            await native.close()
+            await until(lambda: throttle.waiting == 0)
+            assert await client.list_topics() == [TOPIC]
 
 
 # -- webhooks ----------------------------------------------------------------------------------------------------------

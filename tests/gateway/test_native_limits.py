@@ -48,7 +48,7 @@ async def test_a_producer_whose_connection_is_gone_does_not_fill_the_limit() -> 
                 with pytest.raises(Full, match="consumers_max"):
                     await peer.subscribe("other")
                 session = await there.session_of(other)
-            await there.until(lambda session=session: session.closed)
+            await there.until(lambda session=session: session.is_closed)
         await peer.open_producer()
         await peer.subscribe("other")
 
@@ -65,7 +65,7 @@ async def test_exclusive_access_ends_with_its_connection_and_fences_for_good() -
             with pytest.raises(StaleEpoch):
                 await peer.receive(FrameKind.PUBLISHED)
             session = await there.session_of(other)
-        await there.until(lambda: session.closed)
+        await there.until(lambda: session.is_closed)
         again = await peer.request(
             exclusive(producer_id=holder.producer_id, producer_epoch=holder.producer_epoch), requests.ProducerOpened
         )
@@ -174,7 +174,7 @@ async def test_a_publisher_that_is_held_back_and_goes_away_gives_up_its_subscrip
         session = await there.session_of(gone)
         await there.until(lambda: bool(session._pause_reasons & PauseReason.MEMORY))
         gone.close()
-        await there.until(lambda: session.closed)
+        await there.until(lambda: session.is_closed)
         await peer.subscribe("billing")
 
 

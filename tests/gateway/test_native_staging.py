@@ -70,6 +70,22 @@ async def test_stages_count_for_quotas_whatever_lengths_the_client_gives():
         assert found.used.publish_bytes_per_s > 0
 
 
+async def test_stages_that_wait_for_a_quota_are_dropped_with_their_connection():
+    async with open_listener() as one, await Peer.greet(one) as other:
+        memory = one.server._resources.publish_memory
+        await other.create_topic()
+        await other.request(
+            requests.SetQuota(subject="/default", changes={"publish_bytes_per_s": 1}), requests.AccessQuota
+        )
+        async with await Peer.greet(one) as peer:
+            await stage(peer, {(TOPIC, 0): [one_batch()]})
+            for _ in range(5):
+                peer.write(stage_frame({(TOPIC, 0): [one_batch()]}, peer.next_correlation()))
+            await one.until(lambda: one.broker.throttle.waiting == 5)
+            assert memory.used_bytes > 0
+        await one.until(lambda: one.broker.throttle.waiting == 0 and memory.used_bytes == 0)
+
+
 async def test_queries_are_listed_and_forgotten():
     async with open_listener() as one, await Peer.greet(one) as peer:
         await peer.create_topic()

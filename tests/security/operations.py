@@ -398,6 +398,7 @@ UNCHECKED: Final[dict[str, str]] = {
     "schemas.follow": "the broker itself",
     "schemas.start": "the broker itself",
     "security.authenticate": "makes the principal that the others ask for",
+    "security.check_believed": "asks whether the credentials of a caller have ended",
     "security.refuse": "answers a caller whose own credentials a listener has checked",
     "security.refused": "records what has happened",
     "security.follow": "the broker itself",

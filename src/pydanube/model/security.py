@@ -42,7 +42,9 @@ _PATTERN_WORD: Final = re.compile(r"[A-Za-z0-9_.*?-]+")
 _SUBJECT_PATTERN: Final = re.compile(r"[^\s\x00-\x1f\x7f]+")
 _COMPONENTS_MAX: Final = 3
 _STARS_MAX: Final = 4
-"""Each wildcard of a pattern may multiply the time that a comparison takes."""
+"""Each wildcard of a pattern adds to the time that a comparison takes."""
+
+_ANY_CHARACTER: Final = "."
 
 
 def subscription_resource(topic: str, subscription: str) -> str:
@@ -179,7 +181,7 @@ class ResourcePattern:
         if self.text == CLUSTER:
             return ".*"
         if self.is_subject:
-            return _expression(self.text, ".")
+            return _expression(self.text, _ANY_CHARACTER)
         return f"{_expression(self.text, '[^/]')}(?:/.*)?"
 
     def covers(self, other: ResourcePattern) -> bool:
@@ -195,7 +197,7 @@ class ResourcePattern:
         if not self.has_wildcard:
             return other.text == self.text or (not self.is_subject and other.text.startswith(f"{self.text}/"))
         # The wildcards of `other` are compared as characters. A `?` here stands for one character, so not for a `*`.
-        character = "." if self.is_subject else "[^/]"
+        character = _ANY_CHARACTER if self.is_subject else "[^/]"
         expression = _expression(self.text, character, "[^*]" if self.is_subject else "[^/*]")
         return re.fullmatch(expression if self.is_subject else f"{expression}(?:/.*)?", other.text) is not None
 
@@ -210,8 +212,21 @@ class ResourcePattern:
 
 def _expression(pattern: str, character: str, single: str = "") -> str:
     """Return a regular expression for a pattern, whose `*` and `?` stand for characters of the class `character`; `?`
-    for one of the class `single`, if that is given."""
-    return re.escape(pattern).replace(r"\*", f"{character}*").replace(r"\?", single or character)
+    for one of the class `single`, if that is given.
+
+    In a name, what is between two `*` is taken where it is first found, and never looked for again (an atomic group):
+    another place could not match more. Otherwise some wildcards would take seconds for one long name.
+    """
+    names = pattern.split("/") if character != _ANY_CHARACTER else [pattern]
+    return "/".join(_name_expression(one, character, single or character) for one in names)
+
+
+def _name_expression(name: str, character: str, single: str) -> str:
+    first, *others = [re.escape(one).replace(r"\?", single) for one in name.split("*")]
+    if not others:
+        return first
+    *middle, last = others
+    return first + "".join(f"(?>{character}*?{one})" for one in middle if one) + f"{character}*{last}"
 
 
 def _is_pattern_word(word: str) -> bool:

@@ -56,6 +56,10 @@ _CHECK_S: Final = 0.1
 _RELEASE_S_MIN: Final = 0.005
 """The shortest pause between two releases: buckets save up what is due meanwhile."""
 
+_PAUSE_PER_ROUND: Final = 4
+"""A pause is at least so many times as long as the round before it took, so that a principal that has thousands of
+callers waiting does not take the processor from all others."""
+
 _DECIDED_MAX: Final = 100_000
 """Limits of callers that are remembered; then they are looked up anew. One takes about 300 bytes."""
 
@@ -364,8 +368,9 @@ class Throttle:
 
     # -- rates ---------------------------------------------------------------------------------------------------------
 
-    async def request(self, principal: Principal, resource: str = "") -> None:
-        """Wait until a request may be carried out. Raises Full if that takes too long.
+    async def request(self, principal: Principal, resource: str = "", source: Closable | None = None) -> None:
+        """Wait until a request may be carried out. Raises Full if that takes too long, and Unavailable if its source is
+        closed before.
 
         `resource` is the topic or namespace that it is about. It counts for a namespace only if the caller may see what
         it names, so that strangers do not use up its rate.
@@ -376,17 +381,19 @@ class Throttle:
         if namespace and not self._authorizer.allows(principal, Action.DESCRIBE, resource):
             namespace = ""
         if self.limits_of(principal, Kind.REQUESTS, namespace):
-            await self._wait(self._key(Kind.REQUESTS, principal, namespace), 1, WAIT_S_MAX)
+            await self._wait(self._key(Kind.REQUESTS, principal, namespace), 1, WAIT_S_MAX, source)
 
     async def publish_elsewhere(self, principal: Principal, size_bytes: int) -> None:
         """Wait until a batch may be sent on to another broker, which counts it for its namespace. Raises Full."""
         if self.limits_of(principal, Kind.PUBLISH, ""):
             await self._wait(self._key(Kind.PUBLISH, principal, ""), size_bytes, WAIT_S_MAX)
 
-    async def stage(self, principal: Principal, namespace: str, size_bytes: int) -> None:
-        """Wait until batches may be staged for a namespace."""
+    async def stage(
+        self, principal: Principal, namespace: str, size_bytes: int, source: Closable | None = None
+    ) -> None:
+        """Wait until batches may be staged for a namespace. Raises Unavailable if their source is closed before."""
         if self.limits_of(principal, Kind.PUBLISH, namespace):
-            await self._wait(self._key(Kind.PUBLISH, principal, namespace), size_bytes, math.inf)
+            await self._wait(self._key(Kind.PUBLISH, principal, namespace), size_bytes, math.inf, source)
 
     def publish(
         self,
@@ -464,7 +471,7 @@ class Throttle:
         for one in limits:
             one.take(amount, now, now_us)
 
-    async def _wait(self, key: LineKey, amount: int, patience_s: float) -> None:
+    async def _wait(self, key: LineKey, amount: int, patience_s: float, source: Closable | None = None) -> None:
         limits, now = self._limits_of(*key[:3]), self._clock.monotonic()
         if key not in self._lines and wait_s(limits, now) <= 0:
             self.take(limits, amount)
@@ -476,7 +483,7 @@ class Throttle:
                 self.take(limits, amount)
                 gone.set_result(None)
 
-        self._add(key, Waiter(go, partial(_fail, gone), now, patience_s, _Future(gone)))
+        self._add(key, Waiter(go, partial(_fail, gone), now, patience_s, _Future(gone, source)))
         await gone
 
     # -- lines ---------------------------------------------------------------------------------------------------------
@@ -502,10 +509,14 @@ class Throttle:
 
     async def _release_due(self) -> None:
         """Let waiters go on as their rates allow it, until none is left. Cancelled: the broker stops."""
+        took_s = 0.0
         while self._lines:
-            await self._clock.sleep(max(_RELEASE_S_MIN, min(_CHECK_S, self._shortest_wait_s())))
+            pause_s = max(_RELEASE_S_MIN, min(_CHECK_S, self._shortest_wait_s()))
+            await self._clock.sleep(max(pause_s, _PAUSE_PER_ROUND * took_s))
+            began = self._clock.monotonic()
             self._end_late()
             self._release()
+            took_s = self._clock.monotonic() - began
 
     def _shortest_wait_s(self) -> float:
         now = self._clock.monotonic()
@@ -561,16 +572,19 @@ def wait_s(limits: Limits, now: float) -> float:
 
 
 class _Future:
-    """A caller that awaits a future: it is gone when that is cancelled."""
+    """A caller that awaits a future: it is gone when that is cancelled, or when what it came from is closed."""
 
-    __slots__ = ("_future",)
+    __slots__ = ("_future", "_source")
 
-    def __init__(self, future: asyncio.Future[FetchTurn] | asyncio.Future[None]) -> None:
+    def __init__(
+        self, future: asyncio.Future[FetchTurn] | asyncio.Future[None], source: Closable | None = None
+    ) -> None:
         self._future = future
+        self._source = source
 
     @property
     def is_closed(self) -> bool:
-        return self._future.done()
+        return self._future.done() or (self._source is not None and self._source.is_closed)
 
 
 def _fail(future: asyncio.Future[FetchTurn] | asyncio.Future[None], error: DanubeError) -> None:

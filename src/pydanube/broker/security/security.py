@@ -35,6 +35,7 @@ class Security:
         """Without `parts` every caller is anonymous."""
         self._audit = audit
         self._parts = parts
+        self._clock = clock
         self._authenticator = parts.authenticator if parts is not None else NoAuthentication()
         self.sessions = IdentitySessions(clock)
         self.sessions.on_ended = self._session_ended
@@ -50,6 +51,13 @@ class Security:
         """See Authenticator. `listener` is named in the audit."""
         with self._failures_recorded(listener, address):
             return await self._authenticator.authenticate(credentials, address)
+
+    def check_believed(self, identity: Identity) -> None:
+        """Raise Unauthenticated if the credentials of an identity have ended since it was established. For what is done
+        later, after a wait that the caller or a quota causes."""
+        is_revoked = bool(identity.key_id) and self._parts is not None and identity.key_id not in self._parts.store.keys
+        if is_revoked or 0 < identity.expires_at_us <= self._clock.now_us():
+            raise Unauthenticated("the credentials have ended meanwhile: call again with valid ones")
 
     def refused(self, listener: str, address: str, reason: str) -> None:
         """Record that a caller has not shown who it is."""

@@ -179,10 +179,13 @@ class CallLimits:
             return None
         return self._throttle.connect(principal, peer)
 
-    async def admit(self, principal: Principal, request: Any) -> None:
-        """Wait until the rates of quotas allow the call. Raises Full."""
+    async def admit(self, caller: Identity, request: Any) -> None:
+        """Wait until the rates of quotas allow the call. Raises Full, and Unauthenticated if the caller's credentials
+        have ended: it may also have taken its time to send the request."""
         if self._throttle is not None and self._throttle.is_active:
-            await self._throttle.request(principal, _resource_of(request))
+            await self._throttle.request(caller.principal, _resource_of(request))
+        if self.security is not None:
+            self.security.check_believed(caller)
 
     def release(self, size: int) -> None:
         if size:
@@ -257,7 +260,7 @@ def _unary(method: ServiceMethod, function: Any, limits: CallLimits, listener: s
             data = await intake.receive(context)
             reserved = limits.reserve(len(data))
             call, request = Call(context, len(data), identity.principal), _parsed(parse, data, method)
-            await limits.admit(identity.principal, request)
+            await limits.admit(identity, request)
             with limits.audited(listener, method, context, identity):
                 return await function(call, request)
         except Exception as error:
@@ -286,7 +289,7 @@ def _stream(method: ServiceMethod, function: Any, limits: CallLimits, listener: 
             limits.release(limits.reserve(len(data)))  # what is parsed of it is small
             call, request = Call(context, len(data), identity.principal), _parsed(parse, data, method)
             del data
-            await limits.admit(identity.principal, request)
+            await limits.admit(identity, request)
             with limits.audited(listener, method, context, identity):
                 work = _write_all(context, function(call, request)) if is_generator else function(call, request)
                 follow = identity is not NOBODY

@@ -139,6 +139,7 @@ class Application:
         try:
             try:
                 await throttle.request(principal, _resource_of(scope["path"]))
+                self._broker.security.check_believed(identity)
             except DanubeError as error:
                 await self._refuse(scope, receive, send, error)
             else:

@@ -79,6 +79,9 @@ class Caller(Protocol):
     @property
     def identity(self) -> Identity: ...
 
+    @property
+    def is_closed(self) -> bool: ...
+
     async def reauthenticate(self, scheme: str, data: bytes) -> int: ...
     def new_handle(self) -> int: ...
     def new_sink(self) -> DeliverySink: ...
@@ -723,7 +726,7 @@ async def _stage_within_quotas(
         throttle.check_stored(str(one.topic), one.topic.namespace)
         sizes[one.topic.namespace] = sizes.get(one.topic.namespace, 0) + sum(max(0, size) for size in one.lengths)
     for namespace, size_bytes in sizes.items():
-        await throttle.stage(caller.principal, namespace, min(size_bytes, body_bytes))
+        await throttle.stage(caller.principal, namespace, min(size_bytes, body_bytes), caller)
 
 
 async def _commit_stages(caller: Caller, request: wire.CommitStages) -> wire.StagesCommitted:

@@ -105,7 +105,7 @@ class Session:
         self.principal = ANONYMOUS
         self.producers: dict[int, Producer] = {}
         self.consumers: dict[int, Consumer] = {}
-        self.closed = False
+        self.is_closed = False
         self.welcomed = False
         self.draining = False
         self.client = ""
@@ -284,7 +284,7 @@ class Session:
         credentials = self._credentials(scheme, data)
         identity = await self.broker.security.authenticate(credentials, self.connection.peer[0], LISTENER)
         identity = self._with_broker_name(identity)
-        if self.closed or self._identity is None:
+        if self.is_closed or self._identity is None:
             raise Unavailable("the connection was closed")
         if identity.principal.id != self.principal.id:
             raise Denied(f"this connection is of {self.principal.id}: connect anew to be somebody else")
@@ -340,7 +340,7 @@ class Session:
         self._publish_now(producer, batch, done)
 
     def _publish_after_wait(self, producer: Producer, batch: memoryview, done: PublishDone) -> None:
-        if self.closed:
+        if self.is_closed:
             done(Unavailable("the connection was closed"))
             return
         self._publish_now(producer, batch, done)
@@ -467,7 +467,7 @@ class Session:
         """Carry out a request, once the rates of quotas allow it."""
         throttle = self.broker.throttle
         if throttle.is_active and not isinstance(request, Authenticate):
-            await throttle.request(self._counted_as(self.principal), requests.resource_of(request))
+            await throttle.request(self._counted_as(self.principal), requests.resource_of(request), self)
         with self._audited(request):
             return await requests.perform(self, request)
 
@@ -526,7 +526,7 @@ class Session:
             consumer.pause()
 
     def _close_if_disconnected(self, opened: Producer | Consumer) -> None:
-        if self.closed:
+        if self.is_closed:
             opened.close()
             raise Unavailable("the connection was closed meanwhile")
 
@@ -607,7 +607,7 @@ class Session:
         self.connection.send(frames.encode(kind, head, correlation))
 
     def _tear_down(self) -> None:
-        self.closed = True
+        self.is_closed = True
         if self._authenticating is not None:
             self._authenticating.cancel()
         if self._identity is not None:
