@@ -1,14 +1,16 @@
 """Limits the memory of publishes that have no answer yet. All sessions of the native listener and all calls of the gRPC
 listeners share it.
 
-A session may have as many unanswered bytes as are still free for all sessions; past that, the listener stops reading
-from it. So a session that waits for long, for example because of the publish rate of its topic, always leaves memory
-for the others. One batch at a time is always accepted.
+A principal, over all its sessions, may have as many unanswered bytes as are still free for all; past that, the listener
+stops reading from its sessions. Without authentication each session counts by itself. So one that waits for long, for
+example because of a quota or the publish rate of its topic, always leaves memory for the others. One batch at a time is
+always accepted.
 """
 
 from __future__ import annotations
 
 from typing import Final, Protocol
+from weakref import WeakValueDictionary
 
 
 class PauseReason:
@@ -23,11 +25,28 @@ class PauseReason:
     AUTHENTICATION: Final = 64
 
 
+class PublishShare:
+    """What the sessions of one principal, or one session alone, have in publishes without an answer."""
+
+    __slots__ = ("__weakref__", "used_bytes", "waiting")
+
+    def __init__(self) -> None:
+        self.used_bytes = 0
+        self.waiting: set[PublishingSession] = set()
+        """The sessions that the listener does not read from because this is too much."""
+
+    def resume(self) -> None:
+        resumed, self.waiting = self.waiting, set()
+        for one in resumed:
+            one.resume_for(PauseReason.MEMORY)
+
+
 class PublishingSession(Protocol):
     """What this module needs of a session."""
 
     publish_bytes: int
     """The bytes of its publishes that have no answer yet."""
+    publish_share: PublishShare
 
     def pause_for(self, reason: int) -> None: ...
     def resume_for(self, reason: int) -> None: ...
@@ -38,22 +57,36 @@ class PublishMemory:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._waiting: set[PublishingSession] = set()
+        self._shares: WeakValueDictionary[str, PublishShare] = WeakValueDictionary()
+        """By principal; each is held by its sessions."""
+        self._waiting: set[PublishShare] = set()
+        """Those with sessions that wait."""
         self._reserved_bytes = 0
         self.used_bytes = 0
 
+    def share_of(self, principal: str) -> PublishShare:
+        """Return the share of a principal, for a session of it."""
+        share = self._shares.get(principal)
+        if share is None:
+            share = self._shares[principal] = PublishShare()
+        return share
+
     def take(self, session: PublishingSession, size: int) -> None:
+        share = session.publish_share
         self.used_bytes += size
         session.publish_bytes += size
-        if session.publish_bytes > self._limit_bytes - self.used_bytes:
+        share.used_bytes += size
+        if share.used_bytes > self._limit_bytes - self.used_bytes:
             session.pause_for(PauseReason.MEMORY)
-            self._waiting.add(session)
+            share.waiting.add(session)
+            self._waiting.add(share)
 
     def give_back(self, session: PublishingSession, size: int) -> None:
         self.used_bytes -= size
         session.publish_bytes -= size
+        session.publish_share.used_bytes -= size
         if self._waiting:
-            self._resume_sessions(session)
+            self._resume_sessions(session.publish_share)
 
     def reserve(self, size: int) -> bool:
         """Take memory for a request of a listener that cannot stop reading from a client; return False, without effect,
@@ -73,14 +106,14 @@ class PublishMemory:
 
     def _resume_all(self) -> None:
         resumed, self._waiting = self._waiting, set()
-        for one in resumed:
-            one.resume_for(PauseReason.MEMORY)
+        for share in resumed:
+            share.resume()
 
-    def _resume_sessions(self, session: PublishingSession) -> None:
-        """Resume sessions: all of them once the memory is at most half used, before that only `session`, if it uses at
-        most half of what is free."""
+    def _resume_sessions(self, share: PublishShare) -> None:
+        """Resume sessions: all of them once the memory is at most half used, before that only those of `share`, if it
+        uses at most half of what is free."""
         if self.used_bytes <= self._limit_bytes // 2:
             self._resume_all()
-        elif session in self._waiting and 2 * session.publish_bytes <= max(0, self._limit_bytes - self.used_bytes):
-            self._waiting.discard(session)
-            session.resume_for(PauseReason.MEMORY)
+        elif share in self._waiting and 2 * share.used_bytes <= max(0, self._limit_bytes - self.used_bytes):
+            self._waiting.discard(share)
+            share.resume()

@@ -60,7 +60,7 @@ from .answer_memory import AnswerMemory
 from .chunks import Chunks
 from .delivery import DeliverySink
 from .fetches import Fetches
-from .publish_memory import PauseReason, PublishMemory
+from .publish_memory import PauseReason, PublishMemory, PublishShare
 from .settings import PEER_PREFIX, NativeSettings
 
 log = get_logger(__name__)
@@ -116,6 +116,7 @@ class Session:
         self._pause_reasons = 0
         self._publishes = 0
         self.publish_bytes = 0
+        self.publish_share = PublishShare()
         self._requests = 0
         self._traffic = TrafficSessions()
         self._fetches = Fetches(
@@ -248,6 +249,8 @@ class Session:
             return
         self._receive = self._receive_frame
         self.principal = identity.principal
+        if self.broker.security.is_required and not self.principal.is_broker:  # brokers publish for many principals
+            self.publish_share = self._resources.publish_memory.share_of(self.principal.id)
         address = self.connection.peer[0]
         self._identity = self.broker.security.sessions.open(identity, self.end, LISTENER, address)
         self.welcomed = True
