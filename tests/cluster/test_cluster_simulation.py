@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +19,6 @@ from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.staging.stage_publisher import SectionPlace
 from pydanube.broker.staging.stage_reader import StageReader
 from pydanube.model.names import TopicName
-from pydanube.model.topics import TopicConfig
 
 PROGRAM = Path(__file__).with_name("cluster_simulation.py")
 SEEDS = 50
@@ -121,7 +121,7 @@ def test_the_simulation_notices_messages_of_a_deleted_topic_in_the_next_one(monk
     given: dict[str, int] = {}
     create = Registry._create_topic
 
-    async def create_again(self: Registry, name: TopicName, config: TopicConfig) -> TopicRecord:
+    async def create_again(self: Registry, name: TopicName, *arguments: Any) -> TopicRecord:
         take = self._topic_ids.take
 
         async def former() -> int:
@@ -129,7 +129,7 @@ def test_the_simulation_notices_messages_of_a_deleted_topic_in_the_next_one(monk
 
         self._topic_ids.take = former
         try:
-            return await create(self, name, config)
+            return await create(self, name, *arguments)
         finally:
             self._topic_ids.take = take
 

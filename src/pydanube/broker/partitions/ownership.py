@@ -184,6 +184,8 @@ class Ownership:
     async def _try_to_acquire(self, is_logged: bool) -> bool:
         """Return False when the record or a session changed since it was read."""
         found = await self._store.get(self._key)
+        if found is None and not self._membership.is_alone:  # where it was placed, it had a record
+            raise Unavailable(f"{self._name} has no record, because its topic was deleted: look it up again")
         former = unpack(found.value, PartitionRecord) if found is not None else PartitionRecord()
         session = self._membership.session
         compares = [
