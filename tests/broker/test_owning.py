@@ -11,7 +11,7 @@ from pydanube.broker.partitions.ownership import Ownership
 from pydanube.broker.registry import records
 from pydanube.broker.registry.ids import LEDGER_COUNTER, IdBlocks
 from pydanube.broker.registry.records import PartitionRecord
-from pydanube.metadata.store import Compare, Delete, Put, list_all
+from pydanube.metadata.store import Put, list_all
 from pydanube.model.errors import NotOwner, StaleEpoch, Unavailable
 from pydanube.model.ledgers import CursorEntry
 from pydanube.model.limits import METADATA_TRANSACTION_BYTES_MAX
@@ -22,10 +22,8 @@ TOPIC_ID = 7
 
 
 async def ownership_of(world: World, name: str) -> Ownership:
-    """Return the ownership of partition 0, which was placed, for a broker that has a session and nothing else."""
+    """Return the ownership of partition 0 for a broker that has a session and nothing else."""
     member = world.sessions.members.get(name) or await world.sessions.begin(name)
-    key = records.partition_key(TOPIC_ID, 0)
-    await world.store.transact([Compare.missing(key)], [Put(key, records.pack(PartitionRecord(assigned="a")))])
     return Ownership(world.store, IdBlocks(world.store, LEDGER_COUNTER, 10), TOPIC_ID, 0, member)
 
 
@@ -52,15 +50,6 @@ async def test_cursors_that_do_not_fit_into_one_transaction_are_kept_in_several(
         assert len(kept) == 12
         assert sum(len(one.value) for one in kept) > METADATA_TRANSACTION_BYTES_MAX
         assert (await record_of(world)).log == ""
-
-
-async def test_a_partition_without_a_record_is_one_of_a_deleted_topic(tmp_path):
-    async with open_world(tmp_path) as world:
-        owned = await ownership_of(world, "a")
-        await world.store.transact([], [Delete(records.partition_key(TOPIC_ID, 0))])
-        with pytest.raises(Unavailable, match="its topic was deleted"):
-            await owned.acquire()
-        assert await world.store.get(records.partition_key(TOPIC_ID, 0)) is None
 
 
 async def test_a_partition_is_not_taken_from_a_broker_that_lives(tmp_path):
@@ -90,7 +79,7 @@ async def test_a_taker_whose_own_session_ends_before_it_writes_takes_nothing(tmp
         world.store.interrupt("/partitions/", lambda: world.sessions.end("b", learns=False))
         with pytest.raises(Unavailable):
             await second.acquire()
-        assert (await record_of(world)).epoch == 0
+        assert await world.store.get(records.partition_key(TOPIC_ID, 0)) is None
 
 
 async def test_a_taker_that_was_told_too_early_that_the_former_session_is_over_takes_nothing(tmp_path):

@@ -302,7 +302,7 @@ class Producers:
     async def _check_current(self, topic: TopicName, topic_id: int) -> None:
         """Raise Unavailable if the topic was deleted and created again, and this broker has not heard of it yet: what a
         producer published to its former partition would be acked and gone."""
-        if not await self._registry.has_topic(topic, topic_id):
+        if not self._cluster.membership.is_alone and not await self._registry.has_topic(topic, topic_id):
             raise Unavailable(f"topic {topic} was deleted, or created anew: look it up again")
 
     async def open_forwarder(self, principal: Principal, topic: TopicName, partition: int) -> Producer:

@@ -447,10 +447,14 @@ class Partitions:
         except Corrupt as error:
             log.error("partition.refused", partition=full_name, error=error.message)
             raise
+        if not ownership.had_record:  # a partition that was placed has one, unless its topic was deleted
+            await self._registry.has_topic(name, record.topic_id)  # learns what this broker has not heard yet
         current = self._registry.find_topic(name)
         if current is None or current.topic_id != record.topic_id:
             if not self._registry.is_being_deleted(record.topic_id):
                 await self._registry.clean_up(record.topic_id)  # what was written after the rest was cleaned up
+            if current is not None and not self._cluster.membership.is_alone:
+                raise Unavailable(f"topic {name} was created anew: look it up again")
             raise NotFound(f"topic {name} was deleted")
         if (newest := self._cluster.owners.record(record.topic_id, index)) is not None:
             ownership.owner_changed(newest)

@@ -115,6 +115,8 @@ class Ownership:
         """The record as it is in the store, with fields that this release does not know."""
         self._revision = 0
         self._writing = asyncio.Lock()  # a change of the record changes the revision that every other write compares
+        self.had_record = True
+        """Whether the partition had a record when this broker took it."""
         self._is_new = False
         """Whether the partition never had an owner: then it has no ledgers yet, and nothing was restored."""
         self._in_doubt = False
@@ -184,8 +186,6 @@ class Ownership:
     async def _try_to_acquire(self, is_logged: bool) -> bool:
         """Return False when the record or a session changed since it was read."""
         found = await self._store.get(self._key)
-        if found is None and not self._membership.is_alone:  # where it was placed, it had a record
-            raise Unavailable(f"{self._name} has no record, because its topic was deleted: look it up again")
         former = unpack(found.value, PartitionRecord) if found is not None else PartitionRecord()
         session = self._membership.session
         compares = [
@@ -207,6 +207,7 @@ class Ownership:
         if result.succeeded:
             self._record, self._stored, self._revision = record, stored, result.revision
             self._is_new, self._former_owner = former.epoch == 0, former.owner
+            self.had_record = found is not None
         return result.succeeded
 
     def _promised_at_first(self, former: PartitionRecord) -> int:
