@@ -66,7 +66,7 @@ class BrokerMetrics:
         self.taken_over = 0
         """Partitions that this broker took over from a lost broker, on request or by policy."""
         self.given_up_offsets = 0
-        """The offsets that these takeovers gave up: so many messages are lost at most."""
+        """The offsets that these takeovers gave up: the number of messages that are lost at most."""
         self.deliveries = 0
         self.delivered_messages = 0
         self.delivered_bytes = 0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class OwnPublisher:
-    """Publishes batches of this broker to partitions, whoever owns them."""
+    """Publishes batches of this broker to partitions that it or another broker owns."""
 
     def __init__(self, partition_of: Callable[[TopicName, int], Awaitable[Partition]], cluster: ClusterParts) -> None:
         self._partition_of = partition_of

@@ -82,7 +82,7 @@ class StoredBytes:
                     unsure.add(subject)
                 if not subject.is_namespace:
                     creators[topic] = subject
-        for subject in unsure:  # an owner did not answer: what it has is not counted, and that frees nobody
+        for subject in unsure:  # an owner did not answer: what it stores is not counted, so a full subject stays full
             stored[subject] = max(stored[subject], self._throttle.stored_of(subject))
         self._throttle.set_stored(stored, self._full(stored, creators))
 

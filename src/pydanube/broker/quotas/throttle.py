@@ -119,7 +119,7 @@ class Closable(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether nobody waits for an answer any more."""
+        """Whether the caller is gone, so that no answer is needed."""
         ...
 
 

@@ -29,7 +29,7 @@ _NUMBER_MASK: Final = (1 << NUMBER_BITS) - 1
 
 
 def owned_id(owner: str, number: int) -> int:
-    """Return the id of a producer of the principal `owner`; empty: it belongs to nobody."""
+    """Return the id of a producer of the principal `owner`; empty: it has no owner."""
     assert 0 < number <= _NUMBER_MASK
     return _mark(owner) << NUMBER_BITS | number
 

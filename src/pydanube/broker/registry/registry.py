@@ -397,7 +397,7 @@ class Registry:
             )
 
     async def create_topic(self, name: TopicName, config: TopicConfig, created_by: str = "") -> TopicRecord:
-        """Create a topic. `created_by`: whose it is, `type:name`; empty: nobody's."""
+        """Create a topic. `created_by`: the principal that creates it, `type:name`; empty: without authentication."""
         if name.names_partition:
             raise Invalid(
                 f"topic {name}: names ending in -part-<number> are the partitions of another topic; choose another"

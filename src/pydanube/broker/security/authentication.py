@@ -76,7 +76,7 @@ class AuthenticationSettings:
     cluster_token: str = field(default="", repr=False)
     """What brokers of the cluster show to each other; empty: none is accepted."""
     failures_max: int = 20
-    """An address with so many failures in a minute is refused for `block_s`."""
+    """The failures in a minute after which an address is refused for `block_s`."""
     block_s: float = 30.0
 
 
