@@ -127,7 +127,15 @@ class Member:
 class Node:
     """One broker of the cluster."""
 
-    def __init__(self, name: str, broker: Broker, registry: Registry, cluster: ClusterParts, stop: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        broker: Broker,
+        registry: Registry,
+        cluster: ClusterParts,
+        following: asyncio.Task[None],
+        stop: Any,
+    ) -> None:
         self.name = name
         self.broker = broker
         self.registry = registry
@@ -135,10 +143,16 @@ class Node:
         self.owners = cluster.owners
         self.loads = cluster.loads
         self.partitions = broker._partitions
+        self._following = following
         self._stop = stop
 
     def opened(self, topic: TopicName = TOPIC) -> set[int]:
         return {one.index for one in self.partitions.of(topic)}
+
+    async def stop_following(self) -> None:
+        """Let the broker hear of no further change, as one that stands still; it does what it is asked."""
+        self._following.cancel()
+        await asyncio.wait([self._following])
 
     async def stop(self) -> None:
         await self._stop()
@@ -186,11 +200,11 @@ class Cluster:
         )
         broker = Broker(made_of, replace(SETTINGS, node=name))
         await broker.start()
-        tasks.spawn(follower.run(), f"follow {name}")
+        following = tasks.spawn(follower.run(), f"follow {name}")
         if run:
             broker.joined()
         parts.push_async_callback(broker.close)
-        node = self.nodes[name] = Node(name, broker, registry, cluster, parts.aclose)
+        node = self.nodes[name] = Node(name, broker, registry, cluster, following, parts.aclose)
         return node
 
     async def create(self, by: Node, topic: TopicName = TOPIC, **config: Any) -> int:

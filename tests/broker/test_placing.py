@@ -98,6 +98,52 @@ async def test_a_deleted_topic_is_not_placed(tmp_path: Path):
         assert await cluster.store.get(partition_key(record.topic_id, 0)) is None
 
 
+async def created_anew(by: Node) -> None:
+    """Delete the topic and create it anew; only the broker asked hears of it if the others follow nothing."""
+    await by.broker.delete_topic(ANONYMOUS, TOPIC)
+    await by.broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+
+
+async def test_a_topic_that_was_created_anew_is_asked_for_again_rather_than_not_found(tmp_path: Path):
+    async with open_cluster(tmp_path) as cluster:
+        a, b = await cluster.start("a", run=False), await cluster.start("b", run=False)
+        await a.registry.create_topic(TOPIC, TopicConfig())
+        await cluster.know()
+        former = a.registry.topic(TOPIC).topic_id
+        await a.stop_following()
+        await created_anew(b)
+        with pytest.raises(Unavailable, match="created anew"):
+            await a.partitions.get(TOPIC, 0)
+        assert await cluster.store.get(partition_key(former, 0)) is None
+
+
+async def test_a_broker_that_stood_still_takes_no_partition_of_a_topic_that_is_gone(tmp_path: Path):
+    """The record of its partition is gone with the topic, so nothing compares as another owner's."""
+    async with open_cluster(tmp_path) as cluster:
+        a, b = await cluster.start("a", run=False), await cluster.start("b", run=False)
+        former = await cluster.create(a)
+        assert await owners_by(a, former, 1) == ["a"]
+        await a.stop_following()
+        await created_anew(b)
+        with pytest.raises(Unavailable, match="created anew"):
+            await a.partitions.get(TOPIC, 0)
+        assert a.partitions.find(former, 0) is None
+        assert await cluster.store.get(partition_key(former, 0)) is None
+
+
+async def test_a_broker_that_stood_still_opens_no_producer_of_a_topic_that_is_gone(tmp_path: Path):
+    """It still has the partition open, and what it acked there would be lost."""
+    async with open_cluster(tmp_path) as cluster:
+        a, b = await cluster.start("a", run=False), await cluster.start("b", run=False)
+        await cluster.create(a)
+        client = BrokerClient(a.broker)
+        await client.producer("before")
+        await a.stop_following()
+        await created_anew(b)
+        with pytest.raises(Unavailable, match="created anew"):
+            await client.producer("after")
+
+
 async def test_a_broker_opens_what_is_assigned_to_it_and_nothing_else(tmp_path: Path):
     async with open_cluster(tmp_path) as cluster:
         a, b = await cluster.start("a"), await cluster.start("b")

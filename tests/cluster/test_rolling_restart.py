@@ -21,7 +21,7 @@ pytestmark = [
 ]
 TOPIC = "/default/rolling"
 SESSION_S = 30
-"""So long that a publish which waits for a session to end is far slower than any other."""
+"""So long that a publish which waits for a session to end is far slower than any other, on a busy machine too."""
 
 
 class RollingPublisher:
@@ -54,12 +54,10 @@ async def read_partition(client: pydanube.Client, partition: int) -> list[bytes]
         return [bytes(message.payload) async for message in reader]
 
 
-@pytest.mark.parametrize(("partitions", "pause_s", "slowest_s"), [(6, 0.01, 3.0), (50, 0.05, 8.0)])
+@pytest.mark.parametrize(("partitions", "pause_s"), [(6, 0.01), pytest.param(50, 0.05, marks=pytest.mark.soak)])
 async def test_publishing_goes_on_over_a_rolling_restart_of_all_brokers(
-    tmp_path: Path, partitions: int, pause_s: float, slowest_s: float
+    tmp_path: Path, partitions: int, pause_s: float
 ) -> None:
-    """`slowest_s`: the longest that any publish may take. With fifty partitions and two cores, most of it is waiting
-    for a processor."""
     environment = {"DANUBE_CLUSTER_SESSION_S": str(SESSION_S)}
     async with cluster_world(tmp_path, environment=environment, members=1) as world:
         publishers = [RollingPublisher(partition, pause_s) for partition in range(partitions)]
@@ -87,4 +85,4 @@ async def test_publishing_goes_on_over_a_rolling_restart_of_all_brokers(
         slowest = max(one.slowest_s for one in publishers)
         acked = sum(len(one.acked) for one in publishers)
         print(f"{acked} messages to {partitions} partitions; the slowest publish took {slowest:.2f} s")
-        assert slowest < slowest_s, f"a publish took {slowest:.1f} s\n{world.logs()}"
+        assert slowest < SESSION_S / 2, f"a publish took {slowest:.1f} s\n{world.logs()}"

@@ -335,7 +335,9 @@ async def test_a_member_that_is_frozen_is_left(cluster: EtcdCluster, direct: Etc
         member.freeze()
         try:
             revisions += [await eventually(direct, f"/w/{number}") for number in range(10)]
-            assert await follower.reach(revisions[-1]) == revisions
+            seen = await follower.reach(revisions[-1])
+            assert seen == sorted(set(seen))
+            assert set(revisions) <= set(seen), "a put that was repeated may be there twice"
             assert await store.get("/w/a") is not None
         finally:
             member.thaw()

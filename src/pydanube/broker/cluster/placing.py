@@ -100,8 +100,8 @@ class Placement:
     async def place(self, name: TopicName) -> None:
         """Assign every unplaced partition of a topic, and return when `Owners` names their brokers.
 
-        Raises what the store raises, NotFound if the topic was deleted, and Unavailable if other brokers change the
-        records all the time. Cancelled: some are placed.
+        Raises what the store raises, NotFound if the topic was deleted, and Unavailable if it was created anew or other
+        brokers change the records all the time. Cancelled: some are placed.
         """
         if self._membership.is_alone:
             return
@@ -195,8 +195,10 @@ class Placement:
     ) -> None:
         """Choose brokers for some partitions and write them, unless their records are not as in `former` any more."""
         found = await self._store.get(topic_key(name))
-        if found is None or unpack(found.value, TopicRecord).topic_id != topic.topic_id:
+        if found is None:
             raise NotFound(f"topic {name} was deleted")
+        if unpack(found.value, TopicRecord).topic_id != topic.topic_id:
+            raise Unavailable(f"topic {name} was created anew: look it up again")
         chosen = place(self._candidates(), [Unplaced(topic.topic_id, indexes, self._elsewhere(topic))])
         if not chosen:
             raise Unavailable(f"topic {name} cannot be placed: no broker has a session; try again")
