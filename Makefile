@@ -103,9 +103,10 @@ ETCDS = $(shell printf '%s\n' "$$(PATH="$$PATH:/usr/sbin" command -v etcd)" $(wi
 NEEDS_ETCD = cd tests/metadata && DANUBE_ETCD="$(ETCDS)" PYTHONPATH=../process ../../$(BIN)/python -c \
   'import etcd_cluster, sys; sys.exit(etcd_cluster.missing_etcd() or 0)'
 
+# Three workers on two cores: many of these tests wait for sessions and faults to end.
 test-cluster: setup ## three brokers on three real etcd members under faults, and metadata on etcd (four minutes)
 	@$(NEEDS_ETCD)
-	DANUBE_ETCD="$(ETCDS)" $(PYTEST) -n 2 --dist loadgroup -m "etcd and not soak" tests/metadata tests/cluster
+	DANUBE_ETCD="$(ETCDS)" $(PYTEST) -n 3 --dist loadgroup -m "etcd and not soak" tests/metadata tests/cluster
 
 etcd: setup ## build a newer etcd with Go for test-cluster, where Go is present
 	@command -v go >/dev/null || { echo "etcd $(ETCD_VERSION) needs Go 1.24 or later" >&2; exit 1; }

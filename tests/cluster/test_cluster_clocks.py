@@ -1,4 +1,5 @@
-"""Brokers whose clocks disagree: ten minutes apart, and one 10 % fast. Nothing depends on clocks that agree."""
+"""Brokers whose clocks disagree: ten minutes apart, and one 10 % fast. Nothing depends on clocks that agree.
+Run by `make soak-cluster`."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from etcd_cluster import missing_etcd
 missing = missing_etcd() or missing_faketime()
 pytestmark = [
     pytest.mark.etcd,
+    pytest.mark.soak,
     pytest.mark.process,
     pytest.mark.skipif(bool(missing), reason=missing or "etcd and libfaketime are there"),
 ]

@@ -88,6 +88,7 @@ async def test_killed_brokers_are_replaced_by_the_rest_within_seconds(world: Clu
     await load.judge()
 
 
+@pytest.mark.soak
 async def test_a_broker_that_returns_after_its_partitions_were_taken_twice_harms_nothing(world: ClusterWorld) -> None:
     load, chance = await stored_load(world)
     probe = await probed(world, load)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,8 +19,27 @@ import pydanube
 
 pytestmark = pytest.mark.process
 RUN = Path(__file__).parents[2] / "deploy" / "cluster" / "run.py"
-SHIFT = 2_000 + os.getpid() % 12_000 // 10 * 10
-"""Other ports than those of a cluster that somebody runs on this machine, and none above 65535."""
+FIRST_PORTS = (6650, 8650, 23790, 50051)
+"""Of the brokers and of etcd, each with the nine after it."""
+
+
+def free_shift() -> int:
+    """Return how far to move all ports, so that each is free: some are among those the system gives to connections."""
+    start = os.getpid() % 1_000
+    return next(
+        shift
+        for shift in range(2_000 + 10 * start, 14_000, 10)
+        if all(is_free(first + shift + number) for first in FIRST_PORTS for number in range(10))
+    )
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as one:
+        try:
+            one.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def read_to(lines: IO[str], start: str) -> str:
@@ -35,7 +55,7 @@ def read_to(lines: IO[str], start: str) -> str:
 @pytest.mark.etcd
 @pytest.mark.skipif(bool(missing_etcd()), reason=missing_etcd() or "etcd is there")
 def test_three_brokers_serve_until_ctrl_c_and_leave_no_process(tmp_path: Path) -> None:
-    command = [sys.executable, str(RUN), "--directory", str(tmp_path / "cluster"), "--shift", str(SHIFT)]
+    command = [sys.executable, str(RUN), "--directory", str(tmp_path / "cluster"), "--shift", str(free_shift())]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

@@ -206,7 +206,7 @@ async def test_a_cancelled_keep_alive_does_not_answer_another(faulty: EtcdStore,
         await leaving
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
 async def test_a_random_history_under_faults_loses_nothing(
     seed: int, proxies: list[FaultyProxy], direct: EtcdStore, faulty: EtcdStore
 ) -> None:
