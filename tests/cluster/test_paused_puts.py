@@ -77,9 +77,10 @@ class PausedOwner:
 
     async def _are_stored_before(self, key: str) -> bool:
         """Return whether every slice before this one is in the store, of those that were not deleted again."""
-        held = self._cluster.objects / key
-        found = sorted(int(one.name) for one in held.parent.iterdir() if one.name < held.name and one.name.isdigit())
-        return not found or found == list(range(found[0], int(held.name)))
+        directory, _, held = key.rpartition("/")
+        names = (one.name.removesuffix("~o") for one in (self._cluster.objects / directory).iterdir())
+        before = sorted(int(name) for name in names if name.isdigit() and name < held)
+        return not before or before == list(range(before[0], int(held)))
 
     async def _acks_no_more(self) -> bool:
         """Return whether nothing was acked for several calls: nothing behind the held slice counts."""
