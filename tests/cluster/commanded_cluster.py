@@ -18,12 +18,10 @@ ACKED = "danube_publish_messages_total"
 class CommandedCluster:
     def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
         commanded_store.install(directory / "site")
-        self.objects = directory / "objects"
-        """Where the store keeps them."""
         paths = [str(directory / "site"), str(Path(commanded_store.__file__).parent), os.environ.get("PYTHONPATH", "")]
         self.world = ClusterWorld(
             directory,
-            storage_url=f"commanded://{self.objects}",
+            storage_url=f"commanded://{directory / 'objects'}",
             environment={"PYTHONPATH": os.pathsep.join(path for path in paths if path), **environment},
             members=1,
         )

@@ -91,9 +91,10 @@ class BrokerProcess:
         self._process.wait()
 
     def freeze(self) -> None:
-        """Stop the process where it is; `thaw` lets it go on."""
+        """Stop the process where it is, and return when all its threads have stopped; `thaw` lets it go on."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        os.waitpid(self._process.pid, os.WUNTRACED)
 
     def thaw(self) -> None:
         assert self._process is not None
