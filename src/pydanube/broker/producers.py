@@ -330,7 +330,8 @@ class Producers:
             known = returning or (await self._registry.named_producer(topic, name) if name else None)
             others = await self._elsewhere(topic, group.topic_id, access)
             self._check_allowed(group, topic, known, returning is not None, others)
-        epoch, owner = access.epoch + exclusive, principal.owner_id
+        takes_access = exclusive and not _is_same_opener(opener, access.opener)
+        epoch, owner = access.epoch + takes_access, principal.owner_id
         takes = bool(name) and self._authorizer.allows(principal, Action.ADMINISTER, str(topic))
         identity = returning
         if identity is None and name:

@@ -841,6 +841,7 @@ class Registry:
         takes: bool = False,
     ) -> ProducerRecord:
         """Return the identity of a named producer under a higher epoch, which fences the producer that used the name.
+        The epoch stays if the same `opener` asked for it last: this request is a repeated one, or late.
 
         The name belongs to the principal `owner` from then on, if that is not empty. Raises Denied if it belongs to
         another one, unless `takes` is set.
@@ -861,6 +862,9 @@ class Registry:
                 record = ProducerRecord(
                     former.producer_id, former.epoch + 1, access_epoch, opener, owner or former.owner
                 )
+                is_repeated = former.opener == opener != 0 and former.owner == record.owner
+                if is_repeated and former.access_epoch >= access_epoch:
+                    return former
                 value = records.pack_over(found.value, record)
             await self._write([Compare.mod_revision(key, found.mod_revision if found else 0)], [Put(key, value)])
             return record

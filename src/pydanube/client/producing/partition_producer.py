@@ -12,6 +12,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from random import Random
 from typing import Final, cast
 
 from pydanube.client.connection.backoff import RetryBackoff
@@ -35,12 +36,16 @@ class ProducerIdentity:
 
     name: str
     opener: int
-    """A random number that tells this producer from others of the same name."""
+    """A random number that tells this producer from others of the same name, and this identity from its former ones."""
     producer_id: int = 0
     """0 until the first partition is open."""
     producer_epoch: int = 0
     changing: bool = False
     """The identity is about to change: no further batch may take a sequence number under it."""
+
+
+def new_opener(random: Random) -> int:
+    return random.getrandbits(63) | 1  # 0 is none
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ from .message_intake import (
     delivery_time_us,
     split_bulk,
 )
-from .partition_producer import PartitionProducer, ProducerCallbacks, ProducerIdentity
+from .partition_producer import PartitionProducer, ProducerCallbacks, ProducerIdentity, new_opener
 from .partitioning import ANY_PARTITION, PartitionBy, Partitioner, check_partition_by
 from .pending_batches import MessageRows
 from .producer_buffer import ProducerBuffer
@@ -105,7 +105,7 @@ class Producer(Openable, Generic[ValueT]):
         self._reliable = True
         self._tasks = Tasks()
         self._buffer = ProducerBuffer(settings.queue_messages, settings.queue_bytes)
-        self._identity = ProducerIdentity(settings.name, brokers.random.getrandbits(63) | 1)
+        self._identity = ProducerIdentity(settings.name, new_opener(brokers.random))
         self._renewing: asyncio.Task[None] | None = None
         self._partitions: list[PartitionProducer] = []
         self._first = 0
@@ -495,6 +495,7 @@ class Producer(Openable, Generic[ValueT]):
             while not all(one.batches.renewable for one in self._partitions):
                 self._progress.clear()
                 await self._progress.wait()
+            self._identity.opener = new_opener(self._brokers.random)
             await self._take_identity()
         finally:
             self._identity.changing = False

@@ -339,10 +339,11 @@ class OpenProducer(Request, tag="producer.open"):
     `producer_id` 0 asks for an identity: a new one, or with `name` the identity of that name, under a higher epoch. A
     producer that has an identity already (from another partition, or before a reconnect) sends it and keeps it.
 
-    `opener`: a random number that a producer chooses once and always sends, so that a repeated open, after a lost
-    answer, does not fence the producer itself. `subject`: what the producer publishes are schemas of this subject, of
-    `schema_version`, or (0) of the latest, which is at least `schema_version_min`. The answer has its schema id and
-    version. The first producer that names a subject binds the topic to it; another subject is Refused.
+    `opener`: a random number that a producer chooses for each identity that it asks for, and sends with every open from
+    then on, so that an open which is repeated or late does not fence the producer itself. `subject`: what the producer
+    publishes are schemas of this subject, of `schema_version`, or (0) of the latest, which is at least
+    `schema_version_min`. The answer has its schema id and version. The first producer that names a subject binds the
+    topic to it; another subject is Refused.
     """
 
     topic: str
