@@ -344,7 +344,7 @@ async def test_no_subscription_is_created_on_a_topic_that_another_broker_deleted
     with pytest.raises(NotFound):
         await subscribe(b)
     await a.registry.create_topic(TOPIC, TopicConfig())
-    with pytest.raises(NotFound, match="deleted and made anew"):
+    with pytest.raises(Unavailable, match="created anew"):
         await subscribe(b)
     assert not await a.store.list(records.subscriptions_of(record.topic_id))
 

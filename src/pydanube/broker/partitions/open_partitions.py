@@ -379,9 +379,9 @@ class Partitions:
             self._check_not_held(name, topic_id)
         if partition.closed is None:
             return
-        current = self._registry.find_topic(name)
-        if current is None or current.topic_id != topic_id:
+        if self._registry.find_topic(name) is None:
             raise copy(partition.closed)
+        self._registry.check_current(name, topic_id)
         raise Unavailable(f"{partition.name} was closed meanwhile: try again")
 
     def find(self, topic_id: int, index: int) -> Partition | None:
@@ -453,9 +453,7 @@ class Partitions:
         if current is None or current.topic_id != record.topic_id:
             if not self._registry.is_being_deleted(record.topic_id):
                 await self._registry.clean_up(record.topic_id)  # what was written after the rest was cleaned up
-            if current is not None and not self._cluster.membership.is_alone:
-                raise Unavailable(f"topic {name} was created anew: look it up again")
-            raise NotFound(f"topic {name} was deleted")
+            self._registry.check_current(name, record.topic_id)
         if (newest := self._cluster.owners.record(record.topic_id, index)) is not None:
             ownership.owner_changed(newest)
         if not (ownership.is_of_this_session and ownership.holds()):

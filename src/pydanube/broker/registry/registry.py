@@ -30,7 +30,7 @@ import msgspec
 
 from pydanube.metadata.following import Follower, KeyMirror
 from pydanube.metadata.store import Compare, Delete, KeyValue, MetadataStore, Put, list_all
-from pydanube.model.errors import AlreadyExists, DanubeError, Full, Invalid, NotFound, Refused
+from pydanube.model.errors import AlreadyExists, DanubeError, Full, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.limits import METADATA_OPERATIONS_MAX, PARTITIONS_MAX
 from pydanube.model.names import DEFAULT_NAMESPACE, TopicName
@@ -396,6 +396,12 @@ class Registry:
                 f"topic {name} was deleted and made anew since: it had the id {topic_id}, and has {found} now"
             )
 
+    def check_current(self, name: TopicName, topic_id: int) -> None:
+        """Check that the topic is still the one that it was, for a caller that was asked for it by its name. Raises
+        NotFound if it was deleted, and Unavailable if it was created anew: the caller should try again."""
+        if self.topic(name).topic_id != topic_id:
+            raise Unavailable(f"topic {name} was created anew: look it up again")
+
     async def create_topic(self, name: TopicName, config: TopicConfig, created_by: str = "") -> TopicRecord:
         """Create a topic. `created_by`: the principal that creates it, `type:name`; empty: without authentication."""
         if name.names_partition:
@@ -659,7 +665,7 @@ class Registry:
         self, topic: TopicName, topic_id: int, name: str, record: SubscriptionRecord, subscriptions_max: int
     ) -> tuple[SubscriptionRecord, bool]:
         key, topic_key = records.subscription_key(topic_id, name), records.topic_key(topic)
-        self.check_same(topic, topic_id)
+        self.check_current(topic, topic_id)
         existing = Compare.mod_revision(topic_key, self._topic_keys.revisions[topic_key])
         found = self._subscriptions.get(topic_id, {}).get(name)
         if self._follower is not None:  # another broker may have created it, or deleted the one in memory
@@ -848,7 +854,7 @@ class Registry:
         """
 
         async def attempt() -> ProducerRecord:
-            self.check_same(topic, topic_id)
+            self.check_current(topic, topic_id)
             key = records.producer_key(topic_id, name)
             found = await self._store.get(key)
             if found is None:
@@ -880,7 +886,7 @@ class Registry:
         """Give `holder` exclusive access to the topic under a higher access epoch; durable on return."""
 
         async def attempt() -> None:
-            self.check_same(topic, topic_id)
+            self.check_current(topic, topic_id)
             key = records.access_key(topic_id)
             found = await self._store.get(key)
             former = records.unpack(found.value, AccessRecord) if found else AccessRecord()
