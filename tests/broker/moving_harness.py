@@ -40,8 +40,16 @@ SESSION_S = 10
 class MovingBroker:
     """One broker of the cluster."""
 
-    def __init__(self, name: str, broker: Broker, membership: ClusterMembership, faults: FaultyStore) -> None:
+    def __init__(
+        self,
+        name: str,
+        broker: Broker,
+        membership: ClusterMembership,
+        faults: FaultyStore,
+        following: asyncio.Task[None],
+    ) -> None:
         self.name = name
+        self._following = following
         self.broker = broker
         self.membership = membership
         self.faults = faults
@@ -50,6 +58,11 @@ class MovingBroker:
 
     def opened(self, topic: TopicName = TOPIC) -> set[int]:
         return {one.index for one in self.partitions.of(topic)}
+
+    async def stop_following(self) -> None:
+        """Let the broker hear of no further change of the metadata; it does what it is asked."""
+        self._following.cancel()
+        await asyncio.wait([self._following])
 
     async def lose_session(self, store: EmbeddedStore) -> None:
         """End the session as a time-out does."""
@@ -102,10 +115,10 @@ class MovingCluster:
         broker = Broker(made_of, replace(SETTINGS, node=name, **changes))
         parts.push_async_callback(broker.close)
         await broker.start()
-        tasks.spawn(follower.run(), f"metadata following {name}")
+        following = tasks.spawn(follower.run(), f"metadata following {name}")
         await membership.join()
         broker.joined()
-        made = self.brokers[name] = MovingBroker(name, broker, membership, faults)
+        made = self.brokers[name] = MovingBroker(name, broker, membership, faults, following)
         await until(lambda: all(len(one.membership.sessions()) == len(self.brokers) for one in self.brokers.values()))
         return made
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from broker_harness import TOPIC
 from metadata_harness import Writes, puts
 from moving_harness import MovingBroker, MovingCluster, moving_cluster, until
 
@@ -65,6 +66,24 @@ async def test_a_stored_partition_goes_to_the_other_broker_with_everything_that_
         assert (repeated.base_offset, repeated.duplicate) == (0, True)
         assert (await other.client.publish(back, [b"three"], 2)).base_offset == 2
         assert isinstance(collected.error, NotOwner)
+
+
+async def test_positions_of_a_subscription_that_the_next_owner_has_not_heard_of_go_to_it_too(tmp_path: Path) -> None:
+    async with two(tmp_path) as (cluster, _, _):
+        await cluster.create()
+        owner, other = await other_of(cluster)
+        await owner.client.publish(await owner.client.producer(), [b"one", b"two"])
+        await other.stop_following()
+        collected = await owner.client.subscribe()
+        await collected.wait_for(2)
+        await collected.ack((0, 1))
+        await owner.broker.close()
+        await owner.membership.leave()
+        topic = other.broker._registry.topic(TOPIC)
+        opened = other.partitions._being_opened[topic.topic_id, 0] = asyncio.get_running_loop().create_future()
+        await other.partitions._open_into(opened, TOPIC, topic, 0)  # as if it had heard that the other one is gone
+        again = await other.client.subscribe()
+        assert await again.wait_for(1) == [(1, b"two")]
 
 
 async def test_the_record_has_no_owner_the_next_broker_and_the_end_in_one_transaction(tmp_path: Path) -> None:

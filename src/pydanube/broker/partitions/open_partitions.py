@@ -438,10 +438,13 @@ class Partitions:
         ownership = Ownership(
             self._store, self._ledger_ids, record.topic_id, index, self._cluster.membership, self._transact
         )
-        starts = {one.subscription_id: one.start(index) for one in self._registry.subscriptions(name).values()}
         try:
             await ownership.acquire(is_logged=config.reliable and config.ack_level is not AckLevel.MEMORY)
             self._cluster.owners.wrote(record.topic_id, index, ownership.stored)
+            if not ownership.is_new:  # else no former owner has positions of subscriptions
+                await self._registry.refresh_subscriptions(record.topic_id)
+            subscriptions = self._registry.subscriptions_of(record.topic_id).values()
+            starts = {one.subscription_id: one.start(index) for one in subscriptions}
             kept = await self._staged_producers(record.topic_id, index)
             found = await self._recovery.recover(full_name, config, ownership, starts, kept)
         except Corrupt as error:

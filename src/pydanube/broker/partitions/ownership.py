@@ -117,7 +117,7 @@ class Ownership:
         self._writing = asyncio.Lock()  # a change of the record changes the revision that every other write compares
         self.had_record = True
         """Whether the partition had a record when this broker took it."""
-        self._is_new = False
+        self.is_new = False
         """Whether the partition never had an owner: then it has no ledgers yet, and nothing was restored."""
         self._in_doubt = False
         """Whether the last change of the record failed with an error, although it may have been written."""
@@ -206,7 +206,7 @@ class Ownership:
         result = await self._make(compares, [Put(self._key, stored)])
         if result.succeeded:
             self._record, self._stored, self._revision = record, stored, result.revision
-            self._is_new, self._former_owner = former.epoch == 0, former.owner
+            self.is_new, self._former_owner = former.epoch == 0, former.owner
             self.had_record = found is not None
         return result.succeeded
 
@@ -259,7 +259,7 @@ class Ownership:
 
     async def ledgers(self) -> list[tuple[int, LedgerRecord]]:
         """Return the ids and records of the partition's ledgers, oldest first, without leftovers."""
-        return [] if self._is_new else await self._list_ledgers()
+        return [] if self.is_new else await self._list_ledgers()
 
     async def _list_ledgers(self) -> list[tuple[int, LedgerRecord]]:
         prefix = ledgers_of(self.topic_id, self.index)
@@ -274,7 +274,7 @@ class Ownership:
 
     async def restored_cursors(self) -> list[CursorEntry]:
         """Return the cursors that a restore found; they are valid until the log has newer ones."""
-        if self._is_new:
+        if self.is_new:
             return []
         prefix = restored_of(self.topic_id, self.index)
         found = [unpack(one.value, RestoredRecord) async for one in list_all(self._store, prefix)]
@@ -285,7 +285,7 @@ class Ownership:
         it; from the first one on, only the broker that writes this log can acquire the partition. A `stored` partition
         can be acquired by every broker: its record names the slices that hold the ledger. The offsets below
         `promised_end` may be given out from then on."""
-        self._is_new = False
+        self.is_new = False
         ledger_id = await self._ledger_ids.take()
         own = self._logs[ledger_id] = self._membership.session.log
         sliced = self.slices is not None

@@ -353,10 +353,14 @@ class Registry:
             return record
         found = await self._topic_keys.refresh(self._store, records.topic_key(name))
         if found is not None and record is None:
-            topic_id = records.unpack(found.value, TopicRecord).topic_id
+            await self.refresh_subscriptions(records.unpack(found.value, TopicRecord).topic_id)
+        return self._topics.get(name)
+
+    async def refresh_subscriptions(self, topic_id: int) -> None:
+        """In a cluster, ask the store which subscriptions a topic has: this broker may not have heard of some yet."""
+        if self._follower is not None:
             async for one in list_all(self._store, records.subscriptions_of(topic_id)):
                 self._subscription_keys.learn(one.key, one.value, one.mod_revision)
-        return self._topics.get(name)
 
     async def has_topic(self, name: TopicName, topic_id: int) -> bool:
         """Return whether the topic of this name has this id. In a cluster the store is asked: this broker may not have
@@ -623,7 +627,11 @@ class Registry:
     # -- subscriptions -------------------------------------------------------------------------------------------------
 
     def subscriptions(self, topic: TopicName) -> dict[str, SubscriptionRecord]:
-        return self._subscriptions.get(self.topic(topic).topic_id, {})
+        return self.subscriptions_of(self.topic(topic).topic_id)
+
+    def subscriptions_of(self, topic_id: int) -> dict[str, SubscriptionRecord]:
+        """Return the subscriptions of a topic that may have been deleted meanwhile."""
+        return self._subscriptions.get(topic_id, {})
 
     def subscription(self, topic: TopicName, name: str) -> SubscriptionRecord:
         record = self.subscriptions(topic).get(name)
