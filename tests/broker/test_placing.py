@@ -144,6 +144,19 @@ async def test_a_broker_that_stood_still_opens_no_producer_of_a_topic_that_is_go
             await client.producer("after")
 
 
+async def test_a_broker_that_stood_still_attaches_no_consumer_to_a_topic_that_is_gone(tmp_path: Path):
+    async with open_cluster(tmp_path) as cluster:
+        a, b = await cluster.start("a", run=False), await cluster.start("b", run=False)
+        await cluster.create(a)
+        client = BrokerClient(a.broker)
+        await client.publish(await client.producer(), [b"of the former topic"])
+        await client.subscribe()
+        await a.stop_following()
+        await created_anew(b)
+        with pytest.raises(Unavailable, match="created anew"):
+            await client.subscribe(consumer="another")
+
+
 async def test_a_broker_opens_what_is_assigned_to_it_and_nothing_else(tmp_path: Path):
     async with open_cluster(tmp_path) as cluster:
         a, b = await cluster.start("a"), await cluster.start("b")

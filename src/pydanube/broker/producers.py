@@ -242,7 +242,7 @@ class Producers:
                 )
                 if access == "exclusive" and not self._cluster.membership.is_alone:
                     record = await self._check_taken(topic, identity)
-                await self._check_current(topic, topic_id)
+                await self._registry.ask_whether_current(topic, topic_id)  # else what it acks would be gone
                 self._partitions.check_served(topic, topic_id, owned)
                 if group.taken_epoch > record.epoch:
                     raise Unavailable(f"another producer has just taken topic {topic}: open again")
@@ -278,7 +278,7 @@ class Producers:
                 alone = self._cluster.membership.is_alone
                 access = AccessRecord() if alone else await self._registry.access(topic)
                 others = await self._elsewhere(topic, topic_id, access, exclusive)
-                await self._check_current(topic, topic_id)
+                await self._registry.ask_whether_current(topic, topic_id)  # else what it acks would be gone
                 self._partitions.check_served(topic, topic_id, owned)
                 identity = ProducerRecord(producer_id)
                 self._check_allowed(group, topic, identity, True, others)
@@ -298,12 +298,6 @@ class Producers:
                 if exclusive:
                     group.hold(producer_id)
                 return producer
-
-    async def _check_current(self, topic: TopicName, topic_id: int) -> None:
-        """Raise Unavailable if the topic was deleted and created again, and this broker has not heard of it yet: what a
-        producer published to its former partition would be acked and gone."""
-        if not self._cluster.membership.is_alone and not await self._registry.has_topic(topic, topic_id):
-            raise Unavailable(f"topic {topic} was deleted, or created anew: look it up again")
 
     async def open_forwarder(self, principal: Principal, topic: TopicName, partition: int) -> Producer:
         """Return a handle that publishes batches of any producers. It counts as none of the topic's producers, fences

@@ -371,6 +371,12 @@ class Registry:
             record = records.unpack(found.value, TopicRecord) if found is not None else None
         return record is not None and record.topic_id == topic_id
 
+    async def ask_whether_current(self, name: TopicName, topic_id: int) -> None:
+        """Like `check_current`; in a cluster the store is asked, so that nothing of a topic that is gone is opened. It
+        raises Unavailable if the topic is gone, too: this broker will hear of that soon."""
+        if self._follower is not None and not await self.has_topic(name, topic_id):
+            raise Unavailable(f"topic {name} was deleted, or created anew: look it up again")
+
     async def refresh_namespace(self, namespace: str) -> None:
         """In a cluster, ask the store about a namespace that this broker has not heard of yet."""
         if namespace not in self._namespaces:

@@ -132,6 +132,7 @@ class Subscriptions:
         created = await self._ensure(
             principal, topic, attachment.subscription, kind, attachment.start, attachment.failure_policy
         )
+        await self._registry.ask_whether_current(topic, topic_id)
         self._partitions.check_served(topic, topic_id, owned)
         live = self._live(topic, owned, attachment.subscription)
         if self._registry.is_ending(live.subscription_id):
