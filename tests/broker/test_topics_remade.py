@@ -6,8 +6,9 @@ import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
 from lifetimes_harness import HeldSearch
 from metadata_harness import FaultyStore
+from moving_harness import moving_cluster
 
-from pydanube.broker.registry.records import access_key
+from pydanube.broker.registry.records import access_key, topic_key
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Unavailable
 from pydanube.model.positions import Position
@@ -76,3 +77,22 @@ async def test_an_exclusive_producer_of_the_former_topic_does_not_take_the_new_o
             await opening
         again = await client.come_back(live, "live")
         assert (await client.publish(again, [b"new"])).base_offset == 0
+
+
+async def test_a_topic_of_whose_deletion_alone_a_broker_has_heard_is_asked_for_again(tmp_path):
+    """It is created anew, which the next event of the watch will say."""
+    async with moving_cluster(tmp_path, "a", "b") as cluster:
+        topic_id = await cluster.create()
+        owner = cluster.owners()[0]
+        other = next(one for one in cluster.brokers.values() if one is not owner)
+        asked_who_holds_it = owner.faults.hold_read(access_key(topic_id))
+        opening = asyncio.create_task(owner.client.producer("meter"))
+        await asked_who_holds_it.asked.wait()
+        await owner.stop_following()
+        await make_anew(other.client)
+        owner.broker._registry._topic_keys.learn_deleted(
+            topic_key(TOPIC), owner.broker._registry._topic_keys.revisions[topic_key(TOPIC)]
+        )
+        asked_who_holds_it.go_on()
+        with pytest.raises(Unavailable, match="created anew"):
+            await opening

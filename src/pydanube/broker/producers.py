@@ -231,7 +231,7 @@ class Producers:
         topic_id = self._registry.topic(topic).topic_id
         group = self._groups.setdefault(topic_id, TopicProducers(topic_id, partial(self._groups.pop, topic_id, None)))
         with group.opening():
-            async with group.changing:
+            async with self._registry.named(topic), group.changing:
                 record = await self._registry.access(topic)
                 returning: ProducerRecord | None = None
                 if producer_id:
@@ -274,7 +274,7 @@ class Producers:
         topic_id = self._registry.topic(topic).topic_id
         group = self._groups.setdefault(topic_id, TopicProducers(topic_id, partial(self._groups.pop, topic_id, None)))
         with group.opening():
-            async with group.changing:
+            async with self._registry.named(topic), group.changing:
                 alone = self._cluster.membership.is_alone
                 access = AccessRecord() if alone else await self._registry.access(topic)
                 others = await self._elsewhere(topic, topic_id, access, exclusive)

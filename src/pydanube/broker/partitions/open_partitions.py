@@ -456,7 +456,8 @@ class Partitions:
         if current is None or current.topic_id != record.topic_id:
             if not self._registry.is_being_deleted(record.topic_id):
                 await self._registry.clean_up(record.topic_id)  # what was written after the rest was cleaned up
-            self._registry.check_current(name, record.topic_id)
+            async with self._registry.named(name):
+                self._registry.check_current(name, record.topic_id)
         if (newest := self._cluster.owners.record(record.topic_id, index)) is not None:
             ownership.owner_changed(newest)
         if not (ownership.is_of_this_session and ownership.holds()):

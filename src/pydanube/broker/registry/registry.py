@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from weakref import WeakValueDictionary
@@ -376,6 +376,17 @@ class Registry:
         raises Unavailable if the topic is gone, too: this broker will hear of that soon."""
         if self._follower is not None and not await self.has_topic(name, topic_id):
             raise Unavailable(f"topic {name} was deleted, or created anew: look it up again")
+
+    @asynccontextmanager
+    async def named(self, name: TopicName) -> AsyncIterator[None]:
+        """Surrounds what a client asks for a topic by its name: NotFound becomes Unavailable, so that the client tries
+        again, if the topic was created anew and this broker has only heard of its deletion yet."""
+        try:
+            yield
+        except NotFound:
+            if self.find_topic(name) is None and await self.refresh_topic(name) is not None:
+                raise Unavailable(f"topic {name} was created anew: look it up again") from None
+            raise
 
     async def refresh_namespace(self, namespace: str) -> None:
         """In a cluster, ask the store about a namespace that this broker has not heard of yet."""

@@ -97,7 +97,8 @@ class Subscriptions:
         self, principal: Principal, topic: TopicName, partition: int, attachment: Attachment, sink: Sink
     ) -> Consumer:
         """Attach a consumer to one partition. Creates the subscription, on every partition, if it does not exist."""
-        live, created = await self._prepare(principal, topic, partition, attachment)
+        async with self._registry.named(topic):
+            live, created = await self._prepare(principal, topic, partition, attachment)
         return live.attach(
             attachment.consumer,
             sink,
@@ -112,7 +113,8 @@ class Subscriptions:
     async def announce(self, principal: Principal, topic: TopicName, partition: int, attachment: Attachment) -> int:
         """Do everything that comes before attaching a consumer: create the subscription if it does not exist, check
         what the consumer asks for, and detach a consumer of its name. Return the id of the subscription."""
-        live, _ = await self._prepare(principal, topic, partition, attachment)
+        async with self._registry.named(topic):
+            live, _ = await self._prepare(principal, topic, partition, attachment)
         live.close_consumer(attachment.consumer)
         return live.subscription_id
 
