@@ -1,7 +1,8 @@
 """Producers: their identities, which of them are live, and exclusive access to a topic.
 
 An identity is a number and an epoch. Opening a name again raises the name's epoch and fences the producer that used it
-before. A producer with exclusive access takes the whole topic under a higher access epoch, and all producers before it
+before. Each request for an identity has a number, its `opener`: one that is repeated, or carried out late, changes
+nothing. A producer with exclusive access takes the whole topic under a higher access epoch, and all producers before it
 are fenced for good: the access epoch is in the metadata, and in every identity that is given out.
 
 Producers of the Danube gRPC API are identified by a hash of topic, name and principal (`shared_id`) and have neither
