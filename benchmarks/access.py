@@ -1,9 +1,11 @@
 """What authorization and audit cost: batched publishing with both beside publishing without, and decisions with many
 bindings.
 
-    python benchmarks/access.py                       # a minute
-    python benchmarks/access.py --pairs 5 --bindings 1000
+    python benchmarks/access.py                       # some minutes
+    python benchmarks/access.py --pairs 5 --bindings 1000 --rounds 0
 
+bench         `danube bench` publishing at a broker with authentication and audit, with a key, and at one without, in
+              turns: the median of the ratios of each round
 publishing    batches to a topic in memory through the facade of a broker, whose authorizer is AccessRules, with a
               session in the audit, and AllowAll, without one, in turns: there is no network and no disk, so that the
               check weighs more than it does for a client; the median of the pairs counts
@@ -11,23 +13,28 @@ decisions     one that is remembered, and one that is made anew, of principals w
 in force      from a change of the rules until a revoked producer is fenced and a revoked consumer is detached, at a
               broker with many of both
 
-The first two are processor time of the event loop's thread, which other processes of the machine change little; the
-last one is time on the clock.
+Publishing and decisions are processor time of the event loop's thread, which other processes of the machine change
+little; the others are time on the clock.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 from pydanube.broker import Attachment, Broker, Producer, Published
 from pydanube.broker.security.audit import AuditParts
 from pydanube.broker.security.audit_operations import Origin
+from pydanube.cli.bench.broker import BrokerProcess
+from pydanube.cli.bench.runs import measure
+from pydanube.cli.bench.scenario import Scenario
 from pydanube.codec.batch import encode
 from pydanube.core.access import Action, AllowAll, Authorizer, Principal
 from pydanube.core.access_rules import AccessRules
@@ -41,7 +48,7 @@ from access_world import NoSink  # noqa: E402
 from audit_harness import ListSink  # noqa: E402
 from broker_harness import open_broker  # noqa: E402 -- found by the path above
 
-OVERHEAD_TARGET, DECISION_TARGET_US, FORCE_TARGET_MS = 1.02, 5.0, 100.0
+BENCH_TARGET, OVERHEAD_TARGET, DECISION_TARGET_US, FORCE_TARGET_MS = 0.98, 1.02, 5.0, 100.0
 BATCHES, ROWS, PAYLOAD = 200, 100, b"x" * 100
 OPEN = 500
 ROUNDS = 15
@@ -111,6 +118,29 @@ async def measure_publishing(pairs: int, bindings: int) -> float:
     return statistics.median(ratios)
 
 
+async def measure_bench(rounds: int) -> float:
+    """Return the rate of `danube bench` with authentication and audit, to the rate without."""
+    scenario = Scenario(size=1_000, batch=500, count=500_000, ack_level="durable", consumers=0)
+    ratios: list[float] = []
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        settings = {"DANUBE_AUTH_ENABLED": "true"}
+        async with (
+            await BrokerProcess.start(directory / "plain") as plain,
+            await BrokerProcess.start(directory / "known", environment=settings) as known,
+        ):
+            key = (directory / "known" / "admin-key").read_text().strip()
+            for number in range(rounds):
+                rates: dict[str, float] = {}
+                for broker in (plain, known) if number % 2 else (known, plain):
+                    with patch.dict(os.environ, {"DANUBE_API_KEY": key} if broker is known else {}):
+                        measured = (await measure(scenario, broker.url, broker)).throughput
+                    assert measured is not None
+                    rates[broker.url] = measured.publish
+                ratios.append(rates[known.url] / rates[plain.url])
+    return statistics.median(ratios)
+
+
 def measure_decisions(bindings: int) -> tuple[float, float]:
     """Return the microseconds of a decision that is remembered, and of one that is not."""
     rules, count = AccessRules(), 5_000
@@ -161,10 +191,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=101)
     parser.add_argument("--bindings", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=15, help="of danube bench")
     options = parser.parse_args()
     ratio = asyncio.run(measure_publishing(options.pairs, options.bindings))
     remembered, anew = measure_decisions(options.bindings)
     force = asyncio.run(measure_force(options.bindings))
+    if options.rounds:
+        rate = asyncio.run(measure_bench(options.rounds))
+        print(f"bench        {rate:.3f} of the rate without authentication and audit (target {BENCH_TARGET})")
     print(f"{options.bindings} bindings, {options.pairs} pairs of {BATCHES} batches with {ROWS} messages")
     print(f"publishing   {ratio:.4f} of the time without rules and audit (target {OVERHEAD_TARGET})")
     print(f"decisions    {remembered:.2f} us remembered, {anew:.2f} us anew (target {DECISION_TARGET_US})")
