@@ -7,7 +7,7 @@ import re
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pydanube.core.access import Action, Principal
@@ -193,6 +193,15 @@ _BINDINGS = st.lists(st.tuples(_SUBJECTS, st.sampled_from([*BUILT_IN_ROLES, "unk
 _RESOURCES = st.lists(st.text("ab", min_size=1, max_size=2), max_size=3).map(lambda words: "/" + "/".join(words))
 
 
+@pytest.mark.parametrize("pattern", ["/*", "/**", "/*/*", "/?", "/*/*/*"])
+def test_all_namespaces_are_not_the_cluster(pattern: str) -> None:
+    made = rules(("user:alice", "admin", pattern))
+    assert made.allowed(ALICE, "/") == 0
+    assert made.allowed_on(ALICE, ResourcePattern.parse("/")) == 0
+    assert made.allows(ALICE, Action.ADMINISTER, "/a/b/c")
+
+
+@example([("user:alice", "admin", "/*")], Action.PRODUCE, "/")
 @given(_BINDINGS, st.sampled_from(Action), _RESOURCES | st.sampled_from(["schema:a", "schema:ab"]))
 def test_what_is_allowed_has_a_binding_that_explains_it_and_what_is_denied_has_none(
     bindings: list[tuple[str, str, str]], action: Action, resource: str

@@ -182,7 +182,7 @@ class ResourcePattern:
             return ".*"
         if self.is_subject:
             return _expression(self.text, _ANY_CHARACTER)
-        return f"{_expression(self.text, '[^/]')}(?:/.*)?"
+        return rf"(?!/\Z){_expression(self.text, '[^/]')}(?:/.*)?"  # the first name is not empty: / is the cluster
 
     def covers(self, other: ResourcePattern) -> bool:
         """Return whether this pattern covers everything that `other` covers. It may be False for two patterns that are
