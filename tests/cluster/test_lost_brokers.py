@@ -134,6 +134,10 @@ def test_a_lost_broker_is_replaced_and_what_it_has_left_is_salvaged(cluster: Los
     assert waiting["broker"] is None and waiting["end_offset"] is None and waiting["messages"] is None
     row = cluster.run("topics", "describe", ORDERS).splitlines()[-1].split()
     assert (row[1:3], row[4:8]) == (["-"] * 2, ["-"] * 4), "the owner; the offsets, the messages and their bytes"
+    wait_until(lambda: cluster.partitions(BY_POLICY)[index]["broker"] not in (None, lost))
+    cluster.run("produce", BY_POLICY, "--partition", str(index), "-m", "new")
+    assert [(one["offset"], one["payload"]) for one in cluster.read(BY_POLICY)] == [(PROMISED, "new")]
+
     line = cluster.refused("topics", "takeover", ORDERS)
     assert f"broker '{lost}' (away since" in line and "--accept-loss" in line
     assert f"{ORDERS} from offset 0 on, at most up to {PROMISED - 1}" in line
@@ -143,10 +147,6 @@ def test_a_lost_broker_is_replaced_and_what_it_has_left_is_salvaged(cluster: Los
     cluster.run("produce", ORDERS, "-m", "new")
     read = [(one["offset"], one["payload"]) for one in cluster.read(ORDERS, "1")]
     assert read == [(PROMISED, "new")], "a reader in the gap goes on behind it"
-
-    wait_until(lambda: cluster.partitions(BY_POLICY)[index]["broker"] not in (None, lost))
-    cluster.run("produce", BY_POLICY, "--partition", str(index), "-m", "new")
-    assert [(one["offset"], one["payload"]) for one in cluster.read(BY_POLICY)] == [(PROMISED, "new")]
 
     cluster.brokers[lost].start()
     described = cluster.partition(ORDERS)
