@@ -229,7 +229,9 @@ async def test_a_non_reliable_partition_moves(tmp_path: Path) -> None:
         owner, other = await other_of(cluster)
         await owner.broker.leave(DRAIN_S)
         await until(lambda: other.opened() == {0})
+        collected = await other.client.subscribe()
         await other.client.publish(await other.client.producer(), [b"one"])
+        assert [payload for _, payload in await collected.wait_for(1)] == [b"one"]
 
 
 async def test_a_broker_that_leaves_is_given_nothing(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ pytestmark = [
 ORDERS, BY_POLICY, SALVAGED, STOPPED = (f"/default/{name}" for name in ("orders", "by-policy", "salvaged", "stopped"))
 PREFIX = "lost"
 PROMISED = 1_000_000
-"""A `durable` partition promises so many offsets at a time: a taker goes on behind them."""
+"""The number of offsets that a `durable` partition promises at a time: a taker goes on behind them."""
 
 ORIGIN = {"x-original-topic": ORDERS, "x-original-partition": "0"}
 NO_UPLOADS = {"DANUBE_CLUSTER_SESSION_S": "2", "DANUBE_STORAGE_SEGMENT_AGE_S": "3600"}

@@ -34,7 +34,7 @@ SESSION_S = 4
 """Short, and long enough that only a broker that is stopped loses its session, on a busy machine too."""
 SLICES, SEGMENTS = "slices/", "segments/"
 STILL = 8
-"""After so many answers, a tenth of a second apart, with the same number of acks, none is under way."""
+"""The number of answers, a tenth of a second apart, with the same number of acks after which no ack is under way."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

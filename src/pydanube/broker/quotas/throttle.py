@@ -57,7 +57,7 @@ _RELEASE_S_MIN: Final = 0.005
 """The shortest pause between two releases: buckets save up what is due meanwhile."""
 
 _PAUSE_PER_ROUND: Final = 4
-"""A pause is at least so many times as long as the round before it took, so that a principal that has thousands of
+"""How many times longer a pause is, at least, than the round before it took, so that a principal that has thousands of
 callers waiting does not take the processor from all others."""
 
 _DECIDED_MAX: Final = 100_000

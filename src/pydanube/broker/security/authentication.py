@@ -138,7 +138,8 @@ class Authentication:
         raise unauthenticated() from BadToken(reason)
 
     def _find_cheaply(self, credentials: Credentials) -> Identity | None:
-        """Return who shows these credentials, if that takes no signature; None: it is not known, or nobody."""
+        """Return whose credentials these are, if no signature has to be checked for that; None: they are unknown, or a
+        signature has to be checked."""
         token, now_us = credentials.token, self._clock.now_us()
         if not token:
             assert credentials.certificate is not None
