@@ -33,6 +33,7 @@ from .broker.registry.records import (
     unpack,
 )
 from .codec.wal import NodeIdentity
+from .metadata.levels import refuse_unknown_level
 from .metadata.opening import MetadataPlace, open_metadata
 from .metadata.store import Compare, MetadataStore, Put, StoreIdentity, Succession, list_all, split_writes
 from .model.errors import Refused
@@ -68,8 +69,9 @@ async def copy_metadata(
 ) -> MetadataCopied:
     """Copy the metadata at `source` to `target`, where there must be none; the brokers of the source must not run.
 
-    Raises Refused if there is no metadata at the source, or some at the target, if a broker uses the source, if the
-    target is a file and partitions are in the logs of several brokers, or if the source changes meanwhile.
+    Raises Refused if there is no metadata at the source, if this release does not know its feature level, if there is
+    some at the target, if a broker uses the source, if the target is a file and partitions are in the logs of several
+    brokers, or if the source changes meanwhile.
     Cancelled or failed: the target may hold a part, on which no broker starts; copy to another place, or empty it.
     """
     former = await open_metadata(source, clock)
@@ -77,6 +79,7 @@ async def copy_metadata(
         founder = await read_founder(former)
         if founder is None:
             raise Refused(f"{source} holds no metadata of a broker: is it the right place?")
+        await refuse_unknown_level(former)
         await _refuse_sessions(source, former)
         if isinstance(target, Path):
             await _refuse_other_logs(former, founder)

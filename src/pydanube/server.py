@@ -50,11 +50,13 @@ from .gateway.native import NativeServer, NativeSettings
 from .gateway.native.peers import NativePeers, is_living
 from .metadata.counters import last_id
 from .metadata.following import Follower
+from .metadata.levels import put_level, refuse_unknown_level
 from .metadata.opening import open_metadata
 from .metadata.store import Compare, MetadataStore, Put
 from .model.addresses import NO_ADDRESSES, BrokerAddresses
 from .model.cluster import BrokerSession
 from .model.errors import DanubeError, Refused
+from .model.levels import THIS_RELEASE, Levels
 from .model.webhooks import Webhook
 from .runtime.clock import Clock, SystemClock
 from .runtime.disk import Disk, OsDisk
@@ -173,6 +175,8 @@ class Components:
     clock: Clock
     disk: Disk
     authorizer: Authorizer
+    levels: Levels = THIS_RELEASE
+    """The feature levels of the metadata that the broker knows."""
 
     @classmethod
     def real(cls) -> Self:
@@ -182,9 +186,11 @@ class Components:
 class Server:
     """A running broker with its listeners."""
 
-    def __init__(self, settings: Settings, components: Components) -> None:
+    def __init__(self, settings: Settings, components: Components, on_outgrown: Callable[[], None]) -> None:
         self._settings = settings
         self._components = components
+        self._on_outgrown = on_outgrown
+        self._registry: Registry | None = None
         self._parts = AsyncExitStack()
         self._native: NativeServer | None = None
         self._member: Broker | None = None
@@ -205,9 +211,18 @@ class Server:
         """Port 0, here and above, if there is no such listener."""
 
     @classmethod
-    async def start(cls, settings: Settings, components: Components | None = None) -> Self:
-        """Open everything. If that fails or is cancelled, what was opened is closed again."""
-        server = cls(settings, components or Components.real())
+    async def start(
+        cls,
+        settings: Settings,
+        components: Components | None = None,
+        on_outgrown: Callable[[], None] = lambda: None,
+    ) -> Self:
+        """Open everything. If that fails or is cancelled, what was opened is closed again.
+
+        `on_outgrown` is called when the metadata gets a feature level that this broker does not know. The broker has
+        given up its session then and takes no other: close it.
+        """
+        server = cls(settings, components or Components.real(), on_outgrown)
         try:
             await server._open()
         except BaseException:
@@ -234,6 +249,11 @@ class Server:
         if http is not None:
             await http.close(max(HTTP_DRAIN_SECONDS_MIN, deadline - clock.monotonic()))
         await self._parts.aclose()
+
+    def check_level(self) -> None:
+        """Raise Refused if the metadata has a feature level that this broker does not know."""
+        if self._registry is not None:
+            self._registry.level.check()
 
     @property
     def url(self) -> str:
@@ -278,7 +298,8 @@ class Server:
         is_in_directory = isinstance(settings.metadata_place, Path)
         opened = await (self._open_alone(node) if is_in_directory else self._open_member(node))
         store, directory, objects, founder = opened
-        registry, follower = Registry(store, clock), Follower(store, clock)
+        registry = self._registry = Registry(store, clock, self._components.levels)
+        follower = Follower(store, clock)
         if founder is not None:
             registry.follow(follower)
             await follower.start()
@@ -293,6 +314,7 @@ class Server:
             cluster = sole_cluster(node, self._advertised_addresses, inside=self._inside_addresses)
         else:
             membership = self._membership(store, follower, tasks, directory.identity, founder)
+            registry.level.on_outgrown = partial(self._outgrown, membership)
             cluster = self._cluster(membership, follower, tasks)
         broker_settings = _broker_settings(settings, directory.identity.node, directory.identity.cluster)
         security = await self._security(store)
@@ -345,6 +367,11 @@ class Server:
                 advice="anyone who reaches this address may do anything",
             )
 
+    def _outgrown(self, membership: ClusterMembership) -> None:
+        """Own nothing any more, and have the process stop: what others write now may be read wrongly here."""
+        membership.give_up(membership.session.incarnation)
+        self._on_outgrown()
+
     async def _security(self, store: MetadataStore) -> SecurityParts | None:
         """Return the rules of access and who checks credentials; None if there is no authentication."""
         auth = self._settings.auth
@@ -380,6 +407,7 @@ class Server:
         directory = DataDirectory.open(self._components.disk, self._settings.server.data_dir, cluster=None, node=node)
         self._parts.callback(directory.close)
         store = await self._open_metadata()
+        await refuse_unknown_level(store, self._components.levels)
         await self._check_metadata(store, directory)
         return Opened(store, directory, None, None)
 
@@ -390,7 +418,8 @@ class Server:
         _refuse_own_store(settings)
         store = await self._open_metadata(create=False)
         place, path = settings.metadata_place, settings.server.data_dir
-        joining = await join_cluster(store, place, disk, path, node, partial(self._check_member, store))
+        check, levels = partial(self._check_member, store), self._components.levels
+        joining = await join_cluster(store, place, disk, path, node, check, levels)
         objects = await self._open_objects()
         await StoreProof(objects, store, node).prove()
         directory = joining.open_directory(disk, path)
@@ -453,6 +482,7 @@ class Server:
                 zone=settings.cluster.zone,
                 version=__version__,
                 formats=FORMATS,
+                level=self._components.levels.newest,
             )
 
         membership = ClusterMembership(
@@ -595,7 +625,8 @@ class Server:
                 raise Refused(
                     f"{place} is empty, but {directory.path} had metadata: put back a copy, or mount the right disk"
                 )
-            await store.transact([Compare.missing(IDENTITY_KEY)], [Put(IDENTITY_KEY, mine)])
+            writes = [Put(IDENTITY_KEY, mine), put_level(self._components.levels.newest)]
+            await store.transact([Compare.missing(IDENTITY_KEY)], writes)
         directory.add_part(METADATA_PART)
         await self._refuse_older_metadata(store, directory.path)
 
@@ -730,7 +761,7 @@ async def run(settings: Settings) -> None:
     on_stop_signals(loop, stop.set)
     on_hangup(loop, stop.set)
     had_terminal = has_terminal()
-    server = await Server.start(settings)
+    server = await Server.start(settings, on_outgrown=stop.set)
     if server.has_tls:
         on_hangup(loop, partial(_hang_up, server, stop, had_terminal))
     gc.collect()
@@ -745,6 +776,7 @@ async def run(settings: Settings) -> None:
     on_stop_signals(loop, task.cancel)
     await server.close()
     log.info("broker.stopped")
+    server.check_level()
 
 
 def _hang_up(server: Server, stop: asyncio.Event, had_terminal: bool) -> None:

@@ -24,6 +24,7 @@ from pydanube.metadata.store import Compare, Put
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import Refused, Unavailable
+from pydanube.model.levels import FIRST
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.tasks import Tasks
 
@@ -60,11 +61,13 @@ class Line:
 class Member:
     """One broker: its membership, and what it was told."""
 
-    def __init__(self, store: EmbeddedStore, clock: ManualClock, tasks: Tasks, name: str, log: str) -> None:
+    def __init__(
+        self, store: EmbeddedStore, clock: ManualClock, tasks: Tasks, name: str, log: str, level: int = FIRST
+    ) -> None:
         self.line = Line(store)
         self.told: list[tuple[str, str]] = []
         self.follower = Follower(self.line, clock)  # type: ignore[arg-type]
-        session = BrokerSession(name, 0, BrokerAddresses(f"{name}.example:6655"), log=log)
+        session = BrokerSession(name, 0, BrokerAddresses(f"{name}.example:6655"), log=log, level=level)
         self.membership = ClusterMembership(
             self.line,  # type: ignore[arg-type]
             self.follower,
@@ -108,10 +111,10 @@ class World:
         self.clock = clock
         self._parts = parts
 
-    async def start(self, name: str, log: str = "", *, joins: bool = True) -> Member:
+    async def start(self, name: str, log: str = "", *, joins: bool = True, level: int = FIRST) -> Member:
         tasks = Tasks()
         self._parts.push_async_callback(tasks.close)
-        member = Member(self.store, self.clock, tasks, name, log or f"log-{name}")
+        member = Member(self.store, self.clock, tasks, name, log or f"log-{name}", level)
         if joins:
             await member.join()
         return member

@@ -19,6 +19,7 @@ from pydanube.broker.cluster.membership import Membership
 from pydanube.broker.cluster.parts import ClusterParts, sole_cluster
 from pydanube.broker.cluster.routing import answer_inside, client_addresses
 from pydanube.broker.cluster.takeover import Takeover, no_cursors
+from pydanube.broker.cluster.upgrade import Upgrade
 from pydanube.broker.lifecycle.expiration import Expiration
 from pydanube.broker.lifecycle.topic_deletion import TopicDeletion
 from pydanube.broker.lifecycle.truncation import truncate
@@ -258,6 +259,7 @@ class Broker:
             self._started_at,
             self._state,
         )
+        self.upgrade = Upgrade(registry, self._cluster.membership, authorizer, parts.store)
         self._takeover = Takeover(
             registry,
             parts.store,

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from pydanube.model.cluster import AWAY, BrokerStatus, ClusterDescription
+from pydanube.model.cluster import AWAY, BrokerStatus, ClusterDescription, UpgradeDescription
 from pydanube.model.positions import datetime_from_micros
 
 from .options import examples, json_option, url_option
@@ -17,7 +17,7 @@ from .session import with_client
 
 @click.group(epilog=examples("danube cluster status\ndanube cluster status --json"))
 def cluster() -> None:
-    """Show the cluster: its brokers, their partitions and their load."""
+    """Show the cluster, its brokers and their load, and finish its upgrade."""
 
 
 @cluster.command(
@@ -46,6 +46,43 @@ def status(url: str, as_json: bool) -> None:
         right=["session", "partitions", "messages/s", "bytes/s"],
     )
     _print_troubles(found)
+
+
+@cluster.command(
+    "upgrade", epilog=examples("danube cluster upgrade\ndanube cluster upgrade --finish\ndanube cluster upgrade --json")
+)
+@click.option("--finish", is_flag=True, help="Raise the feature level to the highest that all living brokers know.")
+@url_option
+@json_option
+def upgrade(finish: bool, url: str, as_json: bool) -> None:
+    """Show how far the upgrade to a newer release is, and finish it.
+
+    The feature level says what brokers may write to the metadata. A newer release can know a higher LEVEL than the one
+    in force: upgrade all brokers, one after the other, and then finish. Until then each broker can go back to the
+    release before.
+
+    After `--finish`, a release that does not know the new level does not start on this metadata any more. It is refused
+    while an older broker is present. A broker that is away is not asked: upgrade it before it is started again.
+    """
+    found = with_client(url, lambda client: client.finish_upgrade() if finish else client.describe_upgrade())
+    if as_json:
+        emit_json({**asdict(found), "behind": [one.name for one in found.behind]})
+        return
+    table(
+        ["broker", "version", "level"],
+        [[one.name, one.version, one.level] for one in found.brokers],
+        title=f"feature level {found.level}, can be raised to {found.highest}",
+        right=["level"],
+    )
+    _print_upgrade(found)
+
+
+def _print_upgrade(found: UpgradeDescription) -> None:
+    """Print what is left to do."""
+    for one in found.behind:
+        note(f"broker {one.name} knows level {one.level} at most: upgrade it")
+    if found.highest > found.level:
+        note(f"level {found.highest} is put into force by `danube cluster upgrade --finish`")
 
 
 def _row(one: BrokerStatus, coordinator: str) -> list[object]:

@@ -1,7 +1,8 @@
 """The metadata store: the facts on which all brokers must agree, such as namespaces, topics, ledgers, owners and ids.
 
 Lives here      the store interface, its implementations (embedded: SQLite; etcd: clusters), opening, which chooses one
-                of them, and what is built on the interface alone (counters; following: memory that agrees with it)
+                of them, and what is built on the interface alone (counters; following: memory that agrees with it;
+                levels: which releases can use it)
 May import      model, codec, runtime
 Flows through   small values, written with compare-and-set, read by key or prefix, watched from a revision
 Never           messages, cursors, anything written per message; knowledge of what the values mean

@@ -8,6 +8,7 @@ from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final
 
 from .addresses import NO_ADDRESSES, BrokerAddresses
+from .levels import FIRST
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class BrokerSession:
     """The stored formats that it reads and writes."""
     started_at: int = 0
     """In microseconds since 1970."""
+    level: int = FIRST
+    """The newest feature level of the metadata that it knows; releases before feature levels say none."""
 
     def addresses_for(self, is_inside: bool) -> BrokerAddresses:
         """Return the addresses that a client is told, which is inside the network of the brokers or not."""
@@ -96,3 +99,32 @@ class ClusterDescription:
     """By name; those that are away too."""
     unplaced: int = 0
     """How many partitions have no broker yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLevel:
+    """What a living broker knows of feature levels."""
+
+    name: str
+    level: int
+    """The newest level that it knows."""
+    version: str = ""
+    """The release of pydanube that it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeDescription:
+    """How far the upgrade of a cluster is, or of a broker alone."""
+
+    level: int
+    """The feature level that is in force."""
+    highest: int
+    """The newest level that all living brokers know: to this one it can be raised."""
+    brokers: list[BrokerLevel] = field(default_factory=list)
+    """The living brokers, by name."""
+
+    @property
+    def behind(self) -> list[BrokerLevel]:
+        """The brokers that know less than another one does."""
+        newest = max((one.level for one in self.brokers), default=self.highest)
+        return [one for one in self.brokers if one.level < newest]

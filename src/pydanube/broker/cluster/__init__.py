@@ -13,6 +13,7 @@ peers                requests to other brokers; gateway.native implements them
 placing              gives partitions that have no owner to living brokers
 routing              where a partition is served, and what its clients are told
 takeover             gives up what only a lost broker has of a partition, so that another can go on
+upgrade              raises the feature level of the metadata, when all living brokers know the new one
 
 A broker alone has a membership, owners and peers too (`SoleMembership`, `SoleOwners`, `NoPeers`): it owns everything.
 """

@@ -10,6 +10,7 @@ Invariants
     `holds` is true only while no other broker can see the session ended: the time of the lease is counted from before
     it was asked for, on a clock that also runs while the machine sleeps, less a margin
     a session that has ended is never created again; each has an incarnation of its own
+    no session begins at a feature level that this broker does not know
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Final
 
 from pydanube.metadata.counters import take_ids
 from pydanube.metadata.following import Follower, Handler
+from pydanube.metadata.levels import keep_level
 from pydanube.metadata.store import Compare, Event, KeyValue, MetadataStore, Put
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, Refused, Unavailable
@@ -229,7 +231,8 @@ class ClusterMembership:
         """Take a session, and keep it until `leave`. The caller holds the lock of the data directory, so that a session
         of the same log is that of a process that has ended.
 
-        Raises Refused if another broker of this name lives. Cancelled or failed: a lease may be left, which ends by
+        Raises Refused if another broker of this name lives, or if this one does not know the feature level of the
+        metadata. Cancelled or failed: a lease may be left, which ends by
         itself.
         """
         await self._take_session()
@@ -256,6 +259,7 @@ class ClusterMembership:
                 log.warning("session.not_ended", broker=self._name, error=str(error) or "no answer")
 
     async def _take_session(self) -> None:
+        await keep_level(self._store, self._describe().level)  # before an incarnation is taken
         await self._end_former()
         incarnation = (await take_ids(self._store, INCARNATION_COUNTER, 1))[0]
         asked = self._boot_time()
@@ -298,7 +302,8 @@ class ClusterMembership:
 
     async def _put_session(self, session: BrokerSession, lease: int) -> int | None:
         """Put the session's key, and note that this broker is no longer away. Return the revision; None if there is a
-        session, or if the record of this broker has changed meanwhile."""
+        session, or if the record of this broker or the feature level has changed meanwhile."""
+        same_level, level = await keep_level(self._store, session.level)
         key, about = session_key(self._name), node_key(self._name)
         found = await self._store.get(about)
         if found is None:
@@ -308,8 +313,8 @@ class ClusterMembership:
             if record.log != self._log:
                 raise other_log(self._name, record.log, self._log)
             node = changed(found.value, away_since=0)
-        compares = [Compare.missing(key), Compare.mod_revision(about, found.mod_revision if found else 0)]
-        writes = [Put(key, pack(session), lease), Put(about, node)]
+        compares = [Compare.missing(key), Compare.mod_revision(about, found.mod_revision if found else 0), same_level]
+        writes = [Put(key, pack(session), lease), Put(about, node), level]
         try:
             result = await self._store.transact(compares, writes)
         except NotFound:

@@ -18,10 +18,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from pydanube.codec.wal import NodeIdentity
+from pydanube.metadata.levels import put_level, refuse_unknown_level
 from pydanube.metadata.opening import MetadataPlace
 from pydanube.metadata.store import Compare, MetadataStore, Put
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import Corrupt, Refused, Unavailable
+from pydanube.model.levels import THIS_RELEASE, Levels
 from pydanube.runtime.disk import Disk
 from pydanube.runtime.randomness import identity
 from pydanube.storage.directory import DataDirectory
@@ -62,18 +64,20 @@ async def join_cluster(
     path: Path,
     name: str,
     check: Callable[[Joining], Awaitable[None]],
+    levels: Levels = THIS_RELEASE,
 ) -> Joining:
     """Found the cluster if there is none at `place`, and return what the broker called `name` with the data directory
     `path` is in it. `check` raises if something else that the broker has does not belong to this cluster; it is awaited
     before anything is written.
 
-    Raises Refused if the data directory belongs to another cluster, was emptied, or is not the one of this name, and if
-    another broker of this name lives.
+    Raises Refused if the metadata has a feature level that is not one of `levels`, if the data directory belongs to
+    another cluster, was emptied, or is not the one of this name, and if another broker of this name lives.
     """
     for _ in range(TRIES):
+        await refuse_unknown_level(store, levels)
         joining = await _plan(store, place, disk, path, name)
         await check(joining)
-        if await _found(store, joining.founder):
+        if await _found(store, joining.founder, levels.newest):
             return joining
     raise Unavailable(f"{place} changes its founder all the time: it is not the metadata of one cluster")
 
@@ -128,13 +132,15 @@ async def read_founder(store: MetadataStore) -> NodeIdentity | None:
         ) from None
 
 
-async def _found(store: MetadataStore, founder: NodeIdentity) -> bool:
-    """Write the founder's identity unless it is there; return False if that of another broker is there.
+async def _found(store: MetadataStore, founder: NodeIdentity, level: int) -> bool:
+    """Write the founder's identity and the feature level of the new cluster, unless it is there; return False if that
+    of another broker is there.
 
     A store that has no space refuses this also if nothing needs to be written: before a broker of a known cluster
     changes anything.
     """
-    await store.transact([Compare.missing(IDENTITY_KEY)], [Put(IDENTITY_KEY, msgspec.json.encode(founder))])
+    writes = [Put(IDENTITY_KEY, msgspec.json.encode(founder)), put_level(level)]
+    await store.transact([Compare.missing(IDENTITY_KEY)], writes)
     return await read_founder(store) == founder
 
 

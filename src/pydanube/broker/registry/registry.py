@@ -29,9 +29,11 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from pydanube.metadata.following import Follower, KeyMirror
+from pydanube.metadata.levels import FeatureLevel
 from pydanube.metadata.store import Compare, Delete, KeyValue, MetadataStore, Put, list_all
 from pydanube.model.errors import AlreadyExists, DanubeError, Full, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.failure import NATIVE, FailurePolicy
+from pydanube.model.levels import THIS_RELEASE, Levels
 from pydanube.model.limits import METADATA_OPERATIONS_MAX, PARTITIONS_MAX
 from pydanube.model.names import DEFAULT_NAMESPACE, TopicName
 from pydanube.model.schemas import Binding
@@ -87,7 +89,10 @@ class RegistryListener:
 class Registry:
     """What exists in this cluster. Loaded at the start; every change is written through to the store."""
 
-    def __init__(self, store: MetadataStore, clock: Clock) -> None:
+    def __init__(self, store: MetadataStore, clock: Clock, levels: Levels = THIS_RELEASE) -> None:
+        """`levels`: the feature levels that this broker knows."""
+        self.level = FeatureLevel(levels)
+        """The feature level in force: what may be written to the metadata."""
         self._store = store
         self._clock = clock
         self._changing = SharedLock()  # one administrative change at a time
@@ -125,6 +130,7 @@ class Registry:
         if self._follower is not None:
             return
         self._follower = follower
+        self.level.follow(follower)
         heard = [
             KeyMirror(records.ACCESS, self._hear_access),
             KeyMirror(records.PRODUCERS, self._hear_producer),
@@ -136,6 +142,7 @@ class Registry:
     async def load(self) -> None:
         """Read everything from the store, create the namespace `default` at the first start, and remove what deletions
         have left behind."""
+        await self.level.load(self._store)
         await self._producer_ids.load()
         for mirror in (self._namespace_keys, self._topic_keys, self._subscription_keys, self.consumers.keys):
             await mirror.load(self._store)

@@ -46,8 +46,10 @@ from pydanube.codec.manifest import ClusterManifest, Pair, PartitionPositions
 from pydanube.codec.segment import END_BYTES, SegmentFooter, decode_footer, read_trailer
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.metadata.counters import counter_key
+from pydanube.metadata.levels import LEVEL_KEY, check_level, parse_level
 from pydanube.metadata.store import KeyValue, MetadataStore, Put, Succession, split_writes
 from pydanube.model.errors import Corrupt, NotFound
+from pydanube.model.levels import THIS_RELEASE
 from pydanube.model.limits import METADATA_OPERATIONS_MAX, METADATA_TRANSACTION_BYTES_MAX
 from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import MICROSECONDS, Clock
@@ -155,7 +157,8 @@ async def rebuild(
 ) -> Restored:
     """Fill the empty metadata `store` from the newest manifest in `objects`, and return a report.
 
-    Raises NotFound or Corrupt if there is no complete manifest. Cancelled or failed: the metadata store is unusable.
+    Raises NotFound or Corrupt if there is no complete manifest, and Refused if this release does not know its feature
+    level. Cancelled or failed: the metadata store is unusable.
     """
     report = Restored()
     manifest = await newest_manifest(objects, owner.cluster, report)
@@ -247,7 +250,9 @@ class _Restore:
     def _read_topics(self) -> None:
         for page in self._manifest.pairs():
             for key, value in page:
-                if key.startswith(records.TOPICS):
+                if key == LEVEL_KEY:
+                    check_level(parse_level(value), THIS_RELEASE)
+                elif key.startswith(records.TOPICS):
                     record = records.unpack(value, TopicRecord)
                     self._topics[record.topic_id] = record
         for record in self._topics.values():

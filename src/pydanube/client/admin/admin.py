@@ -19,7 +19,7 @@ from pydanube.client.positions import AnyPosition, wire_start
 from pydanube.client.settings import check_count
 from pydanube.codec.native import requests
 from pydanube.codec.native.conversions import subscription_description, topic_description
-from pydanube.model.cluster import ClusterDescription
+from pydanube.model.cluster import ClusterDescription, UpgradeDescription
 from pydanube.model.errors import Invalid
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.leftovers import Leftover, Loss
@@ -404,6 +404,15 @@ class Admin(ListingAdmin):
         """Describe the cluster: every broker, what it does, and which brokers are away. A broker alone is the only
         one."""
         return (await self._request(requests.DescribeCluster(), requests.ClusterInfo)).cluster
+
+    async def describe_upgrade(self) -> UpgradeDescription:
+        """Return the feature level of the metadata that is in force, and what each living broker knows."""
+        return (await self._request(requests.DescribeUpgrade(), requests.UpgradeInfo)).upgrade
+
+    async def finish_upgrade(self) -> UpgradeDescription:
+        """Raise the feature level to the newest one that all living brokers know; releases that do not know it can no
+        longer be started on this metadata. Raises Refused while an older broker is present, and names it."""
+        return (await self._request(requests.FinishUpgrade(), requests.UpgradeInfo)).upgrade
 
     async def _change(
         self, request: requests.Request, answer: type[requests.StructT], expected: str

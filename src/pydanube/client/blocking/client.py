@@ -429,6 +429,8 @@ class BlockingClient(Blocking[Client]):
     find_offset = blocking(Client.find_offset)
     describe_broker = blocking(Client.describe_broker)
     describe_cluster = blocking(Client.describe_cluster)
+    describe_upgrade = blocking(Client.describe_upgrade)
+    finish_upgrade = blocking(Client.finish_upgrade)
     storage_usage = blocking(Client.storage_usage)
     storage_segments = blocking(Client.storage_segments)
     storage_histories = blocking(Client.storage_histories)

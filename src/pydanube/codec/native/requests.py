@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from pydanube.model.addresses import NO_ADDRESSES, BrokerAddresses
-from pydanube.model.cluster import ClusterDescription
+from pydanube.model.cluster import ClusterDescription, UpgradeDescription
 from pydanube.model.errors import Conflict, DanubeError, Held, Invalid, NotOwner, Refused, from_code
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.leftovers import Leftover, Loss, SalvageStep
@@ -874,6 +874,14 @@ class DescribeCluster(Request, tag="cluster.describe"):
     """-> ClusterInfo"""
 
 
+class DescribeUpgrade(Request, tag="cluster.upgrade"):
+    """-> UpgradeInfo"""
+
+
+class FinishUpgrade(Request, tag="cluster.upgrade_finish"):
+    """-> UpgradeInfo. Raises the feature level to what all living brokers know; Refused while one holds it back."""
+
+
 class ListRoles(Request, tag="access.roles"):
     """-> RolesListed. This and the other `access` requests, but for quotas and the last two: Refused by a broker
     without authentication."""
@@ -1080,6 +1088,8 @@ AnyRequest = (
     | Authenticate
     | DescribeBroker
     | DescribeCluster
+    | DescribeUpgrade
+    | FinishUpgrade
     | ListRoles
     | GetRole
     | CreateRole
@@ -1260,6 +1270,12 @@ class ClusterInfo(msgspec.Struct):
     """`model.cluster.ClusterDescription` on the wire."""
 
     cluster: ClusterDescription
+
+
+class UpgradeInfo(msgspec.Struct):
+    """`model.cluster.UpgradeDescription` on the wire."""
+
+    upgrade: UpgradeDescription
 
 
 class OffsetRanges(msgspec.Struct):

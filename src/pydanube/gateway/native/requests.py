@@ -586,6 +586,14 @@ async def _describe_cluster(caller: Caller, _request: wire.DescribeCluster) -> w
     return wire.ClusterInfo(caller.broker.cluster.describe(caller.principal))
 
 
+async def _describe_upgrade(caller: Caller, _request: wire.DescribeUpgrade) -> wire.UpgradeInfo:
+    return wire.UpgradeInfo(caller.broker.upgrade.describe(caller.principal))
+
+
+async def _finish_upgrade(caller: Caller, _request: wire.FinishUpgrade) -> wire.UpgradeInfo:
+    return wire.UpgradeInfo(await caller.broker.upgrade.finish(caller.principal))
+
+
 # -- what brokers ask each other ---------------------------------------------------------------------------------------
 
 
@@ -1028,6 +1036,8 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.Authenticate: _authenticate,
     wire.DescribeBroker: _describe_broker,
     wire.DescribeCluster: _describe_cluster,
+    wire.DescribeUpgrade: _describe_upgrade,
+    wire.FinishUpgrade: _finish_upgrade,
     wire.ListRoles: _list_roles,
     wire.GetRole: _get_role,
     wire.CreateRole: _create_role,

@@ -9,7 +9,7 @@ import msgspec
 from pydanube.codec.native import requests as wire
 from pydanube.gateway.http.health import Health
 from pydanube.model.addresses import BrokerAddresses
-from pydanube.model.cluster import BrokerStatus, ClusterDescription
+from pydanube.model.cluster import BrokerLevel, BrokerStatus, ClusterDescription, UpgradeDescription
 from pydanube.model.errors import NotFound, Unavailable
 from pydanube.model.leftovers import Leftover
 from pydanube.model.limits import NAME_CHARACTERS_MAX
@@ -40,6 +40,14 @@ async def _describe_cluster(call: ApiCall) -> ClusterDescription:
     return call.broker.cluster.describe(call.principal)
 
 
+async def _describe_upgrade(call: ApiCall) -> UpgradeDescription:
+    return call.broker.upgrade.describe(call.principal)
+
+
+async def _finish_upgrade(call: ApiCall) -> UpgradeDescription:
+    return await call.broker.upgrade.finish(call.principal)
+
+
 class LeftoverQuery(msgspec.Struct):
     broker: Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)] = ""
     """Only of this broker; empty: of all."""
@@ -67,6 +75,8 @@ _EXAMPLE_CLUSTER = ClusterDescription(
     ],
 )
 
+_EXAMPLE_UPGRADE = UpgradeDescription(1, 2, [BrokerLevel("broker-1", 2, "0.3.0"), BrokerLevel("broker-2", 2, "0.3.0")])
+
 OPERATIONS = (
     Operation(
         method="GET",
@@ -80,6 +90,32 @@ OPERATIONS = (
         reply=ClusterDescription,
         reply_example=_EXAMPLE_CLUSTER,
         native=(wire.DescribeCluster,),
+    ),
+    Operation(
+        method="GET",
+        path=f"{BASE}/cluster/upgrade",
+        name="describeUpgrade",
+        summary="Describe how far an upgrade is",
+        description="The feature level of the metadata that is in force, the newest one that each living broker knows, "
+        "and the highest that it can be raised to.",
+        tag="brokers",
+        handler=_describe_upgrade,
+        reply=UpgradeDescription,
+        reply_example=_EXAMPLE_UPGRADE,
+        native=(wire.DescribeUpgrade,),
+    ),
+    Operation(
+        method="POST",
+        path=f"{BASE}/cluster/upgrade",
+        name="finishUpgrade",
+        summary="Finish an upgrade",
+        description="Raises the feature level to the newest one that all living brokers know. Releases that do not "
+        "know it can no longer be started on this metadata. Refused while an older broker is present.",
+        tag="brokers",
+        handler=_finish_upgrade,
+        reply=UpgradeDescription,
+        reply_example=UpgradeDescription(2, 2, _EXAMPLE_UPGRADE.brokers),
+        native=(wire.FinishUpgrade,),
     ),
     Operation(
         method="GET",
