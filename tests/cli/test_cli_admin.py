@@ -105,6 +105,16 @@ def test_the_status_of_a_cluster_of_one(danube, served):
     assert about["cluster"] in shown
 
 
+def test_a_broker_alone_is_upgraded(danube):
+    about = answer(danube("cluster", "upgrade", "--json"))
+    (only,) = about["brokers"]
+    assert (about["level"], about["highest"], about["behind"]) == (only["level"], only["level"], [])
+    assert answer(danube("cluster", "upgrade", "--finish", "--json")) == about, "there is nothing to raise"
+    shown = danube("cluster", "upgrade").stdout
+    assert f"feature level {about['level']}, can be raised to {about['highest']}" in shown
+    assert only["name"] in shown
+
+
 def test_the_description_of_a_broker_names_its_listeners(danube, served):
     told = answer(danube("brokers", "describe", "--json"))["addresses"]
     assert told["native"] == served.url.removeprefix("danube://")

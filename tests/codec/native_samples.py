@@ -7,7 +7,7 @@ import msgspec
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.model.addresses import BrokerAddresses
-from pydanube.model.cluster import BrokerStatus, ClusterDescription
+from pydanube.model.cluster import BrokerLevel, BrokerStatus, ClusterDescription, UpgradeDescription
 from pydanube.model.errors import NotFound, NotOwner, Unavailable
 from pydanube.model.failure import Backoff, FailurePolicy, Poison
 from pydanube.model.policies import DEFAULTS, BacklogAction, Policies
@@ -564,6 +564,14 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         746f7069 635f7300 b7696e61 63746976 655f7375 62736372 69707469 6f6e5f73
         00ad7365 676d656e 745f6279 74657300 ad736567 6d656e74 5f616765 5f7300b0
         74616b65 6f766572 5f616674 65725f73 00
+        """),
+    ),
+    (
+        requests.UpgradeInfo(UpgradeDescription(1, 2, [BrokerLevel("b1", 2, "0.3.0"), BrokerLevel("b2", 1)])),
+        unhex("""
+        81a77570 67726164 6583a56c 6576656c 01a76869 67686573 7402a762 726f6b65
+        72739283 a46e616d 65a26231 a56c6576 656c02a7 76657273 696f6ea5 302e332e
+        3083a46e 616d65a2 6232a56c 6576656c 01a77665 7273696f 6ea0
         """),
     ),
     (

@@ -153,6 +153,8 @@ REQUEST_NAMES = {
     "authenticate",
     "broker.describe",
     "cluster.describe",
+    "cluster.upgrade",
+    "cluster.upgrade_finish",
     "access.roles",
     "access.role",
     "access.role_create",

@@ -147,6 +147,8 @@ NATIVE: Final[tuple[Sent, ...]] = (
     Sent(DESCRIBE, wire.GetBinding(topic=_T)),
     Sent(SEE_CLUSTER, wire.DescribeBroker()),
     Sent(SEE_CLUSTER, wire.DescribeCluster()),
+    Sent(SEE_CLUSTER, wire.DescribeUpgrade()),
+    Sent(CLUSTER, wire.FinishUpgrade()),
 )
 
 _STRING: Final = {"format": "string", "text": ""}
@@ -173,6 +175,8 @@ REST: Final[dict[str, Sent]] = {
     "setQuota": Sent(CLUSTER, {"requests_per_s": 10**8}, f"{_ACCESS}/quotas/namespace:default"),
     "deleteQuota": Sent(CLUSTER, None, f"{_ACCESS}/quotas/namespace:default"),
     "describeCluster": Sent(SEE_CLUSTER, None),
+    "describeUpgrade": Sent(SEE_CLUSTER, None),
+    "finishUpgrade": Sent(CLUSTER, None),
     "listLeftovers": Sent(ANYONE, None),
     "listBrokers": Sent(SEE_CLUSTER, None),
     "describeBroker": Sent(SEE_CLUSTER, None),

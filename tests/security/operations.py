@@ -172,6 +172,8 @@ FACADE: Final[dict[str, Row]] = {
     "addresses.names": Row(DESCRIBE, lambda w, p: w.broker.addresses.names(p, ADDRESS)),
     "cluster.brokers": Row(SEE_CLUSTER, lambda w, p: w.broker.cluster.brokers(p)),
     "cluster.describe": Row(SEE_CLUSTER, lambda w, p: w.broker.cluster.describe(p)),
+    "upgrade.describe": Row(SEE_CLUSTER, lambda w, p: w.broker.upgrade.describe(p)),
+    "upgrade.finish": Row(CLUSTER, lambda w, p: w.broker.upgrade.finish(p)),
     "leftovers.describe": Row(ANYONE, lambda w, p: w.broker.leftovers.describe(p)),
     "leftovers.salvage": Row(
         f"{READ} + produce on the dead letter topic + {DELETE}",
