@@ -17,8 +17,10 @@ from faulty_proxy import FaultyProxy
 
 import pydanube
 from pydanube.broker.cluster.node_records import session_key, unpack_session
+from pydanube.metadata.levels import LEVEL_KEY
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError
+from pydanube.model.levels import THIS_RELEASE
 from pydanube.runtime.disk import OsDisk
 from pydanube.server import Server
 from pydanube.settings import Settings
@@ -148,3 +150,15 @@ async def test_brokers_that_start_together_on_an_empty_etcd_are_one_cluster(etcd
         assert len({session_of(etcd, "together", name)[0].incarnation for name in "abc"}) == 3
     clusters = {DataDirectory.peek(OsDisk(), tmp_path / name)[0].cluster for name in "abc"}
     assert len(clusters) == 1
+
+
+@pytest.mark.process
+def test_a_running_broker_that_does_not_know_a_new_level_stops_in_order(etcd: EtcdCluster, tmp_path: Path) -> None:
+    arguments = ["--name", "a", "--metadata", etcd.url("level"), "--storage-url", (tmp_path / "objects").as_uri()]
+    with BrokerProcess(tmp_path / "a", arguments=arguments, environment={"DANUBE_CLUSTER_SESSION_S": LONG_S}) as broker:
+        assert session_of(etcd, "level", "a")[0].level == THIS_RELEASE.newest
+        key, value = f"/level/keys{LEVEL_KEY}".encode(), b"%d" % (THIS_RELEASE.newest + 1)
+        etcd.members[0].post("kv/put", {"key": encoded(key), "value": encoded(value)})
+        assert broker.ended(60) == 1
+        assert f"feature level {THIS_RELEASE.newest + 1}, and this release" in broker.log.read_text().splitlines()[-1]
+    assert stored_session(etcd.members[0], "level", "a") is None, "it has ended its session"

@@ -250,17 +250,18 @@ class ClusterMembership:
         if self._running:
             await asyncio.wait(self._running)
         self._running = []
-        lease, self._revision, self._deadline = self._lease if self._revision else 0, 0, NEVER
-        if lease:
+        lease, self._lease, self._revision, self._deadline = self._lease, 0, 0, NEVER
+        if lease:  # also after `give_up`, which leaves the key to the next session
             try:
                 async with asyncio.timeout(LEAVE_S):
-                    await self._store.revoke(lease)
+                    with suppress(NotFound):
+                        await self._store.revoke(lease)
             except (TimeoutError, DanubeError) as error:
                 log.warning("session.not_ended", broker=self._name, error=str(error) or "no answer")
 
     async def _take_session(self) -> None:
-        await keep_level(self._store, self._describe().level)  # before an incarnation is taken
         await self._end_former()
+        await keep_level(self._store, self._describe().level)  # before an incarnation is taken
         incarnation = (await take_ids(self._store, INCARNATION_COUNTER, 1))[0]
         asked = self._boot_time()
         granted = await self._store.grant_lease(self._ttl_ms)
