@@ -1,9 +1,11 @@
-"""Standard streams without a reader, or closed: the command works or says why not, and nothing hangs."""
+"""Standard streams without a reader, full or closed: the command works or says why not, and nothing hangs."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,6 +72,99 @@ def test_notes_that_cannot_be_stored_change_nothing_and_results_do(danube, serve
     with Path("/dev/full").open("w") as full:
         assert unheard(served, full.fileno(), "produce", topic, "-m", "x") == 0
         assert unheard(served, full.fileno(), "topics", "list") == 1
+
+
+BUFFERING = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+"""Containers often set PYTHONUNBUFFERED."""
+
+
+def write_to(served, stdout: int, unbuffered: str, *arguments: str, bytes_max: int = 0) -> tuple[int, str]:
+    """Run a command with this stdout; return its exit code and stderr. The kernel refuses what is beyond `bytes_max` of
+    a file, as it does on a full disk."""
+
+    def limit() -> None:
+        if bytes_max:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_max, bytes_max))
+
+    done = subprocess.run(
+        [*DANUBE, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        timeout=120,
+        preexec_fn=limit,
+        env=os.environ | {"DANUBE_URL": served.url, "PYTHONUNBUFFERED": unbuffered},
+    )
+    return done.returncode, done.stderr.decode()
+
+
+def unfinished(reason: str) -> tuple[int, str]:
+    return 1, f"danube: stdout cannot be written: {reason}; the output is not complete\n"
+
+
+@BUFFERING
+def test_output_that_a_disk_does_not_take_is_a_failure_of_one_line(danube, served, topic, tmp_path: Path, unbuffered):
+    danube("produce", topic, stdin="".join(f"{number:0>99}\n" for number in range(1000)))
+    for bytes_max, arguments in (
+        (60_000, ("consume", topic, "-e")),
+        (60_000, ("consume", topic, "-s", "work", "--from", "earliest", "--count", "1000")),
+        (5, ("topics", "list", "--json")),
+        (5, ("--help",)),
+    ):
+        with (tmp_path / "output").open("wb") as file:
+            told = write_to(served, file.fileno(), unbuffered, *arguments, bytes_max=bytes_max)
+        assert told == unfinished("file too large"), arguments
+        assert (tmp_path / "output").stat().st_size == bytes_max
+    kept = danube("consume", topic, "-s", "work", "--count", "1000").stdout.splitlines()
+    assert [int(line) for line in kept] == list(range(1000))  # not one of them was acked: they came in one batch
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+@BUFFERING
+def test_output_to_a_full_device_is_a_failure_of_one_line(served, unbuffered):
+    with Path("/dev/full").open("w") as full:
+        for arguments in (("top", "--once"), ("completion", "bash")):
+            told = write_to(served, full.fileno(), unbuffered, *arguments)
+            assert told == unfinished("no space left on device"), arguments
+
+
+@BUFFERING
+def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_everything(danube, served, topic, unbuffered):
+    lines = [f"{number:0>999}" for number in range(1000)]
+    danube("produce", topic, stdin="\n".join(lines))
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with subprocess.Popen(
+        [*DANUBE, "consume", topic, "-s", "work", "--from", "earliest", "--count", "1000"],
+        stdout=writing,
+        stderr=writing,
+        env=os.environ | {"DANUBE_URL": served.url, "PYTHONUNBUFFERED": unbuffered},
+    ) as process:
+        os.close(writing)
+        with os.fdopen(reading, "rb") as pipe:
+            read = b"".join(iter(lambda: pipe.read(100), b""))
+        assert process.wait(timeout=120) == 0
+    assert read.decode().splitlines() == lines
+
+
+@BUFFERING
+def test_what_a_reader_left_in_the_middle_did_not_get_is_not_acked(danube, served, topic, unbuffered):
+    danube("produce", topic, stdin="".join(f"{number:0>999}\n" for number in range(1000)))
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    with subprocess.Popen(
+        [*DANUBE, "consume", topic, "-s", "work", "--from", "earliest"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"DANUBE_URL": served.url, "PYTHONUNBUFFERED": unbuffered},
+    ) as process:
+        os.close(writing)
+        read = os.read(reading, 3000)
+        os.close(reading)
+        _, told = process.communicate(timeout=120)
+    assert (process.returncode, told) == (0, b"")
+    kept = danube("consume", topic, "-s", "work", "-e").stdout.splitlines()
+    assert 1000 - len(kept) <= (len(read) + 4096) // 1000
 
 
 def with_closed(served, redirection: str, *arguments: str) -> subprocess.CompletedProcess[str]:

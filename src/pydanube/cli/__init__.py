@@ -12,7 +12,7 @@ from __future__ import annotations
 def main() -> None:
     """Run the ``danube`` command."""
     from .app import run
-    from .streams import ignore_stderr_errors
+    from .streams import open_streams
 
-    ignore_stderr_errors()
+    open_streams()
     run()

@@ -20,7 +20,7 @@ from pydanube.model.errors import DanubeError, Unauthenticated
 from pydanube.version import __version__
 
 from .credential_options import credential_options
-from .streams import silence_stdout
+from .streams import finish_stdout, stdout_failed
 from .tls_options import tls_file_options
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
@@ -59,10 +59,6 @@ _HOW_TO_SHOW: Final = " (--token-file, --profile, DANUBE_TOKEN or --tls-cert-fil
 """Behind the message of Unauthenticated, which names no option of the command line."""
 
 
-class OutputClosed(Exception):
-    """The reader of stdout closed the pipe (``| head``). This is not a failure."""
-
-
 class LazyGroup(click.Group):
     """A group that knows its commands by name and imports a command only when it is called."""
 
@@ -80,8 +76,8 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:
-            raise OutputClosed from None
+        except BrokenPipeError as error:  # click would end the process here, with exit code 1 and without a word
+            raise click.ClickException("broken pipe") from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -122,35 +118,45 @@ def cli(url: str | None) -> None:  # read by the commands themselves
 def run(arguments: list[str] | None = None) -> NoReturn:
     """Run one command and exit the process with its exit code."""
     try:
+        status, failure = _outcome(arguments)
+    finally:  # also if a mistake of ours ends the command
+        unwritten = finish_stdout()
+    if isinstance(unwritten, BrokenPipeError):
+        status, failure = 0, ""
+    elif unwritten is not None:
+        reason = (unwritten.strerror or str(unwritten)).lower()
+        status, failure = EXIT_FAILED, f"stdout cannot be written: {reason}; the output is not complete"
+    if failure:
+        click.echo(f"danube: {failure}", err=True)
+    sys.exit(status)
+
+
+def _outcome(arguments: list[str] | None) -> tuple[int, str]:
+    """Run one command; return its exit code, and what failed in one line."""
+    try:
         status = cli.main(arguments, prog_name="danube", standalone_mode=False)
-        if sys.stdout is not None:  # None if it was closed at the start: `danube ... >&-`
-            sys.stdout.flush()
+    except SystemExit as ended:
+        status = ended.code
     except click.Abort:
-        _leave(130, "interrupted")
+        return 130, "interrupted"
+    except click.UsageError as error:
+        error.show()
+        return error.exit_code, ""
     except click.ClickException as error:
-        _show(error)
-        sys.exit(error.exit_code)
-    except (OutputClosed, BrokenPipeError):
-        silence_stdout()
-        sys.exit(0)
+        return error.exit_code, error.format_message()
     except Unauthenticated as error:
-        _leave(EXIT_FAILED, f"{error.message}{_HOW_TO_SHOW}")
+        return EXIT_FAILED, _one_line(f"{error.message}{_HOW_TO_SHOW}")
     except DanubeError as error:
-        _leave(EXIT_FAILED, error.message)
+        return EXIT_FAILED, _one_line(error.message)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        _leave(EXIT_FAILED, f"{(error.strerror or str(error)).lower()}{where}")
-    sys.exit(status if isinstance(status, int) else 0)
+        return EXIT_FAILED, _one_line(f"{(error.strerror or str(error)).lower()}{where}")
+    except Exception:
+        if not stdout_failed():
+            raise
+        return EXIT_FAILED, ""  # whatever it is, it follows from the output that failed
+    return status if isinstance(status, int) else 0, ""
 
 
-def _show(error: click.ClickException) -> None:
-    """Print click's usage lines for wrong usage, and one line for a failure."""
-    if isinstance(error, click.UsageError):
-        error.show()
-    else:
-        click.echo(f"danube: {error.format_message()}", err=True)
-
-
-def _leave(status: int, message: str) -> NoReturn:
-    click.echo(f"danube: {' '.join(message.split())}", err=True)
-    sys.exit(status)
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

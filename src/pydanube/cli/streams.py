@@ -1,12 +1,19 @@
-"""The standard streams: terminals, pipes whose reader goes away, or streams closed at the start (``<&-``, ``>&-``).
+"""The standard streams: terminals, pipes whose reader goes away, full disks, or streams closed at the start (``<&-``).
 
 The exit code of a command depends on its work and on stdout. A closed or broken stderr changes nothing.
+
+Invariants
+    what was printed on stdout is written whole, or the command ends with exit code 1 and one line on stderr, whether or
+    not Python buffers stdout (PYTHONUNBUFFERED) and a pipe blocks (O_NONBLOCK)
+    after the first failure nothing is written to stdout any more, so that no output has a hole in it
+    a reader that goes away (``| head``) is no failure
 """
 
 from __future__ import annotations
 
 import io
 import os
+import select
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -28,28 +35,82 @@ def need_stdout() -> None:
         raise click.ClickException("stdout is closed: there is nowhere to write to")
 
 
-def silence_stdout() -> None:
-    """Discard what is still buffered for stdout, so that the flush at interpreter exit does not fail."""
-    if sys.stdout is None:
-        return
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
+def open_streams() -> None:
+    """Replace stdout and stderr, for the whole process, by streams that keep the promises of this module.
 
-
-def ignore_stderr_errors() -> None:
-    """Make writes to stderr never fail, for the whole process.
-
-    This covers notes, progress, logs, the messages of click, and the flush at exit.
+    This covers results, notes, progress, logs, the messages of click, and the flush at exit.
     """
+    global _results
+    if sys.stdout is not None:
+        _results = _ResultFile(sys.stdout.fileno(), "w", closefd=False)
+        sys.stdout = _over(_results, sys.stdout)
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (for as long as the process)
-        return
-    binary = io.BufferedWriter(_LenientFile(sys.stderr.fileno(), "w", closefd=False))
-    sys.stderr = io.TextIOWrapper(binary, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
+    else:
+        sys.stderr = _over(_LenientFile(sys.stderr.fileno(), "w", closefd=False), sys.stderr, line_buffering=True)
 
 
-class _LenientFile(io.FileIO):
+def stdout_failed() -> bool:
+    """Return whether something could not be written to stdout."""
+    return _results is not None and _results.failure is not None
+
+
+def finish_stdout() -> OSError | None:
+    """Write what is still buffered for stdout; return why stdout did not take everything, or None if it did.
+
+    The flush at the exit of the interpreter finds nothing that could fail.
+    """
+    failure = None
+    if sys.stdout is not None:
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            failure = error
+    if _results is not None:
+        failure = _results.failure
+        _results.discards = True
+    return failure
+
+
+def _over(file: io.FileIO, replaced: TextIO, line_buffering: bool | None = None) -> TextIO:
+    """Return a buffered text stream over `file`, with the encoding of the stream that it replaces.
+
+    Without a buffer between them, a text stream would lose what one write of the file leaves.
+    """
+    lines = bool(replaced.line_buffering) if line_buffering is None else line_buffering
+    return io.TextIOWrapper(io.BufferedWriter(file), replaced.encoding, replaced.errors, line_buffering=lines)
+
+
+class _WaitingFile(io.FileIO):
+    """Waits for a pipe that is full, also if the pipe does not block."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        while (count := super().write(data)) is None:  # as FileIO says EAGAIN
+            ready = select.poll()
+            ready.register(self.fileno(), select.POLLOUT)
+            ready.poll()
+        return count
+
+
+class _ResultFile(_WaitingFile):
+    """Keeps its first failure, and raises it again at every later write."""
+
+    failure: OSError | None = None
+    discards = False
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        if self.discards:
+            return memoryview(data).nbytes
+        if self.failure is not None:
+            raise self.failure
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.failure = error
+            raise
+
+
+class _LenientFile(_WaitingFile):
     """Drops what cannot be written because the reader or the terminal is gone, or the disk is full."""
 
     def write(self, data: ReadableBuffer, /) -> int:
@@ -57,3 +118,7 @@ class _LenientFile(io.FileIO):
             return super().write(data)
         except OSError:
             return memoryview(data).nbytes
+
+
+_results: _ResultFile | None = None
+"""The file of stdout; None: `open_streams` was not called, or stdout is closed."""

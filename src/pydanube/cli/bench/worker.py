@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from pydanube.cli.streams import open_streams
 from pydanube.model.errors import DanubeError
 
 Message = dict[str, Any]
@@ -111,6 +112,7 @@ def _first_line() -> bytes:
 
 
 def main() -> None:
+    open_streams()
     spec = json.loads(_first_line())
     with asyncio.Runner(loop_factory=precise_loop if spec.get("precise") else None) as runner:
         runner.run(_work(spec))
