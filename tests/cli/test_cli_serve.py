@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import json
+import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable, Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
+
+from pydanube import connect, connect_blocking
 
 pytestmark = pytest.mark.process
 PORTS = ("--port=0", "--grpc-port=0", "--admin-port=0", "--http-port=0")
@@ -58,6 +66,94 @@ def test_listening_beyond_this_machine_without_authentication_is_warned_of(serve
     quiet = serve(tmp_path / "other")
     quiet.end()
     assert "warning" not in quiet.logs.read_text()
+
+
+SMALL_BUFFER = """
+from pydanube.cli import main
+from pydanube.runtime.background_file import BackgroundFile
+
+BackgroundFile.__init__.__kwdefaults__["waiting_bytes_max"] = 20_000
+main()
+"""
+"""`danube`, with a buffer for logs that is soon full."""
+
+
+class LogPipe:
+    """A pipe for the logs of a broker, which is full of what another process wrote."""
+
+    def __init__(self) -> None:
+        self._reading, self.writing = os.pipe()
+        self.filled = fcntl.fcntl(self.writing, fcntl.F_GETPIPE_SZ)
+        assert os.write(self.writing, bytes(self.filled)) == self.filled
+
+    def lines(self) -> Iterator[str]:
+        """Read what the broker logs, until it ends."""
+        os.close(self.writing)
+        with os.fdopen(self._reading, "rb") as pipe:
+            assert pipe.read(self.filled) == bytes(self.filled)
+            for line in pipe:
+                yield line.decode()
+
+
+@pytest.fixture
+def start_unread() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start brokers whose logs nobody reads; none outlives the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(
+        tmp_path: Path, stderr: int, stdout: int = subprocess.PIPE, program: tuple[str, str] = ("-m", "pydanube.cli")
+    ) -> subprocess.Popen[str]:
+        command = [sys.executable, *program, "serve", "--data-dir", str(tmp_path / "data"), *PORTS]
+        started.append(subprocess.Popen(command, stdout=stdout, stderr=stderr, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(timeout=120)
+
+
+def url_of(process: subprocess.Popen[str]) -> str:
+    assert select.select([process.stdout], [], [], 60)[0], "the broker does not start"
+    return "danube://" + re.search(r"native=(\S+)", process.stdout.readline())[1]
+
+
+def test_a_broker_whose_logs_nobody_reads_works_and_ends(start_unread, tmp_path: Path):
+    logs = LogPipe()
+    process = start_unread(tmp_path, logs.writing)
+    with connect_blocking(url_of(process)) as client, client.producer("/default/orders") as producer:
+        assert producer.send(b"x").offset == 0
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=120) == 0
+
+
+async def test_lines_that_did_not_fit_are_counted_once_the_logs_are_read_again(start_unread, tmp_path: Path):
+    logs = LogPipe()
+    process = start_unread(tmp_path, logs.writing, program=("-c", SMALL_BUFFER))
+    changes = 200
+    async with connect(url_of(process)) as client:
+        await client.create_topic("/default/orders")
+        await asyncio.gather(*(client.set_policies("/default/orders", retention_bytes=1 << 40) for _ in range(changes)))
+        lines = logs.lines()
+        logged = await asyncio.to_thread(lambda: list(takewhile(lambda line: "log.lines_lost" not in line, lines)))
+        await client.delete_topic("/default/orders")
+    assert "broker.started" in "".join(logged)
+    process.send_signal(signal.SIGTERM)
+    rest = "".join(lines)
+    assert "topic.deleted" in rest and "broker.stopped" in rest and "log.lines_lost" not in rest
+    kept = sum("policies.changed" in line for line in logged)
+    assert 0 < kept < changes
+    assert process.wait(timeout=120) == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_readiness_line_that_cannot_be_written_is_logged(start_unread, tmp_path: Path):
+    with Path("/dev/full").open("w") as full:
+        process = start_unread(tmp_path, subprocess.PIPE, full.fileno())
+    told = next(line for line in process.stderr if "stdout." in line)
+    assert "no space left on device" in told
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=120) == 0
 
 
 def refused(*arguments: str) -> str:

@@ -212,3 +212,33 @@ def test_everything_else_does_its_work_and_keeps_quiet(danube, served, topic, re
         assert "Traceback" not in done.stderr
     assert danube("consume", topic, "-s", "work", "--count", "1").stdout == "x\n"
     assert with_closed(served, redirection, "topics", "describe", f"{topic}-not").returncode == 1
+
+
+CRASHES = {
+    "error": "raise ValueError('crashed')",
+    "thread": "t = threading.Thread(target=lambda: 1 / len('')); t.start(); t.join()",
+    "loop": "loop = asyncio.new_event_loop(); loop.call_exception_handler({'message': 'crashed'}); loop.close()",
+    "warning": "warnings.warn('crashed')",
+    "signal": "faulthandler.enable(); faulthandler._sigsegv()",
+}
+
+
+@pytest.mark.parametrize("crash", CRASHES)
+@pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
+def test_a_server_that_crashes_shows_how_and_does_not_wait_for_a_reader(crash: str, is_read: bool):
+    script = (
+        "import asyncio, faulthandler, threading, warnings\n"
+        "from pydanube.cli.streams import open_streams, write_in_background\n"
+        f"open_streams()\nwrite_in_background()\n{CRASHES[crash]}"
+    )
+    reading, writing = os.pipe()
+    filled = 0 if is_read else fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ)
+    os.write(writing, bytes(filled))
+    with subprocess.Popen([sys.executable, "-c", script], stderr=writing) as process:
+        os.close(writing)
+        if not is_read:
+            assert process.wait(timeout=120) is not None
+        with os.fdopen(reading, "rb") as pipe:
+            told = pipe.read()[filled:].decode()
+    shown = {"thread": "ZeroDivisionError", "signal": "Segmentation fault"}.get(crash, "crashed")
+    assert (shown in told) == is_read

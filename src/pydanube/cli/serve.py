@@ -12,6 +12,7 @@ import click
 
 from .options import config_option, examples
 from .output import fail
+from .streams import write_in_background
 
 PORT = click.IntRange(0, 65_535)
 
@@ -65,6 +66,7 @@ def serve(
     SIGHUP end it in order: what was published is answered and synced. A second SIGTERM or Ctrl-C ends it at once. Under
     nohup SIGHUP stays ignored. With TLS, a SIGHUP that is not the end of the terminal reads the certificates again.
     """
+    write_in_background()
     from pydanube.runtime import telemetry
     from pydanube.server import run
     from pydanube.settings import Settings

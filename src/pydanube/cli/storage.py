@@ -13,6 +13,7 @@ from .options import STORE_OPTION, examples
 from .output import fail
 from .storage_admin import gc, segments, upload, usage, verify
 from .storage_restore import read_store_options, restore
+from .streams import write_in_background
 
 PORT = click.IntRange(0, 65_535)
 DEFAULT_PORT = 6680
@@ -92,6 +93,7 @@ def serve(
     settings = {**read_store_options(options_file), **dict(options)}
     certificate = (tls_key.read_bytes(), tls_cert.read_bytes()) if tls_key and tls_cert else None
     telemetry.configure("info")
+    write_in_background()
     try:
         asyncio.run(_serve(url, settings, host, port, certificate, token))
     except OSError as error:

@@ -11,17 +11,25 @@ Invariants
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import select
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, BinaryIO, Final, TextIO, cast
 
 import click
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+    from pydanube.runtime.background_file import BackgroundFile
+
+EXIT_SECONDS: Final = 1.0
+"""How long the end of a server waits for a reader of each of its streams."""
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -48,6 +56,34 @@ def open_streams() -> None:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (for as long as the process)
     else:
         sys.stderr = _over(_LenientFile(sys.stderr.fileno(), "w", closefd=False), sys.stderr, line_buffering=True)
+
+
+def write_in_background() -> None:
+    """Let threads write to stdout and stderr from now on, so that a server works on while nobody reads them."""
+    from pydanube.runtime.background_file import BackgroundFile
+    from pydanube.runtime.telemetry import get_logger
+
+    log = get_logger(__name__)
+
+    def failed(error: OSError) -> None:
+        log.warning("stdout.failed", error=(error.strerror or str(error)).lower())
+
+    def lost(lines: int) -> None:
+        log.error("log.lines_lost", lines=lines, reason="nobody read stderr")
+
+    if sys.stdout is not None:
+        sys.stdout = _in_background(sys.stdout, partial(BackgroundFile, failed=failed))
+    sys.stderr = _in_background(sys.stderr, partial(BackgroundFile, lost=lost))
+
+
+def _in_background(stream: TextIO, make: Callable[[int], BackgroundFile]) -> TextIO:
+    """Return a stream that writes to the file of another one in a thread; a stream without a file stays as it is."""
+    try:
+        file = make(stream.fileno())
+    except io.UnsupportedOperation:
+        return stream
+    atexit.register(file.drain, EXIT_SECONDS)
+    return io.TextIOWrapper(cast(BinaryIO, file), stream.encoding, stream.errors, write_through=True)
 
 
 def stdout_failed() -> bool:

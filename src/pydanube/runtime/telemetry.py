@@ -13,7 +13,8 @@ warnings and worse are shown, on stderr.
 Invariants
     one event is one line (a traceback follows on lines of its own, or is a JSON field); no control character of a
     field reaches a terminal
-    a broken stderr never breaks the program that logs
+    a broken stderr never breaks the program that logs; a full one makes it wait, unless it is a `BackgroundFile`, as
+    that of `danube serve` is
 """
 
 from __future__ import annotations
