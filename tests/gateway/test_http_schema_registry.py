@@ -116,6 +116,23 @@ def test_the_same_definition_has_one_id_in_all_subjects_however_it_is_written(re
     assert registry.get(f"/schemas/ids/{first}/subjects?subject=b") == ["b"]
 
 
+def test_a_version_that_is_asked_for_is_the_one_that_the_definition_gets(registry: Registry) -> None:
+    path = "/subjects/a/versions"
+    assert registry.call("POST", path, avro(ORDER, version=2)) == (422, 42201)
+    assert registry.call("GET", path) == (404, 40401)
+    first = registry.register("a", ORDER, version=1)
+    assert registry.register("a", ORDER, version=1) == first
+    assert registry.call("POST", path, avro(ORDER, version=2)) == (422, 42201)
+    for version in (1, 3):
+        assert registry.call("POST", path, avro(WITH_NOTE, version=version)) == (422, 42201)
+    registry.register("a", WITH_NOTE, version=2)
+    assert registry.register("a", ORDER, version=-1) == first  # as some clients say that they ask for none
+    registry.call("DELETE", f"{path}/2")
+    assert registry.call("POST", path, avro(WITH_NOTE, version=2)) == (422, 42201)
+    registry.register("a", WITH_NOTE, version=3)
+    assert registry.get(path) == [1, 3]
+
+
 def test_a_subject_may_have_slashes(registry: Registry) -> None:
     registry.register("/default/orders/versions/1", ORDER)
     name = quote("/default/orders/versions/1", safe="")

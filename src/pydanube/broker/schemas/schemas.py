@@ -140,14 +140,15 @@ class Schemas:
         subject: str,
         definition: SchemaDefinition,
         notes: VersionNotes = VersionNotes(),  # noqa: B008 - immutable
+        version: int | None = None,
     ) -> RegisteredVersion:
         """Make a definition the next version of a subject, and return the version. It is durable on return.
 
         A definition that the subject has already, perhaps written differently, is found and nothing changes: to see the
         subject is enough for that, so that producers may register what was registered for them. Raises
         Invalid for a definition that cannot be parsed, and Refused, with every reason, for one that is not compatible
-        with the versions before it. `notes` are kept with a new version. Cancelled: the version may be registered;
-        registering again finds it.
+        with the versions before it. `notes` are kept with a new version. With a `version`, Invalid is raised if the
+        definition has or would get another one. Cancelled: the version may be registered; registering again finds it.
         """
         may_create = self._authorizer.allows(principal, Action.CREATE, _resource(subject))
         if not may_create and not self._may_describe(principal, subject):
@@ -157,8 +158,11 @@ class Schemas:
         notes = _checked_notes(notes, principal)
         with self._held(definition):
             if not may_create:
-                return await self._find_registered(principal, subject, definition)
-            return await self._register(subject, definition, notes)
+                found = await self._find_registered(principal, subject, definition)
+            else:
+                found = await self._register(subject, definition, notes, version)
+            _check_version(version, found.version)
+            return found
 
     async def _find_registered(
         self, principal: Principal, subject: str, definition: SchemaDefinition
@@ -176,15 +180,23 @@ class Schemas:
         for one in definition.references:
             self._check(principal, Action.DESCRIBE, one.subject)
 
-    async def _register(self, subject: str, definition: SchemaDefinition, notes: VersionNotes) -> RegisteredVersion:
+    async def _register(
+        self, subject: str, definition: SchemaDefinition, notes: VersionNotes, version: int | None = None
+    ) -> RegisteredVersion:
         parsed = await self._definitions.parse(definition)
         mark = fingerprint(parsed)
         if (found := self._registered(subject, definition, mark)) is not None:
             return found
-        return await self._subjects.change(lambda: self._add(subject, definition, parsed, mark, notes))
+        return await self._subjects.change(lambda: self._add(subject, definition, parsed, mark, notes, version))
 
     async def _add(
-        self, subject: str, definition: SchemaDefinition, parsed: ParsedSchema, mark: str, notes: VersionNotes
+        self,
+        subject: str,
+        definition: SchemaDefinition,
+        parsed: ParsedSchema,
+        mark: str,
+        notes: VersionNotes,
+        wanted: int | None,
     ) -> RegisteredVersion:
         """Check and store a version, within `Subjects.change`."""
         if (found := self._registered(subject, definition, mark)) is not None:
@@ -194,6 +206,7 @@ class Schemas:
         former = self._subjects.find(subject)
         if self._subjects.mode(former)[1] is RegistryMode.READONLY:
             raise Refused(f"subject {subject!r} is read-only: set its mode to readwrite first")
+        _check_version(wanted, former.record.last_version + 1 if former is not None else 1)
         reasons = await self._compare(former, parsed, None, None)
         if reasons:
             level = self._subjects.compatibility(former)[1]
@@ -704,6 +717,12 @@ def _checked_notes(notes: VersionNotes, principal: Principal) -> VersionNotes:
 
 def _triples(definition: SchemaDefinition) -> list[tuple[str, str, int]]:
     return [(one.name, one.subject, one.version) for one in definition.references]
+
+
+def _check_version(wanted: int | None, version: int) -> None:
+    """Raise Invalid if a definition has or gets another version than the one that was asked for."""
+    if wanted is not None and wanted != version:
+        raise Invalid(f"the version of this definition is {version}, not {wanted}: leave the version away")
 
 
 def _check_definition(definition: SchemaDefinition) -> None:

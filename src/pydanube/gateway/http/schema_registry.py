@@ -284,9 +284,11 @@ class SchemaRegistry:
 
     async def _register(self, request: Request) -> Response:
         principal, subject = principal_of(request), _subject(request)
-        definition = await self._definition(request, principal)
+        asked = await read_json(request, SchemaRequest)
+        definition = await self._definition(asked, principal)
+        version = asked.version if asked.version is not None and asked.version > 0 else None
         try:
-            registered = await self._schemas.register(principal, subject, definition)
+            registered = await self._schemas.register(principal, subject, definition, version=version)
         except Invalid as error:
             raise _invalid_schema(error) from None
         except Refused as error:
@@ -296,7 +298,7 @@ class SchemaRegistry:
     async def _lookup(self, request: Request) -> Response:
         principal, subject = principal_of(request), _subject(request)
         deleted = flag(request, "deleted", "lookupDeletedSubject")
-        definition = await self._definition(request, principal)
+        definition = await self._definition(await read_json(request, SchemaRequest), principal)
         try:
             found = await self._schemas.lookup(principal, subject, definition, deleted)
         except Invalid as error:
@@ -351,7 +353,7 @@ class SchemaRegistry:
     async def _check(self, request: Request) -> Response:
         principal, subject = principal_of(request), _subject(request)
         version = _version(request) if "version" in request.path_params else None
-        definition = await self._definition(request, principal)
+        definition = await self._definition(await read_json(request, SchemaRequest), principal)
         try:
             reasons = await self._schemas.check(principal, subject, definition, version)
         except Invalid as error:
@@ -433,9 +435,7 @@ class SchemaRegistry:
         except NotFound as error:
             raise await self._missing(principal, subject, error, deleted) from None
 
-    async def _definition(self, request: Request, principal: Principal) -> SchemaDefinition:
-        """Return the definition in the body."""
-        asked = await read_json(request, SchemaRequest)
+    async def _definition(self, asked: SchemaRequest, principal: Principal) -> SchemaDefinition:
         _refuse_given(metadata=asked.metadata, ruleSet=asked.rule_set)
         if asked.id is not None and asked.id >= 0:
             raise RegistryError(
