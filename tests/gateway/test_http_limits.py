@@ -290,6 +290,18 @@ async def test_a_body_must_come_in_time(framing: dict[str, str]) -> None:
             await there.until(lambda: there.server.connections == 0 and not there.server._state.tasks)
 
 
+@pytest.mark.parametrize(("method", "path", "status"), [("POST", "/size", 200), ("GET", "/missing", 404)])
+async def test_a_request_with_two_framings_is_the_last_of_its_connection(method: str, path: str, status: int) -> None:
+    async with open_listener() as there:
+        add_route(there, "/size", echo_size)
+        async with await Peer.connect(there) as peer:
+            peer.send(method, path, b"1\r\nx\r\n0\r\n\r\n", content_length="5", transfer_encoding="chunked")
+            peer.send("GET", "/healthz")
+            answer = await peer.answer()
+            assert (answer.status, answer.headers["connection"]) == (status, "close")
+            assert await peer.closed() == b""
+
+
 async def test_an_endless_body_that_nobody_wants_ends() -> None:
     clock = ManualClock()
     async with open_listener(clock, body_timeout_ms=10_000) as there, await Peer.connect(there) as peer:

@@ -97,7 +97,8 @@ class Application:
             """Send the message. The answer waits for the rest of the body, so that the client comes to read it."""
             if message["type"] == "http.response.start":
                 self._broker.metrics.http_answers[str(message["status"])] += 1
-                closing = (_CLOSE,) if not await body.discard() or self._draining else ()
+                is_last = not await body.discard() or self._draining or body.is_framed_twice
+                closing = (_CLOSE,) if is_last else ()
                 message = _with_headers(message, [*added, *closing])
             await send(message)
 
@@ -202,6 +203,9 @@ class _Body:
         self._taken_bytes = 0
         announced = headers.get("content-length", "0")
         self._announced_bytes = int(announced) if announced.isdecimal() else 0
+        self.is_framed_twice = "content-length" in headers and "transfer-encoding" in headers
+        """A proxy in front may have found another end of the body, so that what follows may be no request (RFC 9112,
+        6.1)."""
         self._is_complete = self._announced_bytes == 0 and "transfer-encoding" not in headers
         self._is_held_back = "expect" in headers
         """The client sends the body only when it is asked for."""
