@@ -437,7 +437,7 @@ CLIENT_CERTIFICATES_OR_EMPTY: Final = Text(
     "one of off, optional, required, or empty", re.compile(r"(off|optional|required)?")
 )
 NODE_NAME: Final = Text(
-    "up to 200 letters, digits, '.', '_' and '-', or empty",
+    "up to 200 ASCII letters, digits, '.', '_' and '-', or empty",
     re.compile(r"[A-Za-z0-9._-]{0,200}"),
 )
 CLAIM: Final = Text("the name of a claim, or empty", re.compile(r"[!-~]{0,200}"))

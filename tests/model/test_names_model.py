@@ -10,6 +10,7 @@ from pydanube.broker.registry.records import TOPICS, topic_key, topic_of_key
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import NAME_CHARACTERS_MAX
 from pydanube.model.names import TopicAddress, TopicName, parse_namespace, parse_subscription
+from pydanube.model.schemas import parse_subject
 
 GOOD = ["orders", "orders.v1", "com.example.orders-v1_2", "1.2.3", "-.-", "_", "a" * NAME_CHARACTERS_MAX]
 BAD = [
@@ -35,6 +36,13 @@ def test_dots_are_part_of_a_name(name: str) -> None:
     assert parse_namespace(name) == name
     assert parse_subscription(name) == name
     assert TopicName.parse(f"/{name}/{name}") == TopicName(name, name)
+
+
+@pytest.mark.parametrize("letter", ["ö", "o\u0308", "ж", "名", "ª", "٣"])
+def test_letters_and_digits_of_names_are_ascii_which_the_refusal_says(letter: str) -> None:
+    for parse in (parse_namespace, parse_subscription, parse_subject, lambda name: TopicName.parse(f"/default/{name}")):
+        with pytest.raises(Invalid, match="ASCII letters, digits"):
+            parse(f"orders{letter}")
 
 
 @pytest.mark.parametrize("name", BAD)

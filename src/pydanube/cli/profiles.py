@@ -146,7 +146,7 @@ def profiles_path() -> Path:
 
 def check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise Invalid(f"{name!r} is no name of a profile: use up to 64 letters, digits, '.', '_' and '-'")
+        raise Invalid(f"{name!r} is no name of a profile: use up to 64 ASCII letters, digits, '.', '_' and '-'")
     return name
 
 

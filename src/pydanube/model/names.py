@@ -2,8 +2,8 @@
 
 A topic is ``/namespace/topic``. Danube clients address partition k of it as the topic ``/namespace/topic-part-k``;
 that suffix is therefore reserved, and `TopicAddress` reads it. Names are always compared whole, never by prefix.
-Namespaces, topics and subscriptions follow one rule: letters, digits, ``_`` and ``-``, with single dots between them,
-as in ``orders.v1``. No name begins or ends with a dot or is ``..``, so every name is safe as a part of a path.
+Namespaces, topics and subscriptions follow one rule: ASCII letters, digits, ``_`` and ``-``, with single dots between
+them, as in ``orders.v1``. No name begins or ends with a dot or is ``..``, so every name is safe as a part of a path.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEFAULT_NAMESPACE: Final = "default"
 def _word(text: str, what: str) -> str:
     if not isinstance(text, str) or len(text) > NAME_CHARACTERS_MAX or not _WORD.fullmatch(text):
         raise Invalid(
-            f"{what} {text!r} is not a name: use 1 to {NAME_CHARACTERS_MAX} letters, digits, '_' and '-', "
+            f"{what} {text!r} is not a name: use 1 to {NAME_CHARACTERS_MAX} ASCII letters, digits, '_' and '-', "
             "and single dots between them"
         )
     return text

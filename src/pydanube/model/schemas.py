@@ -19,10 +19,10 @@ _SUBJECT: Final = re.compile(rf"[A-Za-z0-9_.:/@+-]{{1,{NAME_CHARACTERS_MAX}}}")
 
 
 def parse_subject(text: str) -> str:
-    """Return `text` if it names a subject: letters, digits and `_ . : / @ + -`."""
+    """Return `text` if it names a subject: ASCII letters, digits and `_ . : / @ + -`."""
     if not isinstance(text, str) or not _SUBJECT.fullmatch(text):
         raise Invalid(
-            f"subject {text!r} is not a name: use 1 to {NAME_CHARACTERS_MAX} letters, digits and the characters "
+            f"subject {text!r} is not a name: use 1 to {NAME_CHARACTERS_MAX} ASCII letters, digits and the characters "
             f"_ . : / @ + -"
         )
     return text

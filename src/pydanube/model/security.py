@@ -88,7 +88,7 @@ def parse_key_id(text: str) -> str:
 def _parse_rule_name(what: str, text: str) -> str:
     if not isinstance(text, str) or not _RULE_NAME.fullmatch(text) or len(text) > NAME_CHARACTERS_MAX:
         raise Invalid(
-            f"{text!r} is not the {what}: use 1 to {NAME_CHARACTERS_MAX} letters, digits, '_', '-' and '.', "
+            f"{text!r} is not the {what}: use 1 to {NAME_CHARACTERS_MAX} ASCII letters, digits, '_', '-' and '.', "
             f"and no '.' in front"
         )
     return text

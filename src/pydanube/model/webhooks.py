@@ -51,7 +51,7 @@ class Webhook:
     def __post_init__(self) -> None:
         here = f"webhook {self.name!r}"
         if not _NAME.fullmatch(self.name):
-            raise Invalid(f"{here} has no allowed name: use 1 to 100 letters, digits, '_' and '-'")
+            raise Invalid(f"{here} has no allowed name: use 1 to 100 ASCII letters, digits, '_' and '-'")
         if bool(self.secret) == bool(self.secret_file):
             raise Invalid(f"{here} needs either secret or secret_file")
         if self.secret and len(self.secret) < SECRET_CHARACTERS_MIN:

@@ -70,7 +70,7 @@ def parse_members(url: str) -> tuple[tuple[str, ...], str]:
         raise Invalid("metadata.url has no user: set metadata.user, and the variable DANUBE_METADATA_PASSWORD")
     prefix = prefix.rstrip("/") or DEFAULT_PREFIX
     if not _PREFIX.fullmatch(prefix):
-        raise Invalid(f"metadata prefix {prefix!r}: use up to 64 letters, digits, '.', '_' and '-'")
+        raise Invalid(f"metadata prefix {prefix!r}: use up to 64 ASCII letters, digits, '.', '_' and '-'")
     members = tuple(map(_parse_member, hosts.split(",")))
     if len(members) > MEMBERS_MAX or len(set(members)) < len(members):
         raise Invalid(f"metadata URL {url!r}: name each member of etcd once, and at most {MEMBERS_MAX} of them")
