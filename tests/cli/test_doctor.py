@@ -6,12 +6,14 @@ import asyncio
 import json
 import socket
 import sys
+import tomllib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 from click.testing import CliRunner
+from packaging.requirements import Requirement
 
 from pydanube.cli import checks, store_check
 from pydanube.cli.app import cli
@@ -19,6 +21,8 @@ from pydanube.model.errors import Unavailable
 from pydanube.runtime.objects import ObjectInfo
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.spark import java
+
+ROOT = Path(__file__).parents[2]
 
 
 def doctor(*arguments: str) -> tuple[int, str]:
@@ -30,10 +34,28 @@ def test_it_reports_on_everything_a_broker_needs(tmp_path: Path):
     code, output = doctor("--json", "--data-dir", str(tmp_path / "not" / "yet" / "there"))
     report = json.loads(output)
     found = {finding["check"] for finding in report["findings"]}
-    assert {"python", "platform", "disk space", "sync speed", "port 6655", "pyarrow", "pyspark", "java"} <= found
+    assert {"python", "platform", "disk space", "sync speed", "port 6655", "extra spark", "java"} <= found
     assert (code == 0) == report["ready"]
     assert all(finding["remedy"] for finding in report["findings"] if finding["status"] != "ok")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_it_knows_every_extra_of_the_package_and_what_each_is_for():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    users = {name: needed for name, needed in declared.items() if name not in ("demo", "dev", "test")}
+    found = checks.extras()
+    assert {name: {Requirement(text).name for text in needed} for name, needed in users.items()} == {
+        name: set(packages) for name, packages in found.items()
+    }
+    assert found.keys() == checks.PURPOSES.keys()
+
+
+def test_an_extra_that_is_not_whole_names_what_is_missing_and_what_it_is_for():
+    finding = checks.check_extra("auth", ["cryptography", "no-such-package"])
+    assert finding.status == "warn"
+    assert finding.detail == "not installed (optional): no-such-package"
+    assert finding.remedy == "tokens (JWT) and `danube certs`: pip install 'pydanube[auth]'"
+    assert checks.check_extra("auth", ["pytest"]).detail == f"pytest {pytest.__version__}"
 
 
 def test_the_table_says_the_same_as_the_json():

@@ -7,9 +7,9 @@ it, and the Java check may leave a start script in the user's cache directory.
 from __future__ import annotations
 
 import errno
-import importlib.util
 import os
 import platform
+import re
 import shutil
 import socket
 import tempfile
@@ -23,11 +23,21 @@ from pydanube.model.errors import Refused
 
 from .output import size
 
-EXTRAS: Final = {
-    "grpc": "the Danube gRPC API and storage plug-ins: pip install 'pydanube[grpc]'",
-    "pyarrow": "batches as Arrow tables: pip install 'pydanube[arrow]'",
-    "pyspark": "the Spark data source, with a Java runtime: pip install 'pydanube[spark]'",
+PURPOSES: Final = {
+    "arrow": "batches as Arrow tables",
+    "auth": "tokens (JWT) and `danube certs`",
+    "cloud": "object stores s3://, gs:// and az://",
+    "etcd": "metadata of a cluster on etcd",
+    "grpc": "the Danube gRPC API and storage plug-ins",
+    "lakehouse": "Delta and Iceberg tables",
+    "opendal": "object stores of opendal",
+    "otel": "export of traces",
+    "redis": "the object store redis://",
+    "schemas": "schemas in Avro, JSON Schema and Protobuf",
+    "spark": "the Spark data source and pipelines, with a Java runtime",
 }
+"""What each extra is for. Which extras there are, and what they need, is in the metadata of the package."""
+_FOR_DEVELOPMENT: Final = {"demo", "dev", "test"}
 DISK_FREE_FAIL: Final = 256 << 20
 DISK_FREE_WARN: Final = 5 << 30
 SYNC_WARN_MS: Final = 10.0
@@ -136,15 +146,43 @@ def port(listener: str, number: int, host: str = "127.0.0.1") -> Finding:
     )
 
 
-def package(module: str, purpose: str) -> Finding:
-    if importlib.util.find_spec(module) is None:
-        return Finding(module, "warn", "not installed (optional)", purpose)
-    from importlib.metadata import PackageNotFoundError, version
+def extras() -> dict[str, list[str]]:
+    """Return the extras that users install, each with the packages it needs, as the metadata of this package has them.
+    Empty if it runs from a directory and is not installed."""
+    from importlib.metadata import PackageNotFoundError, metadata, requires
 
     try:
-        return Finding(module, "ok", version(module))
+        names = metadata("pydanube").get_all("Provides-Extra", [])
+        lines = requires("pydanube") or []
     except PackageNotFoundError:
-        return Finding(module, "ok", "installed")
+        return {}
+    found: dict[str, list[str]] = {name: [] for name in sorted(names) if name not in _FOR_DEVELOPMENT}
+    for line in lines:
+        needed = re.match(r"([\w.-]+).*;.*extra == ['\"]([\w-]+)['\"]", line)
+        if needed and needed[2] in found:
+            found[needed[2]].append(needed[1])
+    return found
+
+
+def check_extra(name: str, packages: list[str]) -> Finding:
+    """Check whether the packages of an extra are installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    installed, missing = [], []
+    for package in packages:
+        try:
+            installed.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            missing.append(package)
+    if not missing:
+        return Finding(f"extra {name}", "ok", ", ".join(installed))
+    purpose = f"{PURPOSES[name]}: " if name in PURPOSES else ""
+    return Finding(
+        f"extra {name}",
+        "warn",
+        f"not installed (optional): {', '.join(missing)}",
+        f"{purpose}pip install 'pydanube[{name}]'",
+    )
 
 
 def java() -> Finding:

@@ -39,7 +39,7 @@ def doctor(data_dir: Path | None, no_sync: bool, path: Path | None, as_json: boo
     """Check whether this machine is ready for a broker.
 
     Looks at Python, the platform, the disk and how fast it syncs, the ports, the object store (where storage.url names
-    one), the optional packages and Java (for Spark only). What it looks at is what the configuration says: --config,
+    one), the extras and Java (for Spark only). What it looks at is what the configuration says: --config,
     the environment, defaults. A warning is something to know, a failure is something to fix; failures set exit code 1.
     """
     findings = list(_findings(data_dir, path, measure=not no_sync))
@@ -73,8 +73,8 @@ def _findings(data_dir: Path | None, path: Path | None, *, measure: bool) -> Ite
     storage = settings.storage
     if storage.url:
         yield from store_check.findings(storage.url, storage.options)
-    for module, purpose in checks.EXTRAS.items():
-        yield checks.package(module, purpose)
+    for name, packages in checks.extras().items():
+        yield checks.check_extra(name, packages)
     yield checks.java()
 
 
