@@ -8,7 +8,7 @@ CLIENT_STAMP := $(CLIENT)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup danube-client lock check protos check-protos check-deploy format test test-pythons test-spark test-stores test-cluster etcd test-danube-clients soak soak-cluster soak-simulation soak-damage soak-delivery soak-grpc soak-spark demo bench bench-spark serve cluster clean
+.PHONY: help setup danube-client lock check protos check-protos check-deploy format test test-pythons test-spark test-stores test-cluster etcd test-danube-clients soak soak-cluster soak-simulation soak-damage soak-delivery soak-grpc soak-spark demo dist bench bench-spark serve cluster clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -150,6 +150,10 @@ soak-spark: setup ## a hundred kills of Spark's drivers and workers, and every r
 
 demo: setup ## a live feed, a pipeline on Spark, a kill -9 in the middle, every row compared, a picture
 	$(BIN)/python examples/demo
+
+dist: setup ## build a wheel and a source archive into ./dist, to install elsewhere
+	@rm -rf dist
+	$(BIN)/python -m build --outdir dist
 
 bench: setup ## measure against the machine itself and print ratios
 	$(BIN)/danube bench --suite
