@@ -31,6 +31,8 @@ HOSTS = {
     "www.w3.org",
     "etcd.io",
     "www.standardwebhooks.com",
+    "github.com",
+    "danube-docs.dev-state.com",
     "127.0.0.1",
     "0.0.0.0",
     "localhost",

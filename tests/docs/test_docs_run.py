@@ -31,6 +31,7 @@ BLOCK_SECONDS_MAX = 300
 ADDRESS = "127.0.0.1:6655"
 HTTP_ADDRESS = "127.0.0.1:8650"
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<language>\w*)[^\n`]*$")
+PRINTED = "<!-- printed -->"
 NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+?) -->")
 PROGRAM = re.compile(r"\basyncio\.run\(|\bconnect_blocking\(|\bbroker_thread\(")
 
@@ -41,6 +42,8 @@ class Block:
     line: int
     source: str
     not_run: str
+    printed: bool
+    """Whether it is what the program of the block before prints."""
 
 
 def blocks_of(text: str) -> Iterator[Block]:
@@ -57,7 +60,7 @@ def blocks_of(text: str) -> Iterator[Block]:
         above = lines[start - 2].strip() if start > 1 else ""
         mark = NOT_RUN.fullmatch(above)
         source = textwrap.dedent("\n".join(lines[start:number]))
-        yield Block(opening["language"], start, source, mark["reason"] if mark else "")
+        yield Block(opening["language"], start, source, mark["reason"] if mark else "", above == PRINTED)
         number += 1
 
 
@@ -92,7 +95,10 @@ def test_what_the_page_shows_happens(
     monkeypatch.setenv("DANUBE_URL", place.environment["DANUBE_URL"])
     with asyncio.Runner() as session:
         names: dict[str, Any] = {"__name__": "__main__"}
+        printed = ""
         for block in blocks_of(page.read_text()):
+            if block.printed:
+                assert is_as_shown(printed, f"{block.source}\n"), f"line {block.line}: the program prints\n{printed}"
             if block.language not in LANGUAGES or block.not_run:
                 continue
             source = block.source.replace(ADDRESS, place.address).replace(HTTP_ADDRESS, place.http_address)
@@ -100,7 +106,7 @@ def test_what_the_page_shows_happens(
                 if block.language != "python":
                     session.run(asyncio.to_thread(run_commands, source, block.language, place))
                 elif PROGRAM.search(source):
-                    session.run(asyncio.to_thread(run_program, source, place))
+                    printed = session.run(asyncio.to_thread(run_program, source, place))
                 else:
                     session.run(run_in_session(source, names, f"{page}, the block in line {block.line}"))
             except Exception as error:
@@ -145,7 +151,7 @@ async def run_in_session(source: str, names: dict[str, Any], where: str) -> None
             await result
 
 
-def run_program(source: str, place: Place) -> None:
+def run_program(source: str, place: Place) -> str:
     finished = subprocess.run(
         [sys.executable, "-"],
         input=source,
@@ -156,6 +162,12 @@ def run_program(source: str, place: Place) -> None:
         timeout=BLOCK_SECONDS_MAX,
     )
     assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def is_as_shown(printed: str, wanted: str) -> bool:
+    """Return whether it prints what the page shows, where `...` stands for anything."""
+    return doctest.OutputChecker().check_output(wanted, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
 
 
 def run_commands(source: str, language: str, place: Place) -> None:
@@ -165,7 +177,7 @@ def run_commands(source: str, language: str, place: Place) -> None:
         return
     for command, wanted in transcript(source):
         printed = run_shell(command, place)
-        if not doctest.OutputChecker().check_output(wanted, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE):
+        if not is_as_shown(printed, wanted):
             raise AssertionError(f"$ {command}\nprints\n{printed}\nand the page says\n{wanted}")
 
 
