@@ -244,9 +244,9 @@ class Recording:
 
 
 async def story(directory: Path, environment: dict[str, str]) -> Recording:
-    broker = Terminal("broker", 6, directory, environment)
-    clients = Terminal("a producer and a consumer", 9, directory, environment)
-    top = Terminal("danube top", 6, directory, environment)
+    broker = Terminal("broker", 5, directory, environment)
+    clients = Terminal("a producer and a consumer", 8, directory, environment)
+    top = Terminal("danube top", 5, directory, environment)
     await asyncio.gather(*(one.wait_for(PROMPT) for one in (broker, clients, top)))
     recording = Recording([broker, clients, top])
     recorder = asyncio.create_task(recording.run())

@@ -25,7 +25,7 @@ QUERIES = {"table": "in the Delta table", "totals": "in the totals", "dead-lette
 
 def draw(story: Story, file: Path) -> None:
     plt.rcParams["font.size"] = 11
-    figure, (done, revenue, letters) = plt.subplots(3, 1, figsize=(10, 8.5), sharex=True, height_ratios=[3, 2.4, 1.4])
+    figure, (done, revenue, letters) = plt.subplots(3, 1, figsize=(10, 7), sharex=True, height_ratios=[3, 2.2, 1.3])
     begin = story.published[0][0]
     _done(done, story, begin)
     _revenue(revenue, story, begin)
