@@ -1,4 +1,4 @@
-"""Danube in Python: publish/subscribe and streaming where an ack means synced and every batch is already columns.
+"""A message broker in Python: work queues, publish/subscribe, and event streams that end in a data lake.
 
 ```python
 async with pydanube.connect("danube://127.0.0.1:6655") as client: ...

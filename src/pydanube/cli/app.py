@@ -112,7 +112,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted; Ctrl-C ends consum
 @tls_file_options
 @credential_options
 def cli(url: str | None) -> None:  # read by the commands themselves
-    """Publish/subscribe and streaming where an ack means synced and every batch is already columns."""
+    """A message broker: work queues, publish/subscribe between services, and event streams that end in a data lake."""
 
 
 def run(arguments: list[str] | None = None) -> NoReturn:
