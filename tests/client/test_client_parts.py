@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from pydanube import testing
 from pydanube.client.connection.address import BrokerAddress, parse_servers
-from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.consuming.messages import ReceivedBatch, rows_of
 from pydanube.client.positions import wire_start
 from pydanube.client.producing.message_intake import ANY_PARTITION, split_bulk
@@ -28,6 +27,7 @@ from pydanube.model.errors import Invalid
 from pydanube.model.key_hash import fnv1a_64
 from pydanube.model.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from pydanube.model.positions import Position, micros_from_datetime
+from pydanube.runtime.retry import RetryBackoff
 
 
 class TestAddresses:

@@ -27,10 +27,10 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from pydanube.codec.native import requests
 from pydanube.model.errors import DanubeError, NotOwner
+from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from .backoff import RetryBackoff
 from .connection import Connection
 from .routing import Brokers, worth_retrying
 

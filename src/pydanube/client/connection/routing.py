@@ -30,12 +30,12 @@ import msgspec
 from pydanube.codec.native import requests
 from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, NotOwner, Unavailable
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.tls import NO_FILES, ClientTls, client_context
 
 from .address import BrokerAddress, Servers
-from .backoff import RetryBackoff
 from .connection import HANDSHAKE_SECONDS, SILENT_INTERVALS_MAX, Connection, KeepAlive
 from .credentials import NO_CREDENTIALS, ClientCredentials, keep_authenticated
 from .foreign_peer import ForeignPeer

@@ -30,7 +30,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
-from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.connection.connection import Connection
 from pydanube.client.connection.owner_session import OwnerHandle, OwnerSession
 from pydanube.client.connection.routing import Brokers, worth_retrying
@@ -41,6 +40,7 @@ from pydanube.model.errors import Corrupt, DanubeError
 from pydanube.model.failure import ACK_TIMEOUT
 from pydanube.model.limits import NACKED_MESSAGES_MAX
 from pydanube.model.topics import SubscriptionType
+from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 

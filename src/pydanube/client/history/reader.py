@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.connection.connection import Connection
 from pydanube.client.connection.owner_session import OwnerRetry
 from pydanube.client.connection.pending_answers import FetchAnswer
@@ -27,6 +26,7 @@ from pydanube.codec.native import requests
 from pydanube.model.errors import Corrupt, DanubeError
 from pydanube.model.limits import ALIGNMENT, BATCH_BYTES_MAX, MIB
 from pydanube.model.names import TopicName
+from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 

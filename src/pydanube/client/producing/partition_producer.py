@@ -15,13 +15,13 @@ from functools import partial
 from random import Random
 from typing import Final, cast
 
-from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.connection.connection import Connection
 from pydanube.client.connection.owner_session import OwnerHandle, OwnerSession
 from pydanube.client.connection.routing import Brokers
 from pydanube.client.settings import ProducerSettings
 from pydanube.codec.native import requests
 from pydanube.model.errors import DanubeError, NotOwner, StaleEpoch, Unavailable
+from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.tasks import Tasks
 
 from .pending_batches import BatchStatus, InFlightBatch, MessageRows, PendingBatches

@@ -32,7 +32,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, Generic
 
-from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.connection.connection import Connection
 from pydanube.client.connection.owner_session import OwnerHandle, OwnerRetry
 from pydanube.client.connection.routing import Brokers, close_limit_reason
@@ -43,6 +42,7 @@ from pydanube.model.errors import DanubeError, Full, NotFound, Refused, StaleEpo
 from pydanube.model.limits import MESSAGE_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.positions import micros_from_datetime
+from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.tasks import Tasks, run_together
 from pydanube.runtime.telemetry import get_logger
 

@@ -23,11 +23,11 @@ from contextlib import suppress
 from copy import copy
 from typing import Final
 
-from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.connection.routing import worth_retrying
 from pydanube.model.errors import AlreadyExists, DanubeError, NotFound, Refused, Unavailable
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.randomness import seeded
+from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
