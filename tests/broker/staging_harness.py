@@ -12,10 +12,12 @@ from typing import Any
 from broker_harness import TOPIC, BrokerClient, open_broker
 
 from pydanube.broker import Broker, CommitRequest, Committed, SectionRequest, StageRequest
+from pydanube.broker.staging.stage_publisher import LOST_RETRY_S
 from pydanube.codec.batch import encode
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.store import list_all
 from pydanube.model.names import TopicName
+from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects import ObjectStore
 
 Rows = dict[int, list[bytes]]
@@ -68,6 +70,13 @@ class Query:
     async def write(self, batch_id: int, *stages: Rows) -> Committed:
         """Store each of `stages`, then commit all of them."""
         return await self.commit(batch_id, *[await self.stage(batch_id, rows) for rows in stages])
+
+
+class NeverRetried(SystemClock):
+    """A clock on which the pause after a stage was found lost does not end by itself."""
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(1e6 if seconds >= LOST_RETRY_S else seconds)
 
 
 async def payloads(broker: Broker, partition: int = 0, topic: TopicName = TOPIC) -> list[bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from broker_harness import TOPIC
-from staging_harness import Query, payloads, stages_in, until
+from staging_harness import NeverRetried, Query, payloads, stages_in, until
 from two_brokers import TwoBrokers, two_brokers
 
 from pydanube.broker import Broker
@@ -22,7 +22,7 @@ from pydanube.broker.staging import decisions as module
 from pydanube.broker.staging.cluster_decisions import ClusterDecisions
 from pydanube.core.access import ANONYMOUS
 from pydanube.core.staging import STAGED_PRODUCER
-from pydanube.metadata.store import Event, Put, list_all
+from pydanube.metadata.store import Delete, Event, Put, list_all
 from pydanube.model.errors import NotFound, Refused
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.objects.memory import MemoryStore
@@ -133,6 +133,32 @@ async def test_what_is_enqueued_for_a_partition_that_was_lost_is_given_up(tmp_pa
         assert await Query(pair.a).commit(0, stage) == (False, True)
         await over(pair)
         assert (await payloads(pair.b, 0), pair.opened_by(TOPIC)["a"]) == ([b"a"], [])
+
+
+@pytest.mark.parametrize("decided_by", ["a pending key", "the query", "the owner"])
+async def test_a_retry_for_a_lost_stage_ends_when_it_is_decided_elsewhere(tmp_path, objects, decided_by):
+    """A broker that stood still takes the stage that its successor has published and deleted for a lost one. When the
+    partition is its own again, what was committed meanwhile must not wait behind that."""
+    async with two_brokers(tmp_path, objects, NeverRetried()) as pair:
+        await pair.create(TOPIC, 1, nobody=[0])
+        query, publisher = Query(pair.b), decisions(pair.a).publisher
+        await query.commit(0, await query.stage(0, {0: [b"lost"]}), wait_ms=0)
+        await objects.delete(await stages_in(objects))
+        await pair.give(TOPIC, 0, "a")
+        (decision,) = (one for known in decisions(pair.a)._by_query.values() for one in known.values())
+        await until(lambda: decision.obstacles)
+        if decided_by == "the query":
+            await pair.b.staging.forget(ANONYMOUS, "query")
+        elif decided_by == "a pending key":
+            await pair.store.transact([], [Delete(one) for one in await keys(pair, PENDING)])
+        else:
+            await pair.give(TOPIC, 0, "b")
+            await until(lambda: not publisher._queues)
+            await pair.store.transact([], [Delete(one) for one in await keys(pair, PENDING)])
+            await pair.give(TOPIC, 0, "a")
+        await over(pair)
+        assert await query.commit(1, await query.stage(1, {0: [b"next"]})) == (False, True)
+        assert (await payloads(pair.a), publisher.dropped) == ([b"next"], 0)
 
 
 async def test_nothing_is_published_before_all_pending_keys_of_a_decision_are_written(tmp_path, objects):

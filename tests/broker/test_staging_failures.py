@@ -6,7 +6,7 @@ import pytest
 from broker_harness import TOPIC
 from lifetimes_harness import TimedClient
 from metadata_harness import FaultyStore, deletes, puts
-from staging_harness import Query, payloads, quiet, staged_keys, stages_in, staging_broker, until
+from staging_harness import NeverRetried, Query, payloads, quiet, staged_keys, stages_in, staging_broker, until
 from tiering_harness import FaultyObjectStore
 
 from pydanube.broker.registry.records import DECISIONS, PENDING, topic_key
@@ -146,6 +146,25 @@ async def test_a_query_whose_stage_is_lost_holds_up_no_other_query_in_the_same_p
         assert await payloads(broker) == [b"1", b"2"]
 
 
+async def test_a_lost_stage_is_given_up_as_soon_as_its_topic_is_deleted(tmp_path):
+    objects = FaultyObjectStore()
+    async with staging_broker(tmp_path, objects, clock=NeverRetried()) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        lost = await Query(broker).stage(0, {0: [b"lost"]})
+        objects.fault = "unreadable"
+        await Query(broker).commit(0, lost, wait_ms=0)
+        await objects.delete(await stages_in(objects))
+        objects.fault = "none"
+
+        async def is_found_lost() -> bool:
+            return "is not in" in await obstacle(broker)
+
+        await until(is_found_lost)
+        await broker.delete_topic(ANONYMOUS, TOPIC)
+        await quiet(broker)
+        assert broker.staging.decisions.publisher.dropped == 1
+
+
 async def test_partitions_that_a_publish_rate_holds_back_hold_up_no_others(tmp_path):
     slow, count = TopicName.parse("/default/slow"), PUBLICATIONS_AT_ONCE + 8
     async with staging_broker(tmp_path, MemoryStore()) as broker:
@@ -201,7 +220,7 @@ async def test_a_topic_that_waits_for_stages_is_in_use(tmp_path):
 async def test_a_decision_waits_while_a_deletion_is_uncertain_and_is_published_if_the_topic_stays(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(stage_publisher, "RETRY_S", (0.01,))
+    monkeypatch.setattr(stage_publisher, "RETRY_S_MAX", 0.05)
     monkeypatch.setattr(stage_publisher, "LOST_RETRY_S", 0.01)
     objects, metadata = FaultyObjectStore(), FaultyStore()
     async with staging_broker(tmp_path, objects, metadata=metadata) as broker:

@@ -111,7 +111,8 @@ async def test_published_rows_are_not_repeated_after_the_disk_refused_later_ones
     """The first batch's key stays, the second batch does not reach the log, and somebody else begins a new ledger."""
     objects, disk, metadata = MemoryStore(), FailingDisk(), FaultyStore()
     metadata.refuse_all(deletes(PENDING))
-    monkeypatch.setattr(stage_publisher, "RETRY_S", (60.0,))
+    monkeypatch.setattr(stage_publisher, "RETRY_S_MIN", 60.0)
+    monkeypatch.setattr(stage_publisher, "RETRY_S_MAX", 60.0)
     async with staging_broker(tmp_path, objects, crash=True, disk=disk, wal=FAST_CURE, metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         query, client = Query(broker), BrokerClient(broker)

@@ -1,11 +1,10 @@
-"""The small parts of the client: addresses, partitions, backoff, the producer's buffer, receipts, bulk sends."""
+"""The small parts of the client: addresses, partitions, the producer's buffer, receipts, bulk sends."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from datetime import datetime, timedelta, timezone
-from random import Random
 
 import numpy as np
 import pytest
@@ -27,7 +26,6 @@ from pydanube.model.errors import Invalid
 from pydanube.model.key_hash import fnv1a_64
 from pydanube.model.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from pydanube.model.positions import Position, micros_from_datetime
-from pydanube.runtime.retry import RetryBackoff
 
 
 class TestAddresses:
@@ -117,16 +115,6 @@ class TestPartitions:
         for key in ("x" * (KEY_BYTES_MAX + 1), "\ud800", b"bytes"):
             with pytest.raises(Invalid, match="key"):
                 partitioner.of_key(key)  # type: ignore[arg-type]
-
-
-def test_backoff_grows_stays_bounded_and_is_never_nothing() -> None:
-    backoff = RetryBackoff(Random(7), first=0.1, longest=1.0)
-    waits = [backoff.next() for _ in range(50)]
-    assert all(0.05 <= wait <= 1.0 for wait in waits)
-    assert min(waits[10:]) >= 0.5
-    assert len(set(waits)) == 50
-    backoff.reset()
-    assert backoff.next() <= 0.1
 
 
 class TestProducerBuffer:

@@ -1,4 +1,4 @@
-"""How long to wait before trying again: longer each time, with a random part.
+"""Trying again, with a wait that is longer each time and has a random part.
 
 The wait is a random number between half of the step and the whole step, so that a thousand clients of a restarted
 broker do not come back at the same moment, and none of them comes back at once.
@@ -6,12 +6,19 @@ broker do not come back at the same moment, and none of them comes back at once.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from random import Random
-from typing import Final, Self
+from typing import Final, Self, TypeVar
+
+from pydanube.model.errors import DanubeError
+
+from .clock import Clock
 
 FIRST_SECONDS: Final = 0.05
 LONGEST_SECONDS: Final = 1.0
 GROWTH: Final = 2.0
+
+T = TypeVar("T")
 
 
 class RetryBackoff:
@@ -39,3 +46,19 @@ class RetryBackoff:
     def reset(self) -> None:
         """Start again with the shortest wait, after a success."""
         self._step = self._first
+
+
+async def until_done(
+    attempt: Callable[[], Awaitable[T]], backoff: RetryBackoff, clock: Clock, failed: Callable[[DanubeError], None]
+) -> T:
+    """Call `attempt` until it succeeds, and return its result. `failed` is called with the error of each attempt that
+    did not; a wait is ended by nothing but time, so this is for attempts that nobody else can make superfluous.
+
+    Cancelled, it stops trying.
+    """
+    while True:
+        try:
+            return await attempt()
+        except DanubeError as error:
+            failed(error)
+        await clock.sleep(backoff.next())

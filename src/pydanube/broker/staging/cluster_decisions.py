@@ -47,6 +47,7 @@ from pydanube.metadata.following import Follower, Handler
 from pydanube.metadata.store import Delete, Event, KeyValue, list_all
 from pydanube.model.errors import Corrupt, DanubeError, Unavailable
 from pydanube.model.names import TopicName
+from pydanube.runtime.retry import RetryBackoff, until_done
 from pydanube.runtime.telemetry import get_logger
 
 from .decisions import Decisions, decision_of
@@ -240,11 +241,13 @@ class ClusterDecisions(Decisions):
         if key not in decision.published:
             decision.gone.add(key)
         self._check_done(decision)
+        self._refresh_soon()  # it may be retried here
 
     def _end(self, decision: Decision) -> None:
         """Forget a decision that the metadata has no more: all of it is published, or its query was removed."""
         decision.forgotten = True
         decision.mark_applied()
+        decision.changed.wake()
         self._remove(decision)
         for key in decision.object_keys:
             self._reader.forget(key)
@@ -275,17 +278,20 @@ class ClusterDecisions(Decisions):
     async def _complete_list(self, doubtful: list[str]) -> None:
         """Make what was listed complete: its pages are of different moments, and a decision on a later page may be
         younger than one that an earlier page lacks. Then ask for what may be over meanwhile."""
-        while True:
-            try:
-                async for one in list_all(self._store, DECISIONS):
-                    if self.find(*decision_of_key(one.key)) is None:
-                        self._take_over(one.key, one)
-                        doubtful.append(one.key)
-                await self._ask_for(doubtful)
-                break
-            except DanubeError as error:
-                log.warning("stages.not_listed", error=error.message)
-                await self._clock.sleep(ROUND_S)
+
+        async def ask() -> None:
+            async for one in list_all(self._store, DECISIONS):
+                if self.find(*decision_of_key(one.key)) is None:
+                    self._take_over(one.key, one)
+                    doubtful.append(one.key)
+            await self._ask_for(doubtful)
+
+        await until_done(
+            ask,
+            RetryBackoff(self._random),
+            self._clock,
+            lambda error: log.warning("stages.not_listed", error=error.message),
+        )
         self._is_listing = False
         self._refresh_soon()
 
@@ -309,8 +315,10 @@ class ClusterDecisions(Decisions):
             asyncio.get_running_loop().call_soon(self._refresh)
 
     def _refresh(self) -> None:
-        """Enqueue what is pending for partitions of this broker, the decisions of each query in order."""
+        """Enqueue what is pending for partitions of this broker, the decisions of each query in order. Wake the retries
+        for which nothing is left to do."""
         self._is_refreshing = False
+        self.wake_retries()
         if self._is_closed or self._is_listing:
             return
         for known in list(self._by_query.values()):

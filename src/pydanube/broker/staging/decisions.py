@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Final
 
 from pydanube.broker.cluster.owners import Key
@@ -33,11 +34,13 @@ from pydanube.broker.registry.records import (
     pending_of_key,
     unpack,
 )
-from pydanube.broker.registry.registry import Registry
+from pydanube.broker.registry.registry import Registry, RegistryListener
 from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all, split_writes
 from pydanube.model.errors import DanubeError
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
+from pydanube.runtime.randomness import seeded
+from pydanube.runtime.retry import RetryBackoff, until_done
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
@@ -51,9 +54,6 @@ WRITES_AT_ONCE: Final = 100
 
 DELETED_AT_ONCE: Final = 100
 """The most objects that one call deletes."""
-
-RETRY_S: Final = 1.0
-"""Pause before a failed write to the metadata is repeated."""
 
 
 def decision_writes(decision: Decision, keys: Sequence[Key], now_us: int) -> list[Put | Delete]:
@@ -89,6 +89,7 @@ class Decisions:
         self._objects = objects
         self._reader = reader
         self._clock = clock
+        self._random = seeded(0)  # the same for each broker: a simulation repeats it
         self._tasks = Tasks()
         self.publisher = StagePublisher(registry, partitions, reader, clock, self._tasks, self._partition_done)
         self._by_query: dict[int, dict[int, Decision]] = {}
@@ -98,6 +99,13 @@ class Decisions:
         self._done_keys: list[tuple[Decision, Key]] = []
         self._is_deleting_keys = False
         self._is_draining = False
+        registry.subscribe(RegistryListener(topic_deleted=lambda _name, _record: self.wake_retries()))
+
+    def wake_retries(self) -> None:
+        """End the pauses of retries for which nothing is left to do."""
+        for known in self._by_query.values():
+            for decision in known.values():
+                decision.changed.wake()
 
     def drain(self) -> None:
         """Wake all callers that wait for a decision: the broker is stopping. Publishing continues."""
@@ -215,7 +223,9 @@ class Decisions:
         del self._not_enqueued[number]
 
     async def _spread(self, decision: Decision) -> None:
-        """Write a pending key for each partition that gets messages. Idempotent; repeated until it succeeds."""
+        """Write a pending key for each partition that gets messages. Idempotent; repeated until it succeeds, here or at
+        another broker."""
+        backoff = RetryBackoff(self._random)
         while not decision.spread and not decision.forgotten:
             try:
                 plan = sorted(await decision.plan(self._reader))
@@ -228,7 +238,8 @@ class Decisions:
             except DanubeError as error:
                 decision.obstacles[-1, -1] = error.message
                 log.warning("stages.not_spread", query=decision.query, batch_id=decision.batch_id, error=error.message)
-                await self._clock.sleep(RETRY_S)
+                is_decided = lambda: decision.spread or decision.forgotten  # noqa: E731 -- it is used once
+                await decision.changed.wait_for(is_decided, backoff.next(), self._clock)
                 continue
             decision.spread = True
             decision.obstacles.pop((-1, -1), None)
@@ -341,6 +352,7 @@ class Decisions:
         for decision in self.of(number):
             decision.forgotten = True
             decision.mark_applied()
+            decision.changed.wake()
             self._remove(decision)
             for key in decision.object_keys:
                 self._reader.forget(key)
@@ -350,13 +362,12 @@ class Decisions:
     async def _write(self, writes: Sequence[Put | Delete]) -> None:
         """Write to the metadata, and repeat until it succeeds. The writes must be idempotent."""
         for part in split_writes(writes):
-            while True:
-                try:
-                    await self._store.transact([], part)
-                    break
-                except DanubeError as error:
-                    log.warning("stages.not_noted", error=error.message)
-                    await self._clock.sleep(RETRY_S)
+            await until_done(
+                partial(self._store.transact, [], part),
+                RetryBackoff(self._random),
+                self._clock,
+                lambda error: log.warning("stages.not_noted", error=error.message),
+            )
 
 
 def decision_of(number: int, batch_id: int, record: DecisionRecord) -> Decision:

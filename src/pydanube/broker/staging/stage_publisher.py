@@ -17,6 +17,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from pydanube.broker.cluster.owners import Key
@@ -30,6 +31,9 @@ from pydanube.model.errors import DanubeError, NotFound
 from pydanube.model.limits import MIB, PRODUCER_BATCHES_IN_FLIGHT_MAX
 from pydanube.model.names import TopicName
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.events import Signal
+from pydanube.runtime.randomness import seeded
+from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.tasks import Tasks, run_together
 from pydanube.runtime.telemetry import get_logger
 
@@ -49,11 +53,13 @@ HELD_BYTES_MAX: Final = 32 * MIB
 TURN_BYTES: Final = 1 * MIB
 """Bytes that are processed before other tasks get a turn."""
 
-RETRY_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Pauses between tries; the last one is repeated."""
+RETRY_S_MIN: Final = 0.05
+RETRY_S_MAX: Final = 5.0
+"""The first and the longest pause between tries."""
 
 LOST_RETRY_S: Final = 60.0
-"""Pause after an error that is probably permanent: an administrator may put a lost object back."""
+"""Pause after an error that is probably permanent: an administrator may put a lost object back. Every pause ends when
+nothing is left to be published."""
 
 RETRY_LOGGED_AT: Final = 3
 """The try whose failure is logged."""
@@ -98,6 +104,9 @@ class Decision:
         """Partitions whose pending key another broker has deleted."""
         self.enqueued: set[Key] = set()
         """Partitions that it is enqueued for here: those of this broker."""
+        self.changed = Signal()
+        """Woken when what a retry waits for may be decided: the partition has everything, has another owner or was
+        deleted with its topic, the pending keys are written, or the decision is forgotten."""
         self._woken = asyncio.Event()
         prefix = stages_of(number, batch_id)
         self.object_keys = [prefix + name for name in stages]
@@ -110,6 +119,10 @@ class Decision:
     @property
     def producer_id(self) -> int:
         return self.number | STAGED_PRODUCER
+
+    def is_needed_by(self, key: Key) -> bool:
+        """Return whether the partition still waits for messages of this decision."""
+        return not self.forgotten and key in self.waiting
 
     def mark_applied(self) -> None:
         """Record that every partition has all messages."""
@@ -165,6 +178,7 @@ class StagePublisher:
         self._clock = clock
         self._tasks = tasks
         self._done = done
+        self._random = seeded(0)  # the same for each broker: a simulation repeats it
         self._queues: dict[QueueKey, deque[Decision]] = {}
         self._slots = asyncio.Semaphore(PUBLICATIONS_AT_ONCE)
         self._held_bytes = 0
@@ -208,10 +222,10 @@ class StagePublisher:
                 self.given_up(decision, key)
 
     async def _publish_until_done(self, key: Key, decision: Decision) -> bool:
-        """Retry until the partition has all messages, or the topic was deleted, or the query was removed. Returns False
-        if another broker owns the partition by now, and has to go on."""
-        tries = 0
-        while not decision.forgotten:
+        """Retry until the partition has all messages, also from another broker, or the topic was deleted, or the query
+        was removed. Returns False if another broker owns the partition by now, and has to go on."""
+        tries, backoff = 0, RetryBackoff(self._random, RETRY_S_MIN, RETRY_S_MAX)
+        while decision.is_needed_by(key):
             if not self.is_own(key):
                 return False
             try:
@@ -222,7 +236,8 @@ class StagePublisher:
             except Exception as failure:  # a bug: the decision stays pending, with the error as its obstacle
                 log.error("stages.crashed", **self._log_fields(decision, key), exc_info=failure)
                 error = DanubeError(f"internal error: {type(failure).__name__}: {failure}")
-            if self._is_topic_deleted(decision, key) and await self._is_surely_deleted(decision, key):
+            is_deleted = self._is_topic_deleted(decision, key)
+            if is_deleted and await self._is_surely_deleted(decision, key):
                 self.skip_deleted(decision, key)
                 return True
             tries += 1
@@ -231,8 +246,17 @@ class StagePublisher:
             if tries == RETRY_LOGGED_AT or (lost and tries == 1):
                 say = log.error if lost else log.warning
                 say("stages.postponed", **self._log_fields(decision, key), error=error.message)
-            await self._clock.sleep(LOST_RETRY_S if lost else RETRY_S[min(tries, len(RETRY_S)) - 1])
+            pause_s = LOST_RETRY_S if lost and not is_deleted else backoff.next()
+            is_settled = partial(self._is_settled, decision, key, is_deleted)
+            await decision.changed.wait_for(is_settled, pause_s, self._clock)
         return True
+
+    def _is_settled(self, decision: Decision, key: Key, was_deleted: bool) -> bool:
+        """Return whether the partition needs nothing of this broker any more. `was_deleted`: the topic seemed to be
+        deleted when that was last looked at."""
+        if not decision.is_needed_by(key) or not self.is_own(key):
+            return True
+        return not was_deleted and self._is_topic_deleted(decision, key)
 
     def _log_fields(self, decision: Decision, key: Key) -> dict[str, object]:
         topic = decision.topics.get(key[0], key[0])

@@ -1,0 +1,60 @@
+"""Waits between attempts: how long they are, and what ends them early."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+from pydanube.model.errors import DanubeError, Unavailable
+from pydanube.runtime.clock import ManualClock
+from pydanube.runtime.events import Signal
+from pydanube.runtime.retry import RetryBackoff, until_done
+
+
+def test_backoff_grows_stays_bounded_and_is_never_nothing() -> None:
+    backoff = RetryBackoff(Random(7), first=0.1, longest=1.0)
+    waits = [backoff.next() for _ in range(50)]
+    assert all(0.05 <= wait <= 1.0 for wait in waits)
+    assert min(waits[10:]) >= 0.5
+    assert len(set(waits)) == 50
+    backoff.reset()
+    assert backoff.next() <= 0.1
+
+
+async def test_what_fails_is_tried_again_after_longer_waits_until_it_succeeds() -> None:
+    clock, failures = ManualClock(), [DanubeError("one"), Unavailable("two")]
+    told: list[DanubeError] = []
+
+    async def attempt() -> str:
+        if failures:
+            raise failures.pop(0)
+        return "done"
+
+    trying = asyncio.create_task(until_done(attempt, RetryBackoff(Random(7), 1.0, 2.0), clock, told.append))
+    for seconds in (1.0, 2.0):
+        while not clock.sleeping:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        clock.advance(seconds)
+    assert await trying == "done"
+    assert [one.message for one in told] == ["one", "two"]
+
+
+async def test_a_signal_ends_the_waits_whose_condition_holds_and_time_ends_the_others() -> None:
+    clock, signal, decided = ManualClock(), Signal(), set[str]()
+
+    async def wait_for(what: str) -> str:
+        await signal.wait_for(lambda: what in decided, 60.0, clock)
+        return what
+
+    first, second = (asyncio.create_task(wait_for(what)) for what in ("first", "second"))
+    while clock.sleeping < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    decided.add("first")
+    assert not first.done(), "nobody has told it yet"
+    signal.wake()
+    await first
+    await wait_for("first")  # what is decided already is not waited for
+    assert not second.done()
+    clock.advance(60.0)
+    await second
+    assert (signal._waiting, clock.sleeping) == ({}, 0)
