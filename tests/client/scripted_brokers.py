@@ -34,6 +34,11 @@ class ScriptedBroker:
         self.brokers: list[str] = []
         """The living brokers that it names in lookups."""
         self.topic_id = 1
+        self.keep_alive_ms = 5_000
+        self.connections = 0
+        """How many connections it has greeted."""
+        self.is_standing_still = False
+        """Whether it is like a process that was stopped: what arrives waits until `go_on`."""
         self.says = "nobody owns it"
         """What it says while there is no owner."""
         self.lookups = 0
@@ -59,6 +64,14 @@ class ScriptedBroker:
             self._server = None
         for session in list(self._sessions):
             session.framed.abort()
+
+    def stand_still(self) -> None:
+        self.is_standing_still = True
+
+    def go_on(self) -> None:
+        self.is_standing_still = False
+        for session in list(self._sessions):
+            session.go_on()
 
     def owns(self, epoch: int) -> None:
         self.epoch = self.route_epoch = epoch
@@ -120,9 +133,22 @@ class BrokerConnection:
         self.broker = broker
         self.framed = framed
         self.consumers: set[int] = set()
+        self._waiting: list[bytes] = []
+        """What arrived while the broker stood still."""
         broker.connected(self)
 
     def frame_received(self, frame: memoryview) -> None:
+        if self.broker.is_standing_still:
+            self._waiting.append(bytes(frame))
+        else:
+            self._take(memoryview(bytearray(frame)))
+
+    def go_on(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for frame in waiting:
+            self._take(memoryview(bytearray(frame)))
+
+    def _take(self, frame: memoryview) -> None:
         if bytes(frame[: len(frames.PREAMBLE)]) == frames.PREAMBLE:
             self.framed.frame_length = frames.frame_length
             return
@@ -135,8 +161,12 @@ class BrokerConnection:
     def _handle(self, received: frames.Frame) -> None:
         match received.kind:
             case FrameKind.HELLO:
+                self.broker.connections += 1
                 welcome = requests.Welcome(1, "scripted", "cluster", publish_window_bytes=1 << 20)
+                welcome.keep_alive_ms = self.broker.keep_alive_ms
                 self._send(FrameKind.WELCOME, welcome, received.correlation)
+            case FrameKind.PING:
+                self.framed.send(frames.encode(FrameKind.PONG, correlation=received.correlation))
             case FrameKind.REQUEST:
                 request = requests.decode_request(received.head)
                 answer = self.broker.answer(request)

@@ -229,6 +229,12 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._pass_on_frames)
 
     @property
+    def last_progress(self) -> float:
+        """When bytes last arrived, or were accepted by the kernel while more of them wait: a peer that takes a large
+        frame slowly has nothing to say meanwhile."""
+        return max(self.last_received, self.last_sent) if self._kernel_full else self.last_received
+
+    @property
     def peer_has_hung_up(self) -> bool:
         """Whether the peer has closed the connection after data that was not read yet. Not every system can tell."""
         if self._socket < 0:

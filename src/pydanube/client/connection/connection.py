@@ -67,8 +67,14 @@ CROWDED_WAIT_MS: Final = 250
 """When more fetches than CROWDED_FETCHES are unanswered, further ones wait at the broker only for CROWDED_WAIT_MS, so
 that the next ones in the queue get their turn."""
 
-SILENT_INTERVALS_MAX: Final = 3
-"""Intervals without a single byte, each begun with a PING, before the connection is given up."""
+SILENT_INTERVALS_MAX: Final = 4
+"""Keep-alive intervals without a single byte before the connection is given up; a PING is sent after each."""
+
+TICKS: Final = 5
+"""Silence is counted in ticks, so many in a keep-alive interval."""
+
+EARLY_PING_TICKS: Final = 2
+"""Ticks of silence before the first PING: a broker that is well has answered it long before it counts as late."""
 
 _FRAMING: Final = network.Framing(frame_length=greeting_length, header_bytes=frames.HEADER.size)
 """Until the broker has greeted; then frames of any size may come."""
@@ -127,41 +133,39 @@ class PublishWindow:
 
 
 class KeepAlive:
-    """Sends a PING when nothing was received for an interval, and gives up after a few silent intervals.
+    """Counts for how many ticks in a row no bytes moved, and reports each of them.
 
-    Intervals are counted, not measured: an event loop that was blocked for a minute counts one silent interval, not
-    many, and its connections stay open if the broker answers then.
+    Ticks are counted, not measured: an event loop that was blocked for a minute counts one silent tick, not many, and
+    its connections stay open if the broker answers then.
     """
 
-    __slots__ = ("_give_up", "_interval", "_loop", "_ping", "_received", "_received_at", "_silent", "_timer")
+    __slots__ = ("_loop", "_moved", "_moved_at", "_silent", "_tick_s", "_ticks", "_timer")
 
-    def __init__(
-        self, interval: float, received_at: Callable[[], float], ping: Callable[[], None], give_up: Callable[[], None]
-    ) -> None:
-        self._interval = interval
-        self._received_at = received_at
-        self._ping = ping
-        self._give_up = give_up
-        self._received = received_at()
-        self._silent = 0
+    def __init__(self, tick_s: float, moved_at: Callable[[], float], silent: Callable[[int], None]) -> None:
+        """`moved_at` returns when bytes moved last. `silent` is called after each tick in which none did, with the
+        number of these ticks."""
+        self._tick_s = tick_s
+        self._moved_at = moved_at
+        self._moved = moved_at()
+        self._silent = silent
+        self._ticks = 0
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(interval, self._tick)
+        self._timer = self._loop.call_later(tick_s, self._tick)
+
+    @property
+    def silent_ticks(self) -> int:
+        return self._ticks if self._moved == self._moved_at() else 0
 
     def stop(self) -> None:
         self._timer.cancel()
 
     def _tick(self) -> None:
-        received = self._received_at()
-        if received != self._received:
-            self._received = received
-            self._silent = 0
-        else:
-            self._silent += 1
-            if self._silent > SILENT_INTERVALS_MAX:
-                self._give_up()
-                return
-            self._ping()
-        self._timer = self._loop.call_later(self._interval, self._tick)
+        self._timer = self._loop.call_later(self._tick_s, self._tick)
+        moved = self._moved_at()
+        self._ticks = self._ticks + 1 if moved == self._moved else 0
+        self._moved = moved
+        if self._ticks:
+            self._silent(self._ticks)
 
 
 class Connection:
@@ -186,6 +190,8 @@ class Connection:
         self._publishes: dict[int, tuple[PublishListener, object, int]] = {}
         self._consumers: dict[int, DeliveryListener] = {}
         self._on_lost: dict[object, Callable[[DanubeError], None]] = {}
+        self.on_late: Callable[[], None] = _do_nothing
+        """Called now and then while the broker is late."""
         self._reason: DanubeError | None = None
         self._welcomed = False
         self._foreign = ""
@@ -240,9 +246,8 @@ class Connection:
             raise
         self.window.limit = self.welcome.publish_window_bytes
         if self.lost is None and self.welcome.keep_alive_ms > 0:
-            self._keep_alive = KeepAlive(
-                self.welcome.keep_alive_ms / 1_000, lambda: framed.last_received, self.ping, self._give_up_silent
-            )
+            tick_s = self.welcome.keep_alive_ms / 1_000 / TICKS
+            self._keep_alive = KeepAlive(tick_s, lambda: framed.last_progress, self._silent)
         return self
 
     @property
@@ -253,6 +258,12 @@ class Connection:
     @property
     def usable(self) -> bool:
         return self.lost is None and not self.going_away
+
+    @property
+    def is_late(self) -> bool:
+        """Whether nothing was heard for a keep-alive interval, although a PING was sent in it. The broker may be busy,
+        or gone."""
+        return self._keep_alive is not None and self._keep_alive.silent_ticks >= TICKS
 
     def on_lost(self, key: object, callback: Callable[[DanubeError], None]) -> None:
         """Call `callback` once when the connection ends; raises if it has. `forget(key)` removes the callback."""
@@ -280,18 +291,25 @@ class Connection:
         on_answer: Callable[[StructT], None] | None = None,
         timeout: float = REQUEST_SECONDS,
         on_late: Callable[[StructT], None] | None = None,
+        elsewhere: bool = False,
     ) -> StructT:
         """Send a request, wait for its answer and return it.
 
+        elsewhere   any broker may answer it, and it may be repeated: `ask_elsewhere` ends it with Unavailable
         on_answer   called with the answer before the next frame is read
         on_late     called with an answer that comes after the caller was cancelled or the timeout passed; by default
                     such an answer is ignored
         """
         waiting: asyncio.Future[StructT] = self._loop.create_future()
         correlation = self._next_correlation()
-        self._asked[correlation] = Answer(waiting, answer, on_answer, on_late)
+        self._asked[correlation] = Answer(waiting, answer, on_answer, on_late, elsewhere)
         self._framed.send(frames.encode(FrameKind.REQUEST, requests.encode(request), correlation))
         return await self._answer(waiting, timeout, type(request).__name__)
+
+    def ask_elsewhere(self, error: DanubeError) -> None:
+        """End the requests that any broker may answer with this error. What this broker still answers is ignored."""
+        for correlation in [number for number, asked in self._asked.items() if asked.elsewhere]:
+            self._asked.pop(correlation).fail(error)
 
     def tell(self, request: requests.Request) -> None:
         """Send a request and ignore its answer. On a connection that ended it does nothing."""
@@ -349,7 +367,7 @@ class Connection:
             await self._next_room(size)
         correlation = self._next_correlation()
         waiting: asyncio.Future[requests.Staged] = self._loop.create_future()
-        answer = Answer(waiting, requests.Staged, None, None)
+        answer = Answer(waiting, requests.Staged, None, None, elsewhere=True)
         self._asked[correlation] = WindowAnswer(answer, partial(self._stage_settled, size))
         self.window.take(size)
         self._framed.send(frames.encode_front(FrameKind.STAGE, requests.encode(stage), size, correlation), *body)
@@ -562,9 +580,19 @@ class Connection:
     def ping(self) -> None:
         self._framed.send(frames.encode(FrameKind.PING))
 
-    def _give_up_silent(self) -> None:
-        self._reason = Unavailable(f"broker at {self.address} fell silent")
+    def give_up(self, error: DanubeError) -> None:
+        """End the connection at once; every unanswered request ends with this error."""
+        self._reason = self._reason or error
         self._framed.abort()
+
+    def _silent(self, ticks: int) -> None:
+        if ticks >= SILENT_INTERVALS_MAX * TICKS:
+            self.give_up(Unavailable(f"broker at {self.address} fell silent"))
+            return
+        if ticks == EARLY_PING_TICKS or ticks % TICKS == 0:
+            self.ping()
+        if ticks >= TICKS:
+            self.on_late()
 
     def _next_correlation(self) -> int:
         if self.lost is not None:
@@ -573,6 +601,10 @@ class Connection:
             self._correlation = number = self._correlation % _CORRELATIONS + 1
             if number not in self._asked and number not in self._publishes and number not in self._fetches:
                 return number
+
+
+def _do_nothing() -> None:
+    """The default `on_late`."""
 
 
 def _give_up(waiting: asyncio.Future[T], what: str, address: BrokerAddress, timeout: float) -> None:

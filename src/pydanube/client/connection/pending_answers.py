@@ -44,6 +44,11 @@ class FetchAnswer(NamedTuple):
 class Answerable(Protocol):
     """Takes the RESPONSE or the ERROR of one request."""
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether any broker may answer the request, and it may be repeated."""
+        ...
+
     def succeed(self, head: memoryview) -> None: ...
     def fail(self, error: DanubeError) -> None: ...
 
@@ -52,6 +57,7 @@ class AckAnswer:
     """Calls `on_done` when an ACK is synced or has failed."""
 
     __slots__ = ("on_done",)
+    elsewhere = False
 
     def __init__(self, on_done: Callable[[DanubeError | None], None]) -> None:
         self.on_done = on_done
@@ -67,7 +73,7 @@ class AckAnswer:
 class Answer(Generic[StructT]):
     """Sets a future to the answer of a request. An answer that comes when the future is done goes to `on_late`."""
 
-    __slots__ = ("answer", "kind", "on_answer", "on_late")
+    __slots__ = ("answer", "elsewhere", "kind", "on_answer", "on_late")
 
     def __init__(
         self,
@@ -75,8 +81,10 @@ class Answer(Generic[StructT]):
         kind: type[StructT],
         on_answer: Callable[[StructT], None] | None,
         on_late: Callable[[StructT], None] | None,
+        elsewhere: bool,
     ) -> None:
         self.answer = answer
+        self.elsewhere = elsewhere
         self.kind = kind
         self.on_answer = on_answer
         self.on_late = on_late
@@ -100,6 +108,10 @@ class WindowAnswer:
 
     __slots__ = ("answer", "on_settled")
 
+    @property
+    def elsewhere(self) -> bool:
+        return self.answer.elsewhere
+
     def __init__(self, answer: Answerable, on_settled: Callable[[], None]) -> None:
         self.answer = answer
         self.on_settled = on_settled
@@ -117,6 +129,7 @@ class IgnoredAnswer:
     """Ignores the answer of a request."""
 
     __slots__ = ()
+    elsewhere = False
 
     def succeed(self, head: memoryview) -> None:
         """Ignore it."""

@@ -8,17 +8,22 @@ The answer to a lookup also names all living brokers of the cluster. They are tr
 client which was given one address goes on when that broker is gone. A broker that answered as the owner of a partition
 and was replaced (`owner_epochs`) is avoided for a while: what it says about owners may be old too.
 
+A broker that is late, of which nothing was heard for a keep-alive interval, is busy or gone. Another one is asked now
+and then who owns its partitions; only if it names another owner is the connection given up. What any broker can answer
+is asked there too.
+
 Invariants
     the learned addresses are those of the newest lookup, at most LEARNED_MAX
     there is one connection per address, and one lookup per topic at a time, however many callers ask for it
     a cached route is only a hint: after NotOwner, NotFound or a failure to connect the topic is looked up again
+    while a broker is late, at most one question about it is under way
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from copy import copy
 from functools import partial
 from math import inf
@@ -28,7 +33,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from pydanube.codec.native import requests
-from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, NotOwner, Unavailable
+from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, NotOwner, Refused, Unavailable
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.tasks import Tasks
@@ -36,7 +41,7 @@ from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.tls import NO_FILES, ClientTls, client_context
 
 from .address import BrokerAddress, Servers
-from .connection import HANDSHAKE_SECONDS, SILENT_INTERVALS_MAX, Connection, KeepAlive
+from .connection import HANDSHAKE_SECONDS, REQUEST_SECONDS, Connection, KeepAlive
 from .credentials import NO_CREDENTIALS, ClientCredentials, keep_authenticated
 from .foreign_peer import ForeignPeer
 from .owner_epochs import OwnerEpochs
@@ -50,7 +55,8 @@ that it is the owner: it may have been restarted."""
 CLOSE_INTERVAL_SECONDS: Final = 1.25
 """While something is being closed, brokers of which nothing was heard are pinged after each interval of this length."""
 
-CLOSE_SILENT_SECONDS: Final = (SILENT_INTERVALS_MAX + 1) * CLOSE_INTERVAL_SECONDS
+CLOSE_SILENT_TICKS: Final = 4
+CLOSE_SILENT_SECONDS: Final = CLOSE_SILENT_TICKS * CLOSE_INTERVAL_SECONDS
 """Closing gives up when no broker was heard for this time: the brokers are gone, or cannot be reached."""
 
 OTHERS_TRIED: Final = 3
@@ -65,6 +71,9 @@ LEARNED_MAX: Final = 100
 AVOIDED_SECONDS: Final = 5.0
 """How long a broker that answered for a partition it no longer owns is asked only if no other one can be reached. It
 learns of its replacement within the time of a session."""
+
+TOPICS_ASKED_MAX: Final = 8
+"""Topics of a late broker that one question is about, chosen at random: if it was replaced, it has lost them all."""
 
 ROUTES_MAX: Final = 10_000
 """Cached routes. When the cache is full all of them are dropped, which costs one lookup each."""
@@ -130,6 +139,10 @@ class Brokers:
         self._connecting: dict[BrokerAddress, asyncio.Task[Connection]] = {}
         self._lookups: dict[tuple[str, bool], asyncio.Task[requests.Route]] = {}
         self._unreachable: dict[BrokerAddress, float] = {}
+        self._owned: dict[tuple[str, int], Connection] = {}
+        """By topic and partition: the connection at which its owner was used last."""
+        self._questions: dict[Connection, asyncio.Task[None]] = {}
+        """What is being asked about late brokers."""
         self._routes: dict[str, requests.Route] = {}
         self._learned_at: dict[str, float] = {}
         self._closed = False
@@ -167,9 +180,14 @@ class Brokers:
                 yield
                 return
             loop = asyncio.get_running_loop()
-            watch = KeepAlive(
-                CLOSE_INTERVAL_SECONDS, self._last_received, self._ping, lambda: limit.reschedule(loop.time())
-            )
+
+            def silent(ticks: int) -> None:
+                if ticks < CLOSE_SILENT_TICKS:
+                    self._ping()
+                else:
+                    limit.reschedule(loop.time())
+
+            watch = KeepAlive(CLOSE_INTERVAL_SECONDS, self._last_received, silent)
             try:
                 yield
             finally:
@@ -225,6 +243,7 @@ class Brokers:
         self.epochs.use_cluster(self.cluster)
         self._connections[address] = connection
         connection.on_lost(self, lambda _: self._lost(address, connection))
+        connection.on_late = partial(self._late, connection)
         if self.credentials.can_change and connection.welcome.credentials_ms > 0:
             keeping = keep_authenticated(connection, self.credentials, self.clock)
             renewal = self._tasks.spawn(keeping, f"authenticate to {address}")
@@ -243,6 +262,7 @@ class Brokers:
             raise (Unavailable(str(peer)) if self._greeted else Invalid(str(peer))) from None
 
     def _lost(self, address: BrokerAddress, connection: Connection) -> None:
+        self._owned = {key: one for key, one in self._owned.items() if one is not connection}
         if self._connections.get(address) is connection:
             del self._connections[address]
             if not self._closed and connection.lost is not None:
@@ -268,7 +288,7 @@ class Brokers:
         addresses = self.known_addresses
         for address in addresses:
             known = self._connections.get(address)
-            if known is not None and known.usable and not self._is_avoided(address):
+            if known is not None and known.usable and not known.is_late and not self._is_avoided(address):
                 return known
         failures: list[DanubeError] = []
         if addresses and (connection := await self._try_addresses(addresses, failures)) is not None:
@@ -285,10 +305,11 @@ class Brokers:
 
     async def _try_addresses(self, addresses: list[BrokerAddress], failures: list[DanubeError]) -> Connection | None:
         """Return a connection to the first broker that answers; None: none did, and `failures` has the reasons."""
-        now = self.clock.monotonic()
-        for address in sorted(
-            addresses, key=lambda one: (self._is_avoided(one), self._unreachable.get(one, 0.0) > now)
-        ):
+
+        def unlikely(address: BrokerAddress) -> tuple[bool, bool, bool]:
+            return self._is_avoided(address), self._is_unreachable(address), self._is_late(address)
+
+        for address in sorted(addresses, key=unlikely):
             try:
                 return await self.connect_to(address)
             except (Unavailable, Invalid) as error:
@@ -297,6 +318,10 @@ class Brokers:
 
     def _is_unreachable(self, address: BrokerAddress) -> bool:
         return self._unreachable.get(address, 0.0) > self.clock.monotonic()
+
+    def _is_late(self, address: BrokerAddress) -> bool:
+        known = self._connections.get(address)
+        return known is not None and known.is_late
 
     def avoid(self, address: BrokerAddress) -> None:
         """Ask this broker only if no other can be reached: it answered for a partition that it no longer owns."""
@@ -343,12 +368,75 @@ class Brokers:
         address = BrokerAddress.parse(owner)
         if not self._is_unreachable(address):
             try:
-                return await self.connect_to(address)
+                connection = await self.connect_to(address)
+                self._use_owner(topic, partition, connection)
+                return connection
             except Unavailable:
                 self.moved(topic)
                 if self.known_addresses == [address]:
                     raise
         return await self.connect_any()
+
+    def _use_owner(self, topic: str, partition: int, connection: Connection) -> None:
+        if connection.lost is None:
+            self._owned.pop((topic, partition), None)
+            while len(self._owned) >= ROUTES_MAX:
+                del self._owned[next(iter(self._owned))]
+            self._owned[topic, partition] = connection
+
+    # -- late brokers ------------------------------------------------------------------------------------------------
+
+    def _late(self, connection: Connection) -> None:
+        """Ask another broker about one of which nothing is heard, unless that is being asked."""
+        if not self._closed and connection not in self._questions:
+            asking = self._tasks.spawn(self._ask_about(connection), f"ask about {connection.address}")
+            self._questions[connection] = asking
+            asking.add_done_callback(lambda _: self._questions.pop(connection, None))
+
+    async def _ask_about(self, late: Connection) -> None:
+        """Ask another broker for the owners of what this one owned, and give its connection up if it was replaced. A
+        question that fails is asked again while the broker is late."""
+        try:
+            other = await self._connect_other()
+            if other is None or not late.is_late:
+                return
+            late.ask_elsewhere(Unavailable(f"broker at {late.address} is silent: another one is asked"))
+            for topic, partitions in self._topics_of(late).items():
+                with suppress(Refused):  # of a topic that is gone nothing can be learned
+                    route = await self._ask_route(other, topic, create=False, timeout=self._handshake_seconds)
+                    owners = {one.index: BrokerAddress.parse(one.owner) for one in route.partitions if one.owner}
+                    moved = [one for one in partitions if owners.get(one, late.address) != late.address]
+                    if moved and late.is_late:
+                        self._replaced(late, topic, moved[0])
+                        return
+        except DanubeError as error:
+            log.debug("broker.not_asked_about", address=str(late.address), error=error.message)
+
+    async def _connect_other(self) -> Connection | None:
+        """Return a connection to a broker that is not late; None if none is known. One attempt."""
+        for address in self.known_addresses:
+            if not self._is_unreachable(address) and not self._is_late(address):
+                with suppress(Unavailable, Invalid):
+                    return await self.connect_to(address)
+        return None
+
+    def _topics_of(self, connection: Connection) -> dict[str, list[int]]:
+        """Return some of the topics whose partitions are used at this connection, with these partitions."""
+        found: dict[str, list[int]] = {}
+        for (topic, partition), one in self._owned.items():
+            if one is connection:
+                found.setdefault(topic, []).append(partition)
+        chosen = self.random.sample(sorted(found), min(len(found), TOPICS_ASKED_MAX))
+        return {topic: found[topic] for topic in chosen}
+
+    def _replaced(self, late: Connection, topic: str, partition: int) -> None:
+        """Give up the connection to a broker whose partitions have another owner by now."""
+        self._unreachable[late.address] = self.clock.monotonic() + UNREACHABLE_SECONDS
+        for used in {topic for (topic, _), one in self._owned.items() if one is late}:
+            self.moved(used)
+        late.give_up(
+            Unavailable(f"broker at {late.address} is silent, and another one owns partition {partition} of {topic}")
+        )
 
     # -- routes ------------------------------------------------------------------------------------------------------
 
@@ -374,8 +462,14 @@ class Brokers:
                 del self._lookups[topic, create]
 
     async def _request_route(self, topic: str, create: bool) -> requests.Route:
-        connection = await self.connect_any()
-        route = await connection.request(requests.Lookup(topic=topic, create=create), requests.Route)
+        return self._learn(topic, await self._ask_route(await self.connect_any(), topic, create))
+
+    async def _ask_route(
+        self, connection: Connection, topic: str, create: bool, timeout: float = REQUEST_SECONDS
+    ) -> requests.Route:
+        """Look a topic up at this broker. The owner is empty where it names one that was replaced."""
+        lookup = requests.Lookup(topic=topic, create=create)
+        route = await connection.request(lookup, requests.Route, timeout=timeout, elsewhere=True)
         if not route.partitions:
             raise Unavailable(f"the lookup of {topic} named no partition")
         self._learn_brokers(route)
@@ -384,7 +478,7 @@ class Brokers:
             if not self.epochs.of(topic, one.index).accepts(one.epoch):
                 self.avoid(connection.address)
                 one.owner = ""  # it was replaced: this broker does not know by whom
-        return self._learn(topic, route)
+        return route
 
     def _learn_brokers(self, route: requests.Route) -> None:
         """Take over the other brokers of the cluster that a lookup named; one of an earlier release names none."""
@@ -476,7 +570,7 @@ class Brokers:
     async def _call_once(self, request: requests.Request, answer: type[StructT]) -> StructT:
         connection = await self.connect_any()
         try:
-            return await connection.request(request, answer)
+            return await connection.request(request, answer, elsewhere=True)
         except NotOwner as error:
             if not error.owner:
                 raise

@@ -240,7 +240,7 @@ class StagedWrites(Openable):
 
         async def attempt() -> StagesCommitted:
             connection = await self._brokers.connect_any()
-            return await connection.request(request, StagesCommitted, timeout=seconds)
+            return await connection.request(request, StagesCommitted, timeout=seconds, elsewhere=True)
 
         return await self._brokers.retrying(attempt)
 
