@@ -21,6 +21,7 @@ from etcd_cluster import missing_etcd
 from faulty_proxy import FaultyProxy
 
 import pydanube
+from pydanube.client.connection.address import BrokerAddress
 from pydanube.codec.batch import encode
 
 pytestmark = [
@@ -208,6 +209,36 @@ async def test_http_clients_that_repeat_what_failed_go_on_at_another_broker(worl
     assert {payload: clients.received[offset] for payload, offset in clients.sent.items()} == {
         payload: payload for payload in clients.sent
     }
+
+
+async def test_open_clients_leave_an_owner_that_stands_still_once_another_one_is_named(world: ClusterWorld) -> None:
+    """They do not wait until its silence alone ends the connection, 20 s and more."""
+    topic = "/default/stood-still"
+    owner = (await created(world, topic))[0]
+    async with (
+        pydanube.connect(another(world, owner).url) as client,
+        client.consumer(topic, subscription="workers", start="earliest") as consumer,
+        client.reader(topic, start="earliest") as reader,
+        client.producer(topic) as producer,
+    ):
+        await producer.send(b"before")
+        assert [(await one.receive()).payload for one in (consumer, reader)] == [b"before"] * 2
+        used = client._brokers._connections[BrokerAddress.parse(owner.outside.address)]
+        began = time.monotonic()
+        owner.freeze()
+        try:
+            sending = asyncio.create_task(producer.send(b"after"))
+            await new_owner(world, owner, topic)
+            taken_s = time.monotonic() - began
+            await sending
+            sent_s = time.monotonic() - began
+            assert (await reader.receive()).payload == b"after"
+            while (await consumer.receive()).payload != b"after":
+                pass  # what was not acked comes again
+        finally:
+            owner.thaw()
+        print(f"taken over after {taken_s:.1f} s, acked after {sent_s:.1f} s, all after {time.monotonic() - began:.1f}")
+        assert used.lost is not None and "another one owns partition 0" in used.lost.message
 
 
 async def test_a_staged_commit_whose_committer_dies_is_made_once(world: ClusterWorld) -> None:
