@@ -298,7 +298,8 @@ class LimitSettings(Section):
     keep_alive_ms: int = setting(
         5_000,
         Number(100, 600_000),
-        "A client that sends nothing this long, not even an answer to a PING, is disconnected; what it held is free.",
+        "A client that sends nothing this long, not even an answer to a PING, is disconnected; what it held is free. "
+        "A client that hears nothing this long asks another broker who owns the partitions.",
     )
     publish_window_bytes: int = setting(
         32 * MIB, Size(64 * KIB, 4 * GIB), "Published on one connection and not yet answered."

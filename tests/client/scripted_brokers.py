@@ -33,6 +33,10 @@ class ScriptedBroker:
         """The epoch under which it answers as the owner; 0: it does not own the partition."""
         self.brokers: list[str] = []
         """The living brokers that it names in lookups."""
+        self.others: list[str] = []
+        """The owners of the partitions behind the first, which it names in lookups; empty: it knows none."""
+        self.away: set[str] = set()
+        """Topics of which no partition has an owner."""
         self.topic_id = 1
         self.keep_alive_ms = 5_000
         self.connections = 0
@@ -45,6 +49,8 @@ class ScriptedBroker:
         self.refused = 0
         self.created = 0
         """How many requests to create a topic it carried out."""
+        self.subscribed: list[tuple[str, int]] = []
+        """The topic and partition of every consumer that it has attached."""
         self.stored: list[bytes] = []
         self._server: asyncio.Server | None = None
         self._sessions: set[BrokerConnection] = set()
@@ -96,9 +102,13 @@ class ScriptedBroker:
         match request:
             case requests.Lookup():
                 self.lookups += 1
-                here = requests.PartitionRoute(0, self.owner, self.route_epoch)
+                owners = [self.owner, *self.others]
+                routes = [
+                    requests.PartitionRoute(index, "" if request.topic in self.away else owner, self.route_epoch)
+                    for index, owner in enumerate(owners)
+                ]
                 brokers = [BrokerAddresses(one) for one in self.brokers]
-                return requests.Route(request.topic, self.topic_id, False, True, "durable", [here], brokers)
+                return requests.Route(request.topic, self.topic_id, len(owners) > 1, True, "durable", routes, brokers)
             case requests.CreateTopic():
                 if self.owner != self.address:
                     raise NotOwner("ask the owner", self.owner)
@@ -110,8 +120,11 @@ class ScriptedBroker:
         match request:
             case requests.OpenProducer():
                 return requests.ProducerOpened(1, 1, 0, self.epoch)
-            case requests.Subscribe():
-                return requests.ConsumerOpened(1, 1, 0, owner_epoch=self.epoch)
+            case requests.Subscribe(topic=topic, partition=partition):
+                if topic in self.away or self.address != [self.owner, *self.others][partition]:
+                    raise Unavailable(self.says)
+                self.subscribed.append((topic, partition))
+                return requests.ConsumerOpened(partition + 1, 1, 0, owner_epoch=self.epoch)
         raise Unavailable(f"nothing is scripted for {type(request).__name__}")
 
     def check_owner(self) -> None:
@@ -170,8 +183,8 @@ class BrokerConnection:
             case FrameKind.REQUEST:
                 request = requests.decode_request(received.head)
                 answer = self.broker.answer(request)
-                if isinstance(request, requests.Subscribe):
-                    self.consumers.add(1)
+                if isinstance(answer, requests.ConsumerOpened):
+                    self.consumers.add(answer.handle)
                 elif isinstance(request, requests.CloseConsumer):
                     self.consumers.discard(request.handle)
                 self._send(FrameKind.RESPONSE, answer, received.correlation)

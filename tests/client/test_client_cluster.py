@@ -13,6 +13,7 @@ from pydanube import Unavailable
 from pydanube.client.connection import routing
 from pydanube.client.connection.address import BrokerAddress
 from pydanube.client.connection.owner_epochs import TOPICS_MAX, OwnerEpochs
+from pydanube.client.consuming import partition_sources
 
 
 def url(*brokers: ScriptedBroker) -> str:
@@ -110,6 +111,41 @@ async def test_a_request_that_is_sent_once_follows_the_owner_that_refused_it_nam
         async with pydanube.connect(url(second)) as client:
             await client.create_topic("/default/other")
             assert (first.created, second.created) == (1, 0)
+
+
+# -- partitions whose broker is away -----------------------------------------------------------------------------------
+
+
+async def test_a_consumer_that_opens_serves_what_it_has_and_attaches_to_the_rest_when_it_is_back(monkeypatch) -> None:
+    """While it waited for all of them, it would keep what it is attached to from consumers that are open."""
+    monkeypatch.setattr(partition_sources, "PATIENCE_S", 0.05)
+    async with scripted_brokers(1) as brokers:
+        (only,) = brokers
+        only.others = [""]
+        async with (
+            pydanube.connect(url(only), timeout=5) as client,
+            client.consumer(TOPIC, subscription="billing") as consumer,
+        ):
+            only.deliver(b"served", 1)
+            assert (await consumer.receive()).payload == b"served"
+            assert only.subscribed == [(TOPIC, 0)]
+            assert "1 partitions wait for their broker" in repr(consumer)
+            only.others = [only.address]
+            await until(lambda: len(only.subscribed) == 2)
+            await until(lambda: "wait for" not in repr(consumer))
+
+
+async def test_a_consumer_of_a_topic_that_is_away_is_attached_to_no_other_topic_meanwhile() -> None:
+    async with scripted_brokers(1) as brokers:
+        (only,) = brokers
+        only.away, only.says = {"/default/away"}, "broker 'b2' is away since 12:00"
+        async with pydanube.connect(url(only), timeout=0.3) as client:
+            with pytest.raises(Unavailable, match="s: broker 'b2' is away since 12:00"):
+                await client.consumer([TOPIC, "/default/away"], subscription="billing").open()
+            assert only.subscribed == []
+            only.away = set()
+            async with client.consumer([TOPIC, "/default/away"], subscription="billing"):
+                assert sorted(only.subscribed) == [("/default/away", 0), (TOPIC, 0)]
 
 
 # -- replaced owners ---------------------------------------------------------------------------------------------------

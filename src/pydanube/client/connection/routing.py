@@ -510,15 +510,19 @@ class Brokers:
 
     # -- trying again ------------------------------------------------------------------------------------------------
 
-    async def retrying(self, attempt: Callable[[], Awaitable[T]], topic: str = "", partition: int = -1) -> T:
+    async def retrying(
+        self, attempt: Callable[[], Awaitable[T]], topic: str = "", partition: int = -1, timeout: float | None = None
+    ) -> T:
         """Call `attempt` until it succeeds, fails for good, or the timeout has passed; return its result.
 
         topic, partition    the cached route that a NotOwner or NotFound updates
+        timeout             in seconds; None: that of the client
 
         Cancelled, it stops trying.
         """
-        deadline = self.clock.monotonic() + self.timeout
-        backoff = RetryBackoff.within(self.timeout, self.random)
+        timeout = self.timeout if timeout is None else timeout
+        deadline = self.clock.monotonic() + timeout
+        backoff = RetryBackoff.within(timeout, self.random)
         hops = 0
         last: DanubeError = Unavailable("no answer from the broker")
         while True:
@@ -526,7 +530,7 @@ class Brokers:
                 async with asyncio.timeout(deadline - self.clock.monotonic()):
                     return await attempt()
             except TimeoutError:
-                raise self._timeout_error(last) from None
+                raise _timeout_error(timeout, last) from None
             except DanubeError as error:
                 last = error
                 if isinstance(error, NotFound):
@@ -540,13 +544,8 @@ class Brokers:
                         continue
                 wait = backoff.next()
                 if self.clock.monotonic() + wait >= deadline:
-                    raise self._timeout_error(error) from error
+                    raise _timeout_error(timeout, error) from error
                 await self.clock.sleep(wait)
-
-    def _timeout_error(self, error: DanubeError) -> DanubeError:
-        if isinstance(error, Full):
-            return copy(error)
-        return Unavailable(f"gave up after {self.timeout:g} s: {error.message}")
 
     async def call(self, request: requests.Request, answer: type[StructT], repeatable: bool = True) -> StructT:
         """Send a request to any broker and return its answer.
@@ -575,3 +574,9 @@ class Brokers:
             if not error.owner:
                 raise
             return await (await self.connect_to(BrokerAddress.parse(error.owner))).request(request, answer)
+
+
+def _timeout_error(timeout: float, error: DanubeError) -> DanubeError:
+    if isinstance(error, Full):
+        return copy(error)
+    return Unavailable(f"gave up after {timeout:g} s: {error.message}")

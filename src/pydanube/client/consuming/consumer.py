@@ -106,6 +106,8 @@ class Consumer(MessageStream[ValueT]):
         more = f" and {len(topics) - TOPICS_SHOWN} more" if len(topics) > TOPICS_SHOWN else ""
         kind = f" type={self.type}" if self.type is not None else ""
         state = self._state if self._queue.failure is None else "failed"
+        if self._sources.waiting:
+            state += f", {self._sources.waiting} partitions wait for their broker"
         shown = ", ".join(topics[:TOPICS_SHOWN])
         return f"subscription={self.subscription!r}{kind} name={self.name!r} of {shown}{more} {state}"
 

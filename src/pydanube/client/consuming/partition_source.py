@@ -56,6 +56,7 @@ RANGES_PER_FRAME: Final = 10_000
 class SourceListener(Protocol):
     """What a partition source calls in its consumer."""
 
+    def attached(self, source: PartitionSource) -> None: ...
     def delivered(self, batch: ReceivedBatch[Any]) -> None: ...
     def discard_deliveries(self, source: PartitionSource) -> list[ReceivedBatch[Any]]:
         """Remove the batches of this source that wait for the user: the broker sends them again, unless there was a
@@ -123,10 +124,13 @@ class PartitionSource:
         listener: SourceListener,
         subscribe: requests.Subscribe,
         ack_timeout_s: float | None = None,
+        is_away: bool = False,
     ) -> None:
-        """`ack_timeout_s` is the consumer's own ack timeout; None: that of the subscription."""
+        """`ack_timeout_s` is the consumer's own ack timeout; None: that of the subscription. `is_away`: the partition
+        had no owner when it was looked up."""
         self.topic = subscribe.topic
         self.partition = subscribe.partition
+        self.is_away = is_away
         self.type: SubscriptionType | None = None
         """The type of the subscription, once attached."""
         self._brokers = brokers
@@ -200,6 +204,7 @@ class PartitionSource:
             self.send_acks()
         self._flow.restart()
         self.give_credit()
+        self._listener.attached(self)
 
     def session_lost(self, error: DanubeError) -> None:
         log.debug("consumer.connection_lost", topic=self.topic, partition=self.partition, error=error.message)

@@ -3,7 +3,14 @@
 Sends the acks and nacks of all sources together, moves all of them with a seek, and looks for new topics and
 partitions.
 
+A consumer that opens attaches to every partition. Those whose broker is away are attached as soon as it is back, and
+the consumer serves the others meanwhile: an attached consumer takes messages from others, so it must not wait without
+serving what it is attached to.
+
 Invariants
+    an open consumer is attached to a partition of each of its topics, at least: so the subscription exists there, and
+    keeps every message from then on
+    while a topic has no living owner at all, an opening consumer is attached to none
     the prefetch limits hold over all sources together (but each gets at least a hundredth of them, and one message)
     topics that a pattern matches later, and partitions that are added later, are read from their beginning, so that no
     message is missed that was published before they were found
@@ -12,6 +19,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from copy import copy
@@ -41,6 +49,12 @@ SHARES_MAX: Final = 100
 REQUESTS_AT_ONCE: Final = 128
 """Unanswered requests while a consumer opens: enough to keep a broker busy, which works on 64 of one connection at
 once, and few enough that each is answered long before it times out."""
+
+PATIENCE_S: Final = 5.0
+"""How long a consumer that opens waits for a partition while it could serve others of the topic."""
+
+AWAY_SHARE: Final = 0.05
+"""The part of it that is enough for a partition without an owner, when it has waited in the queue for all of it."""
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -95,6 +109,8 @@ class PartitionSources:
         self._sources: dict[tuple[str, int], PartitionSource] = {}
         self._partitioned: set[str] = set()
         """Partitioned topics, which may get more partitions."""
+        self._waiting: set[PartitionSource] = set()
+        """Sources that could not be attached while the consumer was opened, and are still tried."""
         self._with_acks: list[PartitionSource] = []
         self._with_nacks: list[PartitionSource] = []
         self._ack_timer: asyncio.TimerHandle | None = None
@@ -108,6 +124,11 @@ class PartitionSources:
     @property
     def topics(self) -> list[str]:
         return sorted({topic for topic, _ in list(self._sources)})  # a copy: threads read this too
+
+    @property
+    def waiting(self) -> int:
+        """How many partitions wait for their broker since the consumer was opened."""
+        return len(self._waiting)
 
     @property
     def type(self) -> SubscriptionType | None:
@@ -208,6 +229,14 @@ class PartitionSources:
 
     # -- what sources call: see SourceListener -----------------------------------------------------------------------
 
+    def attached(self, source: PartitionSource) -> None:
+        if source in self._waiting:
+            self._waiting.discard(source)
+            log.info("consumer.partition_attached", **self._about(source))
+
+    def _about(self, source: PartitionSource) -> dict[str, object]:
+        return {"topic": source.topic, "partition": source.partition, "subscription": self._options.subscription}
+
     def schedule_acks(self, source: PartitionSource) -> None:
         self._with_acks.append(source)
         if self._ack_timer is None and not self._closed:
@@ -232,7 +261,8 @@ class PartitionSources:
         return self._queue.discard(lambda batch: batch.acks is source.acks)
 
     def source_failed(self, source: PartitionSource, error: DanubeError) -> None:
-        about = {"topic": source.topic, "partition": source.partition, "subscription": self._options.subscription}
+        about = self._about(source)
+        self._waiting.discard(source)
         if isinstance(error, NotFound) and source.topic not in self._options.names:
             self._sources.pop((source.topic, source.partition), None)  # found by a pattern, deleted since
             log.info("consumer.topic_deleted", **about)
@@ -247,19 +277,57 @@ class PartitionSources:
     # -- topics ------------------------------------------------------------------------------------------------------
 
     async def _attach_to(self, topics: Sequence[str], start: requests.Start) -> None:
-        """Attach to every partition of these topics, or to none of them."""
+        """Attach to every partition of these topics whose broker is there, and go on trying the others; or raise the
+        first refusal and attach to none."""
         found = await _for_all(topics, lambda topic: self._new_sources(topic, start))
         added = [source for sources in found for source in sources]
         for source in added:
             self._sources[source.topic, source.partition] = source
         self._share_prefetch()
         try:
-            await _for_all(added, lambda one: self._brokers.retrying(one.attach, one.topic, one.partition))
+            served = {one.topic for one in added if not one.is_away}
+            for is_served in (False, True):  # while a topic is away, nothing is taken from other consumers
+                await self._attach([one for one in added if (one.topic in served) is is_served])
         except BaseException:
             for source in added:
                 self._sources.pop((source.topic, source.partition), None)
+                self._waiting.discard(source)
                 await source.detach()
             raise
+
+    async def _attach(self, sources: Sequence[PartitionSource]) -> None:
+        """Attach these sources; at least one of each topic, or raise Unavailable. The others are tried further."""
+        timeout, counts = self._brokers.timeout, Counter(one.topic for one in sources)
+        patience_s = min(PATIENCE_S, timeout / 2)
+        deadline = self._brokers.clock.monotonic() + patience_s
+        errors: dict[PartitionSource, Unavailable] = {}
+
+        async def try_to_attach(source: PartitionSource, seconds: float) -> None:
+            try:
+                await self._brokers.retrying(source.attach, source.topic, source.partition, seconds)
+                errors.pop(source, None)
+            except Unavailable as error:
+                errors[source] = error
+
+        def patience(source: PartitionSource) -> float:
+            if counts[source.topic] == 1:
+                return timeout
+            left_s = deadline - self._brokers.clock.monotonic()
+            return max(left_s, patience_s * AWAY_SHARE) if source.is_away else patience_s
+
+        def not_served() -> list[PartitionSource]:
+            served = {one.topic for one in sources if one not in errors}
+            return [one for one in sources if one.topic not in served]
+
+        await _for_all(sources, lambda one: try_to_attach(one, patience(one)))
+        absent = [one for one in not_served() if counts[one.topic] > 1]
+        await _for_all(absent, lambda one: try_to_attach(one, timeout - patience_s))
+        for source in not_served():
+            raise errors[source]
+        for source, error in errors.items():
+            log.warning("consumer.partition_unavailable", **self._about(source), error=error.message)
+            self._waiting.add(source)
+            source.reattach()
 
     async def _new_sources(self, topic: str, start: requests.Start) -> list[PartitionSource]:
         """Return a source for every partition of the topic that has none yet."""
@@ -283,7 +351,11 @@ class PartitionSources:
             for partition in range(len(route.partitions))
             if (topic, partition) not in self._sources
         ]
-        return [PartitionSource(self._brokers, self._tasks, self, one, options.ack_timeout_s) for one in subscriptions]
+        away = {one.index for one in route.partitions if not one.owner}
+        return [
+            PartitionSource(self._brokers, self._tasks, self, one, options.ack_timeout_s, one.partition in away)
+            for one in subscriptions
+        ]
 
     def _share_prefetch(self) -> None:
         """Divide the prefetch limits among the sources; each gets at least one message, or nothing would arrive."""
