@@ -350,6 +350,19 @@ async def test_a_partition_that_cannot_be_opened_is_tried_again(tmp_path: Path):
         await until(tried_again)
 
 
+async def test_a_new_session_ends_the_wait_before_a_partition_is_tried_again(tmp_path: Path):
+    clock = ManualClock()
+    async with open_cluster(tmp_path, clock) as cluster:
+        a = await cluster.start("a")
+        await write(cluster, 77, 0, PartitionRecord(assigned="a"))
+        await until(lambda: clock.sleeping >= 3)  # its placing and load telling, and its wait before it tries again
+        await cluster.store.transact([], [Put(topic_key(TOPIC), pack(TopicRecord(77)))])
+        await cluster.know()
+        cluster.sessions.end("a")
+        cluster.sessions.begin("a")
+        await until(lambda: a.opened() == {0})
+
+
 async def test_empty_partitions_of_a_durable_topic_move_only_when_they_are_asked_for(tmp_path: Path):
     async with open_cluster(tmp_path) as cluster:
         a, _ = await cluster.start("a", run=False), await cluster.start("b", run=False)

@@ -47,12 +47,18 @@ class OwnPartitions:
         self._in_hand: set[Key] = set()
         """Partitions that are being opened, or tried again after RETRY_S: trying to open one changes its record."""
         cluster.owners.subscribe(self._changed)
-        cluster.membership.subscribe(MembershipListener(renewed=lambda _session: self.open_all()))
+        cluster.membership.subscribe(MembershipListener(renewed=lambda _session: self._renewed()))
 
     def open_all(self) -> None:
         """Have everything opened that is this broker's and not open."""
         for key in self._owners.of_broker(self._membership.session.name):
             self._changed(key)
+
+    def _renewed(self) -> None:
+        """Try everything at once: the session is what most of it waited for."""
+        self.open_all()
+        if self._in_hand:
+            self._is_due.set()
 
     async def run(self) -> None:
         """Open partitions as they become this broker's, until cancelled, which leaves those that are being opened."""
