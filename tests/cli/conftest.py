@@ -76,8 +76,8 @@ Danube = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def danube(served: Serve) -> Danube:
-    """Run one command against the broker."""
+def danube_process(served: Serve) -> Danube:
+    """Run one command against the broker, in a process of its own."""
 
     def run(*arguments: str, stdin: str | None = None, url: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -93,12 +93,12 @@ def danube(served: Serve) -> Danube:
 
 
 @pytest.fixture
-def danube_inside(served: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Danube:
+def danube(served: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Danube:
     """Run one command against the broker inside the test's process, which is much faster than a process of its own."""
     from pydanube.cli.app import run as run_command
 
-    def run(*arguments: str, stdin: str = "", url: str | None = None) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "stdin").write_text(stdin)
+    def run(*arguments: str, stdin: str | None = None, url: str | None = None) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "stdin").write_text(stdin or "")
         written = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
         with monkeypatch.context() as patched, (tmp_path / "stdin").open() as given:
             patched.setenv("DANUBE_URL", url or served.url)

@@ -41,11 +41,6 @@ FORMATS = {
 
 
 @pytest.fixture
-def danube(danube_inside):
-    return danube_inside
-
-
-@pytest.fixture
 def subject(request: pytest.FixtureRequest) -> str:
     """A subject named after the test."""
     return re.sub(r"[^a-z0-9_]+", "-", request.node.name.lower())[:120].strip("-")

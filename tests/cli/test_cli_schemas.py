@@ -25,11 +25,6 @@ def order(**fields: object) -> str:
 
 
 @pytest.fixture
-def danube(danube_inside):
-    return danube_inside
-
-
-@pytest.fixture
 def subject(request: pytest.FixtureRequest) -> str:
     """A subject named after the test."""
     return re.sub(r"[^a-z0-9_]+", "-", request.node.name.lower())[:120].strip("-")

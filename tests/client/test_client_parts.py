@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube import testing
@@ -94,7 +94,6 @@ class TestPartitions:
         assert fnv1a_64(b"foobar") == 0x85944171F73967E8
         assert Partitioner(7).of_key("foobar") == 0x85944171F73967E8 % 7
 
-    @settings(max_examples=60, deadline=None)
     @given(st.lists(st.binary(max_size=90) | st.sampled_from([b"", bytes(700), b"\xff" * 9])), st.integers(0, 40))
     def test_of_many_keys_are_those_of_each(self, keys: list[bytes], before: int) -> None:
         keys = keys * 4  # on both sides of where numpy takes over from plain Python

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.client.history.coverage import SegmentInfo, check_covered, resolve_overlaps, sort_segments
@@ -282,7 +282,6 @@ def infos(found: list[tuple[int, int, int]]) -> list[SegmentInfo]:
     return [SegmentInfo(f"o{n}", 0, 1, 0, a, b, epoch, epoch) for n, (a, b, epoch) in enumerate(found)]
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 30), st.integers(1, 12), st.integers(1, 4)).map(lambda t: (t[0], t[0] + t[1], t[2])),

@@ -227,7 +227,7 @@ def test_what_is_encoded_comes_back_equal_and_fits_the_registered_schema(
     assert parse_schema(value_type_of(schema).definition).canonical == registered.canonical
     decode, decode_written = kind.decoder(), kind.decoder_of(WriterSchema(kind.definition, {}))
 
-    @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(values, max_size=4))
     def check(many: list[Any]) -> None:
         payloads = kind.encode_many(many)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from batch_samples import NOW, Sample, loaded, samples
-from hypothesis import given, settings
+from hypothesis import given
 
 from pydanube.codec.batch import Batch, Codec, encode
 from pydanube.codec.batch.arrow import SCHEMA
@@ -39,7 +39,6 @@ def expected(batch: Batch) -> dict[str, list[Any]]:
     }
 
 
-@settings(max_examples=80, deadline=None)
 @given(samples())
 def test_arrow_sees_the_same_values(sample: Sample) -> None:
     batch = Batch.open(sample.encode())

@@ -10,7 +10,7 @@ import struct
 
 import pytest
 from batch_samples import loaded, seal
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pydanube.codec.batch import HEADER_BYTES, Batch, Codec, read_header, stamp
@@ -64,7 +64,6 @@ def test_the_batches_to_start_from_are_good(base: int) -> None:
     assert use(BASES[base])
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=400))
 @example(b"")
 @example(b"DBAT\x01")
@@ -74,13 +73,11 @@ def test_random_bytes(data: bytes) -> None:
         read_header(data)
 
 
-@settings(max_examples=500, deadline=None)
 @given(st.binary(min_size=92, max_size=92), st.binary(max_size=300))
 def test_random_fields_behind_a_good_beginning(fields: bytes, body: bytes) -> None:
     use(seal(bytearray(b"DBAT\x01" + fields[:91] + bytes(8) + bytes(24) + body)))
 
 
-@settings(max_examples=600, deadline=None)
 @given(
     st.sampled_from(BASES),
     st.lists(st.tuples(st.integers(4, 2**20), NUMBERS), min_size=1, max_size=4),
@@ -95,7 +92,6 @@ def test_good_batches_with_numbers_changed(base: bytes, changes: list[tuple[int,
     use(seal(data))
 
 
-@settings(max_examples=600, deadline=None)
 @given(
     st.sampled_from(BASES),
     st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 255)), min_size=1, max_size=6),
@@ -109,7 +105,6 @@ def test_good_batches_with_bytes_changed(base: bytes, changes: list[tuple[int, i
     use(seal(data))
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.sampled_from(BASES), st.integers(0, 2**20), st.binary(max_size=64))
 def test_good_batches_cut_or_stretched(base: bytes, where: int, added: bytes) -> None:
     body_end = HEADER_BYTES + where % (len(base) - HEADER_BYTES + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from batch_samples import NOW, Sample, assert_holds, loaded, samples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.codec.batch import Batch, Codec, encode
@@ -20,7 +20,6 @@ def stamped(encoded: bytearray) -> Batch:
     return batch
 
 
-@settings(max_examples=80, deadline=None)
 @given(samples(), st.data())
 def test_a_range_holds_its_rows_at_their_offsets(sample: Sample, data: st.DataObject) -> None:
     source = stamped(sample.encode())
@@ -31,7 +30,6 @@ def test_a_range_holds_its_rows_at_their_offsets(sample: Sample, data: st.DataOb
     assert part.offsets.tolist() == list(range(500 + start, 500 + end))
 
 
-@settings(max_examples=80, deadline=None)
 @given(samples(), st.data())
 def test_a_mask_holds_its_rows_at_their_offsets(sample: Sample, data: st.DataObject) -> None:
     source = stamped(sample.encode())
@@ -57,7 +55,6 @@ def test_a_part_says_where_it_comes_from(codec: Codec) -> None:
     assert part.codec is Codec.NONE
 
 
-@settings(max_examples=50, deadline=None)
 @given(samples(), st.data())
 def test_a_part_of_a_part_keeps_the_first_offsets(sample: Sample, data: st.DataObject) -> None:
     source = stamped(sample.encode())
@@ -70,7 +67,6 @@ def test_a_part_of_a_part_keeps_the_first_offsets(sample: Sample, data: st.DataO
     assert_holds(half, sample.rows(rows))
 
 
-@settings(max_examples=80, deadline=None)
 @given(samples(), st.data())
 def test_parts_cut_out_together_are_those_cut_out_one_by_one(sample: Sample, data: st.DataObject) -> None:
     source = stamped(sample.encode())

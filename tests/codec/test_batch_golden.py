@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from batch_samples import NOW, Sample, samples
-from hypothesis import given, settings
+from hypothesis import given
 
 from pydanube.codec.batch import Batch, Codec, encode
 
@@ -165,7 +165,6 @@ def test_the_document_draws_the_bytes_of_a_batch() -> None:
     assert bytes.fromhex(" ".join(drawn)) == LOADED
 
 
-@settings(max_examples=30, deadline=None)
 @given(sample=samples(codecs=(Codec.NONE,)))
 def test_the_reader_in_the_document_reads_what_is_written(documented: dict[str, Any], sample: Sample) -> None:
     encoded = sample.encode()

@@ -6,7 +6,7 @@ import zlib
 from array import array
 from itertools import accumulate
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pydanube.codec.batch.hashes import SHORT, key_hashes
@@ -17,7 +17,6 @@ def hashes_of(keys: list[bytes]) -> list[int]:
     return key_hashes(memoryview(b"".join(keys)), offsets, 0, len(keys)).tolist()
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.one_of(st.lists(st.binary(max_size=8)), st.lists(st.binary(max_size=SHORT + 2), min_size=30, max_size=60)))
 @example([b""] * 50)
 @example([b""] * 40 + [b"a"])

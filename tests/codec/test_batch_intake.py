@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from batch_samples import NOW, Sample, assert_holds, samples
-from hypothesis import given, settings
+from hypothesis import given
 
 from pydanube.codec.batch import Batch, BatchBuilder, Codec, encode, read_header
 from pydanube.codec.batch.header import TIME_MAX, TIME_MIN
@@ -131,7 +131,6 @@ def test_a_producer_name_has_a_limit() -> None:
         BatchBuilder(producer_name=b"name")  # type: ignore[arg-type]
 
 
-@settings(max_examples=80, deadline=None)
 @given(samples())
 def test_a_builder_makes_the_bytes_that_encode_makes(sample: Sample) -> None:
     builder = BatchBuilder(producer_name=sample.rest["producer_name"], codec=sample.rest["codec"])

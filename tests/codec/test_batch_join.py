@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 from batch_samples import NOW, Sample, assert_holds, forge, loaded, samples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.codec.batch import Batch, Codec, encode
@@ -27,7 +27,6 @@ def parts_of(sample: Sample, cuts: list[int]) -> list[Sample]:
     return [sample.rows(list(range(start, end))) for start, end in pairwise(bounds)]
 
 
-@settings(max_examples=100, deadline=None)
 @given(samples(codecs=(Codec.NONE,)), st.data())
 def test_batches_joined_hold_the_rows_of_all_at_their_offsets_and_times(sample: Sample, data: st.DataObject) -> None:
     count = len(sample.payloads)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from batch_samples import NOW, Sample, samples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.codec.batch import Batch, encode
@@ -62,7 +62,6 @@ def encoded(sample: Sample) -> bytearray:
     )
 
 
-@settings(max_examples=100, deadline=None)
 @given(samples(), st.sampled_from([b"", b"x", "grün".encode(), bytes(64)]))
 def test_packed_columns_are_the_bytes_that_encode_makes(sample: Sample, around: bytes) -> None:
     packed = pack(columns_of(sample, around), producer_name=sample.rest["producer_name"], codec=sample.rest["codec"])

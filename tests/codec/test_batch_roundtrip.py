@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 from batch_samples import NOW, Sample, assert_holds, loaded, samples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.codec.batch import HEADER_BYTES, Batch, BatchBuilder, BatchMessage, Codec, encode, read_header
@@ -19,7 +19,6 @@ from pydanube.codec.batch.header import TIME_MAX, TIME_MIN
 from pydanube.model.limits import BATCH_MESSAGES_MAX, MESSAGE_BYTES_MAX
 
 
-@settings(max_examples=100, deadline=None)
 @given(samples())
 def test_everything_comes_back(sample: Sample) -> None:
     encoded = sample.encode()
@@ -46,7 +45,6 @@ def test_a_lone_row_has_the_bytes_that_any_other_way_gives_it(
     assert Batch.open(lone).payloads == [payload]
 
 
-@settings(max_examples=50, deadline=None)
 @given(samples())
 def test_a_stamp_changes_nothing_but_the_stamp(sample: Sample) -> None:
     encoded = sample.encode()

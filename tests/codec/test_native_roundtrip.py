@@ -7,7 +7,7 @@ import struct
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from native_strategies import I64, OFFSET, OTHERS, REQUESTS, ROW_RANGES, U16, U32, values_of
 
@@ -128,7 +128,6 @@ def test_a_nack_or_a_skip_of_nothing_or_of_less_is_refused(
 
 
 @pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
-@settings(max_examples=30)
 @given(data=st.data())
 def test_a_request_comes_back_as_the_one_it_was(kind: type[requests.Request], data: st.DataObject) -> None:
     request = data.draw(values_of(kind))
@@ -139,7 +138,6 @@ def test_a_request_comes_back_as_the_one_it_was(kind: type[requests.Request], da
 
 
 @pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: kind.__name__)
-@settings(max_examples=30)
 @given(data=st.data())
 def test_an_answer_comes_back(kind: type[msgspec.Struct], data: st.DataObject) -> None:
     answer = data.draw(values_of(kind))

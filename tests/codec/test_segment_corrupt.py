@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from batch_samples import NOW, forge, loaded
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from segment_samples import SectionSample, built, footer_of, one, plain, read_whole, sealed, stored
 
@@ -50,7 +50,6 @@ def read_in_blocks(content: bytes) -> list[bytes]:
 # -- any bytes --------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
 @given(content=st.binary(max_size=300))
 @example(content=b"")
 def test_any_bytes_are_corrupt_under_their_name(content: bytes) -> None:
@@ -63,7 +62,6 @@ def test_any_bytes_are_corrupt_under_their_name(content: bytes) -> None:
             split(memoryview(content), 0, None, NAME)
 
 
-@settings(max_examples=150, deadline=None)
 @given(footer=st.one_of(st.binary(min_size=1, max_size=200), st.recursive(
     st.one_of(st.integers(-(2**63), 2**64 - 1), st.text(max_size=3), st.none(), st.floats(), st.binary(max_size=3)),
     lambda inner: st.lists(inner, max_size=20), max_leaves=40,
@@ -76,7 +74,6 @@ def test_any_footer_with_a_right_checksum_is_corrupt(footer: bytes) -> None:
         footer_of(sealed(one(plain(1)), footer))
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_any_number_in_a_footer_is_read_or_refused(data: st.DataObject) -> None:
     """With right checksums: what is then read has batches in their places, or the rest does not fit."""

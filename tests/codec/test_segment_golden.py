@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from batch_samples import NOW
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from segment_samples import SectionSample, built, footer_of, read_whole, section_samples
 
@@ -105,7 +105,6 @@ def test_the_reader_in_the_document_reads_the_golden_segment(documented: dict[st
     assert documented["read_segment"](GOLDEN) == [((18, 0, 1000), batches())]
 
 
-@settings(max_examples=30, deadline=None)
 @given(sections=st.lists(section_samples(), min_size=1, max_size=3), block_bytes=st.sampled_from([1, 500, 1 << 18]))
 def test_the_reader_in_the_document_reads_what_is_written(
     documented: dict[str, Any], sections: list[SectionSample], block_bytes: int

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from batch_samples import NOW, loaded
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from segment_samples import (
     WRITER,
@@ -37,7 +37,6 @@ from pydanube.model.ledgers import ProducerEntry
 BLOCKS = st.sampled_from([1, 200, 500, 5000, BLOCK_BYTES])
 
 
-@settings(max_examples=80, deadline=None)
 @given(sections=st.lists(section_samples(), min_size=1, max_size=4), block_bytes=BLOCKS)
 def test_a_segment_gives_back_what_went_in(sections: list[SectionSample], block_bytes: int) -> None:
     content = built(sections, block_bytes)
@@ -57,7 +56,6 @@ def test_a_segment_gives_back_what_went_in(sections: list[SectionSample], block_
         assert found.producers == sample.producers
 
 
-@settings(max_examples=40, deadline=None)
 @given(section=section_samples(), block_bytes=BLOCKS)
 def test_blocks_split_one_by_one_as_they_do_together(section: SectionSample, block_bytes: int) -> None:
     content = memoryview(built([section], block_bytes))
@@ -111,7 +109,6 @@ def naive(
     return None
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 900), min_size=1, max_size=25),
     gaps_us=st.lists(st.sampled_from([0, 0, 1, 7]), min_size=25, max_size=25),
@@ -145,7 +142,6 @@ def test_offsets_and_times_are_found_as_by_looking_at_every_batch(
             assert end == section.end
 
 
-@settings(max_examples=60, deadline=None)
 @given(first=st.integers(0, 60), length=st.integers(0, 60), block_bytes=BLOCKS)
 def test_a_range_of_offsets_takes_just_the_blocks_it_touches(first: int, length: int, block_bytes: int) -> None:
     section = footer_of(one(plain(20, first_offset=10, rows=2), block_bytes)).sections[0]

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from batch_samples import NOW, loaded
 from crc32c import crc32c
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from stage_samples import NAME, TOPICS, built, index_of, read_whole
 
@@ -64,7 +64,6 @@ def test_a_stage_is_read_as_it_was() -> None:
     assert read_whole(GOLDEN) == [(18, 0, [bytes(first)]), (19, 4, [bytes(second)])]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(
         st.tuples(st.integers(0, 1), st.integers(0, 9_999)),
@@ -92,7 +91,6 @@ def test_an_index_of_any_length_says_where_its_sections_are(sections: int) -> No
 # -- any bytes --------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
 @given(content=st.binary(max_size=300))
 @example(content=b"")
 @example(content=GOLDEN[:64])

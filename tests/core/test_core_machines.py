@@ -133,4 +133,4 @@ class LogMachine(RuleBasedStateMachine):
 
 
 TestLogMachine = LogMachine.TestCase
-TestLogMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLogMachine.settings = settings(stateful_step_count=40)

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from exhaustive import several
 from pydanube.core.dispatch import dispatcher as dispatcher_module
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.dispatcher import Dispatcher
@@ -23,7 +24,7 @@ from pydanube.model.errors import Refused
 from pydanube.model.failure import ACK_TIMEOUT, Poison
 from pydanube.model.topics import SubscriptionType
 
-EXAMPLES = int(os.environ.get("DISPATCHER_EXAMPLES", "20"))
+EXAMPLES = int(os.environ.get("DISPATCHER_EXAMPLES", several(6, 40)))
 PHASES = [one for one in Phase if one is not Phase.explain]
 STEPS = int(os.environ.get("DISPATCHER_STEPS", "40"))
 
@@ -432,7 +433,6 @@ def machine(subscription_type: SubscriptionType, limits: dict[str, int]):
     case.settings = settings(
         max_examples=EXAMPLES,
         stateful_step_count=STEPS,
-        deadline=None,
         phases=PHASES,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )

@@ -1,7 +1,7 @@
 """Range sets against sets of numbers; processing ranges one by one and all at once must give the same."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.core.dispatch import ranges as ranges_module
@@ -54,7 +54,6 @@ def apply(target: RangeSet, model: set[int], act: str, what) -> None:
         model -= set(lowest)
 
 
-@settings(deadline=None)
 @given(steps, spans)
 def test_a_range_set_is_a_set(script, window):
     target, model = RangeSet(), set()
@@ -67,7 +66,6 @@ def test_a_range_set_is_a_set(script, window):
     assert members(target.take()) == model and not target
 
 
-@settings(deadline=None)
 @given(many, many, st.sampled_from([0, 1, 64]))
 def test_many_ranges_at_once_are_the_same_as_one_by_one(before, added, far_more):
     one_by_one, at_once = RangeSet(before), RangeSet(before)
@@ -84,7 +82,6 @@ def test_many_ranges_at_once_are_the_same_as_one_by_one(before, added, far_more)
     assert at_once.count == one_by_one.count
 
 
-@settings(deadline=None)
 @given(st.integers(0, 30), st.lists(many, max_size=6), spans, st.integers(0, 130))
 def test_a_cursor_that_takes_many_acks_at_once_is_a_set(position, acks, window, offset):
     cursor, settled = Cursor(position), set(range(position))
@@ -134,7 +131,6 @@ table_steps = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(table_steps)
 def test_an_in_flight_table_is_a_dictionary_of_offsets(script):
     table, model = InFlightTable(hashed=True), {}
@@ -175,7 +171,6 @@ def test_an_in_flight_table_is_a_dictionary_of_offsets(script):
 real_spans = st.tuples(st.integers(0, 120), st.integers(1, 9)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(real_spans, min_size=1, max_size=40), min_size=1, max_size=4))
 def test_a_union_has_the_offsets_of_all_and_is_merged(lists):
     together = union([RangeArray(*bounds(one)) for one in lists])

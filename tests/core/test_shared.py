@@ -4,7 +4,7 @@ from itertools import chain, cycle
 
 import pytest
 from dispatch_harness import DispatchHarness
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.model.errors import Refused
@@ -15,7 +15,6 @@ def harness() -> DispatchHarness:
     return DispatchHarness(SubscriptionType.SHARED)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 36), min_size=1), st.booleans())
 def test_36_messages_to_3_consumers_are_12_each_however_they_are_batched(sizes, at_once):
     one = harness()

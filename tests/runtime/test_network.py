@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
@@ -146,7 +146,6 @@ def feed(connection: FramedConnection, data: bytes, pieces: list[int]) -> None:
         connection.buffer_updated(size)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.one_of(st.integers(0, 300), st.integers(10_000, 40_000), st.just(400 * KIB)), max_size=12),
     st.lists(st.integers(1, 100_000), max_size=200),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from avro_samples import DatumMaker, SchemaMaker, avro
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.codec.schemas import parse_schema
@@ -88,7 +88,6 @@ def test_schemas_that_mean_something_else_are_not_the_same(one: Any, other: Any)
     assert avro(one).canonical != avro(other).canonical
 
 
-@settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_the_canonical_form_is_a_definition_of_the_same_schema(seed: int) -> None:
     schema = avro(SchemaMaker(random.Random(seed)).make_record())
@@ -284,7 +283,6 @@ KEYS = ["type", "name", "namespace", "fields", "items", "values", "symbols", "si
 KEYS += ["logicalType", "precision", "scale"]
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     value=st.recursive(
         st.sampled_from(WORDS),
@@ -594,7 +592,6 @@ def test_data_that_cannot_be_resolved_is_invalid(reader: Any, writer: Any, paylo
         avro(reader).decode(payload, avro(writer))
 
 
-@settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_our_reader_reads_what_fastavro_reads(seed: int) -> None:
     rnd = random.Random(seed)

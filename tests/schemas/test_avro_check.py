@@ -9,7 +9,7 @@ from typing import Any
 import fastavro
 import pytest
 from avro_samples import DatumMaker, SchemaMaker, avro, damage, write_long
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.codec.schemas.avro_check import DatumCheck
@@ -21,7 +21,6 @@ def fields(*types: Any) -> dict[str, Any]:
     return {"type": "record", "name": "R", "fields": [{"name": f"f{at}", "type": one} for at, one in enumerate(types)]}
 
 
-@settings(max_examples=150, deadline=None)
 @given(seed=SEEDS, odd=st.booleans())
 def test_valid_data_is_valid_by_rows_and_by_columns_and_for_fastavro(seed: int, odd: bool) -> None:
     rnd = random.Random(seed)
@@ -37,7 +36,6 @@ def test_valid_data_is_valid_by_rows_and_by_columns_and_for_fastavro(seed: int, 
         assert stream.tell() == len(one)
 
 
-@settings(max_examples=300, deadline=None)
 @given(seed=SEEDS)
 def test_damaged_data_is_judged_the_same_by_rows_and_by_columns(seed: int) -> None:
     rnd = random.Random(seed)
@@ -63,7 +61,6 @@ def test_damaged_data_is_judged_the_same_by_rows_and_by_columns(seed: int) -> No
             assert "\n" not in fault and len(fault) <= 300
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.lists(st.binary(max_size=40), min_size=30, max_size=60), seed=SEEDS)
 def test_random_bytes_are_judged_the_same_by_rows_and_by_columns(data: list[bytes], seed: int) -> None:
     schema = avro(SchemaMaker(random.Random(seed)).make_record())

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from avro_samples import DatumMaker, SchemaMaker, avro, change, damage, write_long
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pydanube.codec.schemas.avro import AvroSchema
@@ -93,7 +93,6 @@ def parse_columns(schema: Any) -> AvroSchema:
     return parsed
 
 
-@settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_columns_have_the_values_that_decoding_gives(seed: int) -> None:
     rnd = random.Random(seed)
@@ -103,7 +102,6 @@ def test_columns_have_the_values_that_decoding_gives(seed: int) -> None:
     assert not decode(schema, payloads).errors
 
 
-@settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_damaged_payloads_have_the_errors_that_decoding_gives(seed: int) -> None:
     rnd = random.Random(seed)
@@ -112,7 +110,6 @@ def test_damaged_payloads_have_the_errors_that_decoding_gives(seed: int) -> None
     check_same(schema, [damage(rnd, one) if rnd.random() < 0.2 else one for one in payloads])
 
 
-@settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_another_version_is_resolved_as_decoding_resolves_it(seed: int) -> None:
     rnd = random.Random(seed)

@@ -15,7 +15,7 @@ from avro import io as avro_io
 from avro import schema as avro_schema
 from avro.errors import AvroException
 from avro_samples import DatumMaker, SchemaMaker, avro, change
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.core.compatibility import check_compatible, find_incompatibilities
@@ -40,7 +40,6 @@ def test_the_rules_hold(rule: dict[str, Any]) -> None:
     assert [str(one) for one in found] == rule["refused"]
 
 
-@settings(max_examples=400, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_what_is_called_compatible_can_be_read(seed: int) -> None:
     rnd = random.Random(seed)
@@ -150,7 +149,6 @@ def comparable(value: Any) -> Any:
     return value
 
 
-@settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_what_avros_own_library_resolves_is_read_the_same(seed: int) -> None:
     rnd = random.Random(seed)

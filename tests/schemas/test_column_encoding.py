@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from google.protobuf import json_format
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.codec.schemas import ParsedSchema, parse_schema
@@ -229,7 +229,6 @@ def avro_value(kind: pa.DataType, value: Any) -> Any:
     return value
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(AVRO_ROW, min_size=1, max_size=4))
 def test_avro_decodes_what_the_columns_had(rows: list[dict[str, Any]]) -> None:
     expected = [avro_value(arrow_type(AVRO), row) for row in rows]
@@ -252,7 +251,6 @@ def json_value(kind: pa.DataType, value: Any, path: str = "") -> Any:
     return value
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(JSON_ROW, min_size=1, max_size=4))
 def test_json_decodes_what_the_columns_had(rows: list[dict[str, Any]]) -> None:
     expected = [json_value(arrow_type(JSON), row) for row in rows]
@@ -294,7 +292,6 @@ def proto_message(row: dict[str, Any]) -> Any:
     return message
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(PROTO_ROW, min_size=1, max_size=4))
 def test_protobuf_decodes_what_the_columns_had(rows: list[dict[str, Any]]) -> None:
     for payload, row in zip(encode(PROTO, rows), rows, strict=True):
@@ -335,7 +332,6 @@ def test_fields_without_a_column_have_their_default_or_are_null() -> None:
     ]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 38), st.sampled_from([0, 16, 17, 20]), st.data())
 def test_decimals_of_every_size_are_written(precision: int, size: int, data: st.DataObject) -> None:
     kind: dict[str, Any] = {"type": "fixed", "name": "F", "size": size} if size else {"type": "bytes"}
@@ -459,7 +455,6 @@ def test_what_only_the_whole_schema_knows_is_checked_on_demand() -> None:
 
 
 @pytest.mark.parametrize(("one", "row"), [(AVRO, AVRO_ROW), (JSON, JSON_ROW), (PROTO, PROTO_ROW)])
-@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_the_column_decoder_gives_the_columns_back(
     one: ParsedSchema, row: st.SearchStrategy[Any], data: st.DataObject

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.codec.schemas import ParsedSchema, parse_schema
@@ -147,7 +147,6 @@ def expected_value(schema: Any, value: Any) -> Any:
     return value
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_json_values_that_the_schema_allows_are_decoded(data: st.DataObject) -> None:
     schema, values = data.draw(schemas_and_values())
@@ -157,7 +156,6 @@ def test_json_values_that_the_schema_allows_are_decoded(data: st.DataObject) -> 
     assert decoded.values.to_pylist() == [expected_value(schema, one) for one in rows]
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_json_values_of_another_schema_are_decoded_or_have_a_reason(data: st.DataObject) -> None:
     (schema, values), (_, others) = data.draw(schemas_and_values()), data.draw(schemas_and_values())

@@ -7,7 +7,7 @@ import sys
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.codec.schemas import InvalidRow, parse_schema
@@ -492,7 +492,6 @@ ODD = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.dictionaries(KEYWORDS, ODD, max_size=4), JSON)
 def test_any_definition_is_parsed_or_invalid(schema, value):
     try:
@@ -506,7 +505,6 @@ def test_any_definition_is_parsed_or_invalid(schema, value):
     )
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(alphabet='{}[]":,0123456789eE.-+ \\u003antrfalsb\n', max_size=40))
 def test_any_text_is_a_payload_or_invalid_like_in_the_standard_library(text):
     def unique(pairs):
@@ -526,7 +524,6 @@ def test_any_text_is_a_payload_or_invalid_like_in_the_standard_library(text):
     assert (parse("true").check([text.encode()]) is None) is expected
 
 
-@settings(max_examples=100, deadline=None)
 @given(JSON)
 def test_a_value_survives_encode_and_decode(value):
     anything = parse("true")

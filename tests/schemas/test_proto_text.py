@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.codec.schemas import parse_schema
@@ -165,13 +165,11 @@ def parse_or_refuse(text: str) -> None:
     schema.check([b"\x0a\x01a"])
 
 
-@settings(max_examples=300, deadline=None, print_blob=True)
 @given(st.lists(st.sampled_from(WORDS), max_size=40).map(" ".join))
 def test_words_of_the_language_in_any_order_are_parsed_or_refused(text):
     parse_or_refuse(text)
 
 
-@settings(max_examples=150, deadline=None, print_blob=True)
 @given(st.sampled_from([PROTO2, PROTO3]), st.data())
 def test_a_damaged_text_is_parsed_or_refused(text, data):
     start = data.draw(st.integers(0, len(text)))
@@ -179,7 +177,6 @@ def test_a_damaged_text_is_parsed_or_refused(text, data):
     parse_or_refuse(text[:start] + data.draw(st.sampled_from([*WORDS, ""])) + text[end:])
 
 
-@settings(max_examples=400, deadline=None, print_blob=True)
 @given(st.sampled_from([PROTO2, PROTO3]), st.data())
 def test_a_damaged_descriptor_is_parsed_or_refused(text, data):
     damaged = bytearray(translate(text).SerializeToString())

@@ -158,7 +158,7 @@ def parse(file: Any) -> ParsedProtobuf:
     return schema
 
 
-@settings(max_examples=250, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(pairs(), st.data())
 def test_what_is_called_compatible_can_be_read(versions, data):
     old_file, new_file = versions

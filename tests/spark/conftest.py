@@ -12,14 +12,6 @@ from spark_broker import Broker
 import pydanube
 from pydanube.testing import broker_thread
 
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.is_relative_to(HERE):
-            item.add_marker(pytest.mark.xdist_group("spark"))
-
 
 @pytest.fixture
 def spark(the_spark: SparkSession) -> Iterator[SparkSession]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.client.producing.partitioning import Partitioner
@@ -81,7 +81,6 @@ rows_of_any_kind = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(rows_of_any_kind, st.lists(st.integers(0, 120), max_size=5), st.sampled_from([1, 7, 10_000]))
 def test_every_row_goes_once_and_in_order_to_the_partition_of_its_key(
     rows: list[Row], cuts: list[int], batch_messages: int

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.codec.batch import Batch, Codec, encode
@@ -86,7 +86,6 @@ def some_pieces(draw: st.DrawFn) -> list[RowSlice]:
     return pieces
 
 
-@settings(deadline=None)
 @given(some_pieces())
 def test_every_value_of_every_row_is_there(pieces: list[RowSlice]) -> None:
     made = form().make_batch(pieces)
@@ -95,7 +94,6 @@ def test_every_value_of_every_row_is_there(pieces: list[RowSlice]) -> None:
     assert made.to_pylist() == expected(pieces)
 
 
-@settings(deadline=None)
 @given(some_pieces(), st.sets(st.sampled_from(COLUMNS), min_size=1).map(sorted).map(tuple))
 def test_only_the_chosen_columns_are_made_in_their_order(pieces: list[RowSlice], columns: tuple[str, ...]) -> None:
     made = form(columns).make_batch(pieces)

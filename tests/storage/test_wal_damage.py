@@ -351,7 +351,7 @@ async def test_the_same_record_of_the_right_generation_and_position_counts() -> 
 # -- any bit -----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_no_flipped_bit_makes_a_log_tell_anything_but_the_truth(data: st.DataObject) -> None:
     """Whatever bit of whatever file flips: the start is refused, or every ledger reads as written or raises Corrupt."""

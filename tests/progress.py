@@ -1,0 +1,112 @@
+"""How far a run of the tests is: one line that is rewritten on a terminal, a line now and then elsewhere.
+
+The time left is reckoned with how long each test took here last time, which pytest's cache keeps, or, in the first
+run, with the number of tests. `--failures FILE` writes down what failed, for `.ci/suite`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+CACHE: Final = "danube/seconds"
+LINE_EVERY_S: Final = 30.0
+"""Between two lines where nothing can be rewritten, as in a log of CI."""
+REWRITE_EVERY_S: Final = 0.2
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--failures", type=Path, help="write the failed tests and their output to this file, as JSON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):  # a worker of pytest-xdist: the controller reports
+        return
+    if (file := config.getoption("failures")) is not None:
+        config.pluginmanager.register(Failures(file))
+    if config.option.verbose < 0 and not config.option.collectonly:  # -q, as pyproject.toml says; -v shows names
+        config.pluginmanager.register(Progress(config))
+
+
+class Failures:
+    """Collects what failed, in the order in which it did."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._found: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            node = report.nodeid.split("@")[0]  # pytest-xdist appends the group
+            self._found.setdefault(node, f"{report.longreprtext}\n{report.caplog}{report.capstderr}")
+
+    def pytest_sessionfinish(self) -> None:
+        self._file.write_text(json.dumps(self._found))
+
+
+class Progress:
+    """Counts the tests and shows how much of the work is done."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._cache = config.cache
+        self._known: dict[str, float] = config.cache.get(CACHE, {}) if config.cache else {}
+        self._seconds: dict[str, float] = {}
+        self._expected: dict[str, float] = {}
+        self._expected_sum = self._done_sum = 0.0
+        self._failed = 0
+        self._begin = self._shown = time.monotonic()
+        self._terminal = sys.stderr.isatty()
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        if report.when == "call" and report.passed:
+            return "passed", "", "PASSED"  # no dot
+        return None
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        self._expect(ids)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._expect([item.nodeid for item in session.items])
+
+    def _expect(self, ids: list[str]) -> None:
+        if self._expected or not ids:
+            return
+        known = [self._known[one] for one in ids if one in self._known]
+        usual = sum(known) / len(known) if known else 1.0
+        self._expected = {one: self._known.get(one, usual) for one in ids}
+        self._expected_sum = sum(self._expected.values())
+        self._begin = time.monotonic()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + report.duration
+        self._failed += report.failed
+        if report.when == "teardown":
+            self._done_sum += self._expected.pop(report.nodeid, 0.0)
+            self._show()
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        if now - self._shown < (REWRITE_EVERY_S if self._terminal else LINE_EVERY_S):
+            return
+        self._shown = now
+        share = self._done_sum / self._expected_sum if self._expected_sum else 1.0
+        left = (now - self._begin) * (1 / share - 1) if share else 0.0
+        line = f"{share:4.0%}  {len(self._expected):,} tests left, about {left // 60:.0f}:{left % 60:02.0f}"
+        line += f", {self._failed} failed" if self._failed else ""
+        if self._terminal:
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def pytest_sessionfinish(self) -> None:
+        if self._terminal:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        if self._cache is not None and self._seconds:
+            rounded = {one: round(seconds, 3) for one, seconds in self._seconds.items()}
+            self._cache.set(CACHE, self._known | rounded)
