@@ -8,7 +8,7 @@ CLIENT_STAMP := $(CLIENT)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup danube-client lock check protos check-protos check-deploy format test test-pythons test-spark test-stores test-cluster etcd test-danube-clients soak soak-cluster soak-simulation soak-damage soak-delivery soak-grpc soak-spark demo dist bench bench-spark serve cluster clean
+.PHONY: check-protos $(shell awk -F: '/^[a-z-]+:.*## / {print $$1}' $(MAKEFILE_LIST))
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,9 +71,16 @@ format: setup ## format the code as `make check` wants it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# loadgroup: what is marked as a group, as all tests of Spark are, stays in one worker and is dealt first.
-test: setup danube-client ## run the tests, those of Spark included (about fifteen minutes on two cores)
-	$(PYTEST) -n 2 --dist loadgroup -m "not soak and not stores and not spark_kill and not etcd"
+# loadgroup: what is marked as a group, as all tests of Spark's JVM are, stays in one worker and is dealt first.
+# ONLY=file::test make ... runs that alone, in the environment of the target.
+ELSEWHERE := not soak and not stores and not spark_kill and not etcd
+RUN = $(PYTEST) $(if $(ONLY),"$$ONLY",$(1))
+
+test: setup danube-client ## run the tests, those of Spark included (about eight minutes on two cores)
+	$(call RUN,-n 2 --dist loadgroup -m "$(ELSEWHERE) and not exhaustive")
+
+test-all: setup danube-client ## the same with every case of every test: thousands of examples, every fault in every file
+	DANUBE_EXHAUSTIVE=1 $(call RUN,-n 2 --dist loadgroup -m "$(ELSEWHERE)")
 
 # python3.11 and later, on the PATH or installed by pyenv: one of each minor version.
 PYTHONS ?= $(foreach minor,11 12 13 14,$(firstword $(foreach python,python3.$(minor) \
@@ -106,7 +113,7 @@ NEEDS_ETCD = cd tests/metadata && DANUBE_ETCD="$(ETCDS)" PYTHONPATH=../process .
 # Three workers on two cores: many of these tests wait for sessions and faults to end.
 test-cluster: setup ## three brokers on three real etcd members under faults, and metadata on etcd (four minutes)
 	@$(NEEDS_ETCD)
-	DANUBE_ETCD="$(ETCDS)" $(PYTEST) -n 3 --dist loadgroup -m "etcd and not soak" tests/metadata tests/cluster
+	DANUBE_ETCD="$(ETCDS)" $(call RUN,-n 3 --dist loadgroup -m "etcd and not soak" tests/metadata tests/cluster)
 
 etcd: setup ## build a newer etcd with Go for test-cluster, where Go is present
 	@command -v go >/dev/null || { echo "etcd $(ETCD_VERSION) needs Go 1.24 or later" >&2; exit 1; }

@@ -7,11 +7,14 @@ and properties take the number of examples from hypothesis' profile, which tests
 from __future__ import annotations
 
 import os
-from typing import Final
+from typing import Final, TypeVar
 
 EXHAUSTIVE: Final = os.environ.get("DANUBE_EXHAUSTIVE") == "1"
 
 
-def several(representative: int, exhaustive: int) -> int:
-    """Return how many cases to try."""
+Cases = TypeVar("Cases")
+
+
+def several(representative: Cases, exhaustive: Cases) -> Cases:
+    """Return the cases to try, or how many."""
     return exhaustive if EXHAUSTIVE else representative

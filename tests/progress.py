@@ -53,8 +53,8 @@ class Progress:
     """Counts the tests and shows how much of the work is done."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._cache = config.cache
-        self._known: dict[str, float] = config.cache.get(CACHE, {}) if config.cache else {}
+        self._cache: pytest.Cache | None = getattr(config, "cache", None)
+        self._known: dict[str, float] = self._cache.get(CACHE, {}) if self._cache else {}
         self._seconds: dict[str, float] = {}
         self._expected: dict[str, float] = {}
         self._expected_sum = self._done_sum = 0.0

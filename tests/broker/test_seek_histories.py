@@ -13,13 +13,14 @@ from random import Random
 import pytest
 from broker_harness import TOPIC, BrokerClient, Collector, open_broker
 
+from exhaustive import several
 from pydanube.broker.subscriptions.subscriptions import Attachment
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.topics import SubscriptionType
 
-SEEDS = int(os.environ.get("SEEK_SEEDS", "6"))
+SEEDS = int(os.environ.get("SEEK_SEEDS", several(3, 6)))
 STEPS = 120
 SINGLE = (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
 

@@ -46,6 +46,7 @@ def test_batches_with_verification_and_all_baselines(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.exhaustive
 def test_several_of_everything_message_by_message():
     told = measured(
         "--no-baselines", "--verify", "--receive", "messages", "--count", "12000", "--batch", "100", "--size", "33",
@@ -54,6 +55,7 @@ def test_several_of_everything_message_by_message():
     assert (told["sent"], told["received"], told["verified"]) == (12_000, 24_000, True)
 
 
+@pytest.mark.exhaustive
 def test_a_shared_subscription_is_verified_over_all_of_its_consumers():
     told = measured("--no-baselines", "--verify", "--count", "20000", "--type", "shared", "--consumers", "3")
     assert (told["sent"], told["received"], told["faults"]) == (20_000, 20_000, {})
@@ -67,12 +69,14 @@ def test_a_key_shared_subscription_is_verified_by_key():
     assert (told["received"], told["faults"]) == (12_000, {})
 
 
+@pytest.mark.exhaustive
 def test_subscriptions_are_spread_over_the_consumers_and_each_gets_everything():
     told = measured("--no-baselines", "--verify", "--count", "5000", "--subscriptions", "5", "--consumers", "2")
     assert (told["sent"], told["received"], told["faults"]) == (5_000, 25_000, {})
     assert told["throughput"]["delivered"] > told["throughput"]["end_to_end"]
 
 
+@pytest.mark.exhaustive
 def test_a_topic_that_stores_nothing_may_lose_but_not_repeat():
     told = measured(
         "--no-baselines", "--verify", "--count", "5000", "--non-reliable", "--type", "failover", "--consumers", "2"
@@ -81,12 +85,14 @@ def test_a_topic_that_stores_nothing_may_lose_but_not_repeat():
     assert told["received"] + told["dropped"] == 5_000
 
 
+@pytest.mark.exhaustive
 async def test_the_cost_of_a_backlog_is_measured_at_every_size(tmp_path: Path):
     curve = await backlog_curve(tmp_path, [1_000, 3_000], "key-shared")
     assert [point["unacked"] for point in curve] == [1_000, 3_000]
     assert all(point["ack_ms"] > 0 and point["redelivery_ms"] > 0 for point in curve)
 
 
+@pytest.mark.exhaustive
 def test_latency_of_unbatched_sends():
     told = measured("--latency", "--rate", "500", "--count", "400", "--ack-level", "memory", "--verify")
     latency = told["latency"]
@@ -96,12 +102,14 @@ def test_latency_of_unbatched_sends():
     assert told["baselines"]["sync"] is None
 
 
+@pytest.mark.exhaustive
 def test_time_instead_of_a_count_and_no_consumer():
     told = measured("--no-baselines", "--seconds", "0.3", "--consumers", "0", "--ack-level", "written")
     assert told["sent"] > 0
     assert told["throughput"]["end_to_end"] == 0
 
 
+@pytest.mark.exhaustive
 def test_a_broker_that_runs_already(served):
     told = measured("--no-baselines", "--url", served.url, "--count", "1000", "--rate", "5000", "--batch", "100")
     assert told["received"] == 1_000

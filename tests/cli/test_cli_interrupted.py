@@ -68,6 +68,7 @@ def test_a_second_signal_interrupts_consume(danube, start, topic):
     assert process.returncode == 130
 
 
+@pytest.mark.exhaustive
 def test_a_second_signal_interrupts_top(start):
     process = start("top", "--json", "--interval", "1h")
     assert json.loads(process.stdout.readline())["topics"] is not None
@@ -75,6 +76,7 @@ def test_a_second_signal_interrupts_top(start):
     assert process.returncode == 130
 
 
+@pytest.mark.exhaustive
 def test_a_second_signal_interrupts_a_redrive_which_says_how_far_it_got(danube, served, start, topic):
     dead = f"{topic}-dlq"
     danube("topics", "create", topic)

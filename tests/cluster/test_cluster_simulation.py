@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from cluster_simulation import run_seed
 
+from exhaustive import several
 from pydanube.broker.cluster.owners import Key
 from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.staging.stage_publisher import SectionPlace
@@ -21,7 +22,7 @@ from pydanube.broker.staging.stage_reader import StageReader
 from pydanube.model.names import TopicName
 
 PROGRAM = Path(__file__).with_name("cluster_simulation.py")
-SEEDS = 50
+SEEDS = several(8, 50)
 """Of each of two tests, which may run at the same time."""
 SECONDS = 85
 """After so long each of them begins no further seed, so that a busy machine spends no more than three minutes."""
@@ -41,7 +42,7 @@ def simulate(first: int, *limits: int) -> None:
     assert done.returncode == 0, done.stdout + done.stderr[-8000:]
 
 
-@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("half", [pytest.param(0, marks=pytest.mark.exhaustive), 1])
 def test_faults_from_a_seed_lose_nothing_and_double_nothing(half: int) -> None:
     first = random.randrange(2**32)
     simulate(first if half else 1, SEEDS, SECONDS)

@@ -43,7 +43,7 @@ def check(result: dict[str, Any], partitions: int) -> None:
             assert numbers == sorted(numbers)
 
 
-@pytest.mark.parametrize("partitions", [0, 3])
+@pytest.mark.parametrize("partitions", [pytest.param(0, marks=pytest.mark.exhaustive), 3])
 def test_over_kill_9_nothing_acked_is_missing(client_command: list[str], tmp_path: Path, partitions: int) -> None:
     result = run_with_kills(client_command, tmp_path, 2, 150, partitions)
     check(result, partitions)

@@ -39,6 +39,7 @@ def test_the_official_client_publishes_and_receives_with_its_token_and_not_witho
         assert key not in log and SECRET not in log
 
 
+@pytest.mark.exhaustive
 def test_the_official_client_with_token_and_tls(client_command: list[str], tmp_path: Path) -> None:
     """The token by itself, from a function, and beside a client certificate; neither is enough without the other."""
     if len(client_command) == 1:

@@ -19,8 +19,10 @@ from oracle import judge
 from stored_files import BY_NAME, classify
 from world import SCENARIOS, prepare
 
+from exhaustive import several
+
 REPLAY = Path(__file__).with_name("replay.py")
-CASES = 10
+CASES = several(3, 10)
 """Of each scenario, in the short run."""
 SOAK_CASES = 540
 CASES_PER_WORLD = 15

@@ -23,6 +23,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 
+from exhaustive import several
 from pydanube import testing
 from pydanube.gateway.http.api.openapi import document, statuses
 from pydanube.gateway.http.api.operations import PATH_PARAMETERS
@@ -43,7 +44,7 @@ def loaded_document() -> Any:
 
 SCHEMA = loaded_document()
 TIMEOUT_S = 60
-EXAMPLES = 6
+EXAMPLES = several(2, 6)
 """Requests of each operation, right and wrong ones each."""
 
 CHECKS = [schemathesis.checks.not_a_server_error, status_code_conformance, content_type_conformance]

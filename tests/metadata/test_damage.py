@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from exhaustive import several
 from pydanube.metadata.database import Database
 from pydanube.metadata.recovery import DAMAGED_KEPT_MAX, open_database
 from pydanube.metadata.store import Compare, Delete, KeyValue, Put, StoreIdentity, Succession
 from pydanube.model.errors import Corrupt, DanubeError, Refused
 from pydanube.runtime.disk import OsDisk
 
-FLIPS_PER_FILE = 40
+FLIPS_PER_FILE = several(10, 40)
 USER_VERSION = range(60, 64)
 """Of SQLite's header: whether a release later than this one wrote the file cannot be told from damage."""
 
@@ -185,6 +186,7 @@ def test_damage_of_one_file_is_repaired_whatever_it_is(example: Example, tmp_pat
     assert cases >= 2 * (FLIPS_PER_FILE + 16)
 
 
+@pytest.mark.exhaustive
 def test_every_byte_of_the_header_may_be_damaged(example: Example, tmp_path: Path) -> None:
     """All of SQLite's header that means something."""
     for at in range(16, 72):

@@ -169,7 +169,8 @@ async def at_most_once(tmp_path, partitions: int, rounds: int) -> None:
         print(f"{kind}: {len(churn.record.missing[kind])} of {len(churn.record.acked)} were lost")
 
 
-layouts = pytest.mark.parametrize("partitions", [0, PARTITIONS], ids=["plain", "partitioned"])
+plain = pytest.param(0, marks=pytest.mark.exhaustive, id="plain")
+layouts = pytest.mark.parametrize("partitions", [plain, pytest.param(PARTITIONS, id="partitioned")])
 
 
 @pytest.mark.process

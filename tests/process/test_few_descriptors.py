@@ -30,6 +30,7 @@ async def works(client: pydanube.Client) -> None:
             await reader.receive(timeout=60)
 
 
+@pytest.mark.exhaustive
 async def test_a_broker_with_few_descriptors_serves_as_many_as_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

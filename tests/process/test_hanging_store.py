@@ -38,6 +38,7 @@ async def until_seen(client: pydanube.Client, beginning: str) -> None:
             await asyncio.sleep(0.2)
 
 
+@pytest.mark.exhaustive
 async def test_a_broker_whose_store_hangs_takes_messages_says_so_and_ends_in_time(tmp_path: Path, monkeypatch):
     pytest.importorskip("obstore")
     async with black_hole() as port:

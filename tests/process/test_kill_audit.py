@@ -35,7 +35,7 @@ def connect(broker: BrokerProcess) -> pydanube.Client:
     return pydanube.connect(broker.url, token=(broker.directory / "admin-key").read_text().strip())
 
 
-@pytest.mark.parametrize("to", ["file", "topic"])
+@pytest.mark.parametrize("to", ["file", pytest.param("topic", marks=pytest.mark.exhaustive)])
 async def test_written_events_survive_a_kill(tmp_path: Path, to: str):
     environment = {"DANUBE_AUTH_ENABLED": "true", "DANUBE_AUDIT_TO": to, "DANUBE_AUDIT_SESSIONS": "false"}
     with BrokerProcess(tmp_path / "data", environment=environment) as broker:

@@ -22,6 +22,7 @@ async def sent_back(client: pydanube.Client) -> list[int]:
         return [int(message.payload) async for message in reader]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.process
 async def test_every_letter_arrives_although_the_broker_is_killed_during_redrives(tmp_path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:

@@ -45,6 +45,7 @@ class Registrations:
             await self.progress.wait()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 async def test_a_registration_that_was_answered_stays_and_one_that_was_not_is_found(tmp_path):
     seed = random.randrange(1 << 32)

@@ -189,6 +189,7 @@ def on_a_flaky_store(directory: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.exhaustive
 async def test_killing_the_broker_on_a_store_that_loses_answers_loses_and_repeats_nothing(tmp_path: Path) -> None:
     await kill_again_and_again(tmp_path / "data", 3, 500, on_a_flaky_store(tmp_path))
 
@@ -201,6 +202,7 @@ def on_s3(directory: Path) -> Iterator[dict[str, str]]:
         yield {"DANUBE_STORAGE_URL": f"s3://{S3_BUCKET}/stored", "DANUBE_STORAGE_OPTIONS": options}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(bool(missing_weed()), reason=missing_weed() or "the S3 server is there")
 async def test_killing_the_broker_on_an_s3_server_loses_and_repeats_nothing(tmp_path: Path) -> None:
     with on_s3(tmp_path) as environment:

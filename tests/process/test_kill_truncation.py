@@ -14,6 +14,7 @@ TOPIC = "/default/orders"
 SEED = 18
 
 
+@pytest.mark.exhaustive
 @pytest.mark.process
 async def test_a_truncated_topic_comes_back_truncated(tmp_path) -> None:
     print(f"seed {SEED}")

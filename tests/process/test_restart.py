@@ -11,6 +11,7 @@ import pytest
 from brokers import PORTS, BrokerProcess
 
 import pydanube
+from exhaustive import several
 from pydanube.runtime import telemetry
 
 pytestmark = pytest.mark.process
@@ -23,7 +24,7 @@ async def publish(url: str, payloads: list[bytes]) -> list[int]:
         return [receipt.offset for receipt in receipts]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", several([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]))
 async def test_a_clean_stop_keeps_topics_offsets_and_cursors(tmp_path, number):
     with BrokerProcess(tmp_path / "data") as broker:
         assert await publish(broker.url, [b"%d" % n for n in range(10)]) == list(range(10))
@@ -76,6 +77,7 @@ def test_two_brokers_never_share_a_directory(tmp_path):
         assert second.stdout == ""
 
 
+@pytest.mark.exhaustive
 async def test_a_file_size_limit_refuses_or_moves_on_and_loses_nothing(tmp_path):
     limit = 2 << 20
 
@@ -93,6 +95,7 @@ async def test_a_file_size_limit_refuses_or_moves_on_and_loses_nothing(tmp_path)
     assert "file size limit" in broker.log.read_text()
 
 
+@pytest.mark.exhaustive
 async def test_a_consumer_that_stops_reading_slows_nobody_and_costs_no_memory(tmp_path):
     with BrokerProcess(tmp_path / "data") as broker:
         async with pydanube.connect(broker.url) as client:
@@ -151,6 +154,7 @@ async def test_an_older_copy_of_the_metadata_is_refused(tmp_path):
             broker.start()
 
 
+@pytest.mark.exhaustive
 async def test_an_older_copy_of_the_database_alone_is_brought_up_to_date_from_its_journal(tmp_path):
     data = tmp_path / "data"
     with BrokerProcess(data) as broker:
@@ -168,6 +172,7 @@ async def test_an_older_copy_of_the_database_alone_is_brought_up_to_date_from_it
     assert (data / "metadata.db.damaged-1").read_bytes() == older
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_latest", [True, False])
 async def test_a_reader_that_ends_behind_a_gap_of_reserved_offsets_waits_for_nothing(tmp_path, monkeypatch, is_latest):
     monkeypatch.setattr("pydanube.client.history.reader.WAIT_MS", 60_000)

@@ -109,6 +109,7 @@ async def test_a_wiped_broker_comes_back_from_its_object_store_alone(tmp_path, s
         assert len(await everything(broker.url, TOPIC)) == 101
 
 
+@pytest.mark.exhaustive
 async def test_a_new_broker_does_not_write_among_the_objects_of_a_lost_one(tmp_path, store_url):
     with BrokerProcess(tmp_path / "data") as broker:
         async with pydanube.connect(broker.url) as client:

@@ -121,6 +121,7 @@ async def kill_at_every_step(directory: Path, partitions: int, kinds: str, most:
     return died
 
 
+@pytest.mark.exhaustive
 @pytest.mark.process
 async def test_killing_the_broker_between_every_two_steps_of_a_commit_loses_and_repeats_nothing(directory):
     died = await kill_at_every_step(directory, 1, KINDS)

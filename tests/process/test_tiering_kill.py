@@ -118,6 +118,7 @@ async def check_stored(directory: Path) -> None:
     await store.close()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.process
 async def test_killing_the_broker_at_every_step_of_an_upload_loses_and_repeats_nothing(tiered, monkeypatch):
     await kill_at(STEPS, tiered, monkeypatch)

@@ -31,6 +31,7 @@ def greedy(port: int) -> socket.socket:
     return line
 
 
+@pytest.mark.exhaustive
 async def test_memory_stays_bounded_however_many_do_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DANUBE_CACHE_TAIL_BYTES", "1MiB")  # so that answers are read from the log, into memory
     monkeypatch.setenv("DANUBE_LIMITS_KEEP_ALIVE_MS", "120000")

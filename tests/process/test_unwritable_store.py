@@ -33,7 +33,7 @@ def listed(broker: BrokerProcess) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-@pytest.mark.parametrize("kind", ["directory", "s3"])
+@pytest.mark.parametrize("kind", ["directory", pytest.param("s3", marks=pytest.mark.exhaustive)])
 async def test_a_broker_starts_without_its_store_and_goes_on_with_it(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +67,7 @@ async def test_a_broker_starts_without_its_store_and_goes_on_with_it(
         assert "Traceback" not in broker.log.read_text()
 
 
+@pytest.mark.exhaustive
 async def test_manifests_that_cannot_be_written_show_although_uploads_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

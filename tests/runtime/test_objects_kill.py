@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from objects_conformance import keys_of
 
+from exhaustive import several
 from pydanube.runtime.objects.local import LocalStore
 
-ROUNDS = 8
+ROUNDS = several(3, 8)
 SOAK_ROUNDS = 100
 
 WRITER = """

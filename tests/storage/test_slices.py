@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import pytest
 from slice_simulation import INCARNATION, LEDGER, LIMITS, FaultyStore, InstantClock, judge, record, run
 
+from exhaustive import several
 from pydanube.codec.slice import encode_marker, slice_key
 from pydanube.core import slice_sequence
 from pydanube.model.errors import AlreadyExists, Corrupt, DanubeError, NotOwner, Refused, Unavailable
@@ -17,7 +18,7 @@ from pydanube.runtime.tasks import Tasks
 from pydanube.storage.slices import SliceReader, SliceWriter, check_store, reading, seal, sealing, writer
 from pydanube.storage.slices.reading import SliceRange
 
-SEEDS = range(300)
+SEEDS = range(several(60, 300))
 
 
 async def failing_seeds(seeds: range = SEEDS) -> dict[int, list[str]]:

@@ -4,6 +4,7 @@ import tracemalloc
 from pathlib import Path
 
 import msgspec
+import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
 from tiering_harness import SMALL, WAL, filled, upload_all
 
@@ -63,6 +64,7 @@ async def pretend(store, topic_id: int, like: CatalogSegment, shift_us: int) -> 
     await store.transact([], writes)
 
 
+@pytest.mark.exhaustive
 async def test_twenty_gigabytes_of_history_are_opened_listed_and_sought_with_few_questions(tmp_path: Path):
     objects, clock = MemoryStore(), ManualClock()
     settings = {"wal": WAL, "objects": objects, "tiering": SMALL, "tail_bytes": 1, "clock": clock}

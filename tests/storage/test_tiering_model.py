@@ -9,6 +9,7 @@ import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
 from tiering_harness import SMALL, WAL, client_of, filled, upload_all
 
+from exhaustive import several
 from pydanube.codec.batch import Batch
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.positions import Position
@@ -138,7 +139,7 @@ class Run:
         assert stored == expected, f"seed={self.seed}"
 
 
-@pytest.mark.parametrize("walk", range(6))
+@pytest.mark.parametrize("walk", range(several(2, 6)))
 async def test_a_random_walk_agrees_with_a_list(tmp_path: Path, walk: int):
     seed = random.randrange(2**32)
     print(f"seed={seed}")

@@ -11,10 +11,11 @@ import pytest
 from wal_mutants import MUTANTS
 from wal_simulation import Simulation, Violation
 
+from exhaustive import several
 from pydanube.runtime.simdisk import PowerCut
 from pydanube.storage.wal import WalSettings
 
-SEEDS = 500
+SEEDS = several(100, 500)
 CHUNK = 50
 REPLAYED = os.environ.get("DANUBE_SEED")
 
