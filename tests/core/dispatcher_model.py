@@ -113,8 +113,8 @@ class DispatcherModel(RuleBasedStateMachine):
         active = self.active() if self.is_single else None
         if active is not None and not active.can_receive:
             return
-        if self.unacked_max and len(self.in_flight) >= self.unacked_max:
-            return
+        if dispatcher.in_flight_max and len(self.in_flight) >= dispatcher.in_flight_max:
+            return  # `unacked_max`, or the pace of acks after some came later than the ack timeout
         idle = [
             offset
             for offset in stored.keys
