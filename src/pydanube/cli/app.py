@@ -38,7 +38,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "pipeline": ("pipeline:pipeline", "Run, check and list Spark pipelines from YAML files."),
     "table": ("table:table_", "Land topics in Delta and Iceberg tables, exactly once, and look after the tables."),
     "brokers": ("brokers:brokers", "List and describe brokers, and what they have left over."),
-    "cluster": ("cluster:cluster", "Show the cluster: its brokers, their partitions and their load."),
+    "cluster": ("cluster:cluster", "Show the cluster, its brokers and their load, and finish its upgrade."),
     "auth": ("auth:auth", "Manage roles, bindings, API keys and quotas, and ask what one may do."),
     "storage": ("storage:storage", "Serve and look after object stores."),
     "metadata": ("metadata:metadata", "Move the metadata of a broker that is stopped."),
