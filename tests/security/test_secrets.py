@@ -281,6 +281,8 @@ def world(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Ite
             )
             made.secrets["AdminKey"] = (here / "data" / "admin-key").read_text().strip().split("_", 2)[2]
             made.allowed["file admin-key"] = {"AdminKey"}
+            with pydanube.connect_blocking(made.url, token=admin_key(made), tls_ca_file=authority.ca_file) as client:
+                client.access.create_binding("service_account:webhook-shop", ["admin"], "/default")
             yield made
 
 
@@ -307,7 +309,7 @@ def tokens(world: World) -> list[tuple[str, bool]]:
 
 async def test_native_callers(world: World, authority: Authority) -> None:
     for shown, works in [*tokens(world), (world.secrets["ClusterToken"], True), (marked("ClusterTokex"), False)]:
-        arguments = {"token": shown, "tls_ca_file": authority.ca_file, "timeout": 5}
+        arguments = {"token": shown, "tls_ca_file": authority.ca_file, "timeout": 60}
         try:
             async with pydanube.connect(world.url, **arguments) as client:  # type: ignore[arg-type]
                 world.tell("whoami", await client.access.whoami(), repr(client))
@@ -331,7 +333,6 @@ async def _work(world: World, client: pydanube.Client) -> None:
     made = await client.access.create_key("user:bob", comment="for the test")
     world.secrets[f"NewKey{made.key.id}"] = made.secret.split("_", 2)[2]
     world.tell("new key", made)
-    await client.access.create_binding("service_account:webhook-shop", ["admin"], "/default", binding_id="hook")
     world.tell("keys", await client.access.keys(), await client.describe_broker())
     with pytest.raises(DanubeError) as raised:
         await client.access.revoke_key(made.secret)
