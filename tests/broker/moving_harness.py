@@ -153,6 +153,6 @@ async def moving_cluster(directory: Path, *names: str, **changes: Any) -> AsyncI
 
 async def until(holds: Callable[[], bool]) -> None:
     """Wait until something that other tasks do has happened."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110 - what is waited for happens inside the brokers
             await asyncio.sleep(0.005)

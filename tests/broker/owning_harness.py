@@ -278,6 +278,6 @@ async def open_world(directory: Path, clock: Clock | None = None) -> AsyncIterat
 
 async def until(holds: Callable[[], bool]) -> None:
     """Wait until something that other tasks do has happened."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110 - what is waited for happens inside the broker
             await asyncio.sleep(0.005)

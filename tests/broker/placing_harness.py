@@ -229,6 +229,6 @@ async def open_cluster(directory: Path, clock: Clock | None = None) -> AsyncIter
 
 async def until(holds: Callable[[], bool]) -> None:
     """Wait until something that other tasks do has happened."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110 - what is waited for happens inside the brokers
             await asyncio.sleep(0.005)

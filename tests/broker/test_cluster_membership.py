@@ -29,7 +29,7 @@ from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.tasks import Tasks
 
 SESSION_S = 10
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 class Line:

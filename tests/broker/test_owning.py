@@ -320,7 +320,7 @@ async def test_a_publish_that_meets_a_newer_owner_is_answered_not_owner_and_the_
         with pytest.raises(NotOwner):
             await a.client.publish(producer, [b"x"])
         with pytest.raises(NotOwner):
-            await asyncio.wait_for(reading, 10)
+            await asyncio.wait_for(reading, 60)
 
 
 async def test_an_ack_that_meets_a_newer_owner_is_answered_not_owner(tmp_path):

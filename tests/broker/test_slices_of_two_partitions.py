@@ -108,7 +108,7 @@ async def test_an_ack_that_comes_while_the_partition_is_released_is_not_confirme
         await recorded.wait()
         answer: asyncio.Future[DanubeError | None] = asyncio.get_running_loop().create_future()
         sink.consumer.ack([(1, 2)], False, answer.set_result, None)
-        await asyncio.wait([answer], timeout=20)
+        await asyncio.wait([answer], timeout=60)
         go_on.set()
         await unloading
         assert answer.result() is not None, "the ack was confirmed"

@@ -347,12 +347,12 @@ async def _advance(here: World, seconds: float) -> None:
     while left > 0:
         step = min(left, 300.0)
         before = here.source.fetched
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not here.clock.sleeping:  # noqa: ASYNC110 - it happens in the task of the keys
                 await asyncio.sleep(0)
         here.clock.advance(step)
         if step == 300.0:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while here.source.fetched == before or here.jwks._next is not None:  # noqa: ASYNC110 - likewise
                     await asyncio.sleep(0)
         left -= step

@@ -195,7 +195,7 @@ class TwoBrokers:
     async def create(self, topic: TopicName, partitions: int = 0, **owners: list[int]) -> int:
         """Create a topic whose partitions belong to `a`, except for those that `b` or `nobody` names; return its id."""
         await self.a.create_topic(ANONYMOUS, topic, TopicConfig(partitions))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.b._registry.find_topic(topic) is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         for index in range(max(1, partitions)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 import pydanube
 from pydanube import Client, Consumer, FailurePolicy, Invalid
 from pydanube.client.consuming.acks import Acks, AckTimeouts
+from pydanube.runtime.clock import ManualClock
 
 TOPIC = "/default/orders"
 SOON = FailurePolicy(ack_timeout_ms=150, delay_ms=0, delay_max_ms=0)
@@ -23,11 +25,29 @@ async def publish(client: Client, count: int) -> None:
         await producer.send_many([b"%d" % number for number in range(count)])
 
 
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def client(url: str, clock: ManualClock) -> AsyncIterator[Client]:
+    """A client for which no time passes, however long the machine takes, until the test says so."""
+    async with Client(url, clock=clock) as client:
+        yield client
+
+
 def acks_of(consumer: Consumer) -> Acks:
     return consumer._sources._sources[TOPIC, 0].acks
 
 
-async def test_a_message_that_is_not_acked_in_time_is_redelivered(client: Client) -> None:
+async def expire(clock: ManualClock) -> None:
+    """Let the running ack timeouts expire."""
+    await asyncio.sleep(0)  # a timeout that has just begun is waited for by now
+    clock.advance(SOON.ack_timeout_ms / 1_000 + 0.01)
+
+
+async def test_a_message_that_is_not_acked_in_time_is_redelivered(client: Client, clock: ManualClock) -> None:
     await publish(client, 3)
     async with client.consumer(
         TOPIC, subscription="billing", type="shared", start="earliest", failure_policy=SOON
@@ -35,32 +55,40 @@ async def test_a_message_that_is_not_acked_in_time_is_redelivered(client: Client
         first, second, third = [await consumer.receive(timeout=60) for _ in range(3)]
         await consumer.ack(first)
         await consumer.ack(third)
+        await expire(clock)
         again = await consumer.receive(timeout=60)
         assert (again.offset, again.redeliveries, again.failure_reason) == (second.offset, 1, "ack timeout")
         await consumer.ack(again)
         await consumer.flush()
+        await expire(clock)
         with pytest.raises(TimeoutError):
-            await consumer.receive(timeout=0.3)
+            await consumer.receive(timeout=0.1)
 
 
-async def test_prefetched_messages_do_not_expire(client: Client) -> None:
+async def test_prefetched_messages_do_not_expire(client: Client, clock: ManualClock) -> None:
     await publish(client, 200)
     async with client.consumer(TOPIC, subscription="billing", start="earliest", failure_policy=SOON) as consumer:
         await consumer.ack(await consumer.receive(timeout=60))
-        await asyncio.sleep(0.4)  # longer than the timeout: 199 messages lie here
+
+        async def all_lie_here() -> bool:
+            return (await client.describe_subscription(TOPIC, "billing")).partitions[0].unacked == 199
+
+        await until(all_lie_here)
+        await expire(clock)
         for offset in range(1, 200):
             message = await consumer.receive(timeout=60)
             assert (message.offset, message.redeliveries) == (offset, 0)
             await consumer.ack(message)
 
 
-async def test_the_timeout_of_a_batch_starts_when_it_is_received(client: Client) -> None:
+async def test_the_timeout_of_a_batch_starts_when_it_is_received(client: Client, clock: ManualClock) -> None:
     await publish(client, 5)
     async with client.consumer(
         TOPIC, subscription="billing", type="shared", start="earliest", failure_policy=SOON
     ) as consumer:
         batch = await consumer.receive_batch(timeout=60)
         assert len(batch) == 5
+        await expire(clock)
         seen = 0
         while seen < 5:
             again = await consumer.receive_batch(timeout=60)
@@ -79,7 +107,7 @@ async def test_without_a_timeout_messages_are_prepared_by_the_chunk(client: Clie
         assert acks.end == 2  # the range that grows
 
 
-async def test_the_timeout_can_be_changed_while_the_consumer_runs(client: Client) -> None:
+async def test_the_timeout_can_be_changed_while_the_consumer_runs(client: Client, clock: ManualClock) -> None:
     await publish(client, 4)
     async with client.consumer(TOPIC, subscription="billing", type="shared", start="earliest") as consumer:
         await consumer.ack(await consumer.receive(timeout=60))
@@ -90,21 +118,24 @@ async def test_the_timeout_can_be_changed_while_the_consumer_runs(client: Client
             message = await consumer.receive(timeout=60)
             assert message.offset == offset
             await consumer.ack(message)
+        await expire(clock)
         again = await consumer.receive(timeout=60)
         assert (again.offset, again.failure_reason) == (second.offset, "ack timeout")
         await client.set_failure_policy(TOPIC, "billing", FailurePolicy())
         await until(lambda: acks_of(consumer).timeouts is None)
+        await expire(clock)
         with pytest.raises(TimeoutError):
-            await consumer.receive(timeout=0.4)
+            await consumer.receive(timeout=0.1)
         await consumer.ack(again)
 
 
-async def test_a_consumer_may_have_a_timeout_of_its_own(client: Client) -> None:
+async def test_a_consumer_may_have_a_timeout_of_its_own(client: Client, clock: ManualClock) -> None:
     await publish(client, 1)
     async with client.consumer(
         TOPIC, subscription="billing", start="earliest", ack_timeout=0.1, failure_policy=FailurePolicy(delay_ms=0)
     ) as consumer:
         await consumer.receive(timeout=60)
+        await expire(clock)
         assert (await consumer.receive(timeout=60)).failure_reason == "ack timeout"
     async with client.consumer(TOPIC, subscription="billing", ack_timeout=0) as consumer:
         assert acks_of(consumer).timeouts is None
@@ -115,9 +146,11 @@ async def test_a_consumer_may_have_a_timeout_of_its_own(client: Client) -> None:
 async def test_a_lost_connection_ends_the_running_timeouts(wire: Wire) -> None:
     async with pydanube.connect(wire.url) as client:
         await publish(client, 1)
-        async with client.consumer(TOPIC, subscription="billing", start="earliest", failure_policy=SOON) as consumer:
+        late = FailurePolicy(ack_timeout_ms=600_000)  # none expires while a slow machine connects again
+        async with client.consumer(TOPIC, subscription="billing", start="earliest", failure_policy=late) as consumer:
             await consumer.receive(timeout=60)
             wire.cut()
+            await until(lambda: not acks_of(consumer).timeouts)
             again = await consumer.receive(timeout=60)
             assert (again.offset, again.redeliveries) == (0, 0)
             await consumer.ack(again)

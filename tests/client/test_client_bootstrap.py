@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 from brokers import free_port
+from impatient_clock import ImpatientClock
 
 import pydanube
-from pydanube import Invalid, Unavailable, testing
+from pydanube import Client, Invalid, Unavailable, testing
 from pydanube.client.connection.address import BrokerAddress
 from pydanube.client.connection.discovery import find_brokers
 
@@ -82,7 +83,7 @@ async def test_it_is_asked_again_when_the_broker_has_another_native_port(tmp_pat
 
 async def test_a_listener_that_cannot_be_reached_is_tried_until_the_timeout(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"http://127.0.0.1:\d+ cannot be reached"):
-        await pydanube.connect(f"http://127.0.0.1:{free_port()}", timeout=0.3).open()
+        await Client(f"http://127.0.0.1:{free_port()}", clock=ImpatientClock()).open()
 
 
 async def test_a_broker_that_starts_later_is_found(tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ async def test_what_is_wrong_with_an_address_is_said_at_once(answer: bytes, told
 async def test_what_may_pass_is_tried_again(answer: bytes, told: str) -> None:
     async with server_that_says(answer) as address:
         with pytest.raises(Unavailable, match=told):
-            await pydanube.connect(f"http://{address}", timeout=0.3).open()
+            await Client(f"http://{address}", clock=ImpatientClock()).open()
 
 
 async def test_the_native_port_is_recognised(tmp_path: Path) -> None:

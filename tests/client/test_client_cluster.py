@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 from flaky_wire import until
+from impatient_clock import ImpatientClock
 from scripted_brokers import TOPIC, ScriptedBroker, scripted_brokers
 
 import pydanube
-from pydanube import Unavailable
+from pydanube import Client, Unavailable
 from pydanube.client.connection import routing
 from pydanube.client.connection.address import BrokerAddress
 from pydanube.client.connection.owner_epochs import TOPICS_MAX, OwnerEpochs
@@ -95,7 +96,7 @@ async def test_the_error_after_the_timeout_says_what_the_broker_said(what: str) 
     async with scripted_brokers(1) as brokers:
         (only,) = brokers
         only.epoch, only.owner, only.says = 0, "", "broker 'b2' is away since 12:00"
-        async with pydanube.connect(url(only), timeout=0.3) as client:
+        async with Client(url(only), clock=ImpatientClock()) as client:
             opened = {
                 "producer": lambda: client.producer(TOPIC),
                 "consumer": lambda: client.consumer(TOPIC, subscription="billing"),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from impatient_clock import ImpatientClock
 
 import pydanube
 from pydanube import Client, DeadLetter, Full, Invalid, NotFound, Redriven
@@ -16,7 +17,6 @@ from pydanube.client.producing.partitioning import Partitioner
 from pydanube.client.producing.producer import Producer
 from pydanube.client.settings import ProducerSettings
 from pydanube.model.dead_letters import LETTER_ATTRIBUTES, REDRIVE, parse_place
-from pydanube.runtime.clock import ManualClock
 
 TOPIC = "/default/orders"
 LETTERS = "/default/orders-dlq"
@@ -237,18 +237,6 @@ async def test_numbers_that_are_too_long_are_ignored(client: Client) -> None:
     assert (await letters.redrive()).done == 2
     async with client.reader(TOPIC, start="earliest", end="latest") as reader:
         assert [message.attributes["x-redriven"] async for message in reader] == ["1", "1"]
-
-
-class ImpatientClock(ManualClock):
-    """A clock on which every sleep ends at once; it records their lengths."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.slept: list[float] = []
-
-    async def sleep(self, seconds: float) -> None:
-        self.slept.append(round(seconds, 3))
-        self.advance(seconds)
 
 
 async def test_a_rate_is_kept_after_a_pause(client: Client) -> None:

@@ -11,9 +11,10 @@ import pytest
 from flaky_wire import until
 from hypothesis import given
 from hypothesis import strategies as st
+from impatient_clock import ImpatientClock
 
 import pydanube
-from pydanube import Invalid, Unavailable
+from pydanube import Client, Invalid, Unavailable
 from pydanube.client.connection.foreign_peer import describe_peer
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
@@ -68,7 +69,7 @@ async def test_a_tls_server_that_just_closes_is_suspected() -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     async with server_that_says(b"", context=context) as address, asyncio.timeout(60):
         with pytest.raises(Unavailable, match=rf"{address} closed the connection before it greeted.*a TLS server"):
-            await pydanube.connect(f"danube://{address}", timeout=0.5)
+            await Client(f"danube://{address}", clock=ImpatientClock())
 
 
 async def test_a_silent_peer_is_suspected() -> None:
@@ -85,7 +86,7 @@ async def test_a_grpc_server_is_recognised() -> None:
     try:
         async with asyncio.timeout(60):
             with pytest.raises(Invalid, match=r"is not a danube broker: an HTTP/2 server"):
-                await pydanube.connect(f"danube://127.0.0.1:{port}", timeout=5)
+                await pydanube.connect(f"danube://127.0.0.1:{port}", timeout=60)
     finally:
         await server.stop(None)
 
@@ -95,7 +96,7 @@ async def test_another_listed_broker_is_taken(url: str) -> None:
         async with pydanube.connect(f"danube://{address},{url.removeprefix('danube://')}") as client:
             assert await client.list_topics() == []
         with pytest.raises(Unavailable, match=r"no broker can be reached: .*not a danube broker: an HTTP server"):
-            await pydanube.connect(f"danube://{address},127.0.0.1:1", timeout=0.5)
+            await Client(f"danube://{address},127.0.0.1:1", clock=ImpatientClock())
 
 
 async def test_a_client_that_was_connected_tries_on(tmp_path: Path) -> None:

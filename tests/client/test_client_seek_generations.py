@@ -35,7 +35,7 @@ async def publish(client: Client, count: int = 20) -> None:
 
 
 async def take(consumer: Consumer, count: int = 20) -> list[Message]:
-    return [await consumer.receive(timeout=10) for _ in range(count)]
+    return [await consumer.receive(timeout=60) for _ in range(count)]
 
 
 def payloads(messages: list[Message]) -> list[bytes]:
@@ -71,7 +71,7 @@ async def test_acks_and_nacks_of_messages_from_before_a_seek_have_no_effect(
         if how == "batch":
             received: list[pydanube.ReceivedBatch | Message] = []
             while sum(map(len, received)) < 20:
-                received.append(await consumer.receive_batch(timeout=10))
+                received.append(await consumer.receive_batch(timeout=60))
         else:
             received = [*await take(consumer)]
         if how == "coalesced":
@@ -121,12 +121,12 @@ async def test_messages_that_were_prefetched_before_a_seek_are_not_returned_afte
 ) -> None:
     await publish(client)
     async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
-        assert (await consumer.receive(timeout=10)).offset == 0
+        assert (await consumer.receive(timeout=60)).offset == 0
         await operator.seek(TOPIC, "billing", "latest")
         await heard_of_a_seek(consumer)
         async with operator.producer(TOPIC) as producer:
             await producer.send(b"new")
-        message = await consumer.receive(timeout=10)
+        message = await consumer.receive(timeout=60)
         assert (message.offset, message.payload) == (20, b"new")
 
 
@@ -137,7 +137,7 @@ async def test_the_credit_of_messages_that_a_seek_dropped_is_granted_again(clien
         TOPIC, subscription="billing", start="earliest", prefetch_messages=8, prefetch_bytes=1 << 20
     ) as consumer:
         for _ in range(10):
-            assert (await consumer.receive(timeout=10)).offset == 0
+            assert (await consumer.receive(timeout=60)).offset == 0
             (source,) = sources(consumer)
             before = source.acks.generation
             await operator.seek(TOPIC, "billing", "earliest")

@@ -79,7 +79,7 @@ def bearer(token: str) -> dict[str, str]:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what is waited for happens in the broker
             await asyncio.sleep(0.01)
 
@@ -125,7 +125,7 @@ async def test_what_is_sent_right_behind_hello_is_handled_as_the_principal_that_
         writer.write(frames.encode(FrameKind.REQUEST, requests.encode(request), 7))
         kinds = []
         for _ in range(2):
-            header = await asyncio.wait_for(reader.readexactly(16), 10)
+            header = await asyncio.wait_for(reader.readexactly(16), 60)
             length = frames.frame_length(memoryview(header))
             kinds.append(frames.decode(memoryview(header + await reader.readexactly(length - 16))).kind)
         writer.close()

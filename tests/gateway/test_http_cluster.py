@@ -107,7 +107,7 @@ async def test_a_consumer_has_the_partitions_of_the_broker_that_it_is_opened_at(
     found = {}
     for name, listener in (("a", both.a), ("b", both.b)):
         opened = await both.ask(listener, "POST", f"{SUBSCRIPTION}/consumers", {**options, "consumer": name})
-        path = f"{opened.headers['location']}/messages?wait_ms=5000"
+        path = f"{opened.headers['location']}/messages?wait_ms=60000"
         found[name] = [one["partition"] for one in (await both.ask(listener, "GET", path)).json()["messages"]]
     assert found == {"a": [0], "b": [1]}
 

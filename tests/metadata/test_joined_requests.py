@@ -125,7 +125,7 @@ async def test_nothing_waits_for_an_answer_that_does_not_come(world: World) -> N
         world.tasks.spawn(joined.transact([], [Put(f"/stuck/{number}", b"")]), "stuck")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await joined.transact([], [Put("/later", b"")])
     assert len(sent) == SENT_AT_ONCE + 1
 
