@@ -28,18 +28,21 @@ BATCH_BYTES = len(encode([b"x" * 1000], publish_times=1))
 OTHER = TopicName.parse("/default/other")
 
 
-async def settle() -> None:
+async def settle(broker: Broker) -> None:
     """Let the loop run everything that is ready, and the log's thread answer."""
-    for _ in range(50):
-        await asyncio.sleep(0.0005)
+    is_answered = False
+    while not is_answered:
+        is_answered = broker._writer.pending_bytes == 0
+        for _ in range(50):
+            await asyncio.sleep(0.0005)
 
 
-async def pass_time(clock: ManualClock, seconds: float) -> None:
+async def pass_time(broker: Broker, clock: ManualClock, seconds: float) -> None:
     for _ in range(round(seconds * 50)):
         clock.advance(0.02)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    await settle()
+    await settle(broker)
 
 
 async def set_quota(broker: Broker, subject: str, **limits: int) -> None:
@@ -90,11 +93,11 @@ async def test_publishes_past_a_rate_go_later_in_order_and_none_is_lost(tmp_path
         await set_quota(broker, subject, publish_bytes_per_s=10 * BATCH_BYTES)
         producer = await open_producer(broker, ALICE)
         answers = [publish(broker, ALICE, producer) for _ in range(50)]
-        await settle()
+        await settle(broker)
         assert done_of(answers) <= 2
-        await pass_time(clock, 2)
+        await pass_time(broker, clock, 2)
         assert 18 <= done_of(answers) <= 23
-        await pass_time(clock, 4)
+        await pass_time(broker, clock, 4)
         assert [one.result().base_offset for one in answers] == list(range(50))
         assert broker.metrics.throttled_s["publish"] > 50
         assert broker.throttle.waiting == 0
@@ -108,7 +111,7 @@ async def test_a_producer_over_its_rate_slows_no_other_on_the_same_topic(tmp_pat
         slow, fast = await open_producer(broker, ALICE), await open_producer(broker, BOB)
         held = [publish(broker, ALICE, slow) for _ in range(20)]
         free = [publish(broker, BOB, fast) for _ in range(100)]
-        await settle()
+        await settle(broker)
         assert done_of(free) == 100 and done_of(held) <= 2
 
 
@@ -120,7 +123,7 @@ async def test_the_stricter_of_principal_and_namespace_counts(tmp_path: Path) ->
         await set_quota(broker, "/default", publish_bytes_per_s=5 * BATCH_BYTES)
         producer = await open_producer(broker, ALICE)
         answers = [publish(broker, ALICE, producer) for _ in range(50)]
-        await pass_time(clock, 2)
+        await pass_time(broker, clock, 2)
         assert 9 <= done_of(answers) <= 12
 
 
@@ -133,7 +136,7 @@ async def test_each_principal_of_a_type_has_the_default_for_itself(tmp_path: Pat
         robot = Principal("etl", "service_account")
         producers = {one: await open_producer(broker, one) for one in (ALICE, Principal("carol"), BOB, robot)}
         answers = {one: [publish(broker, one, producer) for _ in range(50)] for one, producer in producers.items()}
-        await pass_time(clock, 2)
+        await pass_time(broker, clock, 2)
         counts = {one.name: done_of(found) for one, found in answers.items()}
         assert counts["bob"] == counts["etl"] == 50
         assert 18 <= counts["alice"] <= 23 and 18 <= counts["carol"] <= 23
@@ -147,7 +150,7 @@ async def test_producers_of_a_namespace_are_served_in_turn(tmp_path: Path) -> No
         greedy, modest = await open_producer(broker, ALICE), await open_producer(broker, BOB)
         queued = [publish(broker, ALICE, greedy) for _ in range(200)]
         late = [publish(broker, BOB, modest) for _ in range(5)]
-        await pass_time(clock, 1.5)
+        await pass_time(broker, clock, 1.5)
         assert done_of(late) == 5 and done_of(queued) < 15
 
 
@@ -159,9 +162,9 @@ async def test_a_publish_that_may_not_wait_longer_gets_full_and_is_not_stored(tm
         producer = await open_producer(broker, ALICE)
         await publish(broker, ALICE, producer)
         late = publish(broker, ALICE, producer, patience_s=WAIT_S_MAX)
-        await pass_time(clock, WAIT_S_MAX - 0.2)
+        await pass_time(broker, clock, WAIT_S_MAX - 0.2)
         assert not late.done()
-        await pass_time(clock, 0.4)
+        await pass_time(broker, clock, 0.4)
         with pytest.raises(Full, match=r"user:alice uses up its quota publish_bytes_per_s=.*danube auth quotas set"):
             late.result()
         assert broker.metrics.quota_refused["publish"] == 1
@@ -177,7 +180,7 @@ async def test_what_waits_of_a_closed_producer_is_not_stored(tmp_path: Path) -> 
         answers = [publish(broker, ALICE, producer) for _ in range(3)]
         await answers[0]
         producer.close()
-        await pass_time(clock, 0.3)
+        await pass_time(broker, clock, 0.3)
         for one in answers[1:]:
             assert isinstance(one.exception(), Unavailable)
         assert broker.throttle.waiting == 0
@@ -192,7 +195,7 @@ async def test_a_quota_that_is_deleted_or_raised_frees_those_that_wait(tmp_path:
         producer = await open_producer(broker, ALICE)
         answers = [publish(broker, ALICE, producer) for _ in range(20)]
         requests = [asyncio.ensure_future(broker.throttle.request(ALICE)) for _ in range(20)]
-        await settle()
+        await settle(broker)
         assert done_of(answers) == 1 and sum(one.done() for one in requests) == 1
         if change is None:
             await broker.quotas.delete(ANONYMOUS, QuotaSubject.parse("user:alice"))
@@ -245,7 +248,7 @@ async def test_a_consumer_over_its_rate_slows_no_other_of_its_subscription_or_to
             sink.consumer.credit(1_000_000, 1 << 30)
         producer = await open_producer(broker, ANONYMOUS)
         await asyncio.gather(*(publish(broker, ANONYMOUS, producer) for _ in range(200)))
-        await settle()
+        await settle(broker)
         assert len(audit.received) == 200
         assert len(slow.received) + len(fast.received) == 200 and len(slow.received) <= 3
 
@@ -262,9 +265,9 @@ async def test_deliveries_past_a_rate_come_later_in_order_and_none_is_lost(
         await set_quota(broker, "/default", fetch_bytes_per_s=10 * BATCH_BYTES)
         sink = await attach(broker, ALICE, "work", kind)
         sink.consumer.credit(1_000_000, 1 << 30)
-        await pass_time(clock, 2)
+        await pass_time(broker, clock, 2)
         assert 18 <= len(sink.received) <= 23
-        await pass_time(clock, 4)
+        await pass_time(broker, clock, 4)
         assert [offset for offset, _ in sink.received] == list(range(50))
 
 
@@ -279,11 +282,11 @@ async def test_a_consumer_that_comes_back_does_not_escape_its_rate(tmp_path: Pat
         for _ in range(10):
             sink = await attach(broker, ALICE, "work")
             sink.consumer.credit(1_000_000, 1 << 30)
-            await settle()
+            await settle(broker)
             received += len(sink.received)
             sink.consumer.close()
         assert received <= 2
-        await pass_time(clock, 0.3)
+        await pass_time(broker, clock, 0.3)
         assert broker.throttle.waiting == 0
 
 
@@ -295,7 +298,7 @@ async def test_a_rate_that_is_taken_away_lets_a_held_consumer_go_on(tmp_path: Pa
         await set_quota(broker, "user:alice", fetch_bytes_per_s=1)
         sink = await attach(broker, ALICE, "work")
         sink.consumer.credit(1_000_000, 1 << 30)
-        await settle()
+        await settle(broker)
         assert len(sink.received) == 1
         await broker.quotas.delete(ANONYMOUS, QuotaSubject.parse("user:alice"))
         assert [offset for offset, _ in await sink.wait_for(50)] == list(range(50))
@@ -318,12 +321,12 @@ async def test_reads_at_the_same_time_do_not_exceed_a_rate_together(tmp_path: Pa
         readers = [asyncio.ensure_future(read()) for _ in range(20)]
         bob = await broker.throttle.fetch(BOB, "default", 1 << 20)
         assert bob.bytes_max == 1 << 20
-        await pass_time(clock, 10)
+        await pass_time(broker, clock, 10)
         for one in readers:
             one.cancel()
         assert 950_000 <= sent <= 1_050_000
         await asyncio.gather(*readers, return_exceptions=True)
-        await pass_time(clock, 0.3)
+        await pass_time(broker, clock, 0.3)
         assert broker.throttle.waiting == 0
 
 
@@ -336,7 +339,7 @@ async def test_requests_past_a_rate_wait_and_then_get_full(tmp_path: Path) -> No
         await set_quota(broker, "user:alice", requests_per_s=10)
         requests = [asyncio.ensure_future(broker.throttle.request(ALICE)) for _ in range(200)]
         await asyncio.gather(*(broker.throttle.request(BOB) for _ in range(200)))
-        await pass_time(clock, WAIT_S_MAX + 0.5)
+        await pass_time(broker, clock, WAIT_S_MAX + 0.5)
         refused = [one for one in requests if one.exception() is not None]
         assert 145 <= len(refused) <= 150
         with pytest.raises(Full, match="user:alice uses up its quota requests_per_s=10"):
@@ -469,10 +472,10 @@ async def test_stored_bytes_are_summed_at_intervals_and_soon_after_a_change(tmp_
         producer = await open_producer(broker, ALICE)
         await publish(broker, ALICE, producer)
         await set_quota(broker, "/default", stored_bytes_max=2 * BATCH_BYTES)
-        await pass_time(clock, 1.1)
+        await pass_time(broker, clock, 1.1)
         assert broker.quotas.get(ANONYMOUS, QuotaSubject.parse("/default")).used.stored_bytes >= BATCH_BYTES
         await publish(broker, ALICE, producer)
-        await pass_time(clock, 6)
+        await pass_time(broker, clock, 6)
         with pytest.raises(Full):
             await publish(broker, ALICE, producer)
         running.cancel()
@@ -605,7 +608,7 @@ async def test_forwarded_batches_count_for_their_namespace_and_for_no_principal(
         await asyncio.gather(*(publish(broker, ANONYMOUS, forwarder) for _ in range(20)))
         await set_quota(broker, "/default", publish_bytes_per_s=BATCH_BYTES)
         answers = [publish(broker, ANONYMOUS, forwarder) for _ in range(20)]
-        await settle()
+        await settle(broker)
         assert done_of(answers) <= 2
 
 
@@ -620,6 +623,6 @@ async def test_a_batch_that_is_sent_on_counts_for_its_principal_here_and_for_its
         await both.a.publish_elsewhere(ALICE, "b", TOPIC, 0, batch)
         late = asyncio.ensure_future(both.a.publish_elsewhere(ALICE, "b", TOPIC, 0, batch))
         await both.a.publish_elsewhere(BOB, "b", TOPIC, 0, batch)
-        await pass_time(clock, WAIT_S_MAX + 0.2)
+        await pass_time(both.a, clock, WAIT_S_MAX + 0.2)
         with pytest.raises(Full, match="publish_bytes_per_s=10"):
             await late

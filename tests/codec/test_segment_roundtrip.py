@@ -221,21 +221,21 @@ def test_a_gap_a_repetition_and_time_that_goes_back_are_the_callers_mistakes(
 
 def test_64_mib_are_built_and_split_at_the_speed_of_checksums() -> None:
     batches = [memoryview(batch) for batch in plain(1340, size=100, rows=480)]
-    began = time.perf_counter()
+    began = time.process_time()
     builder = SegmentBuilder(WRITER, NOW)
     builder.begin(1, 0, 1, 1)
     for batch in batches:
         builder.add(batch)
     builder.end([])
     pieces, footer = builder.finish()
-    built_at = time.perf_counter()
+    built_at = time.process_time()
     content = memoryview(b"".join(pieces))
     assert len(content) > 64 * 1024 * 1024
-    joined_at = time.perf_counter()
+    joined_at = time.process_time()
     section = footer.sections[0]
     found = sum(len(section.split(content[block.start : block.end], block.start)) for block in section.blocks())
-    split_at = time.perf_counter()
+    split_at = time.process_time()
     assert found == len(batches)
     rates = [len(content) / seconds / 1e6 for seconds in (built_at - began, split_at - joined_at)]
     print(f"built at {rates[0]:.0f} MB/s, split at {rates[1]:.0f} MB/s")
-    assert min(rates) > 100, "a fraction of what any machine does, so that only a mistake is caught"
+    assert min(rates) > 100, "a fraction of what any machine does, and other load does not count"

@@ -26,7 +26,7 @@ from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import Principal
 from pydanube.model.errors import Denied, Invalid, Unauthenticated, Unavailable
 from pydanube.model.security import BoundSubject
-from pydanube.runtime.clock import SystemClock
+from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.server import Server
 from pydanube.testing import _server
 
@@ -169,9 +169,9 @@ async def test_a_revoked_key_ends_its_session_at_once_and_opens_none(tmp_path: P
 
 async def test_a_key_and_a_token_end_their_sessions_when_they_expire(tmp_path: Path) -> None:
     async with served(tmp_path) as here:
-        _, key = await here.key(expires_at=CLOCK.now_us() + 400_000)
-        connections = [await here.connection(key), await here.connection(here.jwt(0.5))]
-        assert all(0 < one.welcome.credentials_ms <= 500 for one in connections)
+        _, key = await here.key(expires_at=CLOCK.now_us() + 2_000_000)
+        connections = [await here.connection(key), await here.connection(here.jwt(2.0))]
+        assert all(0 < one.welcome.credentials_ms <= 2_000 for one in connections)
         await until(lambda: all(one.lost is not None for one in connections))
         assert all("expired" in str(one.lost) for one in connections)
 
@@ -181,13 +181,18 @@ async def test_a_client_shows_newer_tokens_before_the_last_one_ends(tmp_path: Pa
         shown: list[str] = []
 
         async def supply() -> str:
-            shown.append(here.jwt(1.0))
+            shown.append(here.jwt(60))
             return shown[-1]
 
-        async with pydanube.connect(here.server.url, token=supply) as client:
+        clock = ManualClock()
+        async with pydanube.Client(here.server.url, token=supply, clock=clock) as client:
             await client.create_topic(TOPIC)
             (connection,) = client._brokers._connections.values()
-            await until(lambda: len(shown) >= 4)
+            for number in range(1, 4):
+                await until(lambda: clock.sleeping > 0)
+                assert len(shown) == number
+                clock.advance(59)
+                await until(lambda number=number: len(shown) > number)
             assert connection.lost is None
             assert (await client.describe_topic(TOPIC)).name == TOPIC
 

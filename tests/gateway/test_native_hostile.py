@@ -156,13 +156,18 @@ async def test_a_frame_has_its_time_even_while_its_peer_is_not_silent() -> None:
 
 
 async def test_many_slow_peers_do_not_slow_the_others() -> None:
-    async with open_listener(handshake_timeout_ms=300) as there, neighbour(there) as busy:
+    clock = ManualClock()
+    timeouts = {"handshake_timeout_ms": 3_000, "keep_alive_ms": 3_600_000}
+    async with open_listener(clock=clock, **timeouts) as there, neighbour(there) as busy:
         peers = [await Peer.connect(there) for _ in range(200)]
         for peer in peers:
             peer.write(b"D")
+        await there.until(lambda: there.server.connections == 201)
         before = busy.rounds
+        await there.until(lambda: busy.rounds > before + 5)
+        assert there.server.connections == 201, "their time is not up"
+        await pass_time(clock, 3.2)
         await there.until(lambda: there.server.connections == 1)
-        assert busy.rounds > before
         for peer in peers:
             peer.close()
 
