@@ -143,6 +143,9 @@ class Member:
     def holds(self) -> bool:
         return self.is_held
 
+    def age_s(self) -> float:
+        return 0.0
+
     def is_own_log(self, log: str) -> bool:
         return is_log_of(self.session.name, log)
 

@@ -45,6 +45,9 @@ class ScriptedMembership:
     def holds(self) -> bool:
         return True
 
+    def age_s(self) -> float:
+        return 0.0
+
     def is_own_log(self, log: str) -> bool:
         return log in ("", self.session.log)
 

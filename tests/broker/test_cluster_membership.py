@@ -456,3 +456,22 @@ async def test_a_broker_that_joins_at_the_same_moment_is_not_overwritten(world: 
     assert entry is not None and unpack_session(entry.key, entry.value) == faster
     with pytest.raises(Refused):
         await a._tasks.close()
+
+
+async def test_a_broker_that_is_cut_off_knows_for_how_long_it_has_missed_changes(world: World) -> None:
+    a = await world.start("a")
+    await world.advance(5)
+    assert a.membership.age_s() == 0
+    await a.cut_off()
+    await world.advance(5)
+    assert a.membership.holds() and a.membership.age_s() == 0
+    await world.advance(25)
+    assert 30 <= a.membership.age_s() <= 34
+    former = a.membership.session.incarnation
+    a.line.is_down = False
+    await world.advance(2)
+    await until(a.membership.holds)
+    assert a.membership.session.incarnation > former
+    assert a.membership.age_s() >= 30, "the watch has not shown yet what was missed"
+    a.follow()
+    await until(lambda: a.membership.age_s() == 0)

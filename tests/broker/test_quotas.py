@@ -230,7 +230,7 @@ async def test_a_producer_that_lost_its_right_is_denied_and_takes_nothing_of_the
         rules.set_binding("b", None)
         with pytest.raises(Denied):
             await publish(broker, ALICE, producer)
-        assert broker.quotas.get(ANONYMOUS, QuotaSubject.parse("/default")).used.publish_bytes_per_s == 0
+        assert (await broker.quotas.get(ANONYMOUS, QuotaSubject.parse("/default"))).used.publish_bytes_per_s == 0
 
 
 # -- delivering and fetching -------------------------------------------------------------------------------------------
@@ -400,10 +400,10 @@ async def test_connections_past_the_limit_are_refused_by_name(tmp_path: Path) ->
             broker.throttle.connect(ALICE)
         again()
         third = broker.throttle.connect(ALICE)
-        assert broker.quotas.get(ANONYMOUS, QuotaSubject.parse("user:alice")).used.connections == 2
+        assert (await broker.quotas.get(ANONYMOUS, QuotaSubject.parse("user:alice"))).used.connections == 2
         before()
         third()
-        assert broker.quotas.get(ANONYMOUS, QuotaSubject.parse("user:alice")).used.connections == 0
+        assert (await broker.quotas.get(ANONYMOUS, QuotaSubject.parse("user:alice"))).used.connections == 0
 
 
 # -- stored bytes ------------------------------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ async def test_a_full_namespace_takes_no_more_and_is_still_read(tmp_path: Path) 
         assert (await broker.fetch(ANONYMOUS, TOPIC, 0, EARLIEST, 10_000, 0)).batches
         await broker.delete_topic(ANONYMOUS, TOPIC)
         await broker._stored_bytes.sum_up()
-        assert broker.quotas.get(ANONYMOUS, QuotaSubject.parse("/default")).used.stored_bytes < 2 * BATCH_BYTES
+        assert (await broker.quotas.get(ANONYMOUS, QuotaSubject.parse("/default"))).used.stored_bytes < 2 * BATCH_BYTES
         await publish(broker, ALICE, producers[OTHER])
 
 
@@ -473,7 +473,7 @@ async def test_stored_bytes_are_summed_at_intervals_and_soon_after_a_change(tmp_
         await publish(broker, ALICE, producer)
         await set_quota(broker, "/default", stored_bytes_max=2 * BATCH_BYTES)
         await pass_time(broker, clock, 1.1)
-        assert broker.quotas.get(ANONYMOUS, QuotaSubject.parse("/default")).used.stored_bytes >= BATCH_BYTES
+        assert (await broker.quotas.get(ANONYMOUS, QuotaSubject.parse("/default"))).used.stored_bytes >= BATCH_BYTES
         await publish(broker, ALICE, producer)
         await pass_time(broker, clock, 6)
         with pytest.raises(Full):
@@ -510,7 +510,7 @@ async def test_a_quota_of_a_namespace_that_does_not_exist_is_refused(tmp_path: P
         with pytest.raises(NotFound, match="nowhere"):
             await set_quota(broker, "/nowhere", requests_per_s=1)
         with pytest.raises(NotFound, match="user:alice has no quota"):
-            broker.quotas.get(ANONYMOUS, QuotaSubject.parse("alice"))
+            await broker.quotas.get(ANONYMOUS, QuotaSubject.parse("alice"))
         with pytest.raises(NotFound):
             await broker.quotas.delete(ANONYMOUS, QuotaSubject.parse("user:alice"))
 
@@ -525,7 +525,7 @@ async def test_limits_that_are_not_named_stay_and_versions_are_compared(tmp_path
             await broker.quotas.set(ANONYMOUS, subject, {"requests_per_s": 8}, first.version)
         with pytest.raises(Conflict):
             await broker.quotas.delete(ANONYMOUS, subject, first.version)
-        assert broker.quotas.get(ANONYMOUS, subject) == second
+        assert await broker.quotas.get(ANONYMOUS, subject) == second
         await broker.quotas.delete(ANONYMOUS, subject, second.version)
 
 
@@ -544,7 +544,7 @@ async def test_everybody_sees_their_own_quota_and_those_of_namespaces_that_they_
         assert len(page.quotas) == 4 and len(rest.quotas) == 2 and not rest.next
         for subject in ("/shop", "user:bob"):
             with pytest.raises(Denied):
-                broker.quotas.get(ALICE, QuotaSubject.parse(subject))
+                await broker.quotas.get(ALICE, QuotaSubject.parse(subject))
         for subject in ("/default", "user:alice"):  # nobody raises a limit of their own
             with pytest.raises(Denied):
                 await broker.quotas.set(ALICE, QuotaSubject.parse(subject), {"requests_per_s": 0})

@@ -492,7 +492,7 @@ async def test_a_restored_broker_has_its_roles_and_quotas_and_no_api_key(tmp_pat
         await broker.access.revoke_key(ADMIN, revoked.key.id)  # the manifest is older than this
     await restored(tmp_path / "after", objects)
     async with opened(tmp_path / "after", objects, security=secured()) as broker:
-        assert broker.access.get_role(ADMIN, "loader").actions == ("produce",)
+        assert (await broker.access.get_role(ADMIN, "loader")).actions == ("produce",)
         assert broker.access.can(ADMIN, "produce", str(TOPIC), "user:bob").binding == "b1"
         assert broker.access.list_keys(ADMIN).keys == []
         assert broker.quotas.list(ADMIN).quotas == [quota]

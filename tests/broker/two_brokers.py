@@ -57,6 +57,8 @@ class Table:
     brokers: dict[str, Broker] = field(default_factory=dict)
     asked: list[tuple[str, object]] = field(default_factory=list)
     """Every request to another broker: its name, and the request or the batch."""
+    ages_s: dict[str, float] = field(default_factory=dict)
+    """For how long brokers have had no session; those that are missing here have one."""
     lose_answers: bool = False
     """Whether what a broker is asked happens and its answer is lost."""
     listeners: list[MembershipListener] = field(default_factory=list)
@@ -90,7 +92,10 @@ class TableMembership:
         return self._last
 
     def holds(self) -> bool:
-        return True
+        return not self.age_s()
+
+    def age_s(self) -> float:
+        return self._table.ages_s.get(self._last.name, 0.0)
 
     def is_own_log(self, log: str) -> bool:
         return log in ("", self.session.log)

@@ -374,6 +374,8 @@ UNCHECKED: Final[dict[str, str]] = {
     "decompression.take": "memory that a listener reserves",
     "decompression.turn": "memory that a listener reserves",
     "decompression.wait": "memory that a listener reserves",
+    "freshness.checked": "surrounds the operations of a listener",
+    "freshness.doubt": "surrounds the operations of a listener",
     "leftovers.tidy": "the broker itself",
     "metrics.delivered": "counts",
     "metrics.listener": "counts",

@@ -85,6 +85,7 @@ from .cluster_status import ClusterStatus
 from .consumer_sessions import ConsumerSessions
 from .dead_letters import DeadLetters
 from .decompression import DecompressionBudget
+from .freshness import Freshness
 from .leftovers import Leftovers
 from .listing import Listing
 from .metric_families import MetricSources
@@ -199,6 +200,7 @@ class Broker:
         self._started_at = clock.now_us()
         self._cluster = parts.cluster or sole_cluster(settings.node, parts.addresses)
         self._gathering = gathering = Gathering(self._cluster)
+        self.freshness = Freshness(self._cluster.membership)
         self._visibility = Visibility(registry, authorizer, clock)
         self.metrics = BrokerMetrics()
         has_sessions = parts.audit is not None and parts.audit.has_sessions
@@ -465,7 +467,8 @@ class Broker:
         """Return "ok", or the most serious of the broker's problems."""
         for problem in self.write_problems():
             return problem
-        return self._metadata_trouble() or self._storage_trouble() or self.audit.trouble or "ok"
+        trouble = self._metadata_trouble() or self.freshness.trouble or self._storage_trouble()
+        return trouble or self.audit.trouble or "ok"
 
     def _storage_trouble(self) -> str:
         slices = self._slices.trouble if self._slices is not None else ""

@@ -63,7 +63,7 @@ class Follower:
         """The keys that callers wrote since a prefix is being listed; None: none is."""
         self._listed_until = 0
         """The last list may contain changes up to this revision, before the watch shows them."""
-        self._seen = 0
+        self.seen = 0
         """The revision of the newest event, or of the last list."""
         self._is_running = False
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
@@ -82,7 +82,7 @@ class Follower:
         its memory: False if the watch has shown this change, or has passed it. Older events are skipped from now on."""
         if self._written is not None:
             self._written.add(key)
-        if revision < self._seen or revision <= self._known_revision(key):
+        if revision < self.seen or revision <= self._known_revision(key):
             return False
         if deleted:
             self._known.pop(key, None)
@@ -108,7 +108,7 @@ class Follower:
             await self._list(prefix)
             self._unlisted.discard(prefix)
         if not self.revision:
-            self.revision = self._seen = revision
+            self.revision = self.seen = revision
         self._listed_until = max(self._listed_until, await self._store.revision())
 
     async def _list(self, prefix: str) -> None:
@@ -150,7 +150,7 @@ class Follower:
 
     async def reached(self, revision: int) -> None:
         """Wait until a change of this revision or a later one was applied. Cancelled: nothing happens."""
-        if self._seen >= revision:
+        if self.seen >= revision:
             return
         waiting = (revision, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
@@ -179,8 +179,8 @@ class Follower:
             self._removed = {key: one for key, one in self._removed.items() if one > self.revision}
 
     def _advance(self, revision: int) -> None:
-        self._seen = max(self._seen, revision)
-        for waiting in [one for one in self._waiting if one[0] <= self._seen]:
+        self.seen = max(self.seen, revision)
+        for waiting in [one for one in self._waiting if one[0] <= self.seen]:
             self._waiting.remove(waiting)
             waiting[1].set_result(None)
 
@@ -299,6 +299,12 @@ class KeyMirror:
         if found is not None:
             self.learn(key, found.value, found.mod_revision)
         return found
+
+    async def ask(self, store: MetadataStore, key: str) -> None:
+        """In a cluster, read a key that is not in memory, before it is said that there is none: this broker may not
+        have heard of it yet."""
+        if self._follower is not None and key not in self.revisions:
+            await self.refresh(store, key)
 
     def _apply(self, event: Event) -> None:
         self._take_over(event.key, None if event.current is None else event.current.value, event.revision)

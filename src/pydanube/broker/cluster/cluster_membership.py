@@ -142,6 +142,8 @@ class ClusterMembership:
         """The revision at which the session's key was put; 0 while there is no session."""
         self._lease = 0
         self._deadline = NEVER
+        self._current_at = clock.boot_time()
+        """When the metadata was last heard under a session that the watch has shown: memory is at least as new."""
         self._renew_at = 0.0
         self._tried: set[int] = set()
         """The incarnations under which this process has put a session, or may have, since it last had one."""
@@ -174,6 +176,14 @@ class ClusterMembership:
 
     def holds(self) -> bool:
         return self._boot_time() < self._deadline
+
+    def age_s(self) -> float:
+        return 0.0 if self.holds() and self._is_followed else self._boot_time() - self._current_at
+
+    @property
+    def _is_followed(self) -> bool:
+        """Whether the watch has come as far as the session: what was missed before it is in memory."""
+        return bool(self._revision) and self._follower.seen >= self._revision
 
     def is_own_log(self, log: str) -> bool:
         return (log or self._founder_log) == self._log
@@ -350,6 +360,7 @@ class ClusterMembership:
             return
         if self._revision:  # else it was lost meanwhile
             self._deadline = holds_until(asked, ttl_ms)
+            self._current_at = asked if self._is_followed else self._current_at
 
     async def _check_key(self) -> None:
         """Raise NotFound if the session's key is gone."""

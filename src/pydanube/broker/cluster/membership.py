@@ -53,6 +53,11 @@ class Membership(Protocol):
         only an owner may do (answer, deliver, count an ack) is done only if this is true at that moment."""
         ...
 
+    def age_s(self) -> float:
+        """Return for how many seconds what other brokers change may have passed this broker by; 0 while it follows the
+        metadata under a session."""
+        ...
+
     def is_own_log(self, log: str) -> bool:
         """Return whether the log of this id is the one that this broker writes. Records of earlier releases name none:
         they mean the log of the broker that founded the cluster."""
@@ -129,6 +134,9 @@ class SoleMembership:
 
     def holds(self) -> bool:
         return True
+
+    def age_s(self) -> float:
+        return 0.0
 
     def is_own_log(self, log: str) -> bool:
         return True

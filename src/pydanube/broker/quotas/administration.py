@@ -68,11 +68,11 @@ class Quotas:
         found = [self._quota(one, self._store.quotas[one]) for _, one in page]
         return QuotaPage(found, page[-1][0] if start + limit < len(seen) else "")
 
-    def get(self, principal: Principal, subject: QuotaSubject) -> Quota:
+    async def get(self, principal: Principal, subject: QuotaSubject) -> Quota:
         """Return a quota that the caller may see. Raises NotFound if the subject has none of its own."""
         if not self._shows(principal, subject):
             self._authorizer.check(principal, Action.DESCRIBE, str(subject) if subject.is_namespace else BROKER)
-        record = self._store.quotas.get(subject)
+        record = await self._store.find(subject)
         if record is None:
             raise no_quota(subject)
         return self._quota(subject, record)

@@ -42,6 +42,12 @@ class QuotaStore:
         """Read everything. Raises what the store raises, and Corrupt for a record that cannot be read."""
         await self._mirror.load(self._store)
 
+    async def find(self, subject: QuotaSubject) -> QuotaRecord | None:
+        """Return the quota of a subject; None: it has none of its own. In a cluster the store is asked before that is
+        said."""
+        await self._mirror.ask(self._store, quota_key(subject))
+        return self.quotas.get(subject)
+
     async def set(
         self, subject: QuotaSubject, change: Callable[[QuotaRecord | None], QuotaRecord], expected: str = ""
     ) -> QuotaRecord:

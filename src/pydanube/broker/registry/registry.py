@@ -363,6 +363,13 @@ class Registry:
             await self.refresh_subscriptions(records.unpack(found.value, TopicRecord).topic_id)
         return self._topics.get(name)
 
+    async def binding(self, name: TopicName) -> Binding | None:
+        """Return the binding of a topic; None: it has none. In a cluster the store is asked before that is said."""
+        record = await self.refresh_topic(name)
+        if self._follower is not None and record is not None and record.binding is None:
+            await self._topic_keys.refresh(self._store, records.topic_key(name))
+        return self.topic(name).binding
+
     async def refresh_subscriptions(self, topic_id: int) -> None:
         """In a cluster, ask the store which subscriptions a topic has: this broker may not have heard of some yet."""
         if self._follower is not None:
@@ -397,12 +404,7 @@ class Registry:
 
     async def refresh_namespace(self, namespace: str) -> None:
         """In a cluster, ask the store about a namespace that this broker has not heard of yet."""
-        if namespace not in self._namespaces:
-            await self._ask(self._namespace_keys, records.namespace_key(namespace))
-
-    async def _ask(self, keys: KeyMirror, key: str) -> KeyValue | None:
-        """Return the key as the store has it, in a cluster. A broker alone knows all there is: None."""
-        return None if self._follower is None else await keys.refresh(self._store, key)
+        await self._namespace_keys.ask(self._store, records.namespace_key(namespace))
 
     async def _exists(self, keys: KeyMirror, key: str) -> bool:
         """Return whether a key exists: for a broker alone as memory says, in a cluster as the store does."""
@@ -701,7 +703,7 @@ class Registry:
         existing = Compare.mod_revision(topic_key, self._topic_keys.revisions[topic_key])
         found = self._subscriptions.get(topic_id, {}).get(name)
         if self._follower is not None:  # another broker may have created it, or deleted the one in memory
-            asked = await self._ask(self._subscription_keys, key)
+            asked = await self._subscription_keys.refresh(self._store, key)
             found = records.unpack(asked.value, SubscriptionRecord) if asked is not None else None
         if found is not None:
             return found, False
@@ -743,8 +745,7 @@ class Registry:
         topic_record = await self.refresh_topic(topic)
         if topic_record is None:
             return None
-        if name not in self._subscriptions.get(topic_record.topic_id, {}):
-            await self._ask(self._subscription_keys, records.subscription_key(topic_record.topic_id, name))
+        await self._subscription_keys.ask(self._store, records.subscription_key(topic_record.topic_id, name))
         return self._subscriptions.get(topic_record.topic_id, {}).get(name)
 
     async def change_subscription(

@@ -507,8 +507,7 @@ class Schemas:
     async def unbind(self, principal: Principal, topic: TopicName, expected: str = "") -> None:
         """Let the topic carry anything again. Raises NotFound if it is not bound."""
         self._authorizer.check(principal, Action.ADMINISTER, str(topic))
-        await self._registry.refresh_topic(topic)
-        if self._registry.topic(topic).binding is None:
+        if await self._registry.binding(topic) is None:
             raise NotFound(f"topic {topic} is not bound to a subject")
         await self._registry.set_binding(topic, None, expected=expected)
         log.info("topic.unbound", topic=str(topic))
@@ -516,8 +515,7 @@ class Schemas:
     async def binding(self, principal: Principal, topic: TopicName) -> Binding | None:
         """Return the binding of a topic; None: it carries anything."""
         self._authorizer.check(principal, Action.DESCRIBE, str(topic))
-        await self._registry.refresh_topic(topic)
-        return self._registry.topic(topic).binding
+        return await self._registry.binding(topic)
 
     def check_of(self, topic: TopicName) -> BoundTopic | None:
         """Return what batches of the topic are checked against; None: nothing is checked."""

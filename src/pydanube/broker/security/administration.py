@@ -88,15 +88,16 @@ class AccessAdministration:
         parts = self._administered(principal)
         return [*built_in_roles(), *(_role(name, parts.store.roles[name]) for name in sorted(parts.store.roles))]
 
-    def get_role(self, principal: Principal, name: str) -> Role:
+    async def get_role(self, principal: Principal, name: str) -> Role:
         parts = self._administered(principal)
         note_detail(f"role {name}")
         for one in built_in_roles():
             if one.name == name:
                 return one
-        if name not in parts.store.roles:
-            raise _no_role(parse_role_name(name))
-        return _role(name, parts.store.roles[name])
+        record = await parts.store.find_role(parse_role_name(name))
+        if record is None:
+            raise _no_role(name)
+        return _role(name, record)
 
     async def create_role(self, principal: Principal, name: str, actions: Sequence[str]) -> Role:
         """Make a role of actions. Raises AlreadyExists, also for the name of a built-in role."""
@@ -175,10 +176,10 @@ class AccessAdministration:
         page, more = _page([one.id for one in found], after, limit)
         return BindingPage(found[page], more)
 
-    def get_binding(self, principal: Principal, binding_id: str) -> Binding:
+    async def get_binding(self, principal: Principal, binding_id: str) -> Binding:
         """Return a binding that the caller may delete, or that is its own."""
         parts = self._secured()
-        found = parts.store.bindings.get(parse_binding_id(binding_id))
+        found = await parts.store.find_binding(parse_binding_id(binding_id))
         if found is None:
             raise NotFound(f"there is no binding {binding_id!r}")
         if str(found.subject) not in principal.subjects():
@@ -212,7 +213,7 @@ class AccessAdministration:
     async def delete_binding(self, principal: Principal, binding_id: str) -> None:
         """Take away what a binding gives; it is in force at once."""
         parts = self._secured()
-        found = parts.store.bindings.get(parse_binding_id(binding_id))
+        found = await parts.store.find_binding(parse_binding_id(binding_id))
         if found is None:
             raise NotFound(f"there is no binding {binding_id!r}")
         _check_administers(parts, principal, found.resource)
@@ -266,7 +267,7 @@ class AccessAdministration:
     async def revoke_key(self, principal: Principal, key_id: str) -> None:
         """Make an API key worthless at once, here and by the watch elsewhere; sessions that it opened end."""
         parts = self._secured()
-        found = parts.store.keys.get(parse_key_id(key_id))
+        found = await parts.store.find_key(parse_key_id(key_id))
         if found is None or found.principal != principal.id:
             _check(parts, principal)
         else:

@@ -58,6 +58,19 @@ class SecurityStore:
 
     # -- changes; each is durable and in force here on return. Cancelled: it may be done -------------------------------
 
+    async def find_role(self, name: str) -> RoleRecord | None:
+        """Return a role; None: there is none. In a cluster the store is asked before that is said, here and below."""
+        await self._role_mirror.ask(self._store, ROLES + name)
+        return self.roles.get(name)
+
+    async def find_binding(self, binding_id: str) -> Binding | None:
+        await self._binding_mirror.ask(self._store, BINDINGS + binding_id)
+        return self.bindings.get(binding_id)
+
+    async def find_key(self, key_id: str) -> KeyRecord | None:
+        await self._key_mirror.ask(self._store, KEYS + key_id)
+        return self.keys.get(key_id)
+
     async def create_role(self, name: str, record: RoleRecord) -> None:
         await self._create(self._role_mirror, ROLES + name, record, f"role {name!r}")
 

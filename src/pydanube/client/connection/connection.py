@@ -37,6 +37,7 @@ from pydanube.codec.native.frames import Frame, FrameKind
 from pydanube.model.errors import DanubeError, Invalid, Unavailable
 from pydanube.runtime import network
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.tls_transport import TlsFailed
 from pydanube.version import __version__
 
@@ -53,6 +54,8 @@ from .pending_answers import (
     WindowAnswer,
     fail,
 )
+
+log = get_logger(__name__)
 
 HANDSHAKE_SECONDS: Final = 5.0
 REQUEST_SECONDS: Final = 30.0
@@ -194,6 +197,8 @@ class Connection:
         """Called now and then while the broker is late."""
         self._reason: DanubeError | None = None
         self._welcomed = False
+        self._is_old = False
+        """The last answer may have been old: the broker is past its session."""
         self._foreign = ""
         """What the peer is, if it is not a danube broker."""
         self._keep_alive: KeepAlive | None = None
@@ -438,6 +443,7 @@ class Connection:
                     listener.delivered(head, decoded.body)
             case FrameKind.RESPONSE:
                 asked = self._asked.get(decoded.correlation)
+                self._note_age(decoded.head)
                 if asked is not None:
                     asked.succeed(decoded.head)
                     del self._asked[
@@ -453,6 +459,13 @@ class Connection:
                 pass
             case _:
                 self._announced(decoded)
+
+    def _note_age(self, head: memoryview) -> None:
+        """Warn of an answer that may be old, once until there is one that is not."""
+        age_s = requests.decode(head, requests.AnswerAge).age_s if len(head) > 1 else 0
+        if age_s and not self._is_old:
+            log.warning("broker.answers_old", broker=self.address, age_s=age_s)
+        self._is_old = bool(age_s)
 
     def stream_broken(self, error: DanubeError) -> None:
         self._recognise_peer()

@@ -1127,6 +1127,13 @@ PEER_REQUESTS: Final = (
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
+class AnswerAge(msgspec.Struct, omit_defaults=True):
+    """What the answer to any request may have besides its own fields. `age_s`: for how many seconds the broker may have
+    missed changes, because it is past its session; absent: it follows them."""
+
+    age_s: int = 0
+
+
 class Done(msgspec.Struct):
     """The request was carried out; there is nothing to report."""
 
@@ -1612,6 +1619,12 @@ _requests: Final[msgspec.msgpack.Decoder[AnyRequest]] = msgspec.msgpack.Decoder(
 
 def encode(value: msgspec.Struct) -> bytes:
     return _encoder.encode(value)
+
+
+def encode_aged(answer: msgspec.Struct, age_s: int) -> bytes:
+    """Return the head of an answer of a broker that may have missed changes for `age_s` seconds; see AnswerAge."""
+    encoded = encode(answer)
+    return encoded if not age_s else _encoder.encode({**msgspec.msgpack.decode(encoded), "age_s": age_s})
 
 
 def decode_request(head: memoryview) -> AnyRequest:

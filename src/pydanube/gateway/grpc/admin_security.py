@@ -34,7 +34,7 @@ class SecurityAdmin:
         return ADMIN["CreateRoleResponse"](success=True)
 
     async def get_role(self, call: Call, request: Any) -> Any:
-        return ADMIN["GetRoleResponse"](role=_role(self._broker.access.get_role(call.principal, request.name)))
+        return ADMIN["GetRoleResponse"](role=_role(await self._broker.access.get_role(call.principal, request.name)))
 
     async def list_roles(self, call: Call, _request: Any) -> Any:
         return ADMIN["ListRolesResponse"](roles=map(_role, self._broker.access.list_roles(call.principal)))
@@ -57,7 +57,7 @@ class SecurityAdmin:
         return ADMIN["CreateBindingResponse"](success=True)
 
     async def get_binding(self, call: Call, request: Any) -> Any:
-        return ADMIN["GetBindingResponse"](binding=_binding(self._find(call, request)))
+        return ADMIN["GetBindingResponse"](binding=_binding(await self._find(call, request)))
 
     async def list_bindings(self, call: Call, request: Any) -> Any:
         resource = resource_of(request.scope, request.resource_name)
@@ -67,13 +67,13 @@ class SecurityAdmin:
         return ADMIN["ListBindingsResponse"](bindings=map(_binding, self._bindings(call.principal)))
 
     async def delete_binding(self, call: Call, request: Any) -> Any:
-        await self._broker.access.delete_binding(call.principal, self._find(call, request).id)
+        await self._broker.access.delete_binding(call.principal, (await self._find(call, request)).id)
         return ADMIN["DeleteBindingResponse"](success=True)
 
-    def _find(self, call: Call, request: Any) -> Binding:
+    async def _find(self, call: Call, request: Any) -> Binding:
         """Return the binding that a request names by its id and by what it covers."""
         wanted = resource_of(request.scope, request.resource_name)
-        found = self._broker.access.get_binding(call.principal, request.binding_id)
+        found = await self._broker.access.get_binding(call.principal, request.binding_id)
         if str(found.resource) != wanted:
             raise NotFound(f"there is no binding {request.binding_id!r} on {wanted}")
         return found

@@ -17,7 +17,8 @@ import asyncio
 import inspect
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final, NoReturn, Protocol
 
@@ -27,6 +28,7 @@ from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
 from pydanube.broker import ListenerMetrics
+from pydanube.broker.freshness import Freshness
 from pydanube.broker.quotas.throttle import Throttle
 from pydanube.broker.security.audit import AuditTrail
 from pydanube.broker.security.audit_operations import UNAUDITED, AuditedOperation, Origin, Unaudited
@@ -51,6 +53,9 @@ ADMIN: Final = "admin"
 
 _WORD: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
+
+_AGE: Final = "danube-age"
+"""In the trailing metadata, if the broker may have missed changes: for how many seconds."""
 
 _COUNTED_BYTES_MIN: Final = 4_096
 """Smaller requests, such as acks, are not counted in memory: the number of calls limits them."""
@@ -112,13 +117,15 @@ class CallLimits:
         security: Security | None = None,
         audit: AuditTrail | None = None,
         throttle: Throttle | None = None,
+        freshness: Freshness | None = None,
     ) -> None:
         """`security` finds out who calls, and `throttle` holds callers to their quotas; None: the services are open to
-        everybody. `audit` records what callers do."""
+        everybody. `audit` records what callers do, and `freshness` knows how old answers may be."""
         self.intake = intake
         self.security = security
         self._audit = audit
         self._throttle = throttle
+        self._freshness = freshness
         self._metrics = metrics or ListenerMetrics()
         self._per_address_max = calls_per_address_max
         self._addresses: Counter[str] = Counter()
@@ -147,6 +154,17 @@ class CallLimits:
             return UNAUDITED
         origin = Origin(listener, _host(context.peer())[1], caller.principal.id, caller.method)
         return self._audit.operation(origin, method.path.lstrip("/"))
+
+    @contextmanager
+    def fresh(self, context: Any) -> Iterator[None]:
+        """Surrounds a call: a client is told how old the answer may be."""
+        if self._freshness is None:
+            yield
+            return
+        if age_s := self._freshness.age_s:
+            context.set_trailing_metadata(((_AGE, str(age_s)),))
+        with self._freshness.checked():
+            yield
 
     @property
     def are_calls_running(self) -> bool:
@@ -261,7 +279,7 @@ def _unary(method: ServiceMethod, function: Any, limits: CallLimits, listener: s
             reserved = limits.reserve(len(data))
             call, request = Call(context, len(data), identity.principal), _parsed(parse, data, method)
             await limits.admit(identity, request)
-            with limits.audited(listener, method, context, identity):
+            with limits.audited(listener, method, context, identity), limits.fresh(context):
                 return await function(call, request)
         except Exception as error:
             await _fail(context, method.path, error)
@@ -290,7 +308,7 @@ def _stream(method: ServiceMethod, function: Any, limits: CallLimits, listener: 
             call, request = Call(context, len(data), identity.principal), _parsed(parse, data, method)
             del data
             await limits.admit(identity, request)
-            with limits.audited(listener, method, context, identity):
+            with limits.audited(listener, method, context, identity), limits.fresh(context):
                 work = _write_all(context, function(call, request)) if is_generator else function(call, request)
                 follow = identity is not NOBODY
                 await (_while_believed(limits.security, identity, work, listener, call.client) if follow else work)

@@ -72,7 +72,8 @@ class GrpcServer:
         intake = RequestIntake(clock)
         metrics = broker.metrics.listener("grpc")
         places = settings.calls_per_address_max
-        self._limits = CallLimits(places, memory, intake, metrics, broker.security, broker.audit, broker.throttle)
+        checks = broker.security, broker.audit, broker.throttle, broker.freshness
+        self._limits = CallLimits(places, memory, intake, metrics, *checks)
         self._tool_limits = CallLimits(_TOOL_CALLS_PER_ADDRESS_MAX, memory, intake)  # never drains
         self._servers: list[Any] = []
         self._healths: list[health.Health] = []

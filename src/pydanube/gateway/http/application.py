@@ -42,6 +42,9 @@ from .settings import HttpSettings
 
 _NAMED: Final = re.compile(rf"{BASE}/(topics|namespaces)/([^/]+)(?:/([^/]+))?")
 _CLOSE: Final = (b"connection", b"close")
+_AGE: Final = b"danube-age"
+"""Of an answer of a broker that may have missed changes: for how many seconds."""
+
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _ALWAYS_SERVED: Final = frozenset({"/healthz", "/readyz"})
 
@@ -99,7 +102,9 @@ class Application:
                 self._broker.metrics.http_answers[str(message["status"])] += 1
                 is_last = not await body.discard() or self._draining or body.is_framed_twice
                 closing = (_CLOSE,) if is_last else ()
-                message = _with_headers(message, [*added, *closing])
+                age_s = self._broker.freshness.age_s
+                old = ((_AGE, b"%d" % age_s),) if age_s else ()
+                message = _with_headers(message, [*added, *closing, *old])
             await send(message)
 
         try:

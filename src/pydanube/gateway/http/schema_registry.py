@@ -174,8 +174,14 @@ class SchemaRegistry:
         endpoint, name = route.endpoint, f"schemaRegistry.{route.endpoint.__name__.lstrip('_')}"
 
         async def answer(request: Request) -> Response:
-            with self._broker.audit.operation(origin_of(request), name):
-                response: Response = await endpoint(request)
+            with self._broker.audit.operation(origin_of(request), name), self._broker.freshness.checked():
+                try:
+                    response: Response = await endpoint(request)
+                except RegistryError as error:
+                    is_missing = error.code // 100 == HTTPStatus.NOT_FOUND
+                    if is_missing and (doubt := self._broker.freshness.doubt(error.message)) is not None:
+                        raise doubt from error
+                    raise
                 return response
 
         return Route(route.path, answer, methods=sorted(route.methods or ()))

@@ -102,7 +102,8 @@ class Fetches:
 
     async def _run(self, principal: Principal, correlation: int, fetch: Fetch) -> None:
         try:
-            await self._fetch(principal, correlation, fetch)
+            with self._broker.freshness.checked():
+                await self._fetch(principal, correlation, fetch)
         except DanubeError as error:
             if isinstance(error, Denied):
                 self._broker.audit.refuse(self._origin(), OPERATION, Action.READ, fetch.topic, error)

@@ -96,7 +96,8 @@ async def perform(caller: Caller, request: wire.AnyRequest) -> bytes:
     """
     if isinstance(request, wire.PEER_REQUESTS):
         caller.broker.check_is_peer(caller.principal)
-    answer = wire.encode(await _TABLE[type(request)](caller, request))
+    with caller.broker.freshness.checked():
+        answer = wire.encode_aged(await _TABLE[type(request)](caller, request), caller.broker.freshness.age_s)
     if len(answer) > CONTROL_BYTES_MAX:
         raise Full(f"the answer has {len(answer)} bytes and a frame takes {CONTROL_BYTES_MAX}: ask for less at once")
     return answer
@@ -720,7 +721,8 @@ async def stage(caller: Caller, head: memoryview, body: memoryview) -> bytes:
     throttle = caller.broker.throttle
     if throttle.is_active:
         await _stage_within_quotas(caller, throttle, sections, len(body))
-    return wire.encode(wire.Staged(await caller.broker.staging.stage(caller.principal, staged, body)))
+    with caller.broker.freshness.checked():
+        return wire.encode(wire.Staged(await caller.broker.staging.stage(caller.principal, staged, body)))
 
 
 async def _stage_within_quotas(
@@ -864,7 +866,7 @@ async def _list_roles(caller: Caller, _request: wire.ListRoles) -> wire.RolesLis
 
 
 async def _get_role(caller: Caller, request: wire.GetRole) -> wire.AccessRole:
-    return wire_role(caller.broker.access.get_role(caller.principal, request.name))
+    return wire_role(await caller.broker.access.get_role(caller.principal, request.name))
 
 
 async def _create_role(caller: Caller, request: wire.CreateRole) -> wire.AccessRole:
@@ -891,7 +893,7 @@ async def _list_access_bindings(caller: Caller, request: wire.ListAccessBindings
 
 
 async def _get_access_binding(caller: Caller, request: wire.GetAccessBinding) -> wire.AccessBinding:
-    return wire_binding(caller.broker.access.get_binding(caller.principal, request.id))
+    return wire_binding(await caller.broker.access.get_binding(caller.principal, request.id))
 
 
 async def _create_access_binding(caller: Caller, request: wire.CreateAccessBinding) -> wire.AccessBinding:
@@ -933,7 +935,7 @@ async def _list_quotas(caller: Caller, request: wire.ListQuotas) -> wire.QuotasL
 
 
 async def _get_quota(caller: Caller, request: wire.GetQuota) -> wire.AccessQuota:
-    return wire_quota(caller.broker.quotas.get(caller.principal, QuotaSubject.parse(request.subject)))
+    return wire_quota(await caller.broker.quotas.get(caller.principal, QuotaSubject.parse(request.subject)))
 
 
 async def _set_quota(caller: Caller, request: wire.SetQuota) -> wire.AccessQuota:

@@ -140,7 +140,7 @@ async def _list_roles(call: ApiCall) -> wire.RolesListed:
 
 
 async def _get_role(call: ApiCall) -> Answer:
-    found = call.broker.access.get_role(call.principal, call.path["role"])
+    found = await call.broker.access.get_role(call.principal, call.path["role"])
     return tagged(wire_role(found), found.version)
 
 
@@ -168,7 +168,7 @@ async def _list_bindings(call: ApiCall) -> wire.BindingsListed:
 
 
 async def _get_binding(call: ApiCall) -> wire.AccessBinding:
-    return wire_binding(call.broker.access.get_binding(call.principal, call.path["binding"]))
+    return wire_binding(await call.broker.access.get_binding(call.principal, call.path["binding"]))
 
 
 async def _create_binding(call: ApiCall) -> Answer:
@@ -206,7 +206,7 @@ async def _list_quotas(call: ApiCall) -> wire.QuotasListed:
 
 
 async def _get_quota(call: ApiCall) -> Answer:
-    found = call.broker.quotas.get(call.principal, call.path["quota"])
+    found = await call.broker.quotas.get(call.principal, call.path["quota"])
     return tagged(wire_quota(found), found.version)
 
 

@@ -233,7 +233,7 @@ async def _no_upgrade(_call: ApiCall) -> Response:
 async def _websocket(websocket: WebSocket) -> None:
     data: DataEndpoints = websocket.app.state.data
     try:
-        with data.broker.audit.operation(origin_of(websocket), _WEBSOCKET):
+        with data.broker.audit.operation(origin_of(websocket), _WEBSOCKET), data.broker.freshness.checked():
             path, query = websocket.path_params, _websocket_query(websocket)
             topic = TopicName.parse(f"/{path['namespace']}/{path['topic']}")
             subscription = parse_subscription(path["subscription"])

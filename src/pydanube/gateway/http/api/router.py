@@ -42,7 +42,8 @@ class Router:
         request = Request(scope, receive, send)
         endpoint, values = self._find(request)
         with self._broker.audit.operation(origin_of(request), endpoint.operation.name) as audited:
-            response = await endpoint.answer(self._broker, request, values)
+            with self._broker.freshness.checked():
+                response = await endpoint.answer(self._broker, request, values)
             audited.settle()  # the answer may be a stream that goes on for days
             await response(scope, receive, send)
 
