@@ -13,7 +13,7 @@ import importlib.util
 import ssl
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import ip_address
@@ -49,13 +49,14 @@ from .core.slice_sequence import SliceLimits
 from .gateway.native import NativeServer, NativeSettings
 from .gateway.native.peers import NativePeers, is_living
 from .metadata.counters import last_id
+from .metadata.etcd.place import older_copy
 from .metadata.following import Follower
 from .metadata.levels import put_level, refuse_unknown_level
 from .metadata.opening import open_metadata
 from .metadata.store import Compare, MetadataStore, Put
 from .model.addresses import NO_ADDRESSES, BrokerAddresses
 from .model.cluster import BrokerSession
-from .model.errors import DanubeError, Refused
+from .model.errors import DanubeError, Refused, Unavailable
 from .model.levels import THIS_RELEASE, Levels
 from .model.webhooks import Webhook
 from .runtime.clock import Clock, SystemClock
@@ -80,7 +81,7 @@ from .securing import check_settings, cluster_token, open_authentication
 from .settings import Settings
 from .storage.directory import FORMAT as DIRECTORY_FORMAT
 from .storage.directory import DataDirectory
-from .storage.metadata_seen import read_seen, refuse_older, write_seen
+from .storage.metadata_seen import lacks_mark, read_mark, read_seen, refuse_older, write_seen
 from .storage.tiering.store_proof import StoreProof, refuse_missing
 from .storage.wal import LogWriter, MetadataStamp, RecoveredLog, WalSettings, check_manifest
 from .version import __version__
@@ -96,6 +97,9 @@ LOG_PART: Final = "wal"
 
 REVISION_INTERVAL_S: Final = 10.0
 """How often the revision of the metadata is saved in the data directory and noted in the log, if it has changed."""
+
+MARK_INTERVAL_S: Final = 600.0
+"""How often a broker of a cluster writes the key of its log again, so that an older copy of the etcd lacks it."""
 
 DISK_CHECK_INTERVAL_S: Final = 10.0
 """How often the free space on the disk of the metadata is checked."""
@@ -161,7 +165,8 @@ class Opened(NamedTuple):
     @property
     def log_key(self) -> str:
         """The metadata key of the newest file of this broker's log."""
-        return FOUNDER_LOG_KEY if self.is_founder else log_key(self.directory.identity.incarnation)
+        mine = self.directory.identity
+        return FOUNDER_LOG_KEY if self.founder is None else own_log_key(mine.incarnation, self.founder)
 
     def is_own_log(self, log: str) -> bool:
         """See Membership.is_own_log; for the start, when there is no session yet."""
@@ -197,7 +202,11 @@ class Server:
         """The broker, once it is a member of a cluster."""
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
-        self._saved: MetadataStamp | None = None
+        self._saved: tuple[MetadataStamp, int] | None = None
+        """The revision and the mark that are in the data directory."""
+        self._mark = 0
+        """The revision at which the key of the own log was written last."""
+        self._marked_at = 0.0
         self._saving: asyncio.Future[None] | None = None
         self._metadata_trouble = ""
         self._certificates: dict[ServerTls, ServerCertificates] = {}
@@ -342,8 +351,9 @@ class Server:
             await create_first_key(security.store, clock, self._components.disk, directory.path)
         if founder is not None:
             tasks.spawn(follower.run(), "metadata following")
+            tasks.spawn(self._give_up_older_metadata(opened, membership, writer), "older metadata")
         self._run_tasks(broker, tasks)
-        tasks.spawn(self._keep_saving_revision(store, directory, writer), "metadata revision remembering")
+        tasks.spawn(self._keep_saving_revision(opened, writer), "metadata revision remembering")
         if is_in_directory:
             await self._check_metadata_disk()
             tasks.spawn(self._keep_checking_metadata_disk(), "metadata disk checking")
@@ -425,8 +435,9 @@ class Server:
         directory = joining.open_directory(disk, path)
         self._parts.callback(directory.close)
         directory.add_part(METADATA_PART)
-        await self._refuse_older_metadata(store, path)
-        return Opened(store, directory, objects, joining.founder)
+        opened = Opened(store, directory, objects, joining.founder)
+        await self._refuse_older_metadata(store, path, opened.log_key)
+        return opened
 
     async def _check_member(self, store: MetadataStore, joining: Joining) -> None:
         """Raise Refused if the object store, the log or the metadata of a broker does not belong to its cluster. Writes
@@ -444,7 +455,7 @@ class Server:
                 await objects.close()
         _, parts = DataDirectory.peek(disk, settings.server.data_dir) or (None, frozenset())
         check_manifest(disk, settings.log_directory, joining.identity, must_exist=LOG_PART in parts)
-        await self._refuse_older_metadata(store, settings.server.data_dir)
+        await self._refuse_older_metadata(store, settings.server.data_dir, own_log_key(joining.log, joining.founder))
         token, tls = self._peer_credentials()
         await refuse_copy(store, joining, lambda session: is_living(session, self._components.clock, token, tls))
 
@@ -628,14 +639,22 @@ class Server:
             writes = [Put(IDENTITY_KEY, mine), put_level(self._components.levels.newest)]
             await store.transact([Compare.missing(IDENTITY_KEY)], writes)
         directory.add_part(METADATA_PART)
-        await self._refuse_older_metadata(store, directory.path)
+        await self._refuse_older_metadata(store, directory.path, FOUNDER_LOG_KEY)
 
-    async def _refuse_older_metadata(self, store: MetadataStore, path: Path) -> None:
-        """Refuse metadata that is older than the data directory: it would give out ids and offsets a second time."""
-        seen = read_seen(self._components.disk, path)
-        if seen is not None:
-            identity, revision = await store.identity(), await store.revision()
-            refuse_older(identity, revision, dict([seen]), path, self._settings.metadata_place)
+    async def _refuse_older_metadata(self, store: MetadataStore, path: Path, own_key: str) -> None:
+        """Refuse metadata that is older than the data directory: it would give out ids and offsets a second time.
+        `own_key`: that of the broker's log."""
+        disk, place = self._components.disk, self._settings.metadata_place
+        seen = read_seen(disk, path)
+        if seen is None:
+            return
+        identity, revision = await store.identity(), await store.revision()
+        refuse_older(identity, revision, dict([seen]), path, place)
+        if lacks := lacks_mark(await store.get(own_key), read_mark(disk, path, identity.store_id)):
+            raise Refused(
+                f"{place} is older than {path}: {lacks}; put back the newest copy of the metadata, or without one "
+                f"restore from the object store with `danube storage restore`"
+            )
 
     async def _save_revision(self, store: MetadataStore, directory: DataDirectory, writer: LogWriter) -> None:
         """Save the revision of the metadata in the data directory, so that a later start refuses an older copy.
@@ -647,10 +666,12 @@ class Server:
         try:
             if self._saving is not None:  # by a call that was cancelled
                 await asyncio.wait([self._saving])
-            writer.note_revision(await store.revision())
-            seen = writer.metadata
+            with suppress(Unavailable):  # what was seen before is saved all the same
+                await store.revision()
+            writer.note_revision(store.revision_seen)
+            seen = writer.metadata, self._mark
             if seen != self._saved:
-                write = partial(write_seen, self._components.disk, directory.path, seen)
+                write = partial(write_seen, self._components.disk, directory.path, *seen)
                 self._saving = asyncio.get_running_loop().run_in_executor(None, write)
                 await asyncio.shield(self._saving)
                 self._saved = seen
@@ -665,10 +686,38 @@ class Server:
         except TimeoutError:
             log.warning("metadata.revision_not_written", error=f"no answer within {LAST_REVISION_S} s")
 
-    async def _keep_saving_revision(self, store: MetadataStore, directory: DataDirectory, writer: LogWriter) -> None:
+    async def _keep_saving_revision(self, opened: Opened, writer: LogWriter) -> None:
         while True:
             await self._components.clock.sleep(REVISION_INTERVAL_S)
-            await self._save_revision(store, directory, writer)
+            if opened.founder is not None:
+                with suppress(DanubeError):
+                    await self._check_mark(opened)
+            await self._save_revision(opened.store, opened.directory, writer)
+
+    async def _check_mark(self, opened: Opened) -> None:
+        """Do nothing any more with an etcd that lacks the last mark: it was put back to an older copy. Its revision may
+        have risen past the one that was seen, so that it does not show that."""
+        own = await opened.store.get(opened.log_key)
+        if lacks := lacks_mark(own, self._mark):
+            opened.store.refuse(older_copy(self._settings.metadata_place, lacks))
+        elif own is not None and self._components.clock.monotonic() - self._marked_at >= MARK_INTERVAL_S:
+            await self._write_mark(opened, own.value)
+
+    async def _write_mark(self, opened: Opened, value: bytes) -> None:
+        """Write the key of the own log, and note at which revision that was."""
+        self._mark = (await opened.store.transact([], [Put(opened.log_key, value)])).revision
+        self._marked_at = self._components.clock.monotonic()
+
+    async def _give_up_older_metadata(self, opened: Opened, membership: ClusterMembership, writer: LogWriter) -> None:
+        """When the etcd was put back to an older copy: give the session up, so that nothing is answered or acked any
+        more, and save what was seen, so that a start on the older copy is refused.
+
+        The slices of `stored` topics end too: the older copy may not name them, and nobody would look for what they
+        have been acked for.
+        """
+        await opened.store.refused()
+        membership.give_up(membership.session.incarnation)
+        await self._save_revision(opened.store, opened.directory, writer)
 
     async def _keep_checking_metadata_disk(self) -> None:
         while True:
@@ -724,7 +773,7 @@ class Server:
         )
         self._parts.push_async_callback(writer.close)
         directory.add_part(LOG_PART)
-        await store.transact([], [Put(opened.log_key, b"%d" % writer.newest_generation)])
+        await self._write_mark(opened, b"%d" % writer.newest_generation)
         writer.forget(set(writer.recovered.ledgers) - known.needed)
         return writer
 
@@ -737,6 +786,11 @@ def _without_optional(files: ServerTls, listener: Listener, is_its_own: bool) ->
         raise Refused(f"the {listener.name} listener cannot have optional client certificates: {why}; choose one")
     log.warning("tls.no_optional_client_certificates", listener=listener.name, reason=why)
     return replace(files, client_certificates=OFF)
+
+
+def own_log_key(log: str, founder: NodeIdentity) -> str:
+    """Return the metadata key of the newest file of a log of the cluster that `founder` began."""
+    return FOUNDER_LOG_KEY if log == founder.incarnation else log_key(log)
 
 
 def _refuse_own_store(settings: Settings) -> None:

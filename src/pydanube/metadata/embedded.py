@@ -135,6 +135,17 @@ class EmbeddedStore:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @property
+    def revision_seen(self) -> int:
+        return self._history.revision
+
+    def refuse(self, why: DanubeError) -> None:
+        """Nobody can exchange a file that this process has open and locked."""
+        raise AssertionError(why.message)
+
+    async def refused(self) -> DanubeError:
+        return await asyncio.get_running_loop().create_future()
+
     async def close(self) -> None:
         """Answer the requests that wait, end the thread, close the file.
 

@@ -66,6 +66,8 @@ class Follower:
         self.seen = 0
         """The revision of the newest event, or of the last list."""
         self._is_running = False
+        self._failure = ""
+        """Why the store could not be followed, since something was last heard of it."""
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self.revision = 0
         """Everything up to this revision was applied."""
@@ -145,8 +147,14 @@ class Follower:
                 log.info("metadata.listed_again", after=self.revision)
                 await self._start_again()
             except DanubeError as error:
-                log.warning("metadata.not_followed", error=error.message)
+                self._note_failure(error)
                 await self._clock.sleep(RETRY_S)
+
+    def _note_failure(self, error: DanubeError) -> None:
+        """Log why the store cannot be followed, once until that changes."""
+        if error.message != self._failure:
+            log.warning("metadata.not_followed", error=error.message)
+        self._failure = error.message
 
     async def reached(self, revision: int) -> None:
         """Wait until a change of this revision or a later one was applied. Cancelled: nothing happens."""
@@ -179,6 +187,7 @@ class Follower:
             self._removed = {key: one for key, one in self._removed.items() if one > self.revision}
 
     def _advance(self, revision: int) -> None:
+        self._failure = ""
         self.seen = max(self.seen, revision)
         for waiting in [one for one in self._waiting if one[0] <= self.seen]:
             self._waiting.remove(waiting)
@@ -212,7 +221,7 @@ class Follower:
                 revision = await self._store.revision()
                 await self.start()
             except DanubeError as error:
-                log.warning("metadata.not_followed", error=error.message)
+                self._note_failure(error)
                 await self._clock.sleep(RETRY_S)
             else:
                 self._complete(revision)

@@ -244,6 +244,20 @@ class MetadataStore(Protocol):
         """Why the last write failed; None when it succeeded or none was made yet."""
         ...
 
+    @property
+    def revision_seen(self) -> int:
+        """The highest revision that this store is known to have had."""
+        ...
+
+    def refuse(self, why: DanubeError) -> None:
+        """Do nothing any more: every later call raises `why`. For a store that was put back to an older copy."""
+        ...
+
+    async def refused(self) -> DanubeError:
+        """Wait until the store does nothing any more, because it was put back to an older copy under its users; return
+        why. A store to which that cannot happen never returns."""
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -2,9 +2,12 @@
 
 ```
 METADATA_REVISION    a JSON object and, on the second line, its CRC32C in hexadecimal:
-                     {"store_id":"5f0c...","revision":1234}
-                     earlier releases wrote the revision alone, in digits
+                     {"store_id":"5f0c...","revision":1234,"mark":1200}
+                     earlier releases wrote no mark, and before that the revision alone, in digits
 ```
+
+`mark` is the revision at which this broker wrote a key of its own last, that of its log, which nobody else writes. An
+older copy has an older version of that key, also when its revision has risen past the one that was seen.
 
 An older copy of the metadata would give out ids and offsets a second time, and would not know the newest ledgers.
 Revisions of two stores cannot be compared; a store records which stores it succeeds, and up to which revision.
@@ -20,7 +23,7 @@ import msgspec
 
 from pydanube.codec.wal import MetadataStamp, checked_line, with_checksum
 from pydanube.metadata.opening import MetadataPlace
-from pydanube.metadata.store import StoreIdentity
+from pydanube.metadata.store import KeyValue, StoreIdentity
 from pydanube.model.errors import Corrupt, Refused
 from pydanube.runtime.disk import Disk, read_whole, replace_whole
 
@@ -29,33 +32,51 @@ ANY_STORE: Final = ""
 """Stands for the store's id where an earlier release wrote none."""
 
 
-class _SeenFile(msgspec.Struct):
+class _SeenFile(msgspec.Struct, omit_defaults=True):
     store_id: str
     revision: int
+    mark: int = 0
+    """0: none was written."""
 
 
-def encode_seen(seen: MetadataStamp) -> bytes:
-    return with_checksum(msgspec.json.encode(_SeenFile(*seen)))
+def encode_seen(seen: MetadataStamp, mark: int = 0) -> bytes:
+    return with_checksum(msgspec.json.encode(_SeenFile(*seen, mark)))
 
 
 def decode_seen(content: bytes) -> MetadataStamp:
     """Return what was written, in the form of any release. Raises Corrupt."""
+    written = _decode(content)
+    return MetadataStamp(written.store_id, written.revision)
+
+
+def _decode(content: bytes) -> _SeenFile:
     if content.isdigit() and len(content) < 20:
-        return MetadataStamp(ANY_STORE, int(content))
+        return _SeenFile(ANY_STORE, int(content))
     try:
-        written = msgspec.json.decode(checked_line(content), type=_SeenFile)
+        return msgspec.json.decode(checked_line(content), type=_SeenFile)
     except msgspec.MsgspecError as error:
         raise Corrupt(f"cannot be read: {error}") from None
-    return MetadataStamp(written.store_id, written.revision)
 
 
 def read_seen(disk: Disk, directory: Path) -> MetadataStamp | None:
     """Return what the data directory has seen of its metadata; None when it has seen nothing yet. Raises Corrupt."""
+    found = _read(disk, directory)
+    return None if found is None else MetadataStamp(found.store_id, found.revision)
+
+
+def read_mark(disk: Disk, directory: Path, store_id: str) -> int:
+    """Return the revision of this store at which the broker wrote its own key last; 0: it is not known. Raises
+    Corrupt."""
+    found = _read(disk, directory)
+    return found.mark if found is not None and found.store_id == store_id else 0
+
+
+def _read(disk: Disk, directory: Path) -> _SeenFile | None:
     path = directory / REVISION_FILE
     if not disk.exists(path):
         return None
     try:
-        return decode_seen(read_whole(disk, path))
+        return _decode(read_whole(disk, path))
     except Corrupt as error:
         raise Corrupt(
             f"{path} {error.message}: put back a copy of it; or remove it, if the metadata is surely the newest (the "
@@ -63,8 +84,15 @@ def read_seen(disk: Disk, directory: Path) -> MetadataStamp | None:
         ) from None
 
 
-def write_seen(disk: Disk, directory: Path, seen: MetadataStamp) -> None:
-    replace_whole(disk, directory / REVISION_FILE, encode_seen(seen))
+def write_seen(disk: Disk, directory: Path, seen: MetadataStamp, mark: int = 0) -> None:
+    replace_whole(disk, directory / REVISION_FILE, encode_seen(seen, mark))
+
+
+def lacks_mark(own: KeyValue | None, mark: int) -> str:
+    """Return how it shows that metadata whose key of this broker is `own` is older than its last write of that key, at
+    the revision `mark`; empty: it is not."""
+    found = 0 if own is None else own.mod_revision
+    return f"it has what this broker wrote at revision {found}, and not what it wrote at {mark}" if found < mark else ""
 
 
 def refuse_older(
@@ -84,5 +112,6 @@ def refuse_older(
         if found < wanted:
             raise Refused(
                 f"{metadata} is older than {where}: it knows revision {found} of its store, and {where} has seen "
-                f"revision {wanted}; put back the newest copy of the metadata"
+                f"revision {wanted}; put back the newest copy of the metadata, or without one restore from the object "
+                f"store with `danube storage restore`"
             )

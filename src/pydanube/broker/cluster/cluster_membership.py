@@ -147,6 +147,8 @@ class ClusterMembership:
         self._renew_at = 0.0
         self._tried: set[int] = set()
         """The incarnations under which this process has put a session, or may have, since it last had one."""
+        self._not_taken = ""
+        """Why no session could be taken, since there was the last one."""
         self._in_doubt = False
         """Whether a listing lacked the session's key, which may be because it is older than the key."""
         self._deleted_at = 0
@@ -285,7 +287,7 @@ class ClusterMembership:
             raise Unavailable(f"broker {self._name!r} could not join: others were faster {JOIN_ATTEMPTS} times")
         self._follower.wrote(session_key(self._name), revision)
         self._session, self._revision, self._lease = session, revision, granted.lease
-        self._tried = {incarnation}
+        self._tried, self._not_taken = {incarnation}, ""
         self._deadline, self._in_doubt = holds_until(asked, granted.ttl_ms), False
         self._plan(granted.ttl_ms)
         self._to_coordinate.set()
@@ -384,7 +386,9 @@ class ClusterMembership:
         try:
             await self._take_session()
         except DanubeError as error:
-            log.warning("session.not_taken", broker=self._name, error=error.message)
+            if error.message != self._not_taken:  # logged once until it changes
+                log.warning("session.not_taken", broker=self._name, error=error.message)
+            self._not_taken = error.message
             self._renew_at = self._clock.monotonic() + RETRY_S
             return
         self._tell_renewed()

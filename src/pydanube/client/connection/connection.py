@@ -464,7 +464,7 @@ class Connection:
         """Warn of an answer that may be old, once until there is one that is not."""
         age_s = requests.decode(head, requests.AnswerAge).age_s if len(head) > 1 else 0
         if age_s and not self._is_old:
-            log.warning("broker.answers_old", broker=self.address, age_s=age_s)
+            log.warning("broker.answers_old", broker=str(self.address), age_s=age_s)
         self._is_old = bool(age_s)
 
     def stream_broken(self, error: DanubeError) -> None:

@@ -7,15 +7,21 @@ certainly not executed; otherwise the caller learns that it is in doubt.
 Before the first request over a new connection a member is asked for the store's record: a member that cannot be
 reached is noticed before anything is sent to it, and so is one that belongs to another cluster than the others.
 
+An etcd that was put back to an older copy under its users shows a lower revision than before. A member may lag behind
+the others, so only a linearizable read tells: one that was sent after a revision was seen shows that or a later one.
+A new connection is asked before anything else is sent over it, and from then on nothing is sent any more.
+
 Invariants
     every request has a deadline, and every message carries `hasleader`: a member without a leader refuses it
     a request that writes is never sent again when it may have been executed
+    once an etcd has shown a lower revision than before, every call raises that, and no answer of it is used
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from copy import copy
 from typing import Any, Final
 
 import grpc
@@ -27,8 +33,8 @@ from pydanube.runtime.telemetry import get_logger
 
 from . import failures
 from .failures import Verdict, judge, text_of
-from .messages import AUTHENTICATE, RANGE, AuthenticateRequest, RangeRequest
-from .place import EtcdPlace, TlsFiles
+from .messages import AUTHENTICATE, RANGE, TXN, AuthenticateRequest, RangeRequest
+from .place import EtcdPlace, TlsFiles, older_copy
 
 log = get_logger(__name__)
 
@@ -59,6 +65,10 @@ _OPTIONS: Final = (
 )
 
 
+_LINEARIZABLE: Final = (RANGE, TXN)
+"""Requests whose answers show a revision that is at least that of everything that was answered before."""
+
+
 class MemberFailed(Exception):
     """A member could not be prepared or lost a stream. The message says why; nothing was executed for the caller."""
 
@@ -69,6 +79,8 @@ class _Member:
         self._open_channel = open_channel
         self._channel: Any = None
         self.is_checked = False
+        self.is_foreign = False
+        """It belongs to another etcd cluster than the member that was used first."""
         self.is_failing = False
         """It failed and was not reached since then: this was logged."""
         self.lock = asyncio.Lock()
@@ -98,6 +110,36 @@ class EtcdClient:
         self._current = 0
         self._token = ""
         self._cluster_id = 0
+        self.revision_seen = 0
+        """The highest revision that a linearizable request has shown."""
+        self.refusal: DanubeError | None = None
+        """Why nothing is sent any more."""
+        self._is_refused = asyncio.Event()
+
+    def refuse(self, why: DanubeError) -> None:
+        """Send nothing any more: every later call raises `why`."""
+        if self.refusal is None:
+            log.error("etcd.older_copy", reason=why.message)
+            self.refusal = why
+            self._is_refused.set()
+
+    async def refused(self) -> DanubeError:
+        """Wait until nothing is sent any more; return why."""
+        await self._is_refused.wait()
+        assert self.refusal is not None
+        return self.refusal
+
+    def _check_refused(self) -> None:
+        if self.refusal is not None:
+            raise copy(self.refusal)
+
+    def _check_revision(self, revision: int, seen: int) -> None:
+        """Check what a linearizable request has shown that was sent when `seen` had been seen. Raises Unavailable."""
+        self._check_refused()
+        if revision < seen:
+            self.refuse(older_copy(self.place, f"it is at revision {revision}, and was at {self.revision_seen}"))
+            self._check_refused()
+        self.revision_seen = max(self.revision_seen, revision)
 
     async def close(self) -> None:
         """Close all connections. Requests that are in progress fail."""
@@ -116,10 +158,14 @@ class EtcdClient:
         why = ""
         while (left := deadline - loop.time()) > 0:
             member = self._members[self._current]
+            self._check_refused()
             try:
                 await self._prepare(member, left)
-                attempt = min(ATTEMPT_SECONDS, max(0.1, deadline - loop.time()))
-                return await _unary(member, method)(request, timeout=attempt, metadata=self.metadata)
+                attempt, seen = min(ATTEMPT_SECONDS, max(0.1, deadline - loop.time())), self.revision_seen
+                reply = await _unary(member, method)(request, timeout=attempt, metadata=self.metadata)
+                if method in _LINEARIZABLE:
+                    self._check_revision(reply.header.revision, seen + _has_put(method, request, reply))
+                return reply
             except MemberFailed as lost:
                 why = str(lost)
             except grpc.aio.AioRpcError as error:
@@ -142,6 +188,7 @@ class EtcdClient:
 
     async def open_stream(self, method: ServiceMethod) -> EtcdStream:
         """Open a stream to the member in use. Raises MemberFailed if it cannot be used; the next call takes another."""
+        self._check_refused()
         member = self._members[self._current]
         try:
             await self._prepare(member, CONNECT_SECONDS)
@@ -175,7 +222,13 @@ class EtcdClient:
                 if self.place.user and not self._token:
                     await self._authenticate(member, seconds)
                 request = RangeRequest(key=self.place.store_key, keys_only=True, serializable=True)
+                seen = self.revision_seen
                 reply = await _unary(member, RANGE)(request, timeout=seconds, metadata=self.metadata)
+                if reply.header.revision < seen:  # it lags behind, or was put back to an older copy
+                    request.serializable = False
+                    reply = await _unary(member, RANGE)(request, timeout=seconds, metadata=self.metadata)
+                    self._check_cluster(member, reply.header.cluster_id)
+                    self._check_revision(reply.header.revision, seen)
             except grpc.aio.AioRpcError as error:
                 if judge(error) is Verdict.FINAL:
                     denied = error.code() is grpc.StatusCode.PERMISSION_DENIED
@@ -200,15 +253,22 @@ class EtcdClient:
         self._token = reply.token
 
     def _check_cluster(self, member: _Member, cluster_id: int) -> None:
-        if self._cluster_id and cluster_id != self._cluster_id:
-            raise MemberFailed(
-                f"{member.address} belongs to another etcd cluster ({cluster_id:x}) than the member used before "
-                f"({self._cluster_id:x}): name members of one cluster only"
-            )
-        self._cluster_id = cluster_id
+        member.is_foreign = bool(self._cluster_id) and cluster_id != self._cluster_id
+        if not member.is_foreign:
+            self._cluster_id = cluster_id
+            return
+        if all(one.is_foreign for one in self._members):  # nobody names wrong members only, after right ones
+            shown = f"all members belong to etcd cluster {cluster_id:x}, and belonged to {self._cluster_id:x}"
+            self.refuse(older_copy(self.place, shown))
+            self._check_refused()
+        raise MemberFailed(
+            f"{member.address} belongs to another etcd cluster ({cluster_id:x}) than the member used before "
+            f"({self._cluster_id:x}): name members of one cluster only"
+        )
 
     def _move_on(self, member: _Member, why: str) -> None:
         """Use the next member, unless that was done already."""
+        member.is_checked = False  # its next connection may lead to something else
         if self._members[self._current] is member:
             self._current = (self._current + 1) % len(self._members)
         if not member.is_failing:
@@ -271,6 +331,11 @@ class EtcdStream:
                 return MemberFailed(text_of(error))
             return self.fail(text_of(error))
         return self.fail("the stream ended")
+
+
+def _has_put(method: ServiceMethod, request: Any, reply: Any) -> bool:
+    """Return whether a request has put something, and has a revision of its own."""
+    return method is TXN and reply.succeeded and any(one.HasField("request_put") for one in request.success)
 
 
 def _unary(member: _Member, method: ServiceMethod) -> Any:

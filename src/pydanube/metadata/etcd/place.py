@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pydanube.model.errors import Invalid
+from pydanube.model.errors import Invalid, Unavailable
 
 SCHEME: Final = "etcd://"
 DEFAULT_PORT: Final = 2379
@@ -83,3 +83,13 @@ def _parse_member(text: str) -> str:
     if found is None or not 1 <= port <= 65_535:
         raise Invalid(f"{text!r} is no address of an etcd member: use host:port, for example 10.0.0.1:{DEFAULT_PORT}")
     return f"{found[1]}:{port}"
+
+
+def older_copy(place: object, shown: str) -> Unavailable:
+    """Return why nothing is done any more with an etcd that was put back under its users; `shown` says how that is
+    known."""
+    return Unavailable(
+        f"{place} was put back to an older copy: {shown}; this broker changes and acks nothing any more. Stop all "
+        f"brokers, put back the newest copy of the etcd, and start them again; without one, restore from the object "
+        f"store with `danube storage restore`"
+    )

@@ -356,7 +356,17 @@ class EtcdStore:
 
     @property
     def failure(self) -> DanubeError | None:
-        return self._failure
+        return self._client.refusal or self._failure
+
+    @property
+    def revision_seen(self) -> int:
+        return self._client.revision_seen
+
+    def refuse(self, why: DanubeError) -> None:
+        self._client.refuse(why)
+
+    async def refused(self) -> DanubeError:
+        return await self._client.refused()
 
     @contextlib.contextmanager
     def _noting_failure(self, writes: bool) -> Iterator[None]:
@@ -377,7 +387,7 @@ class EtcdStore:
         """After a failed write, try one now and then until one succeeds. To grant a lease is a write that changes no
         revision, and that an etcd without space refuses too."""
         try:
-            while self._failure is not None:
+            while self._failure is not None and self._client.refusal is None:
                 await self._clock.sleep(PROBE_SECONDS)
                 with contextlib.suppress(DanubeError):
                     await self.grant_lease(1)
