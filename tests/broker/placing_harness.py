@@ -88,6 +88,9 @@ class Member:
     def holds(self) -> bool:
         return self._name in self._sessions.living
 
+    def age_s(self) -> float:
+        return 0.0
+
     def is_own_log(self, log: str) -> bool:
         return log == f"log-{self._name}"
 

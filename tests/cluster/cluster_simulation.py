@@ -65,10 +65,11 @@ class FaultPlan:
             self.reach,
             self.change_line_faults,
             self.stop,
+            self.lose_store,
         ]
         for _ in range(count):
             await asyncio.sleep(self._chance.choice([0.05, 0.5, 2.0, 6.0]) * self._chance.random())
-            await self._chance.choices(faults, [3, 3, 2, 2, 1, 1, 2, 2])[0]()
+            await self._chance.choices(faults, [3, 3, 2, 2, 1, 1, 2, 2, 1])[0]()
         await self.heal()
 
     def _choose(self, fits: Callable[[SimulatedBroker], bool]) -> SimulatedBroker | None:
@@ -111,9 +112,17 @@ class FaultPlan:
             self._world.tell(f"{one.name} reaches the metadata")
             self._world.line_faults.cut_off.discard(one.name)
 
+    async def lose_store(self) -> None:
+        """Let a broker alone lose the object store, mostly for long enough that it gives its partitions away."""
+        if (one := self._choose(lambda one: one.name not in self._world.line_faults.objects_cut_off)) is not None:
+            self._world.line_faults.objects_cut_off = {one.name}
+            self._world.tell(f"{one.name} alone loses the object store")
+            await asyncio.sleep(self._chance.choice([1.0, 12.0, 30.0]))
+
     async def change_line_faults(self) -> None:
         line_faults = self._world.line_faults
         line_faults.objects_away = not line_faults.objects_away and self._chance.random() < 0.3
+        line_faults.objects_cut_off.clear()
         line_faults.objects_delay_s = self._chance.choice([0.001, 0.02, 0.3])
         line_faults.objects_lost = self._chance.choice([0.0, 0.05, 0.3])
         line_faults.metadata_lost = self._chance.choice([0.0, 0.02, 0.1])

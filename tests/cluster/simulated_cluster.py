@@ -70,19 +70,27 @@ class LineFaults:
     """How likely a request to the metadata store is lost, and how likely its answer."""
     cut_off: set[str] = field(default_factory=set)
     """Brokers that do not reach the metadata store."""
+    objects_cut_off: set[str] = field(default_factory=set)
+    """Brokers that do not reach the object store."""
 
     def heal(self) -> None:
         self.objects_delay_s, self.objects_lost, self.objects_away = 0.01, 0.0, False
         self.metadata_lost = 0.0
         self.cut_off.clear()
+        self.objects_cut_off.clear()
 
 
 class ObjectsLine:
     """The way of one broker to the object store. What was sent arrives, whatever happens to the sender meanwhile."""
 
-    def __init__(self, store: MemoryStore, line_faults: LineFaults) -> None:
+    def __init__(self, store: MemoryStore, line_faults: LineFaults, name: str) -> None:
         self._store = store
         self._line_faults = line_faults
+        self._name = name
+
+    @property
+    def _is_away(self) -> bool:
+        return self._line_faults.objects_away or self._name in self._line_faults.objects_cut_off
 
     @property
     def url(self) -> str:
@@ -100,12 +108,12 @@ class ObjectsLine:
     async def _serve(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         line_faults, chance = self._line_faults, self._line_faults.chance
         await asyncio.sleep(chance.expovariate(1 / line_faults.objects_delay_s))
-        if line_faults.objects_away or chance.random() < line_faults.objects_lost:
+        if self._is_away or chance.random() < line_faults.objects_lost:
             await asyncio.sleep(chance.choice([0.0, 2.0]))
             raise Unavailable("the request was lost")
         answer = await work()
         await asyncio.sleep(chance.expovariate(1 / line_faults.objects_delay_s))
-        if line_faults.objects_away or chance.random() < line_faults.objects_lost:
+        if self._is_away or chance.random() < line_faults.objects_lost:
             await asyncio.sleep(chance.choice([0.0, 2.0]))
             raise Unavailable("the answer was lost")
         return answer
@@ -301,7 +309,7 @@ class SimulatedBroker:
             clock,
             tasks,
             lambda: addresses,
-            ObjectsLine(world.objects, world.line_faults),
+            ObjectsLine(world.objects, world.line_faults, self.name),
             replace(TIERING, segment_age_s=world.segment_age_s, segment_bytes=4096),
             cluster=cluster,
             follower=follower,

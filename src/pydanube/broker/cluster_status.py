@@ -35,7 +35,12 @@ NOTICEABLE_BYTES_PER_S: Final = 10_000
 
 def is_noticeable(told: LoadRecord | None, now: LoadRecord) -> bool:
     """Return whether the others should be told of a load, who were told `told` last."""
-    if told is None or (told.incarnation, told.partitions, told.state) != (now.incarnation, now.partitions, now.state):
+    if told is None or (told.incarnation, told.partitions, told.state, told.store) != (
+        now.incarnation,
+        now.partitions,
+        now.state,
+        now.store,
+    ):
         return True
     change = abs(told.bytes_per_s - now.bytes_per_s)
     return change > max(NOTICEABLE_BYTES_PER_S, NOTICEABLE * max(told.bytes_per_s, now.bytes_per_s))
@@ -55,9 +60,10 @@ class ClusterStatus:
         cluster_id: str,
         started_at: int,
         state: Callable[[], str],
+        store_health: Callable[[], str] = str,
     ) -> None:
         """`started_at`: when this broker was started, in microseconds since 1970. `state` returns "ok", or what is
-        wrong with it."""
+        wrong with it, and `store_health` what its load says of the object store."""
         self._registry = registry
         self._partitions = partitions
         self._membership = cluster.membership
@@ -69,6 +75,7 @@ class ClusterStatus:
         self._cluster_id = cluster_id
         self._started_at = started_at
         self._state = state
+        self._store_health = store_health
         self._told: LoadRecord | None = None
         self._is_leaving = False
 
@@ -145,7 +152,8 @@ class ClusterStatus:
             count, messages_per_s, bytes_per_s = count + 1, messages_per_s + rates[0], bytes_per_s + rates[1]
         incarnation = self._membership.session.incarnation
         state = LEAVING if self._is_leaving else self._state()
-        return LoadRecord(incarnation, count, round(messages_per_s, 1), round(bytes_per_s, 1), state)
+        rates = round(messages_per_s, 1), round(bytes_per_s, 1)
+        return LoadRecord(incarnation, count, *rates, state, self._store_health())
 
     async def leave(self) -> None:
         """Tell the others that this broker stops, so that it is given nothing more. If that fails, what they give it is

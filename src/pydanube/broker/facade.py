@@ -31,6 +31,7 @@ from pydanube.broker.partitions.partition import FetchResult
 from pydanube.broker.partitions.partition_table import PartitionTable
 from pydanube.broker.partitions.publish_queue import PublishDone
 from pydanube.broker.partitions.recovery import PartitionRecovery
+from pydanube.broker.partitions.store_loss import StoreLoss
 from pydanube.broker.partitions.stored_partition import StoredPartition
 from pydanube.broker.partitions.unlisted_bytes import UnlistedBytes
 from pydanube.broker.quotas.administration import Quotas
@@ -260,8 +261,11 @@ class Broker:
             settings.cluster,
             self._started_at,
             self._state,
+            lambda: self._store_loss.health if self._store_loss is not None else "",
         )
         self.upgrade = Upgrade(registry, self._cluster.membership, authorizer, parts.store)
+        self._store_loss: StoreLoss | None = None
+        """Looks whether this broker has the object store, once it is a member of a cluster."""
         self._takeover = Takeover(
             registry,
             parts.store,
@@ -512,6 +516,9 @@ class Broker:
             self._tasks.spawn(self._takeover.run(), "partitions taking over"),
             self._tasks.spawn(self.leftovers.tidy(), "leftovers tidying"),
         ]
+        if self._slices is not None:
+            self._store_loss = StoreLoss(self._slices, self._partitions, self._cluster, self._clock, self.cluster.tell)
+            self._member_tasks.append(self._tasks.spawn(self._store_loss.run(), "object store watching"))
 
     def background_work(self, lifetimes_interval_s: float) -> list[tuple[str, Coroutine[Any, Any, None]]]:
         """Return what the broker does at intervals, each with a name, for the caller to run until it closes the
@@ -535,7 +542,10 @@ class Broker:
         with suppress(TimeoutError):
             async with asyncio.timeout(TELL_SECONDS):
                 await self.cluster.leave()
-        await Draining(self._partitions, self._clock).run(seconds)
+        is_lost = self._store_loss is not None and await self._store_loss.is_lost()
+        if is_lost and self._slices is not None:
+            self._slices.lose()  # else each partition would wait until what is on its way counts
+        await Draining(self._partitions, self._clock, unfinished=is_lost).run(seconds)
 
     def drain(self) -> None:
         """Refuse, retryably, what a publish rate or a quota holds back, so that closing need not wait for it."""
@@ -555,7 +565,7 @@ class Broker:
         await self._partitions.close()
         await self._seal_slices()
         if self._tiers is not None:
-            await self._tiers.close()
+            await self._tiers.close(self._slices is not None and self._slices.is_lost)
 
     async def _seal_slices(self) -> None:
         """End the slices of this broker, so that the brokers which take its partitions need not."""

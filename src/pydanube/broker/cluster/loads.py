@@ -9,9 +9,13 @@ import msgspec
 from pydanube.broker.registry.records import unpack
 from pydanube.metadata.following import Follower, Handler
 from pydanube.metadata.store import Event, KeyValue
+from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import Corrupt
 
 LOADS: Final = "/brokers/load/"
+
+STORE_OK: Final = "ok"
+STORE_AWAY: Final = "away"
 
 LEAVING: Final = "leaving"
 """The state of a broker that stops: it gives its partitions away, and is given none."""
@@ -22,13 +26,20 @@ def load_key(name: str) -> str:
 
 
 class LoadRecord(msgspec.Struct, omit_defaults=True):
-    """What a broker says of itself. `partitions`: how many are open there. `state`: "ok", or what is wrong."""
+    """What a broker says of itself. `partitions`: how many are open there. `state`: "ok", or what is wrong. `store`:
+    STORE_AWAY while it can put nothing into the object store; STORE_OK if it has just done so, which it tries while
+    another broker is away from it; else nothing, as brokers of earlier releases do."""
 
     incarnation: int = 0
     partitions: int = 0
     messages_per_s: float = 0.0
     bytes_per_s: float = 0.0
     state: str = "ok"
+    store: str = ""
+
+    def says(self, session: BrokerSession, store: str) -> bool:
+        """Return whether the broker says this of the store in its present session."""
+        return self.store == store and self.incarnation == session.incarnation
 
 
 class Loads(Protocol):

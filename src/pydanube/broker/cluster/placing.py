@@ -41,7 +41,7 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.events import wait_at_most
 from pydanube.runtime.telemetry import get_logger
 
-from .loads import LEAVING
+from .loads import LEAVING, STORE_AWAY, STORE_OK
 from .membership import MembershipListener
 from .owners import Key, StoredRecord, has_ledgers
 from .parts import ClusterParts
@@ -149,10 +149,14 @@ class Placement:
             for index in self.unplaced(topic)
         )
 
-    def next_owners(self, keys: Sequence[Key]) -> dict[Key, str]:
-        """Return another living broker for each of these partitions of this one; none if there is no other."""
+    def next_owners(self, keys: Sequence[Key], *, with_store: bool = False) -> dict[Key, str]:
+        """Return another living broker for each of these partitions of this one; none if there is no other. With
+        `with_store`, only one that says it has the object store."""
         mine = self._membership.session.name
         others = [one for one in self._candidates() if one.name != mine]
+        if with_store:
+            fit = {one.name for one in self._membership.sessions() if self._says(one, STORE_OK)}
+            others = [one for one in others if one.name in fit]
         indexes: dict[int, list[int]] = {}
         for topic_id, index in keys:
             indexes.setdefault(topic_id, []).append(index)
@@ -163,13 +167,16 @@ class Placement:
         load = self._loads.of(session.name)
         return load is not None and load.state == LEAVING and load.incarnation == session.incarnation
 
+    def _says(self, session: BrokerSession, store: str) -> bool:
+        load = self._loads.of(session.name)
+        return load is not None and load.says(session, store)
+
     def _candidates(self) -> list[Candidate]:
         """Return the living brokers that do not leave, with what they have to do. If all leave, nothing is placed until
-        one is back."""
+        one is back. One that has lost the object store is given nothing, unless all have."""
         found = []
-        for session in self._membership.sessions():
-            if self._is_leaving(session):
-                continue
+        sessions = [one for one in self._membership.sessions() if not self._is_leaving(one)]
+        for session in [one for one in sessions if not self._says(one, STORE_AWAY)] or sessions:
             load = self._loads.of(session.name)
             traffic = 0.0 if load is None else load.bytes_per_s
             count = len(self._owners.of_broker(session.name))

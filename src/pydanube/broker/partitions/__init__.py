@@ -10,6 +10,7 @@ non_reliable_partition  a partition of a non-reliable topic: delivers at once an
 own_publishing          publishes what the broker writes by itself: dead letters, audit events
 publish_queue           publishes that wait for the publish rate, a ledger or reserved offsets
 broker_slices           the slices of this broker: its writer for each session, and what they need
+store_loss              in a cluster: gives `stored` partitions away when this broker alone has lost the object store
 sliced_log              where a `stored` partition appends: the local log, and slices
 unlisted_bytes          counts and limits what is in slices and not in the catalog yet
 slice_takeover          takes a `stored` partition over from the slices of former owners

@@ -24,7 +24,7 @@ from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.randomness import identity
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
-from pydanube.storage.slices import SliceWriter, check_store
+from pydanube.storage.slices import SliceWriter, check_store, probe_store
 from pydanube.storage.slices.writer import PROOF_S
 from pydanube.storage.tiering.catalog import Catalog
 from pydanube.storage.tiering.recovered_upload import RecoveredUpload
@@ -35,6 +35,9 @@ from .sliced_log import SlicedLog
 from .unlisted_bytes import UnlistedBytes
 
 log = get_logger(__name__)
+
+PROBE_S: Final = 3.0
+"""How long a probe of the store may take."""
 
 PROVE_EVERY_S: Final = 0.5
 """Twice in the time for which a proof is good, so that one late answer does not interrupt deliveries."""
@@ -91,6 +94,10 @@ class BrokerSlices:
         """Of a broker alone: taken from the store when it is first needed."""
         self._is_checked = False
         self._is_proving = False
+        self.is_lost = False
+        """This broker has lost the store: it opens no `stored` partition until that is over."""
+        self._lost_incarnation = -1
+        """The incarnation whose slices were ended for that."""
         self._former = SliceCounts()
         """What was put by the writers of earlier sessions."""
         membership.subscribe(MembershipListener(lost=self._session_lost))
@@ -107,6 +114,8 @@ class BrokerSlices:
         Raises Refused if the store cannot keep `stored` topics, and Unavailable if that cannot be told now, or if the
         slices of this session cannot be used any more: then another session begins.
         """
+        if self.is_lost:
+            raise self._lost_store()
         await self.check()
         if not self._membership.is_alone:
             self._give_up_session()
@@ -116,12 +125,44 @@ class BrokerSlices:
                     self._incarnation = (await take_ids(self._store, INCARNATION_COUNTER, 1))[0]
 
     def _give_up_session(self) -> None:
-        """Let another session begin if the slices of the present one were sealed or damaged although it lives: none of
-        its `stored` partitions could be opened again."""
+        """Let another session begin if the slices of the present one were sealed or damaged although it lives, or ended
+        because the store was lost: none of its `stored` partitions could be opened again."""
         writer, session = self._writer, self._membership.session
-        if writer is not None and writer.is_taken_over and writer.incarnation == session.incarnation:
+        is_over = (writer is not None and writer.is_taken_over) or self._lost_incarnation == session.incarnation
+        if writer is not None and is_over and writer.incarnation == session.incarnation:
             self._membership.give_up(session.incarnation)
             raise Unavailable(f"broker {session.name!r} takes a new session, because its slices were sealed: try again")
+
+    @property
+    def stuck_s(self) -> float:
+        """For how long slices are on their way and none of them has counted; 0 if none is."""
+        return self._writer.stuck_s if self._writer is not None else 0.0
+
+    async def is_reachable(self) -> bool:
+        """Return whether an object can be put into the store now."""
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await probe_store(self._objects)
+        except (TimeoutError, DanubeError) as error:
+            log.debug("store.not_reached", error=str(error) or "no answer")
+            return False
+        return True
+
+    def lose(self) -> None:
+        """End the slices, unfinished: what waits for them is not acked, and nothing is from now on."""
+        self.is_lost = True
+        if self._writer is not None and not self._writer.is_ended:
+            self._lost_incarnation = self._writer.incarnation
+            self._writer.abandon(self._lost_store())
+
+    def found(self) -> int:
+        """The store is there again. Return the incarnation whose slices were ended meanwhile; -1: none was."""
+        self.is_lost = False
+        return self._lost_incarnation
+
+    def _lost_store(self) -> Unavailable:
+        name = self._membership.session.name
+        return Unavailable(f"broker {name!r} has lost the object store {self._objects.url}: try again, another has it")
 
     def _is_over(self) -> bool:
         """Return whether the writer of the present incarnation can append nothing any more."""
@@ -199,6 +240,8 @@ class BrokerSlices:
     @property
     def trouble(self) -> str:
         """Why publishes to `stored` topics wait, in one sentence; empty while they do not."""
+        if self.is_lost:
+            return self._lost_store().message
         failure = self._writer.failure if self._writer is not None and not self._writer.is_ended else None
         return f"slices cannot be put: {failure.message}" if failure is not None else ""
 

@@ -30,7 +30,9 @@ MOVED_AT_ONCE: Final = 64
 class Draining:
     """Gives partitions away, once, when the broker stops."""
 
-    def __init__(self, partitions: Partitions, clock: Clock) -> None:
+    def __init__(self, partitions: Partitions, clock: Clock, *, unfinished: bool = False) -> None:
+        """`unfinished`: the slices were ended, because the object store is lost; nothing waits for them."""
+        self._unfinished = unfinished
         self._partitions = partitions
         self._clock = clock
 
@@ -59,6 +61,6 @@ class Draining:
 
         async def move(key: Key, broker: str) -> bool:
             async with limit:
-                return await self._partitions.hand_over(key, broker)
+                return await self._partitions.hand_over(key, broker, unfinished=self._unfinished)
 
         return sum(await asyncio.gather(*(move(key, broker) for key, broker in next_owners.items())))

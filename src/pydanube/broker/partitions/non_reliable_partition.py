@@ -120,7 +120,7 @@ class NonReliablePartition(Partition):
     def is_movable(self) -> bool:
         return True
 
-    async def hand_over(self, broker: str) -> None:
+    async def hand_over(self, broker: str, *, unfinished: bool = False) -> None:
         self._end(self._moved(broker))
         await self._ownership.release_to(broker)
 

@@ -257,18 +257,28 @@ class Partitions:
         """Return the open partitions that another broker can go on with."""
         return [(topic_id, one.index) for topic_id, one in self._open.items() if one.is_movable]
 
+    def sliced(self) -> list[Key]:
+        """Return those whose messages go to slices."""
+        return [
+            (topic_id, one.index)
+            for topic_id, one in self._open.items()
+            if one.is_movable and isinstance(one, StoredPartition) and one.is_sliced
+        ]
+
     async def finish_opening(self) -> None:
         """Wait until no partition is being opened."""
         while opening := list(self._being_opened.values()):
             await asyncio.wait(opening)
 
-    async def hand_over(self, key: Key, broker: str) -> bool:
-        """Close a partition so that `broker` opens it at once; return whether that is done. False: it is not open any
+    async def hand_over(self, key: Key, broker: str, *, unfinished: bool = False) -> bool:
+        """Close a partition so that `broker` opens it at once; return whether that is done. With `unfinished`, nothing
+        is waited for that is on its way to slices: see Partition.hand_over. False: it is not open any
         more, or the log or the metadata failed. Cancelled: the partition is closed, and continues as after a crash."""
         partition = self._open.find(*key)
         if partition is None:
             return False
-        task = self._tasks.spawn(self._hand_over(key, partition, broker), f"partition moving {partition.name}")
+        moving = self._hand_over(key, partition, broker, unfinished)
+        task = self._tasks.spawn(moving, f"partition moving {partition.name}")
         self._being_closed[key] = partition, task
         self._open.remove(key[0], partition)
         if self._tiering is not None:
@@ -279,9 +289,9 @@ class Partitions:
             task.cancel()
         return not task.cancelled() and task.result() is None
 
-    async def _hand_over(self, key: Key, partition: Partition, broker: str) -> DanubeError | None:
+    async def _hand_over(self, key: Key, partition: Partition, broker: str, unfinished: bool) -> DanubeError | None:
         try:
-            await partition.hand_over(broker)
+            await partition.hand_over(broker, unfinished=unfinished)
         except NotOwner:  # another broker has taken it already, and the answer to the release was lost
             return None
         except DanubeError as error:

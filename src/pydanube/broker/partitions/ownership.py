@@ -521,9 +521,11 @@ class Ownership:
         async with self._writing:
             self.give_up(NotOwner(f"{self._name} was closed by this broker: look its owner up again"))
 
-    async def release_to(self, broker: str, reserved_end: int | None = None) -> None:
+    async def release_to(self, broker: str, reserved_end: int | None = None, *, unfinished: bool = False) -> None:
         """Give the partition up, and have `broker` take it: "no owner", the next broker and the end of this owner's
-        slices are written in one transaction. The caller knows that everything of the partition counts.
+        slices are written in one transaction. The caller knows that everything of the partition counts, or with
+        `unfinished` that nothing more is acked: the next owner then finds the end of the slices itself, as after a
+        loss.
 
         If the answer is lost, the record is read, and written again only if it was not. Raises what the store raises if
         that fails too, and NotOwner if the partition was lost meanwhile. Whatever happens, this owner writes nothing
@@ -536,7 +538,7 @@ class Ownership:
                 owner="",
                 assigned=broker,
                 reserved_end=record.reserved_end if reserved_end is None else reserved_end,
-                sequences=self._ended_sequences(record),
+                sequences=record.sequences if unfinished else self._ended_sequences(record),
             )
 
         async with self._writing:

@@ -224,10 +224,11 @@ class Partition(ABC):
         """Return whether another broker can go on with the partition, and nothing is lost by that."""
 
     @abstractmethod
-    async def hand_over(self, broker: str) -> None:
+    async def hand_over(self, broker: str, *, unfinished: bool = False) -> None:
         """End as `unload` does, so that `broker` takes the partition at once: the end and "no owner" are one
-        transaction. Raises DanubeError if the log or the metadata fails; the partition then continues as after a
-        crash, wherever its record says."""
+        transaction. `unfinished`: what is on its way to slices is not waited for, because they were ended. Raises
+        DanubeError if the log or the metadata fails; the partition then continues as after a crash, wherever its record
+        says."""
 
     def _moved(self, broker: str) -> NotOwner:
         """Return the error that makes clients look for the next owner. It names no address: the next owner does not

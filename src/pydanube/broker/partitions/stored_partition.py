@@ -122,6 +122,10 @@ class StoredPartition(Partition):
         """The incarnation whose slices hold what is published here; 0: none does."""
         return self._slices.incarnation if self._slices is not None else 0
 
+    @property
+    def is_sliced(self) -> bool:
+        return self._slices is not None
+
     def set_policies(self, policies: Policies) -> None:
         super().set_policies(policies)
         self.quota.set(policies)
@@ -471,14 +475,22 @@ class StoredPartition(Partition):
             return self.settled_below() >= self.stream.end_offset
         return self._slices is not None
 
-    async def hand_over(self, broker: str) -> None:
+    async def hand_over(self, broker: str, *, unfinished: bool = False) -> None:
         """See Partition.hand_over. Cancelled: the partition continues as after a crash."""
         error = self._moved(broker)
         self._end(error)
         self._deliver()
+        unfinished = unfinished and self._slices is not None
         try:
-            await self._finish_appends(error)
-            await self._ownership.release_to(broker, None if self.ack_level.is_dense else self._log.next_offset)
+            if unfinished:
+                self.state.close(error)
+                self._roll_back(error)
+            else:
+                await self._finish_appends(error)
+            reserved_end = None if self.ack_level.is_dense else self._log.next_offset
+            await self._ownership.release_to(broker, reserved_end, unfinished=unfinished)
+            if unfinished:
+                await self.finish_abandoned()
         finally:
             self._ownership.give_up(error)
             self.state.close(error)

@@ -307,8 +307,12 @@ class ObjectStorage:
             await self.trim()
         return made
 
-    async def close(self) -> None:
-        """Upload what is waiting and write a last manifest, within time limits. Cancelled: finished uploads stay."""
+    async def close(self, is_lost: bool = False) -> None:
+        """Upload what is waiting and write a last manifest, within time limits; nothing of that if the store `is_lost`.
+        Cancelled: finished uploads stay."""
+        if is_lost:
+            log.warning("upload.cut_short", store=self.objects.url, seconds=0, left_bytes=self._waiting_bytes)
+            return
         await self._upload_rest()
         if self.ownership.is_held:
             try:

@@ -8,7 +8,7 @@ collecting  deletes the slices that no partition needs any more
 
 from .collecting import SliceCollector
 from .reading import SliceReader
-from .sealing import check_store, seal
+from .sealing import check_store, probe_store, seal
 from .writer import SliceWriter
 
-__all__ = ["SliceCollector", "SliceReader", "SliceWriter", "check_store", "seal"]
+__all__ = ["SliceCollector", "SliceReader", "SliceWriter", "check_store", "probe_store", "seal"]

@@ -102,6 +102,13 @@ def missing_slice(objects: ObjectStore, incarnation: int, number: int) -> Corrup
     )
 
 
+async def probe_store(objects: ObjectStore) -> None:
+    """Put an object and delete it. Raises what the store raises. Cancelled: it may be left."""
+    key = f"{CHECK_PREFIX}{identity()}"
+    await objects.put(key, b"probe", create=True)
+    await objects.delete([key])
+
+
 async def check_store(objects: ObjectStore) -> None:
     """Prove that the store has atomic create-only puts and shows completed puts at once. Raises Refused, naming the
     store, if it has not, and Unavailable if that cannot be told now."""

@@ -66,6 +66,8 @@ class SliceWriter:
         self._timer_at = inf
         self._ended: DanubeError | None = None
         self._proven_until = -inf
+        self._progress_at = -inf
+        """When a slice counted last, or left while none was on its way."""
         self.on_sealed: Callable[[], None] = lambda: None
         """Called once when another broker has sealed the sequence, or uses it: every partition that uses it must be
         closed."""
@@ -174,6 +176,11 @@ class SliceWriter:
         return self._ended is None and self._clock.boot_time() < self._proven_until
 
     @property
+    def stuck_s(self) -> float:
+        """For how long slices are on their way and none of them has counted; 0 if none is."""
+        return self._clock.monotonic() - self._progress_at if self._waiting and self._ended is None else 0.0
+
+    @property
     def is_ended(self) -> bool:
         """Whether nothing can be appended any more."""
         return self._ended is not None
@@ -214,6 +221,8 @@ class SliceWriter:
         self._send_due()
 
     def _leave(self, now: float) -> None:
+        if not self._waiting:
+            self._progress_at = now
         number = self._sequence.take(now)
         records, self._gathered = self._gathered, []
         self._waiting[number], self._gathered_done = self._gathered_done, []
@@ -267,6 +276,7 @@ class SliceWriter:
         if self._ended is not None:  # the callers that waited were told that it is not known
             return
         for number in self._sequence.stored(leaving.number):
+            self._progress_at = self._clock.monotonic()
             for done in self._waiting.pop(number):
                 done(None)
         self._send_due()
