@@ -144,7 +144,8 @@ class EmbeddedStore:
         raise AssertionError(why.message)
 
     async def refused(self) -> DanubeError:
-        return await asyncio.get_running_loop().create_future()
+        never: asyncio.Future[DanubeError] = asyncio.get_running_loop().create_future()
+        return await never
 
     async def close(self) -> None:
         """Answer the requests that wait, end the thread, close the file.
