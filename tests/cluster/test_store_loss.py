@@ -149,7 +149,6 @@ def test_a_broker_that_stops_does_not_wait_for_a_store_that_it_has_lost() -> Non
             world.line_faults.objects_away = everybody
             world.line_faults.objects_cut_off = {"a"}
             begin_publishing(world, "a")
-            await asyncio.sleep(2)
             stopping = world.brokers["a"].process.spawn(world.brokers["a"]._stop())
             seconds = await until(world, stopping.done)
             assert stopping.exception() is None

@@ -39,9 +39,6 @@ ROUND_S: Final = 1.0
 LOST_S: Final = 10.0
 """A store into which nothing could be put for this long is lost, unless a probe succeeds."""
 
-STOPPING_LOST_S: Final = 1.0
-"""The same for a broker that stops, and gives its partitions away in any case."""
-
 PROBED_EVERY_S: Final = 5.0
 """How often a broker that has the store proves that while another has lost it."""
 
@@ -87,10 +84,9 @@ class StoreLoss:
             self._partitions.abandon_sliced(self._slices.found(), NotOwner("this broker has the object store again"))
 
     async def is_lost(self) -> bool:
-        """Return whether a broker that stops need not wait for the store."""
-        if self.health == STORE_AWAY:
-            return True
-        return self._slices.stuck_s >= STOPPING_LOST_S and not await self._slices.is_reachable()
+        """Return whether a broker that stops need not wait for the store. It gives its partitions away in any case, so
+        that one probe decides."""
+        return self.health == STORE_AWAY or not await self._slices.is_reachable()
 
     async def _look(self) -> str:
         if self.health == STORE_AWAY or self._slices.stuck_s >= LOST_S:
