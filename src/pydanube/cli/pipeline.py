@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -126,6 +124,8 @@ def run(
     """
     need_stdout()
     url = _given_url(url)
+    from pydanube.runtime.signals import StopSignals
+
     with _needed_packages():
         from pydanube.spark.pipelines import queries  # noqa: F401  fails here if Spark is missing
         from pydanube.spark.pipelines.runner import RunOptions, start_session
@@ -134,29 +134,39 @@ def run(
     from .pipeline_view import json_view, live_view
 
     loaded = _load(file, dict(variables), url)
-    stop, interrupt = threading.Event(), threading.Event()
     with ExitStack() as stack:
         measure = _metrics(stack, metrics_file, metrics_port)
         note(f"starting Spark for pipeline {loaded.name}")
         spark = start_session(loaded, master)
         stack.callback(spark.stop)
-        stack.enter_context(_stop_on_signals(stop, interrupt))
+        signals = stack.enter_context(StopSignals())
+        is_ending = False
         live = is_terminal(sys.stdout) and not as_json
         view = stack.enter_context(live_view(loaded) if live else json_view(loaded))
 
         def on_status(status: PipelineStatus) -> None:
+            nonlocal is_ending
+            if signals.stop.is_set() and not is_ending:
+                is_ending = True
+                note("ending after the batch; again to interrupt it")
             view.status(status)
             measure(status, False)
 
         options = RunOptions(servers=url, master=master, once=once, spark=spark)
         try:
             status = run_pipeline(
-                loaded, options, stop=stop, interrupt=interrupt, on_batch=view.batch, on_status=on_status
+                loaded,
+                options,
+                stop=signals.stop,
+                interrupt=signals.interrupt,
+                pause=signals.wait,
+                on_batch=view.batch,
+                on_status=on_status,
             )
         finally:
             view.end()
         measure(status, True)
-    if interrupt.is_set():
+    if signals.interrupt.is_set():
         raise click.Abort
     totals = ", ".join(f"{one.name} {one.rows:,}" for one in status.queries.values())
     note(f"pipeline {loaded.name} ended; messages read: {totals}")
@@ -302,30 +312,6 @@ def _metrics(stack: ExitStack, file: Path | None, port: int | None) -> Callable[
             write_file(status, file)
 
     return measure
-
-
-@contextmanager
-def _stop_on_signals(stop: threading.Event, interrupt: threading.Event) -> Iterator[None]:
-    """Set `stop` at the first SIGINT, SIGTERM or SIGHUP, and `interrupt` at the second SIGINT or SIGTERM."""
-
-    def on_signal(number: int, _frame: object) -> None:
-        if interrupt.is_set():
-            raise KeyboardInterrupt
-        if stop.is_set() and number != signal.SIGHUP:
-            interrupt.set()
-        elif not stop.is_set():
-            stop.set()
-            note("ending after the batch; again to interrupt it")
-
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, on_signal) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _summary(found: Pipeline) -> str:

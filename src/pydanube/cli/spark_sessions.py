@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,8 @@ from pydanube.model.errors import Refused
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from pydanube.runtime.signals import StopSignals
 
 POLL_SECONDS: Final = 0.2
 
@@ -52,46 +53,30 @@ def _stderr_to(handle: int) -> Iterator[None]:
         os.close(kept)
 
 
-class StopAfterBatch:
-    """Ends a stream after its current batch at the first SIGINT, SIGTERM or SIGHUP; a second one ends it at once."""
+def wait_for(query: StreamingQuery, signals: StopSignals, progress: Callable[[], None]) -> None:
+    """Wait until a streaming query has ended, by itself or after its batch because of a signal.
 
-    def __init__(self) -> None:
-        from pydanube.runtime.signals import on_hangup, on_stop_signals
-
-        self._asked = 0
-        on_stop_signals(self, self._ask)
-        on_hangup(self, self._ask)
-
-    def add_signal_handler(self, sig: int, callback: Callable[[], object]) -> None:
-        signal.signal(sig, lambda _number, _frame: callback())
-
-    def _ask(self) -> None:
-        self._asked += 1
-
-    @property
-    def asked(self) -> bool:
-        return self._asked > 0
-
-    def wait(self, query: StreamingQuery, progress: Callable[[], None]) -> None:
-        """Wait until the query ends, by itself or because it was asked to. `progress` is called several times a
-        second. Raises the query's error."""
-        while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]  # it takes fractions
-            progress()
-            if self._asked:
-                self._end(query)
-                break
+    A second signal ends it at once, and raises click.Abort. `progress` is called several times a second. Raises the
+    query's error.
+    """
+    while query.isActive and not signals.stop.is_set():
         progress()
-        if (error := query.exception()) is not None:
-            raise error
+        signals.wait(POLL_SECONDS)
+    if query.isActive:
+        _end(query, signals)
+    progress()
+    if (error := query.exception()) is not None:
+        raise error
 
-    def _end(self, query: StreamingQuery) -> None:
-        before = _last_batch(query)
-        while query.isActive and query.status["isTriggerActive"] and _last_batch(query) == before:
-            if self._asked > 1:
-                query.stop()
-                raise click.Abort
-            query.awaitTermination(POLL_SECONDS / 4)  # type: ignore[arg-type]
-        query.stop()
+
+def _end(query: StreamingQuery, signals: StopSignals) -> None:
+    before = _last_batch(query)
+    while query.isActive and query.status["isTriggerActive"] and _last_batch(query) == before:
+        if signals.interrupt.is_set():
+            query.stop()
+            raise click.Abort
+        signals.wait(POLL_SECONDS / 4)
+    query.stop()
 
 
 def _last_batch(query: StreamingQuery) -> int | None:

@@ -14,7 +14,7 @@ from pydanube.model.positions import Position
 
 from .output import emit_json, note, number, plural
 from .session import with_client
-from .spark_sessions import StopAfterBatch, quiet_session
+from .spark_sessions import quiet_session, wait_for
 from .streams import is_terminal
 from .table import table_options
 from .tls_options import spark_tls_options
@@ -43,13 +43,14 @@ def run_landing(topic: str, place: str, url: str, master: str, as_json: bool, gi
     if not as_json:
         note(f"landing {topic} in {place}: starting Spark")
     with quiet_session(f"land {topic}", master, given["spark_log"]) as spark:
+        from pydanube.runtime.signals import StopSignals
         from pydanube.spark.failures import reason
         from pydanube.spark.tables.landing import land
 
         try:
-            stop = StopAfterBatch()
-            query = land(spark, landing)
-            stop.wait(query, lambda: progress.show(query))
+            with StopSignals() as signals:
+                query = land(spark, landing)
+                wait_for(query, signals, lambda: progress.show(query))
         except (click.Abort, Refused):
             raise
         except Exception as error:  # Spark's errors have no common base

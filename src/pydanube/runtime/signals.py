@@ -2,14 +2,21 @@
 
 A process that was started to outlive its terminal (`nohup`) ignores SIGHUP from the start, and goes on ignoring it. A
 process that has something to read again may do so at a SIGHUP that is not the end of its terminal (`has_terminal`).
+
+Python calls a handler in the main thread between any two of its instructions, also while that thread holds the lock of
+an Event, a queue or a stream: a handler that wants the same lock waits for itself for ever. So a process with an event
+loop handles signals on the loop, and any other one with `StopSignals`; `signal.signal` is called nowhere else.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import select
 import signal
 from collections.abc import Callable
-from typing import Protocol
+from types import FrameType
+from typing import Protocol, Self, TextIO
 
 
 class SignalLoop(Protocol):
@@ -31,6 +38,73 @@ def on_hangup(loop: SignalLoop, stop: Callable[[], object]) -> None:
     """
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         loop.add_signal_handler(signal.SIGHUP, stop)
+
+
+class Flag:
+    """Is set once. It has no lock as an Event has, so that a signal handler may set it."""
+
+    __slots__ = ("_is_set",)
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+
+class StopSignals:
+    """Sets `stop` at the first SIGINT, SIGTERM or SIGHUP, and `interrupt` at the second SIGINT or SIGTERM; a third one
+    raises KeyboardInterrupt wherever the main thread is.
+
+    A context manager for the main thread of a process without an event loop. The handlers only change flags. What is
+    to be printed or ended is printed and ended by who waits with `wait`, which returns at once when a signal comes.
+    """
+
+    def __init__(self) -> None:
+        self.stop = Flag()
+        self.interrupt = Flag()
+
+    def __enter__(self) -> Self:
+        self._pipe = os.pipe()
+        for end in self._pipe:
+            os.set_blocking(end, False)
+        self._woken = select.poll()
+        self._woken.register(self._pipe[0], select.POLLIN)
+        self._descriptor_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        hangups = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
+        numbers = [signal.SIGINT, signal.SIGTERM, *hangups]
+        self._handlers_before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers_before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._descriptor_before)
+        for end in self._pipe:
+            os.close(end)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a signal, at most for `seconds`. One that came since the last call counts."""
+        if self._woken.poll(seconds * 1000):
+            os.read(self._pipe[0], 4096)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if not self.stop.is_set():
+            self.stop.set()
+        elif number == signal.SIGHUP:
+            return
+        elif not self.interrupt.is_set():
+            self.interrupt.set()
+        else:
+            raise KeyboardInterrupt
+
+
+def dump_threads_on_request(file: TextIO) -> None:
+    """Let SIGUSR1 write to `file` where each thread of this process is, also when the main thread hangs."""
+    faulthandler.register(signal.SIGUSR1, file)
 
 
 def has_terminal() -> bool:

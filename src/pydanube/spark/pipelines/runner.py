@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from pyspark.sql import SparkSession
 
 from pydanube.model.errors import Refused
 from pydanube.runtime.clock import SystemClock
+from pydanube.runtime.signals import Flag
 from pydanube.spark.sessions import register, session, start_detached_java
 
 from .broker_checks import fix_versions
@@ -39,8 +40,15 @@ SETTINGS: Final = {
 
 OnBatch = Callable[[PipelineStatus, str, BatchReport], None]
 OnStatus = Callable[[PipelineStatus], None]
+Pause = Callable[[float], object]
 
 _clock: Final = SystemClock()
+
+
+class StopFlag(Protocol):
+    """Tells whether to stop: a threading.Event, or a flag of `pydanube.runtime.signals.StopSignals`."""
+
+    def is_set(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +72,9 @@ def run(
     options: RunOptions | None = None,
     *,
     once: bool | None = None,
-    stop: threading.Event | None = None,
-    interrupt: threading.Event | None = None,
+    stop: StopFlag | None = None,
+    interrupt: StopFlag | None = None,
+    pause: Pause = time.sleep,  # noqa: TID251 - an Event's `wait` would hold a lock that a signal handler may want
     on_batch: OnBatch | None = None,
     on_status: OnStatus | None = None,
 ) -> PipelineStatus:
@@ -73,7 +82,8 @@ def run(
 
     Blocks until every query is done (`once`), or `stop` is set: queries then end after their batch. Once `interrupt` is
     set too, they end at once. `on_batch` is called for every completed batch, `on_status` several times a second, both
-    in this thread. Raises Invalid for a file with problems, and Refused if a query failed for good.
+    in this thread. Between two looks at the queries and the flags `pause` is called with POLL_SECONDS. Raises Invalid
+    for a file with problems, and Refused if a query failed for good.
     """
     options = options or RunOptions()
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # PySpark would log what is raised
@@ -86,7 +96,7 @@ def run(
         register(spark)
         servers = options.servers or servers_of(pipeline)
         graph = Graph(spark, fix_versions(pipeline, servers), servers)
-        running = _Run(pipeline, graph, trigger, stop or threading.Event(), interrupt or threading.Event())
+        running = _Run(pipeline, graph, trigger, stop or Flag(), interrupt or Flag(), pause)
         return running.run(on_batch or (lambda *_: None), on_status or (lambda _: None))
     finally:
         if options.spark is None:
@@ -128,9 +138,9 @@ class _Run:
     """One run of a pipeline."""
 
     def __init__(
-        self, pipeline: Pipeline, graph: Graph, trigger: Trigger, stop: threading.Event, interrupt: threading.Event
+        self, pipeline: Pipeline, graph: Graph, trigger: Trigger, stop: StopFlag, interrupt: StopFlag, pause: Pause
     ) -> None:
-        self._stop, self._interrupt = stop, interrupt
+        self._stop, self._interrupt, self._pause = stop, interrupt, pause
         self._status = PipelineStatus.of(pipeline)
         counted = counted_by(pipeline)
         self._queries = [
@@ -143,7 +153,7 @@ class _Run:
                 for query in self._queries:
                     query.poll(_clock.monotonic(), self._reporter(query, on_batch))
                 on_status(self._status)
-                self._stop.wait(POLL_SECONDS)
+                self._pause(POLL_SECONDS)
             self._stop_all(on_batch, on_status)
         finally:
             for query in self._queries:
@@ -157,11 +167,12 @@ class _Run:
 
     def _stop_all(self, on_batch: OnBatch, on_status: OnStatus) -> None:
         waiting = list(self._queries)
+        on_status(self._status)
         while waiting and not self._interrupt.is_set():
             waiting = [one for one in waiting if not one.stop_after_batch(self._reporter(one, on_batch))]
             on_status(self._status)
             if waiting:
-                self._interrupt.wait(POLL_SECONDS)
+                self._pause(POLL_SECONDS)
 
     def _reporter(self, query: PipelineQuery, on_batch: OnBatch) -> Callable[[BatchReport], None]:
         def report(found: BatchReport) -> None:
