@@ -24,10 +24,13 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from pydanube.runtime.signals import StopSignals
+
 BROKERS = 3
 MEMBERS = 3
 NO_ETCD = "etcd is not installed. On Debian and Ubuntu: apt install etcd-server; on macOS: brew install etcd"
 READY_SECONDS = 60
+POLL_SECONDS = 0.2
 STOP_SECONDS = 75
 """40 more than cluster.drain_s and storage.shutdown_upload_s together."""
 NATIVE_PORT, GRPC_PORT, ADMIN_PORT, HTTP_PORT = 6655, 6650, 50051, 8650
@@ -84,7 +87,9 @@ class Program:
         self.ready.set()
 
     def wait_ready(self) -> None:
-        self.ready.wait(READY_SECONDS)
+        deadline = time.monotonic() + READY_SECONDS
+        while not self.ready.is_set() and time.monotonic() < deadline:
+            pause()
         if self.process.poll() is not None:
             sys.exit(f"{self.name} has ended; its last lines above say why")
 
@@ -101,10 +106,20 @@ class Program:
             self.process.terminate()
         try:
             self.process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # the latter: a third Ctrl-C
             self.process.kill()
             self.process.wait()
         self._relay.join(timeout=5)
+
+
+signals = StopSignals()
+
+
+def pause() -> None:
+    """Wait a moment. Raise KeyboardInterrupt if this program was asked to stop: here, and never between two steps."""
+    signals.wait(POLL_SECONDS)
+    if signals.stop.is_set():
+        raise KeyboardInterrupt
 
 
 def say(text: str) -> None:
@@ -153,7 +168,7 @@ def wait_healthy(programs: list[Program], addresses: list[str]) -> None:
                     break
             if program.process.poll() is not None or time.monotonic() > deadline:
                 sys.exit(f"{program.name} at {address} does not answer; its last lines above say why")
-            threading.Event().wait(0.2)
+            pause()
 
 
 def object_store(directory: Path, port: int, use_s3: bool) -> tuple[list[Program], str, dict[str, str]]:
@@ -171,7 +186,7 @@ def object_store(directory: Path, port: int, use_s3: bool) -> tuple[list[Program
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 break
-        threading.Event().wait(0.2)
+        pause()
     options = [f"endpoint=http://127.0.0.1:{port}", "region=us-east-1"]
     options += [f"{name.removeprefix('AWS_').lower()}={value}" for name, value in S3_KEYS.items()]
     return [program], "s3://danube/cluster", {"DANUBE_STORAGE_OPTIONS": ",".join(options)}
@@ -208,13 +223,16 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    wanted = arguments()
+    with signals:
+        return run(arguments())
+
+
+def run(wanted: argparse.Namespace) -> int:
     program = find("etcd")
     if program is None:
         sys.exit(NO_ETCD)
     wanted.directory.mkdir(parents=True, exist_ok=True)
     running: list[Program] = []
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         members, addresses = etcd_members(program, wanted.directory, ETCD_PORT + wanted.shift)
         running += members
@@ -253,7 +271,8 @@ def main() -> int:
         while any(broker.process.poll() is None for broker in brokers):
             for broker in brokers:
                 broker.report_end()
-            if pressed.acquire(timeout=1):
+            pause()
+            if pressed.acquire(blocking=False):
                 for number, broker in enumerate(brokers):
                     if broker.has_ended:
                         brokers[number] = start(number)
@@ -263,7 +282,6 @@ def main() -> int:
     except KeyboardInterrupt:
         return 0
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         say("stopping")
         for one in reversed(running):
             one.stop()

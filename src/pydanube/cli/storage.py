@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -104,6 +103,7 @@ async def _serve(
     url: str, settings: dict[str, str], host: str, port: int, certificate: tuple[bytes, bytes] | None, token: str
 ) -> None:
     from pydanube.runtime.objects import open_store
+    from pydanube.runtime.signals import on_hangup, on_stop_signals
     from pydanube.runtime.telemetry import get_logger
 
     try:
@@ -111,8 +111,8 @@ async def _serve(
     except ModuleNotFoundError as error:
         fail(f"the plug-in needs {error.name}, which is not installed: pip install 'pydanube[grpc]'")
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    on_stop_signals(asyncio.get_running_loop(), stop.set)
+    on_hangup(asyncio.get_running_loop(), stop.set)
     async with await open_store(url, settings) as store:
         server = PluginServer(store, token=token)
         bound = await server.start(host, port, certificate=certificate)
