@@ -13,6 +13,18 @@ PYTEST := $(BIN)/python -m pytest
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+# $(call install,PYTHON,WHAT,ARGUMENTS OF PIP): what cannot be downloaded is tried three times.
+PAUSE_SECONDS ?= 5
+define install
+@for try in 1 2 3; do \
+  $(1) -m pip install --quiet --disable-pip-version-check $(3) && exit 0; \
+  [ $$try = 3 ] || { echo "$(2) could not be installed; once more in $(PAUSE_SECONDS) s" >&2; sleep $(PAUSE_SECONDS); }; \
+done; \
+echo "$(2) could not be installed: the lines of pip above name the package and the reason. Look at the network" >&2; \
+echo "(HTTPS_PROXY for a proxy, PIP_INDEX_URL for an index of your own), then run the same command again." >&2; \
+exit 1
+endef
+
 setup: $(STAMP) ## create .venv and install everything into it
 
 $(STAMP): pyproject.toml requirements-dev.lock
@@ -22,9 +34,9 @@ $(STAMP): pyproject.toml requirements-dev.lock
 	@echo "Setting up $(VENV) (once; a minute or two, most of it for Spark) ..."
 	@$(PYTHON) -m venv $(VENV) || { \
 	  echo "Python's venv module is missing: on Debian and Ubuntu, apt install python3-venv" >&2; exit 1; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --progress-bar on --upgrade pip
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet -r requirements-dev.lock
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps -e .
+	$(call install,$(BIN)/python,The newest pip,--progress-bar on --upgrade pip)
+	$(call install,$(BIN)/python,What requirements-dev.lock lists,-r requirements-dev.lock)
+	$(call install,$(BIN)/python,This package,--no-deps -e .)
 	@touch $(STAMP)
 	@echo "Ready: $(BIN)/danube --help"
 
@@ -33,7 +45,7 @@ danube-client: $(CLIENT_STAMP) ## install the official Danube client, for the co
 
 $(CLIENT_STAMP): tests/conformance/requirements.txt | $(STAMP)
 	@$(BIN)/python -m venv $(CLIENT)
-	@$(CLIENT)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps -r tests/conformance/requirements.txt
+	$(call install,$(CLIENT)/bin/python,The official Danube client,--no-deps -r tests/conformance/requirements.txt)
 	@touch $(CLIENT_STAMP)
 
 # One file for Linux and macOS and every Python from 3.11 on; the package itself keeps its ranges in pyproject.toml.
