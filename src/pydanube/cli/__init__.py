@@ -8,11 +8,16 @@ Never           decisions that a program could not get through the client
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
     """Run the ``danube`` command."""
+    from pydanube.runtime.signals import dump_threads_on_request
+
     from .app import run
     from .streams import open_streams
 
     open_streams()
+    dump_threads_on_request(sys.stderr)
     run()
