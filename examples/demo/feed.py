@@ -31,6 +31,10 @@ WRONG_SHARES = {"decodable": 0.005, "paid": 0.002, "in_time": 0.001, "real": 0.0
 LATE_SHARE = 0.02
 LATE_SECONDS_MAX = 3.0
 TOO_LATE = timedelta(hours=1)
+LAST = 2
+"""How many orders are dated in the future. The batch with the first one moves Spark's watermark there, the batch with
+the second one closes all windows before. Spark would close them in a batch without rows, but not after a query was
+started again."""
 SEED = 2026
 
 
@@ -52,10 +56,10 @@ class Sent:
 
 @dataclass
 class Books:
-    """Everything that was sent, and the last message, whose window is never closed."""
+    """Everything that was sent, and the last messages, whose window is never closed."""
 
     sent: list[Sent] = field(default_factory=list)
-    last: Sent | None = None
+    last: list[Sent] = field(default_factory=list)
 
     @property
     def good(self) -> list[Sent]:
@@ -65,7 +69,7 @@ class Books:
     @property
     def counted(self) -> list[Sent]:
         """The orders in windows that Spark closes."""
-        return [one for one in self.good if one is not self.last]
+        return [one for one in self.good if one not in self.last]
 
     @property
     def dropped(self) -> list[Sent]:
@@ -131,7 +135,7 @@ class Feed:
         self._per_tick = per_second // TICKS_PER_SECOND
         self._seconds = seconds
         self.books = Books()
-        self.total = self._per_tick * TICKS_PER_SECOND * seconds + 2
+        self.total = self._per_tick * TICKS_PER_SECOND * seconds + 1 + LAST
 
     async def open(self) -> None:
         """Create the topic with its schema, and send the first order, which sets Spark's watermark."""
@@ -152,10 +156,11 @@ class Feed:
                 await asyncio.sleep(started + (tick + 1) / TICKS_PER_SECOND - loop.time())
             await producer.flush()
 
-    async def close(self) -> None:
-        """Send the last order, dated in the future, so that Spark closes all other windows."""
-        self.books.last = order(random.Random(SEED), self.total - 1, datetime.now(UTC) + timedelta(hours=1))
-        await self._send_alone(self.books.last)
+    async def send_last(self) -> None:
+        """Send one of the LAST orders."""
+        at = self.books.last[0].at if self.books.last else datetime.now(UTC) + timedelta(hours=1)
+        self.books.last.append(order(random.Random(SEED), len(self.books.sent), at))
+        await self._send_alone(self.books.last[-1])
 
     async def _send_alone(self, one: Sent) -> None:
         async with self._client.producer(TOPIC) as producer:

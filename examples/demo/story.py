@@ -25,8 +25,6 @@ class Watch:
     batches: dict[tuple[str, int], int] = field(default_factory=dict)
     """Rows by query and micro-batch; a repeated batch counts once."""
     steps: dict[str, Steps] = field(default_factory=lambda: {query: [] for query in QUERIES})
-    closed_at: int = 0
-    """The position of the totals when they last had nothing new to read: the windows up to there are closed."""
     _working: set[tuple[int, str]] = field(default_factory=set)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -43,8 +41,6 @@ class Watch:
         self.batches[query, line["batch"]] = line["rows"]
         self.positions[query] = position
         self.steps[query].append((time.time(), position))
-        if query == "totals" and not line["rows"]:
-            self.closed_at = position
         self._working.add((pid, query))
         self._news.set()
 
@@ -52,13 +48,9 @@ class Watch:
         """Wait until every query of the process `pid` has completed a batch."""
         await self._until(lambda: all((pid, query) in self._working for query in QUERIES))
 
-    async def wait_until_feeding(self) -> None:
-        """Wait until every query has processed more than the first message."""
-        await self._until(lambda: self.done > 1)
-
-    async def wait_until_done(self, total: int) -> None:
-        """Wait until every query has processed all messages, and the windows are closed."""
-        await self._until(lambda: self.done == self.closed_at == total)
+    async def wait_until_done(self, count: int) -> None:
+        """Wait until every query has processed so many messages."""
+        await self._until(lambda: self.done >= count)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

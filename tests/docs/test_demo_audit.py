@@ -141,17 +141,6 @@ def test_a_reason_names_the_expectation(reason: str, expectation: str, audit: Mo
     assert audit.unmet(reason) == expectation
 
 
-def test_the_totals_are_done_when_their_windows_are_closed(audit: ModuleType) -> None:
-    from story import QUERIES, Watch
-
-    watch = Watch()
-    for query in QUERIES:
-        watch.receive(1, {"event": "batch", "query": query, "batch": 0, "rows": 10, "position": 10})
-    assert (watch.done, watch.closed_at) == (10, 0)
-    watch.receive(1, {"event": "batch", "query": "totals", "batch": 1, "rows": 0, "position": 10})
-    assert (watch.done, watch.closed_at) == (10, 10)
-
-
 @pytest.mark.process
 async def test_a_row_that_is_deleted_from_the_table_by_hand_fails_the_check(audit: ModuleType, place: Place) -> None:
     from feed import TOPIC, Books, schedule
