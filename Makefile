@@ -170,6 +170,9 @@ soak-spark: setup ## a hundred kills of Spark's drivers and workers, and every r
 demo: setup ## a live feed, a pipeline on Spark, a kill -9 in the middle, every row compared, a picture
 	$(BIN)/python examples/demo
 
+soak-demo: setup ## the demo 25 times, killed at random moments, five times beside a full load (half an hour)
+	$(BIN)/python tests/docs/soak_demo.py
+
 dist: setup ## build a wheel and a source archive into ./dist, to install elsewhere
 	@rm -rf dist
 	$(BIN)/python -m build --outdir dist
