@@ -75,6 +75,16 @@ def hide_traceback() -> None:
         os.environ[HIDE_TRACEBACK] = "1"
 
 
+def end_if_cut_off() -> None:
+    """End the process in which Spark runs the reader of a stream, if Spark has closed its socket.
+
+    That is how Spark stops a query. Its runner would report the closed socket to the same socket, fail again, and print
+    a traceback. Does nothing unless such an error is being raised, nor in the user's own process.
+    """
+    if isinstance(sys.exc_info()[1], EOFError | ConnectionError) and _main_module().startswith("pyspark."):
+        os._exit(0)
+
+
 def _is_forked_by_spark() -> bool:
     return _main_module() == "pyspark.daemon"
 

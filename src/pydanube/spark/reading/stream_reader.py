@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pydanube.spark.options import ReadOptions
-from pydanube.spark.workers import message_first
+from pydanube.spark.workers import end_if_cut_off, message_first
 
 from .offsets import Offsets
 
@@ -88,6 +88,7 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._made is not None:
             self._made.close()
             self._made = None
+        end_if_cut_off()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from .fetching import read_task
