@@ -6,9 +6,13 @@ test-spark` runs.
 
 from __future__ import annotations
 
+import os
+import random
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +68,41 @@ def test_the_demo_ends_well(place: Place) -> None:
     assert "what happened: exactly once" in finished.stdout
     picture = (place.directory / "danube-demo.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
+
+
+@pytest.mark.spark_kill
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in /proc")
+def test_ctrl_c_at_any_moment_ends_the_demo_and_all_that_it_started(place: Place) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(3):
+        mark = f"demo-{os.getpid()}-{rng.random()}"
+        with subprocess.Popen(
+            [sys.executable, str(ROOT / "examples" / "demo")],
+            cwd=place.directory,
+            env=without_broker(place.environment) | {"DEMO_MARK": mark},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as demo:
+            assert demo.stdout is not None
+            demo.stdout.readline()
+            with suppress(subprocess.TimeoutExpired):  # the moment, not a synchronisation
+                demo.wait(rng.uniform(0, 30))
+            demo.send_signal(signal.SIGINT)
+            demo.send_signal(signal.SIGINT)
+            assert demo.wait(120) == 130, demo.stdout.read()
+        assert marked_processes(f"DEMO_MARK={mark}") == []
+
+
+def marked_processes(mark: str) -> list[str]:
+    """Return the command lines of the processes that have `mark` in their environment."""
+    found = []
+    for path in Path("/proc").iterdir():
+        with suppress(OSError):
+            if mark.encode() in (path / "environ").read_bytes().split(b"\0"):
+                found.append((path / "cmdline").read_text())
+    return found
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
