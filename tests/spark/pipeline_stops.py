@@ -15,7 +15,8 @@ import signal
 import sys
 import time
 from collections import Counter
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import click
 
@@ -47,7 +48,7 @@ class Sender:
         os._exit(0)
 
     def begin(self, interrupts: int) -> None:
-        """Send what ends a run, and SIGHUP up to three times, which does not count after the first signal."""
+        """Send what ends a run, and SIGHUP up to three times, which makes nothing of it an interruption."""
         os.write(self._orders, b"%d" % interrupts)
 
     def finish(self) -> None:
@@ -70,13 +71,18 @@ class IdleQuery:
         return None
 
 
+def replace(module: ModuleType, **parts: Any) -> None:
+    for name, part in parts.items():
+        setattr(module, name, part)
+
+
 def run_once(file: str, sender: Sender, interrupts: int) -> str:
     def start() -> IdleQuery:
         sender.begin(interrupts)
         return IdleQuery(working=bool(interrupts))
 
-    writer = SimpleNamespace(start=start, trigger=lambda **_: writer)
-    runner.Graph = lambda *_: SimpleNamespace(writer=lambda *_: writer)
+    writer: Any = SimpleNamespace(start=start, trigger=lambda **_: writer)
+    replace(runner, Graph=lambda *_: SimpleNamespace(writer=lambda *_: writer))
     try:
         command.pipeline.main(["run", file, "--json"], standalone_mode=False)
     except click.Abort:
@@ -90,13 +96,14 @@ def run_once(file: str, sender: Sender, interrupts: int) -> str:
 def main(file: str, seed: int, runs: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # for a signal that comes after the run
-    command._load = lambda file, *_: load(file)  # asks no broker
-    runner.start_session = lambda *_: SimpleNamespace(stop=lambda: None)
-    runner.register = lambda _: None
-    runner.fix_versions = lambda pipeline, _: pipeline
-    runner.POLL_SECONDS = 1e-6
+    replace(command, _load=lambda file, *_: load(file))  # asks no broker
+    replace(runner, start_session=lambda *_: SimpleNamespace(stop=lambda: None), register=lambda _: None)
+    replace(runner, fix_versions=lambda found, _: found, POLL_SECONDS=1e-6)
     rng, sender = random.Random(seed), Sender(seed)
-    print(dict(Counter(run_once(file, sender, rng.randrange(2)) for _ in range(runs))))
+    wanted = [rng.randrange(2) for _ in range(runs)]
+    ended = [run_once(file, sender, interrupts) for interrupts in wanted]
+    assert [one == "interrupted" for one in ended] == [bool(one) for one in wanted], "by two signals that count"
+    print(dict(Counter(ended)))
 
 
 if __name__ == "__main__":

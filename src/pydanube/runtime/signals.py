@@ -57,7 +57,8 @@ class Flag:
 
 class StopSignals:
     """Sets `stop` at the first SIGINT, SIGTERM or SIGHUP, and `interrupt` at the second SIGINT or SIGTERM; a third one
-    raises KeyboardInterrupt wherever the main thread is.
+    raises KeyboardInterrupt wherever the main thread is. SIGHUP does not count for these: systemd can send it together
+    with SIGTERM, and Python then calls the handler of SIGHUP first.
 
     A context manager for the main thread of a process without an event loop. The handlers only change flags. What is
     to be printed or ended is printed and ended by who waits with `wait`, which returns at once when a signal comes.
@@ -66,6 +67,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.stop = Flag()
         self.interrupt = Flag()
+        self._asked = 0
 
     def __enter__(self) -> Self:
         self._pipe = os.pipe()
@@ -92,13 +94,13 @@ class StopSignals:
             os.read(self._pipe[0], 4096)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if not self.stop.is_set():
-            self.stop.set()
-        elif number == signal.SIGHUP:
+        self.stop.set()
+        if number == signal.SIGHUP:
             return
-        elif not self.interrupt.is_set():
+        self._asked += 1
+        if self._asked == 2:
             self.interrupt.set()
-        else:
+        elif self._asked > 2:
             raise KeyboardInterrupt
 
 
