@@ -7,9 +7,17 @@ from broker_harness import TOPIC, BrokerClient, open_broker
 
 from pydanube.broker import Broker
 from pydanube.broker import dead_letters as module
+from pydanube.codec.batch import encode
 from pydanube.core.access import ANONYMOUS, Action, AllowAll, Principal
-from pydanube.model.dead_letters import NO_LETTER, REDRIVE, LetterSelection, RedriveStep
-from pydanube.model.errors import Denied, Invalid, NotFound, Refused
+from pydanube.model.dead_letters import (
+    LETTER_PRODUCER,
+    NO_LETTER,
+    NOT_BY_A_BROKER,
+    REDRIVE,
+    LetterSelection,
+    RedriveStep,
+)
+from pydanube.model.errors import Denied, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import SubscriptionType, TopicConfig
@@ -18,11 +26,12 @@ LETTERS = TopicName.parse("/default/orders-dlq")
 
 
 async def publish(broker: Broker, count: int, topic: TopicName = TOPIC, subscription: str = "billing") -> None:
-    peer = BrokerClient(broker, LETTERS)
-    producer = await peer.producer()
+    """Publish dead letters by the broker's own authority."""
     attributes = [{"x-original-topic": str(topic), "x-original-subscription": subscription} for _ in range(count)]
-    await peer.publish(producer, [b"%d" % one for one in range(count)], attributes=attributes)
-    producer.close()
+    payloads = [b"%d" % one for one in range(count)]
+    batch = encode(payloads, attributes=attributes, publish_times=1, producer_id=LETTER_PRODUCER)
+    topic_id = broker._registry.topic(LETTERS).topic_id
+    await broker._partitions.own_publisher.publish(LETTERS, topic_id, 0, memoryview(batch))
 
 
 async def prepare(broker: Broker) -> None:
@@ -104,11 +113,53 @@ async def test_what_is_wrong_with_a_selection_is_refused(tmp_path):
             await broker.dead_letters.listed(ANONYMOUS, unstored, 0)
 
 
+async def test_what_a_client_wrote_goes_only_where_the_caller_says(tmp_path):
+    """Its attributes name a topic of others; a redrive with the rights of an operator must not publish there."""
+    async with open_broker(tmp_path) as broker:
+        await prepare(broker)
+        peer = BrokerClient(broker, LETTERS)
+        producer = await peer.producer()
+        forged = {"x-original-topic": str(TOPIC), "x-original-subscription": "billing"}
+        await peer.publish(producer, [b"forged"], attributes=[forged])
+        await publish(broker, 1)
+        assert await step(broker) == RedriveStep(1, [(0, NOT_BY_A_BROKER)], None, 1)
+        assert await step(broker, offsets=[0]) == RedriveStep(0, [(0, NOT_BY_A_BROKER)], None, 1)
+        page = await broker.dead_letters.listed(ANONYMOUS, LETTERS, 0, redriven=True)
+        assert [one.is_by_broker for one in page.messages] == [False, True]
+        assert [payload for _, payload in await BrokerClient(broker).read_all()] == [b"0"]
+        sent = await broker.dead_letters.redrive(ANONYMOUS, LETTERS, 0, LetterSelection(), to=TOPIC)
+        assert sent == RedriveStep(1, [], None, 0)
+
+
+async def test_no_client_publishes_with_the_id_of_dead_letters(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        await prepare(broker)
+        peer = BrokerClient(broker, LETTERS)
+        producer = await peer.producer()
+        refused: list[object] = []
+        batch = encode([b"forged"], publish_times=1, producer_id=LETTER_PRODUCER)
+        broker.publish(ANONYMOUS, producer, memoryview(batch), refused.append)
+        assert isinstance(refused[0], Invalid)
+        with pytest.raises(Refused, match="never given out"):
+            await peer.producer(producer_id=LETTER_PRODUCER)
+        with pytest.raises(Unavailable):
+            await broker.shared_producers.reopen(ANONYMOUS, LETTER_PRODUCER, str(LETTERS), "p")
+
+
+async def test_where_letters_may_not_be_sent_is_not_told_to_exist(tmp_path):
+    async with open_broker(tmp_path, authorizer=OnlyLetters()) as broker:
+        await prepare(broker)
+        await publish(broker, 1)
+        for to in (TOPIC, TopicName.parse("/default/orders-missing"), TopicName.parse("/missing/orders")):
+            with pytest.raises(Denied):
+                await broker.dead_letters.redrive(ANONYMOUS, LETTERS, 0, LetterSelection(), to=to)
+
+
 class OnlyLetters(AllowAll):
     """Allows everything but to publish to the topic the letters came from."""
 
     def check(self, principal: Principal, action: Action, resource: str) -> None:
-        if action is Action.PRODUCE and resource == str(TOPIC):
+        if action is Action.PRODUCE and resource != str(LETTERS):
             raise Denied(f"{principal} may not {action} {resource}")
 
 

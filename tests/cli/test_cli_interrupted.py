@@ -81,7 +81,7 @@ def test_a_second_signal_interrupts_a_redrive_which_says_how_far_it_got(danube, 
     dead = f"{topic}-dlq"
     danube("topics", "create", topic)
     danube("produce", dead, "-a", f"x-original-topic={topic}", stdin="x\n" * 20)
-    process = start("dlq", "redrive", dead, "--all", "--yes", "--rate", "2", "--json")
+    process = start("dlq", "redrive", dead, "--all", "--to", topic, "--yes", "--rate", "2", "--json")
     with connect_blocking(served.url) as client:
         deadline = time.monotonic() + 120
         while len(client.dead_letters(dead).first(20)) > 18:  # with the second one gone, the first was told of

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 from impatient_clock import ImpatientClock
+from letter_writer import write_letters
 
 import pydanube
-from pydanube import Client, DeadLetter, Full, Invalid, NotFound, Redriven
+from pydanube import AlreadyExists, Client, DeadLetter, Full, Invalid, NotFound, Redriven
 from pydanube.client.admin import dead_letters as module
 from pydanube.client.producing.partitioning import Partitioner
-from pydanube.client.producing.producer import Producer
-from pydanube.client.settings import ProducerSettings
+from pydanube.codec.batch import Codec
 from pydanube.model.dead_letters import LETTER_ATTRIBUTES, REDRIVE, parse_place
 
 TOPIC = "/default/orders"
@@ -23,15 +23,27 @@ LETTERS = "/default/orders-dlq"
 
 
 async def publish_letters(client: Client, count: int, topic: str = TOPIC, start: int = 0, returns: str = "") -> None:
-    """Publish dead letters with the attributes that a broker adds."""
+    """Publish dead letters as a broker does, over the partitions of their topic."""
     more = {"x-redriven": returns} if returns else {}
     numbers = range(start, start + count)
-    async with client.producer(LETTERS) as producer:
-        await producer.send_many(
-            [b"%d" % number for number in numbers],
-            keys=[f"key {number}" if number % 2 else None for number in numbers],
-            attributes=[letter_of(number, topic) | more for number in numbers],
+    partitions = await partitions_of(client)
+    for partition in range(partitions):
+        some = numbers[partition::partitions]
+        await write_letters(
+            client.url,
+            LETTERS,
+            [b"%d" % number for number in some],
+            [letter_of(number, topic) | more for number in some],
+            keys=[f"key {number}" if number % 2 else None for number in some],
+            partition=partition,
         )
+
+
+async def partitions_of(client: Client) -> int:
+    """Return how many partitions the dead letter topic has; it is made if it is not there."""
+    with suppress(AlreadyExists):
+        await client.create_topic(LETTERS)
+    return len(await client.partitions(LETTERS))
 
 
 def letter_of(number: int, topic: str = TOPIC) -> dict[str, str]:
@@ -188,8 +200,8 @@ async def test_only_the_refused_letter_of_a_batch_stays_and_the_others_are_sent_
     await client.create_topic(TOPIC)
     await client.set_policies(TOPIC, message_bytes_max=100)
     contents = [b"0", b"1", b"x" * 101, b"3", b"4"]
-    async with client.producer(LETTERS) as producer:
-        await producer.send_many(contents, attributes=[letter_of(number) for number in range(5)])
+    await partitions_of(client)
+    await write_letters(client.url, LETTERS, contents, [letter_of(number) for number in range(5)])
     letters = client.dead_letters(LETTERS)
     first = await letters.redrive()
     assert (first.done, list(first.stayed)) == (4, ["0:2"])
@@ -230,8 +242,8 @@ async def test_sent_letters_are_acked_also_when_others_fail(client: Client) -> N
 async def test_numbers_that_are_too_long_are_ignored(client: Client) -> None:
     await client.create_topic(TOPIC)
     await publish_letters(client, 1, returns="9" * 5_000)
-    async with client.producer(LETTERS) as producer:
-        await producer.send(b"1", attributes=letter_of(1) | {"x-dead-letter-id": f"{TOPIC}/{'9' * 5_000}/billing/1"})
+    strange = letter_of(1) | {"x-dead-letter-id": f"{TOPIC}/{'9' * 5_000}/billing/1"}
+    await write_letters(client.url, LETTERS, [b"1"], [strange])
     letters = client.dead_letters(LETTERS)
     assert [letter.original_partition for letter in await letters.first(2)] == [0, None]
     assert (await letters.redrive()).done == 2
@@ -265,10 +277,10 @@ async def test_two_redrives_at_the_same_time_send_each_letter_once(client: Clien
 async def test_letters_go_back_to_the_partition_they_came_from(client: Client) -> None:
     """Also those without a key, and those that their producer put there by a rule of its own."""
     await client.create_topic(TOPIC, partitions=3)
-    async with client.producer(LETTERS) as producer:
-        for number, key in enumerate((None, "a", "b")):
-            await producer.send(b"%d" % number, key=key, attributes=letter_of(number) | {"x-original-partition": "2"})
-        await producer.send(b"3", key="c", attributes=letter_of(3) | {"x-original-partition": "7"})
+    await partitions_of(client)
+    attributes = [letter_of(number) | {"x-original-partition": "7" if number == 3 else "2"} for number in range(4)]
+    contents = [b"%d" % number for number in range(4)]
+    await write_letters(client.url, LETTERS, contents, attributes, keys=[None, "a", "b", "c"])
     assert (await client.dead_letters(LETTERS).redrive()).done == 4
     by_key = Partitioner(3).of("c", b"")
     found: dict[bytes, int] = {}
@@ -280,9 +292,10 @@ async def test_letters_go_back_to_the_partition_they_came_from(client: Client) -
 
 async def test_letters_in_compressed_batches_are_redriven(client: Client) -> None:
     await client.create_topic(TOPIC)
-    async with client.producer(LETTERS, compression="zstd", batch_messages=50) as producer:
-        numbers = range(100)
-        await producer.send_many([b"%d" % one * 50 for one in numbers], attributes=[letter_of(one) for one in numbers])
+    await partitions_of(client)
+    for numbers in (range(50), range(50, 100)):
+        contents, attributes = [b"%d" % one * 50 for one in numbers], [letter_of(one) for one in numbers]
+        await write_letters(client.url, LETTERS, contents, attributes, codec=Codec.ZSTD)
     letters = client.dead_letters(LETTERS)
     assert (await letters.redrive(["0:49", "0:50", "0:99"])).done == 3
     assert await payloads(client) == [b"%d" % one * 50 for one in (49, 50, 99)]
@@ -292,9 +305,8 @@ async def test_letters_in_compressed_batches_are_redriven(client: Client) -> Non
 
 async def test_a_redriven_message_keeps_its_schema(client: Client) -> None:
     await client.create_topic(TOPIC)
-    settings = ProducerSettings(schema=(12, 3))
-    async with Producer(client._brokers, LETTERS, settings, create_topic=True) as producer:
-        await producer.send(b"0", attributes=letter_of(0))
+    await partitions_of(client)
+    await write_letters(client.url, LETTERS, [b"0"], [letter_of(0)], schema_id=12, schema_version=3)
     await publish_letters(client, 1, start=1)
     await client.dead_letters(LETTERS).redrive()
     async with client.reader(TOPIC, start="earliest", end="latest") as reader:
@@ -360,9 +372,9 @@ async def test_a_letter_names_the_partition_it_came_from_and_keeps_its_time(clie
 def test_without_await() -> None:
     with pydanube.testing.broker_thread() as url, pydanube.connect_blocking(url) as client:
         client.create_topic(TOPIC)
-        with client.producer(LETTERS) as producer:
-            for number in range(3):
-                producer.send(b"%d" % number, attributes=letter_of(number))
+        client.create_topic(LETTERS)
+        numbers = range(3)
+        asyncio.run(write_letters(url, LETTERS, [b"%d" % one for one in numbers], [letter_of(one) for one in numbers]))
         letters = client.dead_letters(LETTERS)
         assert [letter.place for letter in letters] == ["0:0", "0:1", "0:2"]
         assert next(iter(letters)).place == "0:0"

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from brokers import BrokerProcess
+from letter_writer import write_letters
 
 import pydanube
 
@@ -28,11 +29,9 @@ async def test_every_letter_arrives_although_the_broker_is_killed_during_redrive
     with BrokerProcess(tmp_path / "data") as broker:
         async with pydanube.connect(broker.url, timeout=120) as client:
             await client.create_topic(TOPIC)
-            async with client.producer(LETTERS) as producer:
-                await producer.send_many(
-                    [b"%d" % number for number in range(COUNT)],
-                    attributes=[letter_of(number) for number in range(COUNT)],
-                )
+            await client.create_topic(LETTERS)
+            payloads = [b"%d" % number for number in range(COUNT)]
+            await write_letters(broker.url, LETTERS, payloads, [letter_of(number) for number in range(COUNT)])
             letters = client.dead_letters(LETTERS)
             redrives = [asyncio.create_task(letters.redrive()) for _ in range(2)]
             for arrived in (1, 600, 1_600):

@@ -134,7 +134,7 @@ def test_late_and_broken_messages_end_where_the_pipeline_says(
         assert {one.state for one in status.queries.values()} == {"done"}
     assert second.queries["table"].rows == 200
 
-    client.dead_letters("/default/late").redrive([letter.place])
+    client.dead_letters("/default/late").redrive([letter.place], to="/default/orders")
     assert sum(one.end_offset for one in client.partitions("/default/orders")) == 301
 
 

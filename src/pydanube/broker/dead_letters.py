@@ -34,13 +34,14 @@ from pydanube.core.dispatch.ranges import runs
 from pydanube.model.dead_letters import (
     CANNOT_GO_BACK,
     NO_LETTER,
+    NOT_BY_A_BROKER,
     REDRIVE,
     REDRIVEN_BEFORE,
     LetterHistory,
     LetterSelection,
     RedriveStep,
 )
-from pydanube.model.errors import AlreadyExists, DanubeError, Invalid, NotFound, Refused
+from pydanube.model.errors import AlreadyExists, DanubeError, Denied, Invalid, NotFound, Refused
 from pydanube.model.key_hash import fnv1a_64
 from pydanube.model.limits import MIB
 from pydanube.model.messages import StoredMessage
@@ -367,18 +368,22 @@ class DeadLetters:
         groups: dict[_Destination, list[StoredMessage]] = {}
         for letter in letters:
             try:
-                groups.setdefault(self._destination(letter, to), []).append(letter)
-            except CANNOT_GO_BACK as error:
+                groups.setdefault(self._destination(principal, letter, to), []).append(letter)
+            except (*CANNOT_GO_BACK, Denied) as error:
                 outcomes[letter.offset] = error
         for destination, group in groups.items():
             outcomes |= await self._send_group(principal, destination, group)
         return outcomes
 
-    def _destination(self, letter: StoredMessage, to: TopicName | None) -> _Destination:
+    def _destination(self, principal: Principal, letter: StoredMessage, to: TopicName | None) -> _Destination:
         """Return where a letter goes: to the partition it came from, if there is such a one; to another topic by its
-        key. Raises NotFound or Invalid if it names no topic that exists."""
+        key. Raises NotFound or Invalid if it names no topic that exists, and before that Denied if the principal may
+        not publish to it, whether it exists or not."""
         history = LetterHistory(letter.attributes)
+        if to is None and not letter.is_by_broker:
+            raise Invalid(NOT_BY_A_BROKER)
         topic = TopicName.parse(history.original_topic) if to is None else to
+        self._authorizer.check(principal, Action.PRODUCE, str(topic))
         count, original = self._registry.topic(topic).config().partition_count, history.original_partition or 0
         if to is None and original < count:
             partition = original

@@ -60,6 +60,7 @@ from pydanube.metadata.following import Follower
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession, Network, is_inside
+from pydanube.model.dead_letters import LETTER_PRODUCER
 from pydanube.model.errors import AlreadyExists, DanubeError, Invalid, NotFound, NotOwner, Refused, Unavailable
 from pydanube.model.leftovers import Loss
 from pydanube.model.metrics import MetricFamily
@@ -1004,7 +1005,8 @@ class Broker:
                 f"the batch is signed by producer {header.producer_id} epoch {header.producer_epoch}, "
                 f"the handle by {producer.producer_id} epoch {producer.producer_epoch}"
             )
-        if producer.forwards and header.producer_id and self._producers.is_held(producer.partition.ownership.topic_id):
+        is_of_client = header.producer_id not in (0, LETTER_PRODUCER)
+        if producer.forwards and is_of_client and self._producers.is_held(producer.partition.ownership.topic_id):
             raise Refused(f"topic {producer.topic} has a producer with exclusive access: wait until it is closed")
         partition = producer.partition
         schema = partition.intake.schema if partition.intake is not None else None

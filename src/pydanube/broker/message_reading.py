@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from pydanube.codec.batch import Batch, Codec
+from pydanube.model.dead_letters import LETTER_PRODUCER
 from pydanube.model.limits import KIB
 from pydanube.model.messages import StoredMessage
 from pydanube.storage.stream import PartitionStream
@@ -85,6 +86,7 @@ def messages_of(rows: BatchRows, partition: int) -> list[StoredMessage]:
             0 if deliver_at is None else int(deliver_at[row]),
             header.schema_id,
             header.schema_version,
+            header.producer_id == LETTER_PRODUCER,
         )
         for row, payload in enumerate(batch.payloads)
     ]

@@ -197,6 +197,7 @@ def as_dict(letter: DeadLetter) -> dict[str, Any]:
         "attempts": letter.attempts,
         "failure_reason": letter.reason,
         "redriven": letter.redriven,
+        "by_broker": letter.is_by_broker,
     }
 
 
@@ -214,6 +215,7 @@ def show(topic: TopicName, place: tuple[int, int], url: str, as_json: bool) -> N
     origin = f"{letter.original_topic or 'unknown'}, subscription {letter.original_subscription or 'unknown'}"
     more: list[tuple[str, object]] = [
         ("from", origin if not _origin(letter) else f"{origin}, message {_origin(letter)}"),
+        *([] if letter.is_by_broker else [("written by", "a client, or a broker of an earlier release")]),
         ("attempts", "unknown" if letter.attempts is None else letter.attempts),
         ("reason", letter.reason or "none given"),
     ]

@@ -1,10 +1,12 @@
 """Dead letters: what their attributes mean, and how they are sent back to the topics they came from (redrive).
 
-A dead letter is an ordinary message of a dead letter topic, with the attributes in LETTER_ATTRIBUTES. The subscription
-`danube-redrive` (REDRIVE) of the dead letter topic has acked the letters that were redriven or dropped. All redrives
-share it, and no consumer attaches to it.
+A dead letter is an ordinary message of a dead letter topic, with the attributes in LETTER_ATTRIBUTES. Whoever may
+publish to the topic can write the same attributes, so they decide nothing by themselves: what a broker wrote has the
+producer id LETTER_PRODUCER, which no client can publish with. The subscription `danube-redrive` (REDRIVE) of the dead
+letter topic has acked the letters that were redriven or dropped. All redrives share it, and no consumer attaches to it.
 
 Rules of a redrive
+    a letter goes back to the topic that it names only if a broker wrote it; others go where the caller says, or remain
     a letter is acked only after its original topic has the message, at that topic's ack level
     a redrive that is interrupted may send a letter twice; none is lost
     a letter that cannot be sent back (CANNOT_GO_BACK: its topic is deleted, it is too large) remains, and so does a
@@ -22,6 +24,10 @@ from .errors import Invalid, NotFound
 
 REDRIVE: Final = "danube-redrive"
 """The subscription that has acked the letters that were redriven or dropped."""
+
+LETTER_PRODUCER: Final = (1 << 64) - 1
+"""The producer id of batches with dead letters. It is neither that of a producer nor of a staged query, whose number it
+would be is never reached. Their sequence is negative, as in all batches that are not deduplicated."""
 
 REDRIVEN: Final = "x-redriven"
 """The attribute of a redriven message: how often it was redriven."""
@@ -44,6 +50,10 @@ LETTER_ATTRIBUTES: Final = frozenset(
 """The attributes that the broker adds to a dead letter; all others are those of the original message."""
 
 NO_LETTER: Final = "it is no dead letter: it does not say which topic it came from (x-original-topic)"
+NOT_BY_A_BROKER: Final = (
+    "its x-original-topic was not written by a broker, or by one of an earlier release: name the topic that it is to "
+    "be sent to (--to)"
+)
 REDRIVEN_BEFORE: Final = "it was redriven or dropped before"
 
 CANNOT_GO_BACK: Final = (NotFound, Invalid)

@@ -21,3 +21,5 @@ class StoredMessage:
     """The time before which the message is not delivered; 0: no such time."""
     schema_id: int = 0
     schema_version: int = 0
+    is_by_broker: bool = False
+    """Whether a broker wrote it as a dead letter; see `model.dead_letters`."""

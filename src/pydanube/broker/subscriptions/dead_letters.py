@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pydanube.codec.batch import Batch, encode
 from pydanube.core.dispatch.failures import Exhausted
+from pydanube.model.dead_letters import LETTER_PRODUCER
 from pydanube.model.errors import AlreadyExists, NotFound, Refused, Unavailable
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import ATTRIBUTES_PER_MESSAGE_MAX
@@ -111,6 +112,7 @@ class DeadLetterTopics:
             attributes=[attributes],
             publish_times=batch.publish_time_at(row),
             producer_name=batch.producer_name,
+            producer_id=LETTER_PRODUCER,
             schema_id=header.schema_id,
             schema_version=header.schema_version,
         )

@@ -26,6 +26,7 @@ from pydanube.client.settings import check_number
 from pydanube.codec.native import requests
 from pydanube.model.dead_letters import (
     LETTER_ATTRIBUTES,
+    LETTER_PRODUCER,
     LETTERS_AT_ONCE,
     NO_LETTER,
     REDRIVE,
@@ -75,6 +76,12 @@ class DeadLetter:
     def is_letter(self) -> bool:
         """Whether this is a dead letter, and not a message that a producer published to the topic."""
         return self._history.is_letter
+
+    @property
+    def is_by_broker(self) -> bool:
+        """Whether a broker wrote it. If not, or if that broker was of an earlier release, anybody who may publish to
+        the topic may have written what it says of its origin, and its redrive needs `to`."""
+        return self.message._delivery.producer_id == LETTER_PRODUCER
 
     @property
     def original_subscription(self) -> str:
@@ -198,6 +205,8 @@ class DeadLetters:
         The message that is sent has the payload, key, schema, publish time and attributes of the original, and the
         attribute `x-redriven`, which counts its redrives. It is a new message for every subscription of that topic, in
         the partition that it came from.
+
+        A letter that no broker wrote, or one of an earlier release, stays unless `to` is given.
 
         Raises errors that may pass later (Unavailable, Full); a letter that cannot be sent back is listed in `stayed`.
         Cancelled, some letters may have been sent that are not acked yet. Raises Invalid for a broker of an earlier

@@ -302,6 +302,10 @@ class ReceivedBatch(Generic[ValueT]):
         return self._batch.producer_name
 
     @property
+    def producer_id(self) -> int:
+        return self._batch.header.producer_id
+
+    @property
     def schema_id(self) -> int:
         return self._batch.header.schema_id
 

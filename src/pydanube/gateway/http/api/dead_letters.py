@@ -52,6 +52,8 @@ class DeadLetter(msgspec.Struct):
     """The reason of its last failure."""
     redriven: int = 0
     """How often it had been redriven before."""
+    by_broker: bool = False
+    """Whether a broker wrote it; if not, its origin may be wrong, and its redrive needs `to`."""
 
 
 class DeadLetterPage(msgspec.Struct):
@@ -93,7 +95,7 @@ class RedriveRequest(DropRequest):
     """Which letters are to be sent back."""
 
     to: TopicName | None = None
-    """The topic that they are sent to; null: the topic that each came from."""
+    """The topic that they are sent to; null: the topic that each came from, if a broker wrote the letter."""
 
 
 class StayedLetter(msgspec.Struct):
@@ -126,6 +128,7 @@ def _letter(message: StoredMessage, form: PayloadForm) -> DeadLetter:
         history.attempts,
         history.reason,
         history.redriven,
+        message.is_by_broker,
     )
 
 
@@ -162,7 +165,7 @@ async def _drop(call: ApiCall) -> RedriveResult:
 
 
 _TAG: Final = "dead letters"
-_LETTER: Final = DeadLetter(EXAMPLE, "/default/orders", "billing", 0, 17, 6, "no such customer")
+_LETTER: Final = DeadLetter(EXAMPLE, "/default/orders", "billing", 0, 17, 6, "no such customer", 0, True)
 _STEPS: Final = "One step; while `next` is not null, the next one begins there."
 
 OPERATIONS: Final = (
