@@ -1,15 +1,20 @@
-"""Messages that are being dead-lettered while the failure policy changes, or while they are acknowledged."""
+"""Messages that are being dead-lettered while the failure policy changes, while they are acknowledged, and when who set
+the policy may not publish to the dead letter topic any more, or its owner has deleted it."""
 
 import asyncio
 from contextlib import asynccontextmanager
 
-from broker_harness import TOPIC, BrokerClient, open_broker
+from audit_harness import ListSink
+from broker_harness import TOPIC, BrokerClient, Collector, open_broker
 from metadata_harness import FaultyStore, puts
 
 from pydanube.broker.registry.records import partitions_of
-from pydanube.core.access import ANONYMOUS
+from pydanube.broker.security.audit import AuditParts
+from pydanube.core.access import ANONYMOUS, Principal
+from pydanube.core.access_rules import AccessRules
 from pydanube.model.failure import FailurePolicy, Poison
 from pydanube.model.names import TopicName
+from pydanube.model.security import Binding, BoundSubject, ResourcePattern
 from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.clock import ManualClock
 
@@ -70,3 +75,91 @@ async def test_a_queued_message_that_is_acked_meanwhile_is_not_dead_lettered(tmp
         await until(lambda: live._dead_letter_task is None)
         assert await dead_letters(broker) == [b"first"]
         assert (live.cursor.position, live.counts.dead_lettered) == (2, 1)
+
+
+LEAD = Principal("lead", groups=("shop",))
+
+
+def bind(rules: AccessRules, who: str, role: str, place: str, *, is_given: bool = True) -> None:
+    binding = Binding(who, BoundSubject.parse(who), (role,), ResourcePattern.parse(place))
+    rules.set_binding(f"{who} {place}", binding if is_given else None)
+
+
+async def fail(broker, consumer: Collector, clock: ManualClock, payload: bytes) -> None:
+    """Publish a message, and nack it when it is delivered."""
+    client = BrokerClient(broker)
+    producer = await client.producer()
+    base = (await client.publish(producer, [payload])).base_offset
+    producer.close()
+    await consumer.wait_for(base + 1)
+    consumer.consumer.nack([(base, base + 1)])
+
+
+async def until_later(clock: ManualClock, condition) -> None:
+    """Let time pass until the condition holds."""
+
+    def passes() -> bool:
+        clock.advance(1)
+        return condition()
+
+    await until(passes)
+
+
+async def test_a_policy_writes_only_as_long_as_who_set_it_may(tmp_path):
+    """The right that counts is that of the principal which named the topic, through its groups too."""
+    rules, audit, clock = AccessRules([ANONYMOUS.id]), ListSink(), ManualClock()
+    bind(rules, "user:lead", "namespace-admin", "/default/orders")
+    bind(rules, "group:shop", "producer", str(DLQ))
+    async with open_broker(tmp_path, authorizer=rules, clock=clock, audit=AuditParts(audit)) as broker:
+        await broker.start()
+        await BrokerClient(broker).create()
+        await BrokerClient(broker, DLQ).create()
+        consumer = await BrokerClient(broker).subscribe(kind=SubscriptionType.SHARED)
+        await broker.subscriptions.set_failure_policy(LEAD, TOPIC, "billing", DEAD_LETTER)
+        (live,) = [one for partition in broker._partitions for one in partition.subscriptions.values()]
+        await fail(broker, consumer, clock, b"first")
+        await until(lambda: live.cursor.position == 1)
+        await audit.take(broker)
+
+        bind(rules, "group:shop", "producer", str(DLQ), is_given=False)
+        await fail(broker, consumer, clock, b"second")
+        await until(lambda: live._dead_letter_retry_ms)
+        (refused,) = await audit.take(broker)
+        assert (refused.kind, refused.operation, refused.principal) == ("refused", "writeDeadLetter", "user:lead")
+        assert (refused.action, refused.resource) == ("produce", str(DLQ))
+        assert (await dead_letters(broker), live.cursor.position) == ([b"first"], 1)
+
+        bind(rules, "group:shop", "producer", str(DLQ))
+        await until_later(clock, lambda: live.cursor.position == 2)
+        assert await dead_letters(broker) == [b"first", b"second"]
+
+
+async def test_a_dead_letter_topic_that_was_deleted_is_not_made_again(tmp_path):
+    clock = ManualClock()
+    async with open_broker(tmp_path, clock=clock) as broker:
+        await BrokerClient(broker).create()
+        consumer = await BrokerClient(broker).subscribe(failure_policy=DEAD_LETTER, kind=SubscriptionType.SHARED)
+        topics = await broker.list_topics(ANONYMOUS)
+        assert topics == [str(TOPIC), str(DLQ)]  # it was made with the policy
+        assert broker._deletion.in_use(DLQ)
+        (live,) = [one for partition in broker._partitions for one in partition.subscriptions.values()]
+        await broker.delete_topic(ANONYMOUS, DLQ)
+        await fail(broker, consumer, clock, b"first")
+        await until(lambda: live._dead_letter_retry_ms)
+        assert await broker.list_topics(ANONYMOUS) == [str(TOPIC)]
+        assert live.cursor.position == 0
+        await BrokerClient(broker, DLQ).create()
+        await until_later(clock, lambda: live.cursor.position == 1)
+        assert await dead_letters(broker) == [b"first"]
+
+
+async def test_a_policy_of_an_earlier_release_still_makes_its_topic(tmp_path):
+    clock = ManualClock()
+    async with open_broker(tmp_path, clock=clock) as broker:
+        await BrokerClient(broker).create()
+        consumer = await BrokerClient(broker).subscribe(kind=SubscriptionType.SHARED)
+        await broker._registry.change_subscription(TOPIC, "billing", failure_policy=DEAD_LETTER)
+        (live,) = [one for partition in broker._partitions for one in partition.subscriptions.values()]
+        await fail(broker, consumer, clock, b"first")
+        await until(lambda: live.cursor.position == 1)
+        assert await dead_letters(broker) == [b"first"]

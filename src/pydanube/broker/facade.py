@@ -43,7 +43,7 @@ from pydanube.broker.registry.registry import Registry, RegistryListener
 from pydanube.broker.schemas.schemas import Schemas
 from pydanube.broker.security.administration import AccessAdministration
 from pydanube.broker.security.audit import AuditParts, AuditTrail, EventSink
-from pydanube.broker.security.audit_operations import AuditedAuthorizer, count_traffic
+from pydanube.broker.security.audit_operations import AuditedAuthorizer, Origin, count_traffic
 from pydanube.broker.security.audit_topic import TopicSink
 from pydanube.broker.security.security import Security, SecurityParts
 from pydanube.broker.staging.staging import Staging
@@ -61,7 +61,7 @@ from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession, Network, is_inside
 from pydanube.model.dead_letters import LETTER_PRODUCER
-from pydanube.model.errors import AlreadyExists, DanubeError, Invalid, NotFound, NotOwner, Refused, Unavailable
+from pydanube.model.errors import AlreadyExists, DanubeError, Denied, Invalid, NotFound, NotOwner, Refused, Unavailable
 from pydanube.model.leftovers import Loss
 from pydanube.model.metrics import MetricFamily
 from pydanube.model.names import TopicName
@@ -102,6 +102,9 @@ from .topic_addresses import TopicAddresses
 from .visibility import Visibility
 
 log = get_logger(__name__)
+
+WRITE_DEAD_LETTER: Final = "writeDeadLetter"
+"""The operation of the audit event for a dead letter that the broker may not write any more."""
 
 TELL_SECONDS: Final = 2.0
 """How long a broker that stops tries to tell the others. While the metadata is away, it can give them nothing."""
@@ -323,7 +326,17 @@ class Broker:
             self.metrics,
             self._tiers,
             throttle=self.throttle,
+            check_letter=self._check_letter,
         )
+
+    def _check_letter(self, principal: Principal, topic: TopicName) -> None:
+        """See LetterCheck."""
+        try:
+            self._batch_authorizer.check(principal, Action.PRODUCE, str(topic))
+        except Denied as error:
+            origin = Origin("", "", principal.id)
+            self.audit.refuse(origin, WRITE_DEAD_LETTER, Action.PRODUCE, str(topic), error)
+            raise
 
     def _audit_sink(self, audit: AuditParts) -> EventSink:
         if not isinstance(audit.to, TopicName):

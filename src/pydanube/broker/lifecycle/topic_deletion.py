@@ -56,10 +56,12 @@ class TopicDeletion:
         return True
 
     def in_use(self, topic: TopicName) -> bool:
-        """Return whether the topic has producers or subscriptions, or something is being published to it."""
+        """Return whether the topic has producers or subscriptions, or something is being published to it, or a failure
+        policy names it: a dead letter topic that is gone is not made again."""
         used = any(one.producers or not one.idle for one in self._partitions.of(topic))
         awaited = self._staging is not None and self._staging.is_awaited(self._registry.topic(topic).topic_id)
-        return used or awaited or bool(self._registry.subscriptions(topic))
+        named = self._registry.is_letter_topic(topic)
+        return used or awaited or named or bool(self._registry.subscriptions(topic))
 
     def _close_unused(self, topic: TopicName, is_unused: Callable[[TopicRecord], bool], record: TopicRecord) -> None:
         """Close the partitions, so that no more publish is answered. Raises Refused if the topic is in use."""

@@ -35,7 +35,7 @@ from pydanube.broker.registry.policies import EffectivePolicies
 from pydanube.broker.registry.records import SubscriptionRecord, TopicRecord, pending_of, pending_of_key
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.registry.tombstones import Tombstones
-from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics
+from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics, LetterCheck
 from pydanube.broker.subscriptions.subscription import LiveSubscription, SubscriptionContext
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.staging import STAGED_PRODUCER
@@ -116,9 +116,10 @@ class Partitions:
         tiering: Tiering | None = None,
         *,
         throttle: Throttle,
+        check_letter: LetterCheck,
     ) -> None:
         """`cluster`: this broker and the others. `address` returns where clients are sent. `open_partitions` is
-        filled here. Without `tiering` the log keeps everything."""
+        filled here. Without `tiering` the log keeps everything. `check_letter`: see LetterCheck."""
         self._registry = registry
         self._store = store
         self._writer = writer
@@ -132,7 +133,7 @@ class Partitions:
         self._tiering = tiering
         self._throttle = throttle
         self.own_publisher = OwnPublisher(self.get, cluster)
-        self._dead_letters = DeadLetterTopics(registry, self.own_publisher, address)
+        self._dead_letters = DeadLetterTopics(registry, self.own_publisher, address, check_letter)
         self._ledger_ids = IdBlocks(store, LEDGER_COUNTER, 1000)
         # A broker of a cluster opens many partitions at once. The store of a broker alone joins transactions itself.
         is_alone = cluster.membership.is_alone

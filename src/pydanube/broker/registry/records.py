@@ -143,7 +143,10 @@ class LedgerRecord(msgspec.Struct, omit_defaults=True):
 class SubscriptionRecord(msgspec.Struct, omit_defaults=True):
     """`starts` holds the first offset for each partition that existed when it was created; later ones start at 0.
     `unacked_max`: how many messages of each partition may be in flight; 0 is no limit. `created_by`: the principal that
-    may also seek and delete it; empty: it was created without authentication, or by an earlier release."""
+    may also seek and delete it; empty: it was created without authentication, or by an earlier release. `policy_by`:
+    type, name and groups of the principal that named the dead letter topic, and that must still be allowed to publish
+    there when a dead letter is written; empty: that was done without authentication; None: there is no such topic, or
+    an earlier release has written the policy."""
 
     subscription_id: int
     type: int = int(SubscriptionType.EXCLUSIVE)
@@ -152,6 +155,7 @@ class SubscriptionRecord(msgspec.Struct, omit_defaults=True):
     failure_policy: FailurePolicy | None = None
     unacked_max: int = 0
     created_by: str = ""
+    policy_by: list[str] | None = None
 
     def failure(self) -> FailurePolicy:
         return self.failure_policy or NATIVE

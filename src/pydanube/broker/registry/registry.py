@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -109,6 +110,8 @@ class Registry:
         self._topic_names: list[TopicName] = []
         """The keys of `_topics`, sorted: thousands of names are not sorted for each listing."""
         self._subscriptions: dict[int, dict[str, SubscriptionRecord]] = {}
+        self._letter_topics: Counter[str] = Counter()
+        """How many subscriptions name each topic for their dead letters."""
         """By topic id; those of a deleted topic are here until its keys are removed."""
         self.consumers = Consumers(store, clock)
         """The consumers of the Danube gRPC API."""
@@ -678,6 +681,7 @@ class Registry:
         failure_policy: FailurePolicy = NATIVE,
         subscriptions_max: int | None = 0,
         created_by: str = "",
+        policy_by: list[str] | None = None,
     ) -> tuple[SubscriptionRecord, bool]:
         """Return the subscription, and whether this call created it. Its start is durable on return.
 
@@ -691,6 +695,7 @@ class Registry:
                 self._clock.now_us(),
                 None if failure_policy == NATIVE else failure_policy,
                 created_by=created_by,
+                policy_by=policy_by,
             )
             create = partial(self._create_subscription, topic, topic_id, name, record, subscriptions_max or 0)
             return await try_again(create)
@@ -749,7 +754,7 @@ class Registry:
         return self._subscriptions.get(topic_record.topic_id, {}).get(name)
 
     async def change_subscription(
-        self, topic: TopicName, name: str, expected: str = "", **changes: FailurePolicy | int
+        self, topic: TopicName, name: str, expected: str = "", **changes: FailurePolicy | int | list[str] | None
     ) -> SubscriptionRecord:
         """Change these fields of the subscription's record, and return it; durable on return."""
 
@@ -810,6 +815,8 @@ class Registry:
         held = self._subscriptions.setdefault(topic_id, {})
         former = held.get(name)
         record = None if value is None else records.unpack(value, SubscriptionRecord)
+        self._count_letter_topic(former, -1)
+        self._count_letter_topic(record, 1)
         if former is not None and (record is None or record.subscription_id != former.subscription_id):
             del held[name]
             for listener in self._listeners:
@@ -821,6 +828,16 @@ class Registry:
                 listener.subscription_changed(topic_id, name, former, record)
         elif not held:
             del self._subscriptions[topic_id]
+
+    def _count_letter_topic(self, record: SubscriptionRecord | None, change: int) -> None:
+        if record is not None and (name := record.failure().dead_letter_topic):
+            self._letter_topics[name] += change
+            if not self._letter_topics[name]:
+                del self._letter_topics[name]
+
+    def is_letter_topic(self, topic: TopicName) -> bool:
+        """Return whether the failure policy of a subscription names the topic for its dead letters."""
+        return str(topic) in self._letter_topics
 
     def is_current(self, consumer: ConsumerRecord) -> bool:
         """Return whether the topic and the subscription of a consumer are still those for which it was recorded."""

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from pydanube.codec.batch import Batch, encode
+from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.core.dispatch.failures import Exhausted
 from pydanube.model.dead_letters import LETTER_PRODUCER
 from pydanube.model.errors import AlreadyExists, NotFound, Refused, Unavailable
@@ -49,18 +50,44 @@ def check_dead_letters(registry: Registry, topic: TopicName, policy: FailurePoli
     registry.namespace(target.namespace)
 
 
+class LetterCheck(Protocol):
+    """Asks whether a principal may still have dead letters written."""
+
+    def __call__(self, principal: Principal, topic: TopicName) -> None:
+        """Raise Denied, which is recorded for the audit, if the principal may not publish to the topic."""
+
+
+async def ensure_letter_topic(registry: Registry, policy: FailurePolicy) -> None:
+    """Create the dead letter topic of the policy if it does not exist: the caller has asked who may do that. It is not
+    done later, so that a topic that its owner deletes stays deleted."""
+    if policy.dead_letter_topic:
+        topic = TopicName.parse(policy.dead_letter_topic)
+        if await registry.refresh_topic(topic) is None:
+            with suppress(AlreadyExists):
+                await registry.create_topic(topic, TopicConfig())
+
+
+def policy_maker(principal: Principal, policy: FailurePolicy | None) -> list[str] | None:
+    """Return who sets the policy, as `SubscriptionRecord.policy_by` has it."""
+    if policy is None or not policy.dead_letter_topic:
+        return None
+    return [] if principal == ANONYMOUS else [principal.type, principal.name, *principal.groups]
+
+
 class DeadLetterTopics:
-    """Publishes dead letters to their topic, which is created when it is first needed."""
+    """Publishes dead letters to their topic, as long as who set the failure policy may publish there."""
 
     def __init__(
         self,
         registry: Registry,
         publisher: OwnPublisher,
         broker_address: Callable[[], str],
+        check: LetterCheck,
     ) -> None:
         self._registry = registry
         self._publisher = publisher
         self._broker_address = broker_address
+        self._check = check
 
     async def publish(
         self, context: SubscriptionContext, subscription: str, message: Exhausted, policy: FailurePolicy
@@ -71,11 +98,16 @@ class DeadLetterTopics:
         if batch is None or not batch.base_offset <= message.offset < batch.end_offset:
             return  # the message is not stored any more: there is nothing to copy
         topic = TopicName.parse(policy.dead_letter_topic)
-        check_dead_letters(self._registry, TopicName.parse(context.topic), policy)
+        source = TopicName.parse(context.topic)
+        policy_by = self._registry.subscription(source, subscription).policy_by
+        if policy_by:
+            kind, name, *groups = policy_by
+            self._check(Principal(name, kind, tuple(groups)), topic)
+        check_dead_letters(self._registry, source, policy)
         letter = self._encode(batch, context, subscription, message, policy)
-        if self._registry.find_topic(topic) is None:
-            with suppress(AlreadyExists):
-                await self._registry.create_topic(topic, TopicConfig())
+        if policy_by is None:  # an earlier release set the policy, and left the topic to the first letter
+            await ensure_letter_topic(self._registry, policy)
+        await self._registry.refresh_topic(topic)
         record = self._registry.topic(topic)
         index = context.partition % record.config().partition_count
         try:

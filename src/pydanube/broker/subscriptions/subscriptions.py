@@ -36,7 +36,7 @@ from pydanube.model.topics import SubscriptionDescription, SubscriptionPartition
 from pydanube.runtime.telemetry import get_logger
 
 from .consumer import Consumer, Sink
-from .dead_letters import check_dead_letters
+from .dead_letters import check_dead_letters, ensure_letter_topic, policy_maker
 from .peeking import add_delays, read_backlog
 from .subscription import LiveSubscription
 
@@ -181,11 +181,11 @@ class Subscriptions:
         this broker is not enough to say that it exists: another one may have deleted it a moment ago."""
         await self._registry.refresh_topic(topic)
         if failure_policy is not None:
-            self._check_policy(topic, failure_policy)
+            self._check_reliable(topic)
         if name in self._registry.subscriptions(topic) and not ask_store:
             return False
         if failure_policy is not None:
-            self._check_dead_letters(principal, failure_policy)
+            await self._prepare_dead_letters(principal, topic, failure_policy)
         topic_id = self._registry.topic(topic).topic_id
         starts = await self._starts(topic, name, start, positions)
         subscriptions_max = self._partitions.policies_of(topic).subscriptions_max
@@ -198,6 +198,7 @@ class Subscriptions:
             failure_policy or NATIVE,
             subscriptions_max,
             principal.owner_id,
+            policy_maker(principal, failure_policy),
         )
         if created:
             note_change(Action.CREATE, subscription_resource(str(topic), name))
@@ -250,14 +251,13 @@ class Subscriptions:
             for one in partitions
         }
 
-    def _check_policy(self, topic: TopicName, policy: FailurePolicy) -> None:
-        """Raise Refused or NotFound if the topic cannot have this failure policy."""
+    def _check_reliable(self, topic: TopicName) -> None:
+        """Raise Refused if no subscription of the topic can have a failure policy."""
         if not self._registry.topic(topic).reliable:
             raise Refused(
                 f"topic {topic} is not reliable: nothing of it is delivered again, so no failure policy fits; leave it "
                 f"out, or use a reliable topic"
             )
-        check_dead_letters(self._registry, topic, policy)
 
     def _check(self, principal: Principal, action: Action, topic: TopicName, subscription: str) -> None:
         self._authorizer.check(principal, action, subscription_resource(str(topic), subscription))
@@ -294,13 +294,18 @@ class Subscriptions:
         found = (one.subscriptions.get(subscription) for one in open_here)
         return any(live is not None and live.is_attached(principal) for live in found)
 
-    def _check_dead_letters(self, principal: Principal, policy: FailurePolicy) -> None:
-        """Raise Denied unless the principal may itself do what the broker does for the policy: publish to the dead
-        letter topic, and create it."""
+    async def _prepare_dead_letters(self, principal: Principal, topic: TopicName, policy: FailurePolicy) -> None:
+        """Create the dead letter topic of a policy for `topic`, if it does not exist.
+
+        Raises Denied, before anything is looked up, unless the principal may itself do what the broker does for the
+        policy: publish there, and create it. Raises Refused or NotFound if the topic cannot be used.
+        """
         if policy.dead_letter_topic:
             self._authorizer.check(principal, Action.PRODUCE, policy.dead_letter_topic)
-            if self._registry.find_topic(TopicName.parse(policy.dead_letter_topic)) is None:
+            if await self._registry.refresh_topic(TopicName.parse(policy.dead_letter_topic)) is None:
                 self._authorizer.check(principal, Action.CREATE, policy.dead_letter_topic)
+            check_dead_letters(self._registry, topic, policy)
+            await ensure_letter_topic(self._registry, policy)
 
     def _live(self, topic: TopicName, partition: Partition, name: str) -> LiveSubscription:
         return self._partitions.add_subscription(partition, name, self._registry.subscription(topic, name))
@@ -748,9 +753,12 @@ class Subscriptions:
         may do that, and those that may ADMINISTER it."""
         await self._check_own(principal, Action.ADMINISTER, topic, subscription)
         await self._registry.refresh_topic(topic)
-        self._check_dead_letters(principal, policy)
-        self._check_policy(topic, policy)
-        await self._registry.change_subscription(topic, subscription, expected, failure_policy=policy)
+        self._check_reliable(topic)
+        await self._registry.refresh_subscription(topic, subscription)
+        self._registry.subscription(topic, subscription)
+        await self._prepare_dead_letters(principal, topic, policy)
+        maker = policy_maker(principal, policy)
+        await self._registry.change_subscription(topic, subscription, expected, failure_policy=policy, policy_by=maker)
         log.info("subscription.failure_policy_changed", topic=str(topic), subscription=subscription)
 
     async def unacked_max(self, principal: Principal, topic: TopicName, subscription: str) -> int:
