@@ -221,7 +221,7 @@ async def test_no_id_and_no_version_is_used_again_after_a_deletion(tmp_path):
     async with open_broker(tmp_path) as broker:
         made_again = await register(broker, "orders", NUMBER)
         assert (made_again.schema_id, made_again.version, made_again.global_id) == (2, 1, 4)
-        with pytest.raises(NotFound, match="schema id 1 is deleted"):
+        with pytest.raises(NotFound, match="schema id 1 was never given out, or is deleted"):
             await broker.schemas.get_by_id(ANONYMOUS, 1, 1)
 
 

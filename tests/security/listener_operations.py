@@ -338,6 +338,22 @@ GRPC: Final[dict[str, Sent]] = {
     f"{_ADMIN}.TopicAdmin/GetSubscriptionDispatchConfig": Sent(SEE_SUBSCRIPTION, _S),
 }
 
+BY_ID: Final = frozenset(
+    {
+        "GetAccessBinding",
+        "DeleteAccessBinding",
+        "getBinding",
+        "deleteBinding",
+        "getSchemaByGlobalId",
+        "getSchemaBySchemaId",
+        f"{_SECURITY}/GetBinding",
+        f"{_SECURITY}/DeleteBinding",
+        f"{_SCHEMA}/GetSchema",
+    }
+)
+"""What is named by an id: who may not see it is told that it is not there (`test_hidden_names.py`). For the audit that
+is a refusal too."""
+
 GRPC_ELSEWHERE: Final[dict[str, str]] = {
     "danube.ProducerService/SendMessage": "needs a producer, which CreateProducer opens; test_grpc_data.py",
     "danube.ConsumerService/ReceiveMessages": "a stream, of a consumer that Subscribe made; test_grpc_data.py",

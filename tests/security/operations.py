@@ -35,8 +35,9 @@ from pydanube.broker.quotas.throttle import Kind
 from pydanube.broker.topic_addresses import Place
 from pydanube.codec.batch import encode
 from pydanube.codec.native import requests as wire
-from pydanube.core.access import Principal
+from pydanube.core.access import Action, Principal
 from pydanube.model.dead_letters import LetterSelection
+from pydanube.model.errors import NotFound, Unavailable
 from pydanube.model.failure import NATIVE
 from pydanube.model.names import TopicAddress, TopicName
 from pydanube.model.paging import PageQuery
@@ -81,6 +82,17 @@ ALSO: Final = {
     CLUSTER: "a staged query also for the principal that made it, and an API key for its own",
 }
 """Who else may."""
+
+
+BY_ID: Final = {
+    "access.get_binding": NotFound,
+    "access.delete_binding": NotFound,
+    "schemas.get_by_id": NotFound,
+    "schemas.by_global_id": NotFound,
+    "consumer_sessions.open_stream": Unavailable,
+}
+"""Operations on what is named by an id, and what is raised for an id that there is not, also to those who may not see
+what has the id."""
 
 
 class Row(NamedTuple):
@@ -167,6 +179,7 @@ FACADE: Final[dict[str, Row]] = {
     "take_over_topic": Row(ADMINISTER, lambda w, p: w.broker.take_over_topic(p, TOPIC, None, False)),
     "truncate_topic": Row(DELETE, lambda w, p: w.broker.truncate_topic(p, TOPIC, {0: 1})),
     "unload_topic": Row(ADMINISTER, lambda w, p: w.broker.unload_topic(p, TOPIC)),
+    "addresses.check": Row(PRODUCE, lambda w, p: w.broker.addresses.check(p, Action.PRODUCE, ADDRESS)),
     "addresses.check_exists": Row(DESCRIBE, lambda w, p: w.broker.addresses.check_exists(p, ADDRESS)),
     "addresses.ensure": Row(PRODUCE, lambda w, p: w.broker.addresses.ensure(p, ADDRESS, True)),
     "addresses.names": Row(DESCRIBE, lambda w, p: w.broker.addresses.names(p, ADDRESS)),

@@ -22,16 +22,18 @@ from pydanube.broker.registry.records import ConsumerRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.subscriptions.consumer import Consumer, Sink
 from pydanube.broker.subscriptions.subscriptions import Attachment, Subscriptions
-from pydanube.core.access import Principal
+from pydanube.core.access import Action, Authorizer, Principal
 from pydanube.model.errors import DanubeError, Invalid, Unavailable
 from pydanube.model.failure import DANUBE
 from pydanube.model.limits import PRODUCER_NAME_BYTES_MAX
 from pydanube.model.names import TopicAddress, TopicName, parse_subscription
+from pydanube.model.security import subscription_resource
 from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 
 from .topic_addresses import Place, TopicAddresses
+from .visibility import check_found
 
 PLACE_S: Final = 15.0
 """How long a consumer that subscribed to an exclusive subscription may take until it opens its stream. Clients do that
@@ -44,11 +46,18 @@ class ConsumerSessions:
     """Records consumers by name, and attaches them by id."""
 
     def __init__(
-        self, registry: Registry, addresses: TopicAddresses, subscriptions: Subscriptions, clock: Clock, tasks: Tasks
+        self,
+        registry: Registry,
+        addresses: TopicAddresses,
+        subscriptions: Subscriptions,
+        authorizer: Authorizer,
+        clock: Clock,
+        tasks: Tasks,
     ) -> None:
         self._registry = registry
         self._addresses = addresses
         self._subscriptions = subscriptions
+        self._authorizer = authorizer
         self._clock = clock
         self._tasks = tasks
         self._waiting: dict[int, asyncio.Task[None]] = {}
@@ -68,8 +77,8 @@ class ConsumerSessions:
         Creates the subscription, at the latest position, if it does not exist; never the topic. A consumer of the same
         name is closed, and has this id too. Raises Held if the subscription is exclusive and another one has it.
         """
+        self._addresses.check(principal, Action.CONSUME, address, parse_subscription(subscription))
         place = self._addresses.get(address)
-        parse_subscription(subscription)
         if not 1 <= len(consumer.encode()) <= CONSUMER_NAME_BYTES_MAX:
             raise Invalid(f"a consumer's name has 1 to {CONSUMER_NAME_BYTES_MAX} bytes")
         attachment = self._attachment(place, subscription, consumer, subscription_type, key_filters)
@@ -113,9 +122,11 @@ class ConsumerSessions:
         Raises Unavailable for an unknown id, and Held if another consumer took its place meanwhile. The caller calls
         `close_stream` at the end.
         """
-        record = self.find(consumer_id)
+        record, missing = self.find(consumer_id), Unavailable(f"consumer {consumer_id} is not known: subscribe again")
         if record is None:
-            raise Unavailable(f"consumer {consumer_id} is not known: subscribe again")
+            raise missing
+        resource = subscription_resource(record.topic, record.subscription)
+        check_found(self._authorizer, principal, Action.CONSUME, resource, missing)
         place = Place(TopicName.parse(record.topic), record.partition)
         kind = SubscriptionType(record.type)
         attachment = self._attachment(place, record.subscription, record.consumer, kind, record.key_filters)

@@ -232,7 +232,9 @@ class Broker:
         self.dead_letters = DeadLetters(registry, self._partitions, self.subscriptions, authorizer, self, self._cluster)
         self.single_acks = SingleAcks(registry, self._partitions, authorizer)
         self.shared_producers = SharedProducers(self._producers, self.addresses, authorizer, clock, parts.tasks)
-        self.consumer_sessions = ConsumerSessions(registry, self.addresses, self.subscriptions, clock, parts.tasks)
+        self.consumer_sessions = ConsumerSessions(
+            registry, self.addresses, self.subscriptions, authorizer, clock, parts.tasks
+        )
         self.statistics = Statistics(registry, self._partitions, authorizer, clock, gathering)
         self._stored_bytes = StoredBytes(
             self.throttle, registry, self._partitions, self.statistics, clock, settings.node

@@ -96,7 +96,8 @@ class SharedProducers:
     async def reopen(self, principal: Principal, producer_id: int, address: str, name: str) -> SharedProducer:
         """Open the producer of a client that has an id from before. Raises Unavailable for an id that is not that of
         the name at the address, and NotFound if the topic does not exist any more."""
-        place = self._addresses.get(parsed := TopicAddress.parse(address))
+        self._addresses.check(principal, Action.PRODUCE, parsed := TopicAddress.parse(address))
+        place = self._addresses.get(parsed)
         if producer_id != shared_id(address, name, principal.owner_id):
             raise Unavailable(f"producer {producer_id} is not {name!r} on {address}: create the producer again")
         return await self.open(principal, parsed, place, name)

@@ -18,6 +18,7 @@ from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import Action, Authorizer, Principal
 from pydanube.model.errors import AlreadyExists, NotFound, Refused, Unavailable
 from pydanube.model.names import TopicAddress, TopicName
+from pydanube.model.security import subscription_resource
 from pydanube.model.topics import AckLevel, TopicConfig
 from pydanube.runtime.telemetry import get_logger
 
@@ -82,6 +83,14 @@ class TopicAddresses:
         if address.topic is not None and (address.base is None or self._registry.find_topic(address.topic) is not None):
             return str(address.topic)
         return str(address.base)
+
+    def check(self, principal: Principal, action: Action, address: TopicAddress, subscription: str = "") -> None:
+        """Raise Denied unless the principal may do something to the topic that the address names, or to a subscription
+        of it, whether it exists or not: before an operation says which of both it is."""
+        resource = self.resource(address)
+        self._authorizer.check(
+            principal, action, subscription_resource(resource, subscription) if subscription else resource
+        )
 
     def check_exists(self, principal: Principal, address: TopicAddress) -> None:
         """Raise NotFound if the address names neither a topic nor a partition."""

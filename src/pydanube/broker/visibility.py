@@ -1,11 +1,18 @@
-"""What a caller may see. Lists show that and leave the rest out; they are never refused as a whole."""
+"""What a caller may see. Who may not see a thing gets the same answer as for one that does not exist:
+
+in a list       it is left out; lists are never refused as a whole
+by its name     Denied, which is raised before anything is looked up: see `Authorizer.check`
+by an id        the error for an id that there is not: see `check_found`
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from pydanube.broker.registry.registry import Registry
+from pydanube.broker.security.audit_operations import note_hidden
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
+from pydanube.model.errors import DanubeError, Denied
 from pydanube.model.names import TopicName
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.slices import Slices
@@ -23,6 +30,26 @@ def topic_filter(
 
 def _is_anything(_topic: TopicName) -> bool:
     return True
+
+
+def check_found(
+    authorizer: Authorizer, principal: Principal, action: Action, resource: str, missing: DanubeError
+) -> None:
+    """Check an action on what the caller named by an id, and only a lookup has turned into a resource.
+
+    Raises `missing`, the error for an id of which there is nothing, if the caller may not see the resource, and Denied
+    if it may see it only. For the audit both are refusals.
+    """
+    if not authorizer.allows(principal, Action.DESCRIBE, resource):
+        hide(principal, action, resource)
+        raise missing
+    authorizer.check(principal, action, resource)
+
+
+def hide(principal: Principal, action: Action, resource: str) -> None:
+    """Note for the audit that the principal is refused an action, and is about to be told that nothing is there."""
+    error = Denied(f"{principal.id} may not {action} {resource}, and was told that it is not there")
+    note_hidden(action, resource, error)
 
 
 class Visibility:

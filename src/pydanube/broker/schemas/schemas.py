@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -18,6 +19,7 @@ from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.audit_operations import note_change
+from pydanube.broker.visibility import hide
 from pydanube.codec.schemas import ParsedSchema
 from pydanube.codec.schemas.parsed import fingerprint
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
@@ -56,7 +58,7 @@ from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
 from .definitions import ENTRY_BYTES, Definitions
-from .subjects import Subject, Subjects
+from .subjects import Subject, Subjects, no_global_id, no_schema_id
 from .validation import BoundTopic, PartitionIntake, Validations
 
 log = get_logger(__name__)
@@ -319,7 +321,9 @@ class Schemas:
         """Return the version that a batch with this schema id and version was written with, also a deleted one."""
         await self._subjects.refresh_ids(schema_id=schema_id)
         subject = self._subjects.by_schema_id(schema_id)
-        self._check(principal, Action.DESCRIBE, subject.name)
+        if not self._may_describe(principal, subject.name):
+            hide(principal, Action.DESCRIBE, _resource(subject.name))
+            raise no_schema_id(schema_id)
         return await self._read(*await self._find(subject.name, version, deleted=True))
 
     async def by_global_id(self, principal: Principal, global_id: int) -> SchemaVersion:
@@ -329,9 +333,8 @@ class Schemas:
         for name, version in places:
             if self._may_describe(principal, name):
                 return await self._read(*self._version(name, version, deleted=True))
-        for name, _ in places:
-            self._check(principal, Action.DESCRIBE, name)
-        raise AssertionError("a global id that is known has a version")
+        hide(principal, Action.DESCRIBE, _resource(places[0][0]))
+        raise no_global_id(global_id)
 
     async def versions_of_global_id(
         self, principal: Principal, global_id: int, deleted: bool = False
@@ -392,11 +395,12 @@ class Schemas:
         )
 
     async def referenced_by(self, principal: Principal, subject: str, version: AnyVersion) -> list[int]:
-        """Return the global ids of the versions that refer to this one."""
+        """Return the global ids of the versions that refer to this one and that the caller may see."""
         self._check(principal, Action.DESCRIBE, subject)
         found, number = await self._find(subject, version, deleted=True)
         places = self._subjects.referrers((found.name, number))
-        return sorted({self._subjects.subject(name, True).versions[one].global_id for name, one in places})
+        seen = [(name, one) for name, one in places if self._may_describe(principal, name)]
+        return sorted({self._subjects.subject(name, True).versions[one].global_id for name, one in seen})
 
     # -- deleting ------------------------------------------------------------------------------------------------------
 
@@ -412,10 +416,10 @@ class Schemas:
         async def attempt() -> int:
             found, number = await self._find(subject, version, deleted=permanent)
             if found.live == [number] or list(found.versions) == [number]:
-                self._check_unbound(subject)
-            self._check_unpinned(subject, number)
-            self._check_deletable(found, [number], permanent)
-            await self._delete(found, [number], permanent)
+                self._check_unbound(principal, subject)
+            self._check_unpinned(principal, subject, number)
+            self._check_deletable(principal, found, [number], permanent)
+            await self._delete(principal, found, [number], permanent)
             return number
 
         number = await self._subjects.change(attempt)
@@ -432,17 +436,17 @@ class Schemas:
         async def attempt() -> list[int]:
             await self._find_subject(subject)
             found = self._subjects.subject(subject, deleted=permanent)
-            self._check_unbound(subject)
+            self._check_unbound(principal, subject)
             versions = list(found.versions) if permanent else found.live
-            self._check_deletable(found, versions, permanent)
-            await self._delete(found, versions, permanent)
+            self._check_deletable(principal, found, versions, permanent)
+            await self._delete(principal, found, versions, permanent)
             return versions
 
         versions = await self._subjects.change(attempt)
         log.info("subject.deleted", subject=subject, versions=len(versions), permanent=permanent)
         return versions
 
-    async def _delete(self, subject: Subject, versions: Sequence[int], permanent: bool) -> None:
+    async def _delete(self, principal: Principal, subject: Subject, versions: Sequence[int], permanent: bool) -> None:
         """Delete versions. Another broker may have bound a topic, or registered a version that refers to them, at the
         same moment: so what uses them is looked for once more, and the deletion is taken back if there is something."""
         if permanent:
@@ -456,15 +460,17 @@ class Schemas:
             current = self._subjects.find(name)
             if current is not None:
                 if not current.live:
-                    self._check_unbound(name)
+                    self._check_unbound(principal, name)
                 for version in versions:
-                    self._check_unpinned(name, version)
-                self._subjects.check_unreferenced(current, versions)
+                    self._check_unpinned(principal, name, version)
+                self._subjects.check_unreferenced(current, versions, partial(self._may_describe, principal))
         except Refused:
             await self._subjects.set_live(name, versions)
             raise
 
-    def _check_deletable(self, subject: Subject, versions: Sequence[int], permanent: bool) -> None:
+    def _check_deletable(
+        self, principal: Principal, subject: Subject, versions: Sequence[int], permanent: bool
+    ) -> None:
         live = [version for version in versions if version not in subject.deleted]
         if permanent and live:
             raise Refused(
@@ -472,17 +478,25 @@ class Schemas:
             )
         if self._subjects.mode(subject)[1] is RegistryMode.READONLY:
             raise Refused(f"subject {subject.name!r} is read-only: set its mode to readwrite first")
-        self._subjects.check_unreferenced(subject, versions)
+        self._subjects.check_unreferenced(subject, versions, partial(self._may_describe, principal))
 
-    def _check_unbound(self, subject: str) -> None:
+    def _check_unbound(self, principal: Principal, subject: str) -> None:
         if bound := self._registry.bound_topics(subject):
-            raise Refused(f"topic {bound[0]} is bound to subject {subject!r}: unbind it first, then delete the subject")
+            topic = self._in_words(principal, bound)
+            raise Refused(f"{topic} is bound to subject {subject!r}: unbind it first, then delete the subject")
 
-    def _check_unpinned(self, subject: str, version: int) -> None:
-        for topic in self._registry.bound_topics(subject):
-            binding = self._registry.topic(topic).binding
-            if binding is not None and binding.pinned_version == version:
-                raise Refused(f"topic {topic} takes only version {version} of subject {subject!r}: bind it anew first")
+    def _check_unpinned(self, principal: Principal, subject: str, version: int) -> None:
+        bound = [(one, self._registry.topic(one).binding) for one in self._registry.bound_topics(subject)]
+        pinned = [topic for topic, binding in bound if binding is not None and binding.pinned_version == version]
+        if pinned:
+            topic = self._in_words(principal, pinned)
+            raise Refused(f"{topic} takes only version {version} of subject {subject!r}: bind it anew first")
+
+    def _in_words(self, principal: Principal, topics: Sequence[TopicName]) -> str:
+        """Return one of these topics as an error names it: one that the caller may see, if there is one."""
+        seen = (one for one in topics if self._authorizer.allows(principal, Action.DESCRIBE, str(one)))
+        first = next(seen, None)
+        return "a topic that you may not see" if first is None else f"topic {first}"
 
     # -- topics --------------------------------------------------------------------------------------------------------
 

@@ -219,16 +219,14 @@ class Subjects:
     def by_schema_id(self, schema_id: int) -> Subject:
         subject = self._by_schema_id.get(schema_id)
         if subject is None:
-            given = "is deleted" if 0 < schema_id <= self._last_schema_id else "was never given out"
-            raise NotFound(f"schema id {schema_id} {given}")
+            raise no_schema_id(schema_id)
         return subject
 
     def by_global_id(self, global_id: int) -> list[Place]:
         """Return the versions with this global id, with deleted ones. Raises NotFound."""
         places = self._by_global_id.get(global_id)
         if not places:
-            given = "is deleted" if 0 < global_id <= self._last_global_id else "was never given out"
-            raise NotFound(f"global schema id {global_id} {given}")
+            raise no_global_id(global_id)
         return places
 
     def referrers(self, place: Place) -> list[Place]:
@@ -403,8 +401,9 @@ class Subjects:
             subject = await self._made(name)
             await self._replace_or_remove(subject, msgspec.structs.replace(subject.record, mode=word))
 
-    def check_unreferenced(self, subject: Subject, versions: Iterable[int]) -> None:
-        """Raise Refused if a version of another subject, or another one of this, refers to one of these versions."""
+    def check_unreferenced(self, subject: Subject, versions: Iterable[int], is_seen: Callable[[str], bool]) -> None:
+        """Raise Refused if a version of another subject, or another one of this, refers to one of these versions. The
+        error names those subjects of which `is_seen` is true."""
         chosen = set(versions)
         for version in sorted(chosen):
             others = [
@@ -413,7 +412,8 @@ class Subjects:
                 if not (place[0] == subject.name and place[1] in chosen)
             ]
             if others:
-                named = ", ".join(f"{name!r} version {number}" for name, number in others[:10])
+                seen = [f"{name!r} version {number}" for name, number in others if is_seen(name)]
+                named = ", ".join(seen[:10]) or "subjects that you may not see"
                 raise Refused(f"version {version} of subject {subject.name!r} is used by {named}: delete those first")
 
     def _check_room(self, former: Subject | None) -> None:
@@ -586,3 +586,11 @@ def _some(versions: list[int]) -> str:
     newest = versions[bisect_left(versions, versions[-1] - 9) :]
     text = ", ".join(map(str, newest[-10:]))
     return text if len(newest) == len(versions) else f"{versions[0]} to {text}"
+
+
+def no_schema_id(schema_id: int) -> NotFound:
+    return NotFound(f"schema id {schema_id} was never given out, or is deleted")
+
+
+def no_global_id(global_id: int) -> NotFound:
+    return NotFound(f"global schema id {global_id} was never given out, or is deleted")

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from pydanube.broker.registry.records import version_of
+from pydanube.broker.visibility import hide
 from pydanube.core.access import BROKER, Action, Principal
 from pydanube.core.access_rules import BUILT_IN_ROLES, actions_of, built_in_roles, parse_actions
 from pydanube.core.identity import NOBODY, Identity
@@ -180,8 +181,8 @@ class AccessAdministration:
         """Return a binding that the caller may delete, or that is its own."""
         parts = self._secured()
         found = await parts.store.find_binding(parse_binding_id(binding_id))
-        if found is None:
-            raise NotFound(f"there is no binding {binding_id!r}")
+        if found is None or not self._shows(parts, principal, found):
+            raise _no_binding(principal, binding_id, found)
         if str(found.subject) not in principal.subjects():
             _check_administers(parts, principal, found.resource)
             note_detail(_in_words(found))
@@ -214,8 +215,8 @@ class AccessAdministration:
         """Take away what a binding gives; it is in force at once."""
         parts = self._secured()
         found = await parts.store.find_binding(parse_binding_id(binding_id))
-        if found is None:
-            raise NotFound(f"there is no binding {binding_id!r}")
+        if found is None or not self._shows(parts, principal, found):
+            raise _no_binding(principal, binding_id, found)
         _check_administers(parts, principal, found.resource)
         note_detail(_in_words(found))
         await parts.store.delete_binding(binding_id)
@@ -361,6 +362,13 @@ def _role(name: str, record: RoleRecord) -> Role:
 
 def _no_role(name: str) -> NotFound:
     return NotFound(f"there is no role {name!r}: 'danube auth roles list' shows those that there are")
+
+
+def _no_binding(principal: Principal, binding_id: str, hidden: Binding | None) -> NotFound:
+    """Return the error for a binding that there is not, or that the caller may not see."""
+    if hidden is not None:
+        hide(principal, Action.ADMINISTER, str(hidden.resource))
+    return NotFound(f"there is no binding {binding_id!r}")
 
 
 def _check_not_built_in(name: str) -> None:

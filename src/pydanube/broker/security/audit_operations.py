@@ -10,8 +10,8 @@
 
 Invariants
     an operation is one event at most, whatever it was asked and however often
-    Denied is `refused`; what passed a check of create, delete or administer is `administration` or `security`;
-    everything else is no event
+    Denied is `refused`, also where the caller is told that nothing is there; what passed a check of create, delete or
+    administer is `administration` or `security`; everything else is no event
     what a broker does by itself, outside of an operation, is no event
 """
 
@@ -72,6 +72,7 @@ class AuditedOperation:
     __slots__ = (
         "_changed",
         "_checked",
+        "_hidden",
         "_is_security",
         "_is_settled",
         "_token",
@@ -91,6 +92,7 @@ class AuditedOperation:
         self.detail = ""
         self._checked: tuple[str, str] = ("", "")
         self._changed: tuple[str, str] | None = None
+        self._hidden: Denied | None = None
         self._is_security = False
         self._is_settled = False
         self._token: Token[AuditedOperation | None] | None = None
@@ -114,6 +116,9 @@ class AuditedOperation:
             self._changed = (action.value, resource)
         self._is_security = self._is_security or is_security
 
+    def note_hidden(self, error: Denied) -> None:
+        self._hidden = error
+
     def settle(self, error: BaseException | None = None) -> None:
         """Record the event of the operation, if it is one. What is noted later does not count."""
         if self._is_settled:
@@ -131,8 +136,9 @@ class AuditedOperation:
 
     def judge(self, error: BaseException | None) -> Verdict | None:
         """Return what the event says if the operation ends now with this error; None: it is no event."""
-        if isinstance(error, Denied):
-            return Verdict("refused", "denied", *self._checked, reason_of(error))
+        denied = error if isinstance(error, Denied) else None if error is None else self._hidden
+        if denied is not None:
+            return Verdict("refused", "denied", *self._checked, reason_of(denied))
         if self._changed is None:
             return None
         kind: AuditKind = "security" if self._is_security else "administration"
@@ -180,6 +186,14 @@ def note_change(action: Action, resource: str, *, is_security: bool = False) -> 
     if operation is not None:
         operation.note_check(action, resource)
         operation.note_change(action, resource, is_security)
+
+
+def note_hidden(action: Action, resource: str, error: Denied) -> None:
+    """Note for the operation of this task that it is denied, although its caller is told that nothing is there."""
+    operation = _current.get()
+    if operation is not None:
+        operation.note_check(action, resource)
+        operation.note_hidden(error)
 
 
 def note_detail(text: str) -> None:

@@ -286,17 +286,20 @@ class Staging:
         if after:
             check_query("query", after)
         count = max(1, min(count, QUERIES_MAX))
-        page = await self._records.page(after, count)
         sees_all = self._authorizer.allows(principal, Action.DESCRIBE, BROKER)
         found: list[StagedQuery] = []
-        room = PAGE_BYTES
-        for one in page:
-            if room <= 0:
-                return found, found[-1].query
-            if sees_all or one.owner == principal.owner_id != "":
-                found.append(self._describe(one))
-                room -= len(msgspec.msgpack.encode(found[-1]))
-        return found, page[-1].query if len(page) == count else ""
+        room, read_max = PAGE_BYTES, count + 1 if sees_all else QUERIES_MAX
+        while True:
+            page = await self._records.page(after, read_max)
+            for one in page:
+                if sees_all or one.owner == principal.owner_id != "":
+                    if len(found) == count or room <= 0:
+                        return found, found[-1].query  # never a query that the caller may not see
+                    found.append(self._describe(one))
+                    room -= len(msgspec.msgpack.encode(found[-1]))
+            if len(page) < read_max:
+                return found, ""
+            after = page[-1].query
 
     def _describe(self, record: QueryRecord) -> StagedQuery:
         decisions = self.decisions.of(record.number)

@@ -369,9 +369,10 @@ class StorageAdministration:
         """Return the progress of an upload, after waiting up to `wait_s` for its end here. Raises Unavailable if
         another owner, where the upload runs too, does not answer; with `own_only`, none is asked."""
         run = self._runs.get(number)
-        self._authorizer.check(principal, Action.ADMINISTER, BROKER if run is None else run.resource)
-        if run is None:
+        if run is None or not self._authorizer.allows(principal, Action.DESCRIBE, run.resource):
+            self._authorizer.check(principal, Action.ADMINISTER, BROKER)
             raise NotFound(f"upload {number} is not known here: the broker was started anew, or it is long done")
+        self._authorizer.check(principal, Action.ADMINISTER, run.resource)
         try:
             async with asyncio.timeout(wait_s):
                 await run.done.wait()

@@ -78,18 +78,18 @@ class TopicAdmin:
         return ADMIN["TopicResponse"](success=True)
 
     async def delete_topic(self, call: Call, request: Any) -> Any:
-        topic = await topic_of(self._broker, request.name)
+        topic = await topic_of(self._broker, call.principal, request.name)
         if is_partition(self._broker, request.name):
             raise Refused(f"{request.name} is one partition of topic {topic}: delete the whole topic by its own name")
         await self._broker.delete_topic(call.principal, topic)
         return ADMIN["TopicResponse"](success=True)
 
     async def unload_topic(self, call: Call, request: Any) -> Any:
-        await self._broker.unload_topic(call.principal, await topic_of(self._broker, request.name))
+        await self._broker.unload_topic(call.principal, await topic_of(self._broker, call.principal, request.name))
         return ADMIN["TopicResponse"](success=True)
 
     async def describe_topic(self, call: Call, request: Any) -> Any:
-        topic = await topic_of(self._broker, request.name)
+        topic = await topic_of(self._broker, call.principal, request.name)
         found = await self._broker.lookup(call.principal, topic, create=False)
         reply = ADMIN["DescribeTopicResponse"](
             name=request.name,
@@ -116,22 +116,24 @@ class TopicAdmin:
     # -- subscriptions -------------------------------------------------------------------------------------------------
 
     async def list_subscriptions(self, call: Call, request: Any) -> Any:
-        names = await self._subscriptions.names(call.principal, await topic_of(self._broker, request.name))
+        names = await self._subscriptions.names(
+            call.principal, await topic_of(self._broker, call.principal, request.name)
+        )
         return ADMIN["SubscriptionListResponse"](subscriptions=names)
 
     async def unsubscribe(self, call: Call, request: Any) -> Any:
-        await self._subscriptions.delete(call.principal, *await self._named(request))
+        await self._subscriptions.delete(call.principal, *await self._named(call, request))
         return ADMIN["SubscriptionResponse"](success=True)
 
     async def set_subscription_failure_policy(self, call: Call, request: Any) -> Any:
         if not request.HasField("failure_policy"):
             raise Invalid("the request has no failure_policy")
         policy = failure_policy_of(request.failure_policy)
-        await self._subscriptions.set_failure_policy(call.principal, *await self._named(request), policy)
+        await self._subscriptions.set_failure_policy(call.principal, *await self._named(call, request), policy)
         return ADMIN["SubscriptionResponse"](success=True)
 
     async def get_subscription_failure_policy(self, call: Call, request: Any) -> Any:
-        found = await self._subscriptions.describe(call.principal, *await self._named(request))
+        found = await self._subscriptions.describe(call.principal, *await self._named(call, request))
         return ADMIN["GetSubscriptionFailurePolicyResponse"](
             failure_policy=failure_policy_message(found.failure_policy), subscription_type=int(found.type)
         )
@@ -140,16 +142,16 @@ class TopicAdmin:
         if not request.HasField("dispatch_config"):
             raise Invalid("the request has no dispatch_config")
         limit = request.dispatch_config.max_unacked_messages
-        await self._subscriptions.set_unacked_max(call.principal, *await self._named(request), limit)
+        await self._subscriptions.set_unacked_max(call.principal, *await self._named(call, request), limit)
         return ADMIN["SubscriptionResponse"](success=True)
 
     async def get_subscription_dispatch_config(self, call: Call, request: Any) -> Any:
-        limit = await self._subscriptions.unacked_max(call.principal, *await self._named(request))
+        limit = await self._subscriptions.unacked_max(call.principal, *await self._named(call, request))
         return ADMIN["GetSubscriptionDispatchConfigResponse"](dispatch_config={"max_unacked_messages": limit})
 
-    async def _named(self, request: Any) -> tuple[TopicName, str]:
+    async def _named(self, call: Call, request: Any) -> tuple[TopicName, str]:
         """Return the topic and the subscription that a request names."""
-        return await topic_of(self._broker, request.topic), parse_subscription(request.subscription)
+        return await topic_of(self._broker, call.principal, request.topic), parse_subscription(request.subscription)
 
 
 def _delivery(config: TopicConfig) -> str:

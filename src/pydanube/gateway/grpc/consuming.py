@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pydanube.broker import Broker
+from pydanube.core.access import Action
 from pydanube.model.errors import DanubeError, Invalid, Unavailable
 from pydanube.model.failure import DELAY_MS_MAX
 from pydanube.model.names import TopicAddress, parse_subscription
@@ -83,17 +84,16 @@ class ConsumerService:
             await sessions.close_stream(consumer_id, attached, was_replaced=not is_last)
 
     async def ack(self, call: Call, request: Any) -> Any:
-        place = self._acked_place(request)
-        if place is not None:
-            subscription, offset = parse_subscription(request.subscription_name), request.msg_id.topic_offset
-            if offset <= OFFSET_MAX:
-                await self._broker.single_acks.ack(call.principal, *place, subscription, offset)
+        subscription, offset = parse_subscription(request.subscription_name), request.msg_id.topic_offset
+        place = self._acked_place(call, request, subscription)
+        if place is not None and offset <= OFFSET_MAX:
+            await self._broker.single_acks.ack(call.principal, *place, subscription, offset)
         return _AckResponse(request_id=request.request_id)
 
     async def nack(self, call: Call, request: Any) -> Any:
-        place = self._acked_place(request)
+        subscription, offset = parse_subscription(request.subscription_name), request.msg_id.topic_offset
+        place = self._acked_place(call, request, subscription)
         if place is not None:
-            subscription, offset = parse_subscription(request.subscription_name), request.msg_id.topic_offset
             delay_ms = min(request.delay_ms, DELAY_MS_MAX)
             if offset <= OFFSET_MAX:
                 await self._broker.single_acks.nack(
@@ -101,11 +101,14 @@ class ConsumerService:
                 )
         return _NackResponse(request_id=request.request_id)
 
-    def _acked_place(self, request: Any) -> tuple[Any, int] | None:
-        """Return the partition of the message that is acked; None: it does not exist, which is no error."""
+    def _acked_place(self, call: Call, request: Any, subscription: str) -> tuple[Any, int] | None:
+        """Check that the caller may consume, and return the partition of the message that is acked; None: it does not
+        exist, which is no error."""
         if not request.HasField("msg_id"):
             raise Invalid("msg_id is missing: it says which message is meant")
-        return self._broker.addresses.find(TopicAddress.parse(request.msg_id.topic_name))
+        address = TopicAddress.parse(request.msg_id.topic_name)
+        self._broker.addresses.check(call.principal, Action.CONSUME, address, subscription)
+        return self._broker.addresses.find(address)
 
     def drain(self) -> None:
         """End all streams: their clients look for the broker again."""

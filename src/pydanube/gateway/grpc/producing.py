@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pydanube.broker import Broker
-from pydanube.core.access import Principal
+from pydanube.core.access import Action, Principal
 from pydanube.gateway.sends import Sends, SentMessage
 from pydanube.model.errors import Invalid, NotFound
 from pydanube.model.names import TopicAddress
@@ -39,6 +39,7 @@ class ProducerService:
             raise Invalid("producer_name is empty: give the producer a name")
         if request.dispatch_strategy not in (0, RELIABLE) or request.producer_access_mode not in (0, EXCLUSIVE):
             raise Invalid("dispatch_strategy and producer_access_mode are 0 or 1")
+        broker.addresses.check(principal, Action.PRODUCE, address)
         wanted = _wanted_schema(request)
         if broker.addresses.find(address) is None and wanted is not None:
             await self._check_schema(principal, *wanted)  # before a topic is created for it

@@ -147,7 +147,7 @@ class SchemaRegistry:
     # -- topics --------------------------------------------------------------------------------------------------------
 
     async def configure_topic_schema(self, call: Call, request: Any) -> Any:
-        topic = await topic_of(self._broker, request.topic_name)
+        topic = await topic_of(self._broker, call.principal, request.topic_name)
         policy, payloads = ValidationPolicy.parse(request.validation_policy), request.enable_payload_validation
         former = await self._schemas.binding(call.principal, topic)
         if former is not None and former.subject == request.schema_subject:
@@ -159,7 +159,7 @@ class SchemaRegistry:
         return REGISTRY["ConfigureTopicSchemaResponse"](success=True, message=message)
 
     async def update_topic_validation_policy(self, call: Call, request: Any) -> Any:
-        topic = await topic_of(self._broker, request.topic_name)
+        topic = await topic_of(self._broker, call.principal, request.topic_name)
         binding = replace(
             await self._bound(call, topic),
             policy=ValidationPolicy.parse(request.validation_policy),
@@ -170,7 +170,7 @@ class SchemaRegistry:
         return REGISTRY["UpdateTopicValidationPolicyResponse"](success=True, message=message)
 
     async def get_topic_schema_config(self, call: Call, request: Any) -> Any:
-        binding = await self._bound(call, await topic_of(self._broker, request.topic_name))
+        binding = await self._bound(call, await topic_of(self._broker, call.principal, request.topic_name))
         about = await self._schemas.describe(call.principal, binding.subject)
         return REGISTRY["GetTopicSchemaConfigResponse"](
             schema_subject=binding.subject,

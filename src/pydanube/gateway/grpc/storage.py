@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pydanube.broker import Broker
+from pydanube.core.access import Action
 from pydanube.model.positions import Position
 
 from .calls import Call
@@ -24,7 +25,9 @@ class StorageService:
         self._broker = broker
 
     async def list_segment_descriptors(self, call: Call, request: Any) -> Any:
-        place = self._broker.addresses.get(await known_address(self._broker, request.topic))
+        address = await known_address(self._broker, request.topic)
+        self._broker.addresses.check(call.principal, Action.READ, address)
+        place = self._broker.addresses.get(address)
         reply, offset = API["ListSegmentDescriptorsResponse"](), min(request.after_offset, 2**63 - 1)
         while offset >= 0 and len(reply.segments) < _SEGMENTS_MAX:
             found, offset = await self._broker.storage.segments(

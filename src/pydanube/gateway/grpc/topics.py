@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pydanube.broker import Broker
-from pydanube.core.access import Principal
+from pydanube.core.access import Action, Principal
 from pydanube.model.names import TopicAddress, TopicName
 
 
@@ -15,12 +15,14 @@ async def known_address(broker: Broker, text: str) -> TopicAddress:
     return address
 
 
-async def topic_of(broker: Broker, text: str) -> TopicName:
+async def topic_of(broker: Broker, principal: Principal, text: str) -> TopicName:
     """Return the topic that a name means: its own, or for `/namespace/topic-part-k` the topic with that partition.
 
-    A topic that does not exist is returned too; the broker's calls raise NotFound for it.
+    A topic that does not exist is returned too; the broker's calls raise NotFound for it. Raises Denied if the caller
+    may not see the topic: which topic a name means says whether it exists.
     """
     address = await known_address(broker, text)
+    broker.addresses.check(principal, Action.DESCRIBE, address)
     place = broker.addresses.find(address)
     if place is not None:
         return place.topic
