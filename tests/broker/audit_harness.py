@@ -34,7 +34,7 @@ class ListSink:
     async def take(self, broker: Broker, sessions: bool = False) -> list[AuditEvent]:
         """Return the events since the last call, once all that the broker has recorded are here."""
         marker = f"{MARKER}-{next(self._markers)}"
-        broker.audit.refuse(Origin(MARKER, ""), marker, Action.READ, "", Denied(""))
+        broker.audit.refuse(Origin(MARKER, "", marker), marker, Action.READ, "", Denied(""))
         async with asyncio.timeout(60):
             while not self.events or self.events[-1].operation != marker:
                 self._written.clear()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 
 import pytest
 from audit_harness import ListSink
 
 from pydanube.broker.metrics import BrokerMetrics
 from pydanube.broker.security import audit
-from pydanube.broker.security.audit import AuditTrail, FailureWindows
+from pydanube.broker.security.audit import AuditTrail, EventWindows
 from pydanube.broker.security.audit_operations import (
     TRAFFIC_SESSIONS_MAX,
     AuditedAuthorizer,
@@ -290,8 +292,46 @@ async def test_a_flood_of_failures_is_few_events_and_a_number():
 
 
 def test_many_failing_addresses_share_what_is_left():
-    windows = FailureWindows()
+    windows = EventWindows(audit.FAILURES_MAX, audit.FAILING_ADDRESSES_MAX, "other addresses")
     recorded = sum(windows.add(f"10.0.{number // 250}.{number % 250}", 0.0) for number in range(5000))
     assert recorded == audit.FAILING_ADDRESSES_MAX + audit.FAILURES_MAX
     assert windows.close(1.0) == []
-    assert windows.close() == [("other addresses", 5000 - recorded)]
+    assert [(one.key, one.events) for one in windows.close()] == [("other addresses", 5000 - recorded)]
+
+
+# -- refused operations ------------------------------------------------------------------------------------------------
+
+
+async def test_a_flood_of_refusals_is_some_events_of_its_principal_and_a_number():
+    """Neither what others are refused nor what is allowed is summed, whoever does it."""
+    bob = Origin("http", "10.0.0.9", "user:bob", "api-key")
+    async with running(has_sessions=False) as here:
+        begun = here.clock.now_us()
+        for number in range(5000):
+            here.refuse("Fetch") if number % 2 else _deny(here.trail, ORIGIN)
+            if not number % 100:
+                await asyncio.sleep(0)
+                here.clock.advance(0.001)
+        _deny(here.trail, bob)
+        with here.trail.operation(ORIGIN, "CreateTopic"):
+            note_change(Action.CREATE, TOPIC)
+        events = await here.take()
+        assert [one.principal for one in events] == ["user:alice"] * audit.REFUSALS_MAX + ["user:bob", "user:alice"]
+        assert (events[-1].kind, events[-1].outcome) == ("administration", "done")
+        ended = here.clock.now_us()
+        for _ in range(7):
+            here.clock.advance(audit.ROUND_S)
+            await asyncio.sleep(0)
+        (told,) = await here.take()
+        assert (told.kind, told.operation, told.principal) == ("refused", "moreRefusals", "user:alice")
+        found = re.fullmatch(r"(\d+) more refusals of user:alice between (\S+)Z and (\S+)Z", told.reason)
+        assert found is not None and int(found[1]) == 5000 - audit.REFUSALS_MAX
+        first, last = (int(datetime.fromisoformat(one + "+00:00").timestamp() * 1e6) for one in found.groups()[1:])
+        assert begun <= first < last <= ended
+        here.refuse("Fetch")  # a new window
+        assert [one.operation for one in await here.take()] == ["Fetch"]
+
+
+def _deny(trail: AuditTrail, origin: Origin) -> None:
+    with pytest.raises(Denied), trail.operation(origin, "DeleteTopic"):
+        raise Denied("no")

@@ -11,6 +11,8 @@ Invariants
     events are written in the order in which they happened
     an event is written, or counted as lost; while a sink does not take events, those that came first are kept
     failed authentication of one address is FAILURES_MAX events in a window; the rest of them is one event with a number
+    refused operations of one principal are REFUSALS_MAX events in a window, and the rest one event; what was allowed is
+    never summed
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from pydanube.broker.metrics import BrokerMetrics
 from pydanube.core.access import Action
@@ -63,10 +65,19 @@ COMPLAIN_S: Final = 60.0
 FLUSH_S: Final = 5.0
 """How long a broker that stops waits until its last events are written."""
 
+WINDOW_S: Final = 60.0
+"""For how long events are counted that are recorded one by one."""
+
 FAILURES_MAX: Final = 10
-FAILURE_WINDOW_S: Final = 60.0
 FAILING_ADDRESSES_MAX: Final = 100
 """Addresses whose failures are recorded one by one; those of all others count together."""
+
+REFUSALS_MAX: Final = 100
+"""Refused operations of one principal in a window that are recorded one by one. Any valid key can cause as many as it
+likes: without a limit they would push everything else out of the files."""
+
+REFUSED_PRINCIPALS_MAX: Final = 10_000
+"""Principals whose refusals count apart."""
 
 ROUND_S: Final = 10.0
 """How often silent sessions are ended, and left out failures are told."""
@@ -77,7 +88,9 @@ SILENT_S: Final = 60.0
 AUTHENTICATE: Final = "authenticate"
 END_SESSION: Final = "endSession"
 LOSE_EVENTS: Final = "loseEvents"
-_OTHERS: Final = "other addresses"
+MORE_REFUSALS: Final = "moreRefusals"
+_OTHER_ADDRESSES: Final = "other addresses"
+_OTHER_PRINCIPALS: Final = "other principals"
 _SESSION_DIGITS: Final = 16
 
 
@@ -94,34 +107,52 @@ class EventSink(Protocol):
 
 @dataclass(slots=True)
 class _Window:
-    """The failures of one address in one window."""
+    """The events of one address or principal in one window."""
 
     ends_at: float
     recorded: int = 0
     left_out: int = 0
+    first_us: int = 0
+    last_us: int = 0
+    """When the first and the last event happened that were left out."""
 
 
-class FailureWindows:
-    """Decides which failures of authentication are recorded one by one, and counts the others."""
+class LeftOut(NamedTuple):
+    """Events of one window that are not recorded one by one."""
 
-    def __init__(self) -> None:
+    key: str
+    events: int
+    first_us: int
+    last_us: int
+
+
+class EventWindows:
+    """Decides which events of an address or a principal are recorded one by one, and counts the others."""
+
+    def __init__(self, recorded_max: int, keys_max: int, others: str) -> None:
+        """`recorded_max`: the most that are recorded of one key in a window. `keys_max`: the most keys that count
+        apart; what comes from more counts as `others`."""
+        self._recorded_max = recorded_max
+        self._keys_max = keys_max
+        self._others = others
         self._of: dict[str, _Window] = {}
 
-    def add(self, address: str, now: float) -> bool:
-        """Count a failure; return whether it is an event of its own."""
-        key = address if address in self._of or len(self._of) < FAILING_ADDRESSES_MAX else _OTHERS
-        window = self._of.setdefault(key, _Window(now + FAILURE_WINDOW_S))
-        if window.recorded < FAILURES_MAX:
+    def add(self, key: str, now: float, at_us: int = 0) -> bool:
+        """Count an event; return whether it is recorded by itself."""
+        key = key if key in self._of or len(self._of) < self._keys_max else self._others
+        window = self._of.setdefault(key, _Window(now + WINDOW_S))
+        if window.recorded < self._recorded_max:
             window.recorded += 1
             return True
+        window.first_us = window.first_us or at_us
+        window.last_us = at_us
         window.left_out += 1
         return False
 
-    def close(self, now: float = float("inf")) -> list[tuple[str, int]]:
-        """End the windows whose time is over; return the addresses with failures that were left out, and how many."""
-        over = [address for address, one in self._of.items() if one.ends_at <= now]
-        found = [(address, self._of.pop(address).left_out) for address in over]
-        return [(address, left_out) for address, left_out in found if left_out]
+    def close(self, now: float = float("inf")) -> list[LeftOut]:
+        """End the windows whose time is over; return what was left out in them."""
+        over = [(key, self._of.pop(key)) for key in [key for key, one in self._of.items() if one.ends_at <= now]]
+        return [LeftOut(key, one.left_out, one.first_us, one.last_us) for key, one in over if one.left_out]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +180,8 @@ class AuditTrail:
         self._is_closing = False
         self._writing: asyncio.Task[None] | None = None
         self._rounds: asyncio.Task[None] | None = None
-        self._failures = FailureWindows()
+        self._failures = EventWindows(FAILURES_MAX, FAILING_ADDRESSES_MAX, _OTHER_ADDRESSES)
+        self._refusals = EventWindows(REFUSALS_MAX, REFUSED_PRINCIPALS_MAX, _OTHER_PRINCIPALS)
         self._sessions: dict[str, AuditSession] = {}
         self._forwarded = TrafficSessions()
         self._untold = 0
@@ -174,7 +206,7 @@ class AuditTrail:
     def refuse(self, origin: Origin, name: str, action: Action, resource: str, error: DanubeError) -> None:
         """Record an operation that was denied, and that no `operation` is made for."""
         if self.sink is not None:
-            self._add(origin, "refused", "denied", name, action.value, resource, reason=reason_of(error))
+            self._add_refusal(origin, name, Verdict("refused", "denied", action.value, resource, reason_of(error)))
 
     def authentication_failed(self, origin: Origin, operation: str, reason: str) -> None:
         """Record that credentials were not accepted. It is the event of the operation that this task carries out, if it
@@ -197,6 +229,9 @@ class AuditTrail:
 
     def operation_ended(self, operation: AuditedOperation, verdict: Verdict) -> None:
         kind, outcome, action, resource, reason = verdict
+        if kind == "refused":
+            self._add_refusal(operation.origin, operation.name, verdict, operation.detail)
+            return
         detail = operation.detail
         self._add(operation.origin, kind, outcome, operation.name, action, resource, detail=detail, reason=reason)
 
@@ -230,6 +265,11 @@ class AuditTrail:
     def now(self) -> float:
         return self._clock.monotonic()
 
+    def _add_refusal(self, origin: Origin, operation: str, verdict: Verdict, detail: str = "") -> None:
+        if self._refusals.add(origin.principal, self._clock.monotonic(), self._clock.now_us()):
+            kind, outcome, action, resource, reason = verdict
+            self._add(origin, kind, outcome, operation, action, resource, detail=detail, reason=reason)
+
     # -- the queue -----------------------------------------------------------------------------------------------------
 
     def _add(
@@ -244,7 +284,7 @@ class AuditTrail:
     ) -> None:
         listener, address, principal, method = origin
         event = AuditEvent(
-            self._time(),
+            _time(self._clock.now_us()),
             self._broker,
             kind,
             outcome,
@@ -264,11 +304,6 @@ class AuditTrail:
             return
         self._queue.append(event)
         self._woken.set()
-
-    def _time(self) -> str:
-        now_us = self._clock.now_us()
-        second, micros = divmod(now_us, MICROSECONDS)
-        return f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}.{micros:06d}Z"
 
     @property
     def trouble(self) -> str:
@@ -356,6 +391,15 @@ class AuditTrail:
             self._tell_left_out(now)
 
     def _tell_left_out(self, now: float = float("inf")) -> None:
-        for address, count in self._failures.close(now):
-            reason = f"{count} more failures within {FAILURE_WINDOW_S:g} s"
-            self._add(Origin("", address), "security", "unauthenticated", AUTHENTICATE, reason=reason)
+        for one in self._failures.close(now):
+            reason = f"{one.events} more failures within {WINDOW_S:g} s"
+            self._add(Origin("", one.key), "security", "unauthenticated", AUTHENTICATE, reason=reason)
+        for one in self._refusals.close(now):
+            between = f"between {_time(one.first_us)} and {_time(one.last_us)}"
+            reason = f"{one.events} more refusals of {one.key or 'unknown callers'} {between}"
+            self._add(Origin("", "", one.key), "refused", "denied", MORE_REFUSALS, reason=reason)
+
+
+def _time(at_us: int) -> str:
+    second, micros = divmod(at_us, MICROSECONDS)
+    return f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}.{micros:06d}Z"
