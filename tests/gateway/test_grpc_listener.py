@@ -389,3 +389,15 @@ async def test_clients_are_told_an_address_with_a_scheme(tmp_path, settings, url
             (broker,) = (await peer.call(LIST_BROKERS)).brokers
         assert broker.broker_addr == url.format(port=server.grpc_address[1])
         assert broker.admin_addr.rpartition(":")[2] == str(server.admin_address[1])
+
+
+async def test_every_listener_of_all_ipv4_addresses_is_closed_on_ipv6(tmp_path):
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    async with testing._server(tmp_path, {"server_host": "0.0.0.0", "grpc_data": True, "grpc_admin": True}) as server:
+        for host, port in (server.native_address, server.http_address, server.grpc_address, server.admin_address):
+            assert host == "0.0.0.0" and port
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.close()
+            with pytest.raises(OSError):
+                await asyncio.open_connection("::1", port)

@@ -11,6 +11,8 @@ import asyncio
 import errno
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import grpc.aio
@@ -33,6 +35,9 @@ log = get_logger(__name__)
 
 _ROUND_S: Final = 1.0
 """How often the broker's health is checked for watching clients, and refused calls are logged."""
+
+_FREE_PORT_TRIES: Final = 10
+"""How many free ports are tried: one that is free on IPv6 may be taken on IPv4."""
 
 _DRAIN_CHECK_S: Final = 0.05
 """How often a listener that closes checks whether all calls are answered."""
@@ -157,15 +162,18 @@ class GrpcServer:
         for name, tool in self._tools(list(services)).items():
             handlers.append(service_handler(SCHEMA, name, tool, self._tool_limits))
         server.add_generic_rpc_handlers((*handlers, UnknownMethods(advice)))
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        try:
-            if certificates is None:
-                bound = server.add_insecure_port(address)
-            else:
-                bound = server.add_secure_port(address, _Credentials(certificates).make())
-        except RuntimeError:
-            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)) from None
-        return host, bound
+        credentials = None if certificates is None else _Credentials(certificates).make()
+        for is_last in (*[False] * (_FREE_PORT_TRIES - 1 if port == 0 else 0), True):
+            with _without_ipv6(host, port) as chosen:
+                address = f"[{host}]:{chosen}" if ":" in host else f"{host}:{chosen}"
+                try:
+                    if credentials is None:
+                        return host, server.add_insecure_port(address)
+                    return host, server.add_secure_port(address, credentials)
+                except RuntimeError:
+                    if is_last:
+                        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)) from None
+        raise AssertionError("the last try raises")
 
     def _tools(self, services: list[str]) -> dict[str, Any]:
         """Return the health and reflection services of a listener by name."""
@@ -241,6 +249,31 @@ def _configuration(pem: PemFiles) -> grpc.ServerCertificateConfiguration:
 
 def _scheme(certificates: ServerCertificates | None) -> str:
     return "http" if certificates is None else "https"
+
+
+@contextmanager
+def _without_ipv6(host: str, port: int) -> Iterator[int]:
+    """Have gRPC listen on IPv4 only, as the other listeners do, while it opens the port on 0.0.0.0; yield the port.
+
+    gRPC takes 0.0.0.0 for all addresses and opens `::` for both families, unless somebody has the port there. So the
+    port is taken there for a moment.
+    """
+    if host != "0.0.0.0" or not socket.has_ipv6:  # noqa: S104 - the address is compared
+        yield port
+        return
+    try:
+        holder = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    except OSError:  # the machine has no IPv6
+        yield port
+        return
+    with holder:
+        holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            holder.bind(("::", port))
+        except OSError:  # no IPv6, or another process has the port there: gRPC cannot take it either
+            yield port
+        else:
+            yield holder.getsockname()[1]
 
 
 async def _resolved(host: str, port: int) -> str:
