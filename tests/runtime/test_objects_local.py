@@ -257,3 +257,20 @@ async def test_memory_without_a_name_is_nobody_elses() -> None:
     async with await open_store("memory://") as one, await open_store("memory://") as other:
         await one.put("mine", b"")
         assert await keys_of(other) == []
+
+
+async def test_nobody_else_reads_what_is_stored(tmp_path: Path) -> None:
+    """Whatever the mask of the process is, and also below a directory that others may enter."""
+    mask = os.umask(0)
+    try:
+        (tmp_path / "there").mkdir(0o755)
+        for root in (tmp_path / "there", tmp_path / "made" / "store"):
+            async with await LocalStore.open(root) as store:
+                await store.put("segments/1/2/a", b"x", create=True)
+                await store.put("top", b"x")
+            found = list(root.rglob("*"))
+            assert len(found) > 5
+            assert [one for one in found if one.stat().st_mode & 0o077] == []
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "made" / "store").stat().st_mode & 0o777 == 0o700

@@ -56,6 +56,9 @@ _LOCK: Final = "~lock"
 _TEMPORARY: Final = "~tmp"
 _NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 _CREATE: Final = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
+_FILE_MODE: Final = 0o600
+_DIRECTORY_MODE: Final = 0o700
+"""Objects hold the messages of everybody: no other user of the machine reads them."""
 
 
 class Tree:
@@ -77,7 +80,8 @@ class Tree:
         there = self.root
         while not there.exists():
             there = there.parent
-        self._temporary.parent.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
+        self._temporary.parent.mkdir(_DIRECTORY_MODE, exist_ok=True)
         for directory in (self.root, *self.root.parents):
             _sync_directory(directory)
             if directory == there:
@@ -85,10 +89,10 @@ class Tree:
         with self._locked(fcntl.LOCK_EX):
             for left in self._temporary.parent.glob("*.lock"):
                 _remove_if_abandoned(left)
-            alive = os.open(self._temporary.with_suffix(".lock"), _CREATE, 0o644)
+            alive = os.open(self._temporary.with_suffix(".lock"), _CREATE, _FILE_MODE)
             try:
                 fcntl.flock(alive, fcntl.LOCK_EX)
-                self._temporary.mkdir(exist_ok=True)
+                self._temporary.mkdir(_DIRECTORY_MODE, exist_ok=True)
             except BaseException:
                 os.close(alive)
                 raise
@@ -111,7 +115,7 @@ class Tree:
     def put(self, key: str, pieces: Sequence[Buffer], create: bool, if_match: str | None) -> ObjectInfo:
         path = self.root / path_of(key)
         temporary = self._temporary / identity()
-        file = os.open(temporary, _CREATE | os.O_EXCL, 0o644)
+        file = os.open(temporary, _CREATE | os.O_EXCL, _FILE_MODE)
         try:
             _write(file, pieces)
             modified = self._clock.now_us() * 1000 + self._random.randrange(1000)
@@ -129,7 +133,7 @@ class Tree:
     def _link(self, temporary: Path, path: Path, key: str) -> None:
         with self._locked(fcntl.LOCK_SH) as lock:
             removals = _removals(lock)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            self._make_directories(path.parent)
             try:
                 os.link(temporary, path)
                 won = True
@@ -155,9 +159,18 @@ class Tree:
                 later = found.st_mtime_ns + 1 + self._random.randrange(1000)
                 os.utime(file, ns=(later, later))
                 os.fsync(file)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            self._make_directories(path.parent)
             temporary.rename(path)
         self._sync(path.parent, removals)
+
+    def _make_directories(self, directory: Path) -> None:
+        """Create a directory, and its parents from the root on; only the own user can read them."""
+        try:
+            directory.mkdir(_DIRECTORY_MODE, exist_ok=True)
+        except FileNotFoundError:
+            below = directory.relative_to(self.root)
+            for one in (*reversed(below.parents), below):
+                (self.root / one).mkdir(_DIRECTORY_MODE, exist_ok=True)
 
     def _sync(self, directory: Path, removals: int) -> None:
         """Sync a directory, and the entry of each parent that is not known to be synced.
@@ -207,7 +220,7 @@ class Tree:
 
     @contextlib.contextmanager
     def _locked(self, how: int) -> Iterator[int]:
-        lock = os.open(self._lock, _CREATE, 0o644)
+        lock = os.open(self._lock, _CREATE, _FILE_MODE)
         try:
             fcntl.flock(lock, how)
             yield lock
