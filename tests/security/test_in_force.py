@@ -13,6 +13,7 @@ from pydanube.broker.topic_addresses import Place
 from pydanube.core.access import Action, Principal
 from pydanube.model.errors import Denied
 from pydanube.model.names import TopicAddress
+from pydanube.model.positions import LATEST, Position
 from pydanube.model.topics import SubscriptionType
 
 PRODUCER, CONSUMER = Principal("producer"), Principal("consumer")
@@ -110,3 +111,18 @@ async def test_newer_credentials_of_a_consumer_count(tmp_path: Path):
         give(world.rules, Principal("somebody"), "reader")
         await reviewed(world)
         assert isinstance(sink.error, Denied)
+
+
+async def test_a_fetch_that_waits_delivers_nothing_after_the_right_was_taken_away(tmp_path: Path):
+    """Streams of a topic wait in a fetch for most of their time; the right is asked for when it ends, too."""
+    async with open_world(tmp_path) as world:
+        end = await world.broker.find_offset(ROOT, TOPIC, 0, LATEST)
+        reader = Principal("reader")
+        fetching = asyncio.create_task(world.broker.fetch(reader, TOPIC, 0, Position("offset", end), 1000, 60_000))
+        (partition,) = [one for one in world.broker._partitions if one.name == str(TOPIC)]
+        await asyncio.sleep(0)
+        give(world.rules, reader, "nobody")
+        publish(world.broker, ROOT, world.producer)
+        with pytest.raises(Denied, match="reader may not read"):
+            await asyncio.wait_for(fetching, 60)
+        assert partition.stream.end_offset > end

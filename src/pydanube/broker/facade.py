@@ -1059,6 +1059,7 @@ class Broker:
         self._registry.check_same(topic, topic_id)
         fetched = await owned.fetch(start, min(bytes_max, self._settings.fetch_bytes_max), wait_ms / 1000)
         self._registry.check_same(topic, topic_id)  # a topic deleted during the read looks like a gap
+        self._authorizer.check(principal, Action.READ, str(topic))  # the rules may have changed while this waited
         return fetched
 
     async def find_offset(
