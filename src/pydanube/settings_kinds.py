@@ -38,7 +38,8 @@ _USER: Final = re.compile(r"(://)([^/?#]*|[^/?#]*:[^?#]*)@")
 _PARAMETER: Final = re.compile(r"([?&])(?!prefix=)([^=&#]*=)[^&#]*")
 _FRAGMENT: Final = re.compile(r"#.*")
 _SECRET: Final = re.compile(
-    r"key|secret|token|passw|passphrase|pwd|credential|signature|sas\b|connection_?string|auth", re.IGNORECASE
+    r"key|secret|token|passw|passphrase|pwd|credential|signature|sas\b|connection_?string|auth|header|cookie",
+    re.IGNORECASE,
 )
 _ENDPOINT: Final = re.compile(r"(https?://\S+)?")
 _TRUE: Final = ("true", "yes", "on", "1")
@@ -303,7 +304,7 @@ class OptionsKind:
         return {name: str(one).lower() if isinstance(one, bool) else str(one) for name, one in value.items()}
 
     def show(self, value: dict[str, str]) -> str:
-        return ",".join(f"{name}={'***' if _SECRET.search(name) else one}" for name, one in value.items())
+        return ",".join(f"{name}={'***' if _SECRET.search(name) else show_url(one)}" for name, one in value.items())
 
 
 @dataclass(frozen=True, slots=True)

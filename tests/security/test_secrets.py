@@ -49,7 +49,8 @@ GIVEN: dict[str, str] = {
     "auth.cluster_token": SECRET,
     "metadata.password": SECRET,
     "storage.options": f"access_key_id={SECRET},secret_access_key={SECRET},account_key={SECRET},password={SECRET},"
-    f"sas={SECRET},connection_string=a;b={SECRET},authorization={SECRET}",
+    f"sas={SECRET},connection_string=a;b={SECRET},authorization={SECRET},default_headers=X-Api: {SECRET},"
+    f"endpoint=https://user:{SECRET}@store.example?a={SECRET},proxy_url=http://{SECRET}@proxy.example:3128",
     "http.webhooks": f"shop topic=/default/sales secret={SECRET}",
     "storage.url": f"s3://user:{SECRET}@bucket/prefix?token={SECRET}",
     "auth.jwks_url": f"https://user:{SECRET}@issuer.example/keys?api_key={SECRET}#{SECRET}=x",
