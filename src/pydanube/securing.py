@@ -37,12 +37,26 @@ def check_settings(settings: Settings) -> None:
         _authentication_settings(settings)
         if not settings.auth.allow_readable_files:
             _refuse_readable_files(settings)
+        if is_super_user_by_default(settings):
+            log.warning(
+                "auth.super_user_not_named",
+                super_users=", ".join(settings.auth.super_users),
+                advice="whoever gets a JWT or a certificate with this name may do everything: set auth.super_users",
+            )
     elif unused := unused_credentials(settings.auth):
         log.warning(
             "auth.not_enabled",
             settings=", ".join(unused),
             advice="everybody may do everything, because auth.enabled is false: set it, or remove these settings",
         )
+
+
+def is_super_user_by_default(settings: Settings) -> bool:
+    """Return whether there is a super user that the settings do not name, although an identity provider or an authority
+    of certificates decides who has its name."""
+    auth = settings.auth
+    others = (auth.jwks_file, auth.jwks_url, auth.secret, auth.secret_file, auth.certificate_rules)
+    return bool(auth.super_users) and "auth.super_users" not in settings.sources and any(others)
 
 
 def unused_credentials(auth: AuthSettings) -> list[str]:

@@ -26,7 +26,7 @@ from pydanube.model.errors import DanubeError, Invalid, Refused, Unauthenticated
 from pydanube.model.security import BoundSubject
 from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.runtime.disk import OsDisk
-from pydanube.securing import check_settings, unused_credentials
+from pydanube.securing import check_settings, is_super_user_by_default, unused_credentials
 from pydanube.settings import Settings
 
 ALICE = BoundSubject.parse("user:alice")
@@ -109,6 +109,22 @@ async def test_rules_map_a_certificate_to_a_principal(rule: str, principal: str 
         return
     found = await authentication.authenticate(Credentials(certificate=LOADER), "192.0.2.1")
     assert (found.principal.id, found.method) == (principal, "certificate")
+
+
+@pytest.mark.parametrize("first", ["SAN DNS:(x*)loader.example => user:{1}", "subject (.*) => user:two words {1}"])
+async def test_the_first_rule_that_matches_counts_also_if_it_makes_no_name(first: str) -> None:
+    rules = [CertificateRule.parse(first), CertificateRule.parse("subject .* => broker:anybody")]
+    authentication = Authentication(AuthenticationSettings(certificate_rules=rules), dict, None, ManualClock(NOW))
+    with pytest.raises(Unauthenticated):
+        await authentication.authenticate(Credentials(certificate=LOADER), "192.0.2.1")
+
+
+async def test_a_certificate_with_a_name_that_is_too_long_to_be_compared_is_nobodys() -> None:
+    rules = [CertificateRule.parse("SAN URI:(.*) => user:{1}"), CertificateRule.parse("subject .* => broker:anybody")]
+    long = replace(LOADER, names=(f"URI:{'x' * 1_000}", *LOADER.names))
+    authentication = Authentication(AuthenticationSettings(certificate_rules=rules), dict, None, ManualClock(NOW))
+    with pytest.raises(Unauthenticated):
+        await authentication.authenticate(Credentials(certificate=long), "192.0.2.1")
 
 
 async def test_an_expired_certificate_is_refused_and_a_wrong_token_is_not_saved_by_a_certificate() -> None:
@@ -235,6 +251,20 @@ def test_what_is_not_safe_is_refused_with_the_remedy(tmp_path: Path) -> None:
     assert "32 to" in refused(cluster_token="too-short")
     assert "auth.cluster_token_file" in refused(url="etcd://127.0.0.1:2379/danube")
     assert "no rule for certificates" in refused(certificate_rules="CN=x")
+
+
+def test_a_super_user_that_nobody_has_named_is_warned_of_where_its_name_can_be_shown() -> None:
+    def by_default(**given: object) -> bool:
+        return is_super_user_by_default(
+            Settings.load(None, {}, {"auth.enabled": True} | {f"auth.{name}": one for name, one in given.items()})
+        )
+
+    rule = "subject CN=(.*) => user:{1}"
+    assert by_default(certificate_rules=rule) and by_default(secret=TOKEN)
+    assert by_default(jwks_url="https://issuer.example/keys")
+    assert not by_default()  # only API keys, of which the first one is made for it
+    assert not by_default(secret=TOKEN, super_users="user:admin")
+    assert not by_default(secret=TOKEN, super_users="")
 
 
 def test_credentials_that_are_configured_without_authentication_are_named() -> None:

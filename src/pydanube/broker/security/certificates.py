@@ -31,7 +31,8 @@ _TYPES: Final = (USER, SERVICE_ACCOUNT, BROKER_TYPE)
 _ARROW: Final = "=>"
 _GROUP: Final = re.compile(r"\{([1-9])\}")
 _TEXT_CHARACTERS_MAX: Final = 1_000
-"""A longer name is not compared: regular expressions may take long for it."""
+"""A longer name is not compared, because regular expressions may take long for it: its certificate stands for nobody
+where a rule would have to compare it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +63,30 @@ class CertificateRule:
             raise Invalid(f"{text!r}: its regular expression has only {compiled.groups} groups")
         return cls(place, compiled, kind, name)
 
-    def principal(self, certificate: PeerCertificate) -> Principal | None:
-        """Return whom the certificate stands for by this rule; None: the rule does not match."""
-        texts = (certificate.subject,) if self.place == _SUBJECT else certificate.names
-        for text in texts:
-            matched = self.pattern.fullmatch(text) if len(text) <= _TEXT_CHARACTERS_MAX else None
+    def matched_name(self, certificate: PeerCertificate) -> str | None:
+        """Return the name of whom the certificate stands for by this rule, which may be no name that a principal can
+        have; None: the rule does not match."""
+        for text in (certificate.subject,) if self.place == _SUBJECT else certificate.names:
+            if len(text) > _TEXT_CHARACTERS_MAX:
+                return ""
+            matched = self.pattern.fullmatch(text)
             if matched is not None:
-                name = _GROUP.sub(lambda one, of=matched: of[int(one[1])] or "", self.name)  # type: ignore[misc]
-                try:
-                    return Principal(parse_principal_name(name), self.type)
-                except Invalid:  # the certificate holds what can be no name
-                    return None
+                return _GROUP.sub(lambda one, of=matched: of[int(one[1])] or "", self.name)  # type: ignore[misc]
         return None
 
 
 def find_identity(certificate: PeerCertificate, rules: Sequence[CertificateRule], now_us: int) -> Identity | None:
-    """Return who shows this certificate; None if no rule matches, or it has expired."""
+    """Return who shows this certificate; None if it has expired, or no rule matches, or the first that does makes
+    something of it that is no name: the rules after it do not count."""
     if 0 < certificate.expires_at_us <= now_us:
         return None
     for rule in rules:
-        principal = rule.principal(certificate)
-        if principal is not None:
-            return Identity(principal, METHOD, certificate.expires_at_us)
+        name = rule.matched_name(certificate)
+        if name is None:
+            continue
+        try:
+            principal = Principal(parse_principal_name(name), rule.type)
+        except Invalid:
+            return None
+        return Identity(principal, METHOD, certificate.expires_at_us)
     return None

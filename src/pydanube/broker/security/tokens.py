@@ -16,7 +16,6 @@ Invariants
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -161,9 +160,9 @@ def _header(token: str) -> Mapping[str, Any]:
 def _time(claims: Mapping[str, Any], name: str) -> int:
     """Return a time of the claims in microseconds since 1970. Raises BadToken if it is missing or is none."""
     value = claims.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadToken(f"its {name} is missing, or is no time")
-    if not 0 <= value <= _SECONDS_MAX:
+    if not 0 <= value <= _SECONDS_MAX:  # neither is NaN, nor a whole number that is too large to be made a float
         raise BadToken(f"its {name} is no time")
     return int(value * MICROSECONDS)
 
