@@ -386,3 +386,18 @@ async def test_what_was_changed_is_there_after_a_restart(tmp_path: Path) -> None
         assert (await broker.access.get_role(ADMIN, "loader")).actions == ("produce",)
         assert broker.access.can(ADMIN, str(Action.PRODUCE), ORDERS, "user:bob").binding == "b1"
         assert broker.access.list_keys(ADMIN).keys == [made.key]
+
+
+async def test_a_namespace_has_a_share_of_the_bindings(
+    access: AccessAdministration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(administration, "BINDINGS_PER_NAMESPACE_MAX", 3)
+    for namespace in ("/shop", "/shopping"):
+        await access.create_binding(ADMIN, "user:bob", ["namespace-admin"], namespace)
+    await access.create_binding(BOB, "user:carol", ["reader"], "/shop/orders")
+    await access.create_binding(BOB, "user:carol", ["reader"], "/shop/orders/billing")
+    for resource in ("/shop", "/shop/other", "/shop/orders-*"):
+        with pytest.raises(Full, match="namespace /shop has 3 bindings"):
+            await access.create_binding(BOB, "user:carol", ["reader"], resource)
+    await access.create_binding(BOB, "user:carol", ["reader"], "/shopping/orders")
+    await access.create_binding(ADMIN, "user:carol", ["reader"], "/shop/more")

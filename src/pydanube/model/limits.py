@@ -121,6 +121,10 @@ ROLES_MAX: Final = 1_000
 BINDINGS_MAX: Final = 100_000
 """The most bindings: every broker has all of them in memory, about 1 KiB each."""
 
+BINDINGS_PER_NAMESPACE_MAX: Final = 10_000
+"""The most bindings in one namespace, and on subjects, of those who do not administer the cluster: the administrator of
+one namespace must not use up what all of them share."""
+
 BINDING_ROLES_MAX: Final = 50
 """The most roles of one binding: what a subject may do is their union, which is made anew when a rule changes."""
 

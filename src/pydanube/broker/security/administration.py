@@ -26,10 +26,17 @@ from pydanube.core.access import BROKER, Action, Principal
 from pydanube.core.access_rules import BUILT_IN_ROLES, actions_of, built_in_roles, parse_actions
 from pydanube.core.identity import NOBODY, Identity
 from pydanube.model.errors import AlreadyExists, Denied, Full, Invalid, NotFound, Refused
-from pydanube.model.limits import API_KEYS_MAX, API_KEYS_PER_PRINCIPAL_MAX, BINDINGS_MAX, ROLES_MAX
+from pydanube.model.limits import (
+    API_KEYS_MAX,
+    API_KEYS_PER_PRINCIPAL_MAX,
+    BINDINGS_MAX,
+    BINDINGS_PER_NAMESPACE_MAX,
+    ROLES_MAX,
+)
 from pydanube.model.security import (
     CLUSTER,
     GROUP,
+    SUBJECT_PREFIX,
     AccessAnswer,
     ApiKey,
     Binding,
@@ -206,6 +213,8 @@ class AccessAdministration:
         _check_may_give(parts, principal, chosen, where)
         if len(parts.store.bindings) >= BINDINGS_MAX:
             raise Full(f"there are {BINDINGS_MAX} bindings, which is the most: bind groups, or use wildcards")
+        if not parts.rules.allows(principal, Action.ADMINISTER, BROKER):
+            _check_share(parts, where)
         await parts.store.create_binding(
             name, BindingRecord(str(who), list(chosen), str(where), created_at=self._clock.now_us())
         )
@@ -362,6 +371,20 @@ def _role(name: str, record: RoleRecord) -> Role:
 
 def _no_role(name: str) -> NotFound:
     return NotFound(f"there is no role {name!r}: 'danube auth roles list' shows those that there are")
+
+
+def _check_share(parts: SecurityParts, where: ResourcePattern) -> None:
+    """Raise Full if the namespace of the pattern has as many bindings as those who administer only that may make."""
+    shared = where.text[: where.text.find("/", 1)] if where.depth > 1 else where.text
+    shared = SUBJECT_PREFIX if where.is_subject else shared
+    within = shared if where.is_subject else f"{shared}/"
+    texts = (one.resource.text for one in parts.store.bindings.values())
+    if sum(one == shared or one.startswith(within) for one in texts) >= BINDINGS_PER_NAMESPACE_MAX:
+        what = "the schema registry" if where.is_subject else f"namespace {shared}"
+        raise Full(
+            f"{what} has {BINDINGS_PER_NAMESPACE_MAX} bindings, which is the most that its administrators may make: "
+            f"bind groups, use wildcards, or ask somebody who administers the cluster"
+        )
 
 
 def _no_binding(principal: Principal, binding_id: str, hidden: Binding | None) -> NotFound:
