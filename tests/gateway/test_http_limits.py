@@ -228,7 +228,7 @@ async def test_connections_are_counted(limit: str) -> None:
         await there.until(lambda: there.server.connections == 0)
         async with await Peer.connect(there) as fourth:
             assert (await fourth.request("GET", "/healthz")).status == 200
-        await there.until(lambda: not there.server._addresses)
+        await there.until(lambda: not there.server._places._addresses)
 
 
 # -- time --------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ no process is uvicorn's.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from email.utils import formatdate
 from typing import Final
 
@@ -16,12 +15,13 @@ from uvicorn.server import ServerState
 
 from pydanube.broker import Broker
 from pydanube.gateway.native.publish_memory import PublishMemory
+from pydanube.gateway.places import Places
 from pydanube.runtime.clock import MICROSECONDS, Clock
-from pydanube.runtime.network import address_of, counted_address, open_server
+from pydanube.runtime.network import address_of, open_server
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.tls import ServerCertificates
-from pydanube.runtime.tls_transport import Handshakes, TlsListening
+from pydanube.runtime.tls_transport import TlsListening
 
 from .application import Application
 from .connection import PLAIN_HTTP_ANSWER, HttpConnection
@@ -60,7 +60,6 @@ class HttpServer:
         `certificates` are those that connections are encrypted with; None: they are not."""
         self.settings = settings
         self._certificates = certificates
-        self._handshakes = Handshakes(counted_address)
         self._clock = clock
         self._tasks = tasks
         self._application = Application(broker, settings, clock, tasks, memory)
@@ -82,10 +81,10 @@ class HttpServer:
         self._config.load()
         self._state = ServerState()
         self._connections: set[HttpConnection | WebSocketConnection] = set()
-        self._addresses: Counter[str] = Counter()
-        self._refused = 0
         self._invalid = 0
         self._metrics = broker.metrics.listener("http")
+        places_max, per_address_max = settings.connections_max, settings.connections_per_address_max
+        self._places = Places("http", places_max, per_address_max, self._metrics, "HTTP")
         self._server: asyncio.Server | None = None
         self._rounds: asyncio.Task[None] | None = None
 
@@ -108,19 +107,10 @@ class HttpServer:
         if certificates is None:
             return None
         seconds = self.settings.header_timeout_ms / 1000
-        return TlsListening(lambda: certificates.context, seconds, self._handshakes, self._may_begin, PLAIN_HTTP_ANSWER)
-
-    def _may_begin(self, address: str) -> bool:
-        """Return whether a TLS handshake from this IP address may begin: it takes the place of a connection."""
-        counted, handshakes = counted_address(address), self._handshakes
-        if (
-            len(self._connections) + handshakes.total < self.settings.connections_max
-            and self._addresses[counted] + handshakes.count(counted) < self.settings.connections_per_address_max
-        ):
-            return True
-        self._refused += 1
-        self._metrics.refused += 1
-        return False
+        places = self._places
+        return TlsListening(
+            lambda: certificates.context, seconds, places.handshakes, places.may_begin, PLAIN_HTTP_ANSWER
+        )
 
     def drain(self) -> None:
         """Say on /readyz that the broker is shutting down, and refuse new requests; those that run are answered."""
@@ -160,21 +150,10 @@ class HttpServer:
 
     def admit(self, connection: HttpConnection) -> str:
         """Count the connection; return why it is refused, or nothing."""
-        address = _address_of_client(connection)
-        why = ""
-        if len(self._connections) >= self.settings.connections_max:
-            why = f"this broker has {self.settings.connections_max} HTTP connections"
-        elif self._addresses[address] >= self.settings.connections_per_address_max:
-            why = f"address {address} has {self.settings.connections_per_address_max} HTTP connections"
-        if why:
-            self._refused += 1
-            self._metrics.refused += 1
-            return f"{why}, as many as it may have: close some or raise the limit"
-        self._connections.add(connection)
-        self._metrics.accepted += 1
-        self._metrics.connections += 1
-        self._addresses[address] += 1
-        return ""
+        refusal = self._places.enter(_host_of_client(connection))
+        if not refusal:
+            self._connections.add(connection)
+        return refusal
 
     def upgrade(self, connection: HttpConnection, upgraded: WebSocketConnection) -> None:
         """Count a WebSocket in the place of the connection that it was."""
@@ -182,14 +161,9 @@ class HttpServer:
         self._connections.add(upgraded)
 
     def forget(self, connection: HttpConnection | WebSocketConnection) -> None:
-        if connection not in self._connections:
-            return
-        self._connections.discard(connection)
-        self._metrics.connections -= 1
-        address = _address_of_client(connection)
-        self._addresses[address] -= 1
-        if self._addresses[address] <= 0:
-            del self._addresses[address]
+        if connection in self._connections:
+            self._connections.discard(connection)
+            self._places.leave(_host_of_client(connection))
 
     def count_invalid(self) -> None:
         self._invalid += 1
@@ -215,20 +189,15 @@ class HttpServer:
 
     def _log_counts(self) -> None:
         """Log refusals as a number, once per round, so that a flood of them is not a flood of log lines."""
-        if self._refused:
-            log.warning("http.connections_refused", count=self._refused, connections=len(self._connections))
-            self._refused = 0
+        self._places.log_refusals()
         if self._invalid:
             log.info("http.requests_invalid", count=self._invalid)
             self._invalid = 0
-        failed, last = self._handshakes.drain_failures()
-        if failed:
-            log.warning("http.tls_handshakes_failed", count=failed, last=last)
 
     def _set_date(self) -> None:
         date = formatdate(self._clock.now_us() / MICROSECONDS, usegmt=True)
         self._state.default_headers = [(b"date", date.encode()), (b"x-content-type-options", b"nosniff")]
 
 
-def _address_of_client(connection: HttpConnection | WebSocketConnection) -> str:
-    return counted_address(connection.client[0]) if connection.client is not None else ""
+def _host_of_client(connection: HttpConnection | WebSocketConnection) -> str:
+    return connection.client[0] if connection.client is not None else ""

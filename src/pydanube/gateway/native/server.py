@@ -8,20 +8,20 @@ round, so that a flood of connections is not a flood of log lines.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import Final
 
 from pydanube.broker import Broker
 from pydanube.codec.native.frames import PREAMBLE
+from pydanube.gateway.places import Places
 from pydanube.model.errors import DanubeError, Full, Invalid
 from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.file_descriptors import KEPT, open_descriptors, plan_connections, raise_descriptor_limit
-from pydanube.runtime.network import BACKLOG, FramedConnection, Framing, Handler, address_of, counted_address, listen
+from pydanube.runtime.network import BACKLOG, FramedConnection, Framing, Handler, address_of, listen
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.tls import ServerCertificates
-from pydanube.runtime.tls_transport import Handshakes, TlsListening
+from pydanube.runtime.tls_transport import TlsListening
 
 from .answer_memory import AnswerMemory
 from .publish_memory import PublishMemory
@@ -62,7 +62,6 @@ class NativeServer:
         """`certificates` are those that connections are encrypted with; None: they are not."""
         self._settings = settings
         self._certificates = certificates
-        self._handshakes = Handshakes(counted_address)
         self._clock = clock
         self._tasks = tasks
         self.publish_memory = PublishMemory(settings.publish_memory_bytes)
@@ -72,13 +71,10 @@ class NativeServer:
             broker, settings, clock, tasks, self.publish_memory, answer_memory, self._forget
         )
         self._large_frames = Budget(settings.large_frames_bytes)
-        self._connections_max = settings.connections_max
-        self._per_address_max = settings.connections_per_address_max
+        metrics = broker.metrics.listener("native")
+        self._places = Places("native", settings.connections_max, settings.connections_per_address_max, metrics)
         self._sessions: set[Session] = set()
-        self._addresses: Counter[str] = Counter()
         self._refusals: set[_Refusal] = set()
-        self._refused = 0
-        self._metrics = broker.metrics.listener("native")
         self._explained_refusals_max = _EXPLAINED_REFUSALS_MAX
         self._accepted_at_once = BACKLOG
         self._server: asyncio.Server | None = None
@@ -112,8 +108,8 @@ class NativeServer:
         return TlsListening(
             lambda: certificates.context,
             self._settings.handshake_timeout_ms / 1000,
-            self._handshakes,
-            self._may_begin,
+            self._places.handshakes,
+            self._places.may_begin,
             error_frame(0, Invalid(hint)),
         )
 
@@ -121,16 +117,17 @@ class NativeServer:
         """Lower the connection limit where the process may open too few files: connections must not use up the file
         descriptors that the log needs."""
         reserved = self._settings.descriptors_reserved
-        limit = raise_descriptor_limit(self._connections_max + reserved + KEPT) - reserved
-        if limit >= self._connections_max + KEPT:
+        wanted = self._places.connections_max
+        limit = raise_descriptor_limit(wanted + reserved + KEPT) - reserved
+        if limit >= wanted + KEPT:
             return
         places = plan_connections(limit, open_descriptors())
-        if places.connections < self._connections_max:
-            self._connections_max = places.connections
+        if places.connections < wanted:
+            self._places.connections_max = places.connections
             self._explained_refusals_max = self._accepted_at_once = places.at_once
             log.warning(
                 "native.connections_limited",
-                connections_max=self._connections_max,
+                connections_max=places.connections,
                 open_files_max=limit + reserved,
                 advice="raise the limit of open files (ulimit -n) for more",
             )
@@ -170,46 +167,22 @@ class NativeServer:
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
-    def _may_begin(self, address: str) -> bool:
-        """Return whether a TLS handshake from this IP address may begin: it takes the place of a connection."""
-        counted, handshakes = counted_address(address), self._handshakes
-        if (
-            len(self._sessions) + handshakes.total < self._connections_max
-            and self._addresses[counted] + handshakes.count(counted) < self._per_address_max
-        ):
-            return True
-        self._refused += 1
-        self._metrics.refused += 1
-        return False
-
     def _accept(self, connection: FramedConnection) -> Handler:
-        address = counted_address(connection.peer[0])
-        if len(self._sessions) >= self._connections_max:
-            return self._refuse(connection, f"this broker has {self._connections_max} connections")
-        if self._addresses[address] >= self._per_address_max:
-            return self._refuse(connection, f"address {address} has {self._per_address_max} connections")
+        if refusal := self._places.enter(connection.peer[0]):
+            return self._refuse(connection, refusal)
         session = Session(self._resources, connection)
         self._sessions.add(session)
-        self._metrics.accepted += 1
-        self._metrics.connections += 1
-        self._addresses[address] += 1
         return session
 
     def _forget(self, session: Session) -> None:
         self._sessions.discard(session)
-        self._metrics.connections -= 1
-        address = counted_address(session.connection.peer[0])
-        self._addresses[address] -= 1
-        if self._addresses[address] <= 0:
-            del self._addresses[address]
+        self._places.leave(session.connection.peer[0])
 
     def _refuse(self, connection: FramedConnection, why: str) -> Handler:
-        self._refused += 1
-        self._metrics.refused += 1
         refusal = _Refusal(connection, self._refusals)
         if len(self._refusals) < self._explained_refusals_max:
             self._refusals.add(refusal)
-            connection.send(error_frame(0, Full(f"{why}, as many as it may have: close some or raise the limit")))
+            connection.send(error_frame(0, Full(why)))
             connection.close()
         else:
             connection.abort()
@@ -233,12 +206,7 @@ class NativeServer:
                 if late_s > _LATE_S:
                     session.extend_timeouts(late_s, now)
                 session.check_timeouts(now)
-            if self._refused:
-                log.warning("native.connections_refused", count=self._refused, connections=len(self._sessions))
-                self._refused = 0
-            failed, last = self._handshakes.drain_failures()
-            if failed:
-                log.warning("native.tls_handshakes_failed", count=failed, last=last)
+            self._places.log_refusals()
 
 
 class _Refusal:
