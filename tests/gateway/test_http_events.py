@@ -245,7 +245,7 @@ async def test_a_stream_without_subscription_keeps_nothing_for_a_client_that_doe
             peer.stop_reading()
             (stream,) = there.server._application._data.topic_streams
             (connection,) = there.server._connections
-            await there.until(lambda: there.broker.count >= partitions and not connection.is_writable)
+            await there.until(lambda: there.broker.count >= 1 and not connection.is_writable)  # one reads at a time
             await there.until(lambda: there.broker.batches_in_use == 0)
             assert connection.unsent_bytes < 65_536 + 2 * payload_bytes
             peer._writer.transport.resume_reading()  # type: ignore[attr-defined]

@@ -9,17 +9,18 @@ import pytest
 from native_peer import TOPIC, Between, NativeListener, Peer, neighbour, open_listener
 from test_native_hostile import fill_topic
 
-from pydanube.broker import FetchResult
+from pydanube.broker import FetchResult, unread_memory
+from pydanube.broker.unread_memory import UnreadMemory
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
-from pydanube.gateway.native import answer_memory
-from pydanube.gateway.native.answer_memory import AnswerMemory, AnswerShare
+from pydanube.gateway.native.answer_share import AnswerShare
 from pydanube.model.errors import Unavailable
 from pydanube.model.limits import KIB, MIB
 
 LIMIT = 4 * MIB
 ANSWER = 1 * MIB
-BATCH = 100_000
+BATCH = 60_000
+"""A small answer, which the first of a connection may be while no memory is free."""
 PEERS = 12
 FETCHES = 20
 
@@ -54,8 +55,8 @@ def held_bytes(there: NativeListener) -> int:
 
 
 async def test_many_fetches_of_clients_that_do_not_read_hold_no_more_than_the_limit() -> None:
-    settings = {"unread_answers_bytes_max": LIMIT, "keep_alive_ms": 60_000}
-    async with open_listener(wrap=SlowReads, **settings) as there:
+    async with open_listener(wrap=SlowReads, keep_alive_ms=60_000) as there:
+        there.broker.unread.limit_bytes = LIMIT
         peers = [await Peer.greet(there) for _ in range(PEERS)]
         await fill_topic(peers[0], total_bytes=2 * MIB, batch_bytes=BATCH)
         for peer in peers:
@@ -68,7 +69,7 @@ async def test_many_fetches_of_clients_that_do_not_read_hold_no_more_than_the_li
         bound = LIMIT + PEERS * (BATCH + 20_000)
         assert there.broker.most_bytes <= bound
         there.broker.go_on.set()
-        memory = there.server._resources.answer_memory
+        memory = there.broker.unread
         most = 0
         async with asyncio.timeout(20.0):
             while not memory.queue.locked():
@@ -93,10 +94,10 @@ async def test_many_fetches_of_clients_that_do_not_read_hold_no_more_than_the_li
 
 
 async def test_a_client_that_is_gone_gives_back_what_it_did_not_take() -> None:
-    settings = {"unread_answers_bytes_max": LIMIT, "keep_alive_ms": 60_000}
-    async with open_listener(**settings) as there, neighbour(there), await Peer.greet(there) as reader:
+    async with open_listener(keep_alive_ms=60_000) as there, neighbour(there), await Peer.greet(there) as reader:
+        there.broker.unread.limit_bytes = LIMIT
         await fill_topic(reader, total_bytes=2 * MIB, batch_bytes=BATCH)
-        memory = there.server._resources.answer_memory
+        memory = there.broker.unread
         peers = [await Peer.greet(there) for _ in range(PEERS)]
         for peer in peers:
             peer.stop_reading()
@@ -115,7 +116,8 @@ async def test_a_client_that_is_gone_gives_back_what_it_did_not_take() -> None:
 
 
 async def test_one_answer_that_is_larger_than_the_limit_is_given_all_the_same() -> None:
-    async with open_listener(unread_answers_bytes_max=10_000) as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
+        there.broker.unread.limit_bytes = 10_000
         await fill_topic(peer, total_bytes=500_000, batch_bytes=BATCH)
         peer.write(fetch_frames(5))
         seen = {(await peer.receive(FrameKind.FETCHED)).correlation for _ in range(5)}
@@ -133,8 +135,8 @@ class Line:
         self.is_closing = False
 
 
-def shares(limit: int, count: int) -> tuple[AnswerMemory, list[tuple[AnswerShare, Line]]]:
-    memory = AnswerMemory(limit)
+def shares(limit: int, count: int) -> tuple[UnreadMemory, list[tuple[AnswerShare, Line]]]:
+    memory = UnreadMemory(limit, lambda: False)
     lines = [Line() for _ in range(count)]
     return memory, [(AnswerShare(memory, line), line) for line in lines]  # type: ignore[arg-type]
 
@@ -151,37 +153,37 @@ async def test_waiting_fetches_come_in_the_order_in_which_they_asked() -> None:
     waiting = [asyncio.ensure_future(again(name, share)) for name, share in (("two", two), ("three", three))]
     await asyncio.sleep(0)
     line.queued_bytes = 300 * KIB
-    one.give_back(300 * KIB, 300 * KIB)
+    one.answered(300 * KIB, 300 * KIB)
     await asyncio.sleep(0)
     assert not order, "it was read, and not taken"
     line.queued_bytes = 0
-    two.give_back(300 * KIB, 0)
+    two.answered(300 * KIB, 0)
     await asyncio.gather(waiting[0])
     assert (order, memory.used_bytes) == (["two"], 800 * KIB)
-    three.give_back(300 * KIB, 0)
+    three.answered(300 * KIB, 0)
     await asyncio.gather(waiting[1])
     assert (order, memory.used_bytes) == (["two", "three"], 1_000 * KIB)
 
 
 async def test_a_fetch_waits_for_a_while_and_is_then_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_memory, "WAIT_S", 0.05)
+    monkeypatch.setattr(unread_memory, "WAIT_S", 0.05)
     memory, [(one, _)] = shares(100 * KIB, 1)
     await one.reserve(100 * KIB)
     with pytest.raises(Unavailable, match="have not taken"):
         await one.reserve(1)
     assert memory.used_bytes == 100 * KIB
-    one.give_back(100 * KIB, 0)
+    one.answered(100 * KIB, 0)
     assert await one.reserve(100 * KIB) == 100 * KIB
 
 
 async def test_whoever_is_cancelled_while_it_waits_has_reserved_nothing() -> None:
     memory, [(one, _), (two, _)] = shares(100 * KIB, 2)
     await one.reserve(100 * KIB)
-    assert await two.reserve(100 * KIB) == answer_memory.FIRST_BYTES, "the first of a connection goes past the limit"
+    assert await two.reserve(100 * KIB) == unread_memory.SMALL_BYTES, "the first of a connection goes past the limit"
     waiting = [asyncio.ensure_future(share.reserve(KIB)) for share in (one, two, one)]
     await asyncio.sleep(0)
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
-    assert memory.used_bytes == 100 * KIB + answer_memory.FIRST_BYTES
+    assert memory.used_bytes == 100 * KIB + unread_memory.SMALL_BYTES
     assert not memory.queue.locked()

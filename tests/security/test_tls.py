@@ -353,7 +353,9 @@ async def test_a_reload_under_load_loses_no_connection_and_new_ones_see_the_new_
             for port in ports:
                 assert f"DNS:new-{renewal}.example" in await shown_certificate(port, context)
             assert sum(len(one) for one in await sending) == 10_000
-        assert server._native is not None and server._native._places._metrics.accepted == accepted + 3  # only those above
+        assert (
+            server._native is not None and server._native._places._metrics.accepted == accepted + 3
+        )  # only those above
 
 
 async def test_connections_of_http_and_grpc_outlive_a_renewal(tmp_path: Path, authority: Authority) -> None:

@@ -5,6 +5,7 @@ Lives here      the facade (facade.py) and what every call passes: producers, pu
                 for clients without a connection of their own: topic addresses, shared producers, consumer sessions
                 dead_letters lists and redrives dead letters; message_reading reads single messages
                 leftovers lists and salvages what a broker has of partitions that others took over
+                unread_memory bounds what is read for clients and not received by them
                 visibility says what a caller may see; access_review asks again when rules change
                 peer_requests answers what only other brokers may ask
                 cluster/        the other brokers: who lives, who owns which partition, how to reach them
@@ -36,10 +37,13 @@ from .facade import Broker, BrokerParts, BrokerSettings
 from .metrics import ListenerMetrics
 from .producers import Producer, shared_id
 from .shared_producers import SharedProducer
+from .unread_memory import SMALL_BYTES as UNREAD_SMALL_BYTES
+from .unread_memory import UnreadMemory, UnreadPart
 
 __all__ = [
     "PEER",
     "QUOTA_WAIT_S_MAX",
+    "UNREAD_SMALL_BYTES",
     "Attachment",
     "Broker",
     "BrokerParts",
@@ -58,6 +62,8 @@ __all__ = [
     "SharedProducer",
     "Sink",
     "StageRequest",
+    "UnreadMemory",
+    "UnreadPart",
     "close_calls",
     "shared_id",
 ]

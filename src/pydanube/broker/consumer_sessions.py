@@ -33,6 +33,7 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 
 from .topic_addresses import Place, TopicAddresses
+from .unread_memory import UnreadPart
 from .visibility import check_found
 
 PLACE_S: Final = 15.0
@@ -116,11 +117,11 @@ class ConsumerSessions:
         found = self._registry.consumers.find(consumer_id)
         return found if found is not None and self._registry.is_current(found) else None
 
-    async def open_stream(self, principal: Principal, consumer_id: int, sink: Sink) -> Consumer:
+    async def open_stream(self, principal: Principal, consumer_id: int, sink: Sink, unread: UnreadPart) -> Consumer:
         """Attach the consumer with this id to its stream; a stream that it had is closed. Returns it without credit.
 
         Raises Unavailable for an unknown id, and Held if another consumer took its place meanwhile. The caller calls
-        `close_stream` at the end.
+        `close_stream` at the end. `unread` counts what the sink has not sent.
         """
         record, missing = self.find(consumer_id), Unavailable(f"consumer {consumer_id} is not known: subscribe again")
         if record is None:
@@ -129,7 +130,7 @@ class ConsumerSessions:
         check_found(self._authorizer, principal, Action.CONSUME, resource, missing)
         place = Place(TopicName.parse(record.topic), record.partition)
         kind = SubscriptionType(record.type)
-        attachment = self._attachment(place, record.subscription, record.consumer, kind, record.key_filters)
+        attachment = self._attachment(place, record.subscription, record.consumer, kind, record.key_filters, unread)
         attached = await self._subscriptions.subscribe(principal, *place, attachment, sink)
         self._stop_waiting(consumer_id)
         self._registry.consumers.live.add(consumer_id)
@@ -149,6 +150,7 @@ class ConsumerSessions:
         consumer: str,
         subscription_type: SubscriptionType,
         key_filters: Sequence[str],
+        unread: UnreadPart | None = None,
     ) -> Attachment:
         is_reliable = self._registry.topic(place.topic).reliable
         return Attachment(
@@ -158,6 +160,7 @@ class ConsumerSessions:
             key_filters=key_filters,
             failure_policy=DANUBE if is_reliable else None,
             ack_timeouts=is_reliable,
+            unread=unread,
         )
 
     def _stop_waiting(self, consumer_id: int) -> None:

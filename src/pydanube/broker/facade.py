@@ -63,6 +63,7 @@ from pydanube.model.cluster import BrokerSession, Network, is_inside
 from pydanube.model.dead_letters import LETTER_PRODUCER
 from pydanube.model.errors import AlreadyExists, DanubeError, Denied, Invalid, NotFound, NotOwner, Refused, Unavailable
 from pydanube.model.leftovers import Loss
+from pydanube.model.limits import MIB
 from pydanube.model.metrics import MetricFamily
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
@@ -99,6 +100,7 @@ from .publish_checks import PayloadCheck, check_publishable
 from .shared_producers import SharedProducers
 from .statistics import Statistics
 from .topic_addresses import TopicAddresses
+from .unread_memory import UnreadMemory
 from .visibility import Visibility
 
 log = get_logger(__name__)
@@ -133,6 +135,8 @@ class BrokerSettings:
     inside: tuple[Network, ...] = ()
     """Networks whose clients are told the inside addresses of brokers."""
     slices: SliceSettings = field(default_factory=SliceSettings)
+    unread_bytes_max: int = 256 * MIB
+    """What was read for clients, of all listeners, and not received by them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +218,8 @@ class Broker:
         self.access = AccessAdministration(parts.security, clock)
         self.throttle = Throttle(authorizer, clock, parts.tasks, self.metrics)
         self.quotas = Quotas(self.throttle, registry, authorizer, parts.store, clock)
+        self.unread = UnreadMemory(settings.unread_bytes_max, lambda: self.security.is_required)
+        """Asked before anything is read for a client; all listeners count there what clients have not received."""
         self._cache = TailCache(settings.tail_bytes)
         open_partitions = PartitionTable()
         self._tiers = _open_object_storage(parts, open_partitions, settings, self._cluster.membership)
@@ -329,6 +335,7 @@ class Broker:
             self._tiers,
             throttle=self.throttle,
             check_letter=self._check_letter,
+            unread=self.unread,
         )
 
     def _check_letter(self, principal: Principal, topic: TopicName) -> None:

@@ -37,6 +37,7 @@ from pydanube.broker.registry.registry import Registry
 from pydanube.broker.registry.tombstones import Tombstones
 from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics, LetterCheck
 from pydanube.broker.subscriptions.subscription import LiveSubscription, SubscriptionContext
+from pydanube.broker.unread_memory import UnreadMemory
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.staging import STAGED_PRODUCER
 from pydanube.metadata.joining import JoinedTransactions
@@ -117,6 +118,7 @@ class Partitions:
         *,
         throttle: Throttle,
         check_letter: LetterCheck,
+        unread: UnreadMemory,
     ) -> None:
         """`cluster`: this broker and the others. `address` returns where clients are sent. `open_partitions` is
         filled here. Without `tiering` the log keeps everything. `check_letter`: see LetterCheck."""
@@ -132,6 +134,7 @@ class Partitions:
         self._metrics = metrics
         self._tiering = tiering
         self._throttle = throttle
+        self._unread = unread
         self.own_publisher = OwnPublisher(self.get, cluster)
         self._dead_letters = DeadLetterTopics(registry, self.own_publisher, address, check_letter)
         self._ledger_ids = IdBlocks(store, LEDGER_COUNTER, 1000)
@@ -539,6 +542,7 @@ class Partitions:
                 self._metrics,
                 partition.ownership,
                 self._throttle,
+                self._unread,
             ),
         )
         subscription.dispatcher.unacked_max = record.unacked_max

@@ -19,6 +19,7 @@ from pydanube.broker.partitions.rate_limits import Rate
 from pydanube.broker.partitions.state_ledger import Done, NoState, StateLedger
 from pydanube.broker.quotas.throttle import Kind, Limits, Throttle
 from pydanube.broker.security.audit_operations import AuditSession, open_session
+from pydanube.broker.unread_memory import UnreadMemory, UnreadPart
 from pydanube.codec.batch import Batch
 from pydanube.codec.batch.header import append_time_of, offsets_of
 from pydanube.codec.state import ChangeKind, CursorChange
@@ -44,7 +45,7 @@ from .ack_batching import AckBatch, acked_change, too_many_gaps
 from .consumer import Consumer, Sink
 from .counters import DeliveryCounters, consumer_statistics, subscription_statistics
 from .dead_letters import DeadLetterPublisher
-from .delivery_batches import join_batches, rows_allowed, views_to_send, whole_batches
+from .delivery_batches import WHOLE_BYTES_MAX, join_batches, rows_allowed, views_to_send, whole_batches
 from .scheduling import Timer, WorkBudget
 
 log = get_logger(__name__)
@@ -94,6 +95,7 @@ class SubscriptionContext(NamedTuple):
     metrics: BrokerMetrics
     ownership: Owning
     throttle: Throttle
+    unread: UnreadMemory
 
 
 class AttachedConsumer(NamedTuple):
@@ -105,14 +107,15 @@ class AttachedConsumer(NamedTuple):
     principal: Principal
     resource: str
     session: AuditSession | None
+    unread: UnreadPart | None
 
     @classmethod
-    def open(cls, sink: Sink, principal: Principal, resource: str, partition: int) -> Self:
+    def open(cls, sink: Sink, principal: Principal, resource: str, partition: int, unread: UnreadPart | None) -> Self:
         """Return a consumer that is attached now; its session begins for the audit."""
         counts, session = DeliveryCounters(), open_session(Action.CONSUME, resource, partition)
         if session is not None:
             session.counts = lambda: (counts.delivered, counts.delivered_bytes)
-        return cls(sink, counts, principal, resource, session)
+        return cls(sink, counts, principal, resource, session, unread)
 
     def end_session(self, error: DanubeError | None = None) -> None:
         """Record for the audit that the consumer is detached. `error`: why the broker has done that."""
@@ -152,6 +155,7 @@ class LiveSubscription:
         self._attached: dict[Member, AttachedConsumer] = {}
         self._rate: Rate | None = None
         self._throttle = context.throttle
+        self._unread = context.unread
         self._namespace = context.topic[1:].partition("/")[0]
         self._limited: dict[Member, Limits] = {}
         """The consumers whose principal or namespace has a rate in its quota."""
@@ -204,18 +208,19 @@ class LiveSubscription:
         ack_timeouts: bool = False,
         principal: Principal = ANONYMOUS,
         resource: str = "",
+        unread: UnreadPart | None = None,
     ) -> Consumer:
         """Attach a consumer. If one of the same name is attached, it is closed and the new one takes over.
 
         `ack_timeouts`: see `Attachment`. `principal` may consume the subscription, which is `resource` to
-        it; see `detach_refused`.
+        it; see `detach_refused`. `unread` counts what its client has not received.
         """
         self._ack_batch.flush()
         member, former = self.dispatcher.attach(consumer, priority, key_filters, ack_timeouts)
         replaced = self._attached.pop(former, None) if former is not None else None
         if replaced is not None:
             replaced.end_session(_taken_over(consumer))
-        self._attached[member] = AttachedConsumer.open(sink, principal, resource, self._context.partition)
+        self._attached[member] = AttachedConsumer.open(sink, principal, resource, self._context.partition, unread)
         self._limited_as_of = None
         self.last_active_us = self._clock.now_us()
         self.drop_read_ahead()
@@ -232,6 +237,7 @@ class LiveSubscription:
         for member in members:
             if (attached := self._attached.pop(member, None)) is not None:
                 gone.append(member)
+                self._unread.forget(member)
                 attached.end_session(error)
         if gone:
             self._limited_as_of = None
@@ -292,7 +298,8 @@ class LiveSubscription:
         self.drop_read_ahead()
         self._timer.set(None)
         self._ack_timer.set(None)
-        for one in attached.values():
+        for member, one in attached.items():
+            self._unread.forget(member)
             one.end_session(error)
             one.sink.closed(error)
 
@@ -347,13 +354,18 @@ class LiveSubscription:
             if wait_s > 0:
                 self._read_ahead.clear()
                 return self._clock.now_us() + max(1000, int(wait_s * MICROSECONDS))
+            is_tight = self._unread.is_tight
+            if is_tight and self._hold_unread(1):
+                continue
             view = self._batch_at(offset)
             if view is None:
                 return None
+            if is_tight and self._hold_unread(len(view)):
+                continue
             if self._rate is not None or is_limited:
                 self._offer(Batch.trust(view))
-            elif not self._deliver_stored():
-                self._offer(join_batches(self._read_ahead, *dispatcher.offer_limits))
+            elif not self._deliver_stored(1 if is_tight else WHOLE_BYTES_MAX):
+                self._offer(join_batches(self._read_ahead, *((1, 1) if is_tight else dispatcher.offer_limits)))
             elif dispatcher.next_read >= stream.end_offset and not dispatcher.redelivery_run:
                 break  # that was everything
             if self._budget.is_spent:
@@ -383,6 +395,16 @@ class LiveSubscription:
                 self._throttle.hold(principal, self._namespace, _HeldConsumer(self, member), release)
         return held
 
+    def _hold_unread(self, size_bytes: int) -> bool:
+        """Deliver nothing to consumers whose clients may not be given this much before others have received what was
+        sent to them; return whether there is one more of them."""
+        held = False
+        for member, one in self._attached.items():
+            if member.can_receive and one.unread is not None and not one.unread.may_take(size_bytes):
+                member.held = held = True
+                self._unread.call_when_free(member, one.unread, size_bytes, partial(self._release, member))
+        return held
+
     def _release(self, member: Member) -> None:
         member.held = False
         if member in self._attached:
@@ -410,13 +432,13 @@ class LiveSubscription:
         self._read_ahead, self._read_ahead_from = deque(views), offset
         return self._read_ahead[0]
 
-    def _deliver_stored(self) -> bool:
+    def _deliver_stored(self, bytes_max: int) -> bool:
         """Deliver what was read as it is stored, if one consumer gets everything. Return False if batches must be
         offered one by one."""
         dispatcher, member, start = self.dispatcher, self.dispatcher.sole_consumer, self.dispatcher.next_read
         if member is None:
             return False
-        views, end, size = whole_batches(self._read_ahead, start, member.messages, member.bytes)
+        views, end, size = whole_batches(self._read_ahead, start, member.messages, min(member.bytes, bytes_max))
         if not views:
             return False
         now_us, attached, rows = self._clock.now_us(), self._attached[member], end - start
@@ -490,6 +512,8 @@ class LiveSubscription:
         now_us, delivered = self._clock.now_us(), 0
         if self._throttle.is_active and self._is_limited():
             self._hold_limited()
+        if self._unread.is_tight:
+            self._hold_unread(len(view))
         if self._rate is None or self._rate.wait_s(self._clock.monotonic()) <= 0:
             assignments = self.dispatcher.offer_once(batch, base, end)
             delivered = sum([one.rows for one in assignments])

@@ -21,6 +21,7 @@ from pydanube.broker.partitions.state_ledger import complete
 from pydanube.broker.registry.records import SubscriptionRecord, version_of
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.audit_operations import note_change
+from pydanube.broker.unread_memory import UnreadPart
 from pydanube.codec.native import requests as wire
 from pydanube.codec.native.conversions import start_of, subscription_description
 from pydanube.core.access import Action, Authorizer, Principal, visible_subscriptions
@@ -64,6 +65,8 @@ class Attachment:
     ack_timeouts: bool = False
     """Whether the broker counts the ack timeouts of the failure policy for this consumer, from each delivery on. Native
     clients count theirs themselves, from when the application receives a message."""
+    unread: UnreadPart | None = None
+    """Counts what is delivered and not received by the client; None: it is not counted."""
 
     def check(self, subscription_type: SubscriptionType) -> None:
         """Raise Invalid if the options are invalid, or do not fit this type of subscription."""
@@ -108,6 +111,7 @@ class Subscriptions:
             attachment.ack_timeouts,
             principal,
             subscription_resource(str(topic), attachment.subscription),
+            attachment.unread,
         )
 
     async def announce(self, principal: Principal, topic: TopicName, partition: int, attachment: Attachment) -> int:

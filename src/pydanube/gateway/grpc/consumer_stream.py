@@ -1,8 +1,8 @@
 """The stream of one consumer: what the broker delivers, as messages of the Danube gRPC API.
 
 Flow control: the consumer has credit for WINDOW_MESSAGES and WINDOW_BYTES. Credit comes back when gRPC has taken the
-messages of a delivery, and gRPC takes no more than its client reads. So a client that does not read costs at most one
-window and one batch.
+messages of a delivery, and gRPC takes no more than its client reads. What was delivered and is not taken counts in the
+memory that all clients share (`broker.unread_memory`), together with the message that is made of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from pydanube.broker import Consumer
+from pydanube.broker import Consumer, UnreadPart
 from pydanube.broker.registry.records import ConsumerRecord
 from pydanube.codec.batch import Batch
 from pydanube.model.errors import DanubeError, Unavailable
@@ -27,6 +27,9 @@ WINDOW_BYTES: Final = 512 * KIB
 
 WAITED_S: Final = 0.5
 """For messages that waited longer than this until gRPC took them, ack timeouts are counted from then on."""
+
+MADE_TIMES: Final = 3
+"""A batch takes this many times its size: itself, a message of it as bytes, and gRPC's copy of those."""
 
 _StreamMessage: Final = API["StreamMessage"]
 
@@ -44,13 +47,16 @@ class Delivery(NamedTuple):
 class ConsumerStream:
     """One open stream; the broker delivers into it."""
 
-    def __init__(self, call: Call, record: ConsumerRecord, clock: Clock, url: str, message_bytes_max: int) -> None:
+    def __init__(
+        self, call: Call, record: ConsumerRecord, clock: Clock, url: str, message_bytes_max: int, unread: UnreadPart
+    ) -> None:
         """`url` is that of this broker. Messages larger than `message_bytes_max` are not sent, but given up."""
         self._call = call
         self._record = record
         self._clock = clock
         self._url = url
         self._message_bytes_max = message_bytes_max
+        self._unread = unread
         self._deliveries: deque[Delivery] = deque()
         self._error: DanubeError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -68,14 +74,18 @@ class ConsumerStream:
     ) -> None:
         opened = Batch.trust(batch)
         rows = [row for start, end in ranges for row in range(start, end)] if ranges else range(opened.count)
-        self._deliveries.append(Delivery(opened, rows, len(batch), self._clock.monotonic()))
+        self._keep(opened, rows, len(batch))
         self._wake()
 
     def deliver_whole(self, batches: Sequence[memoryview], epoch: int) -> None:
         for view in batches:
             batch = Batch.trust(view)
-            self._deliveries.append(Delivery(batch, range(batch.count), len(view), self._clock.monotonic()))
+            self._keep(batch, range(batch.count), len(view))
         self._wake()
+
+    def _keep(self, batch: Batch, rows: Sequence[int], size_bytes: int) -> None:
+        self._unread.take(size_bytes)
+        self._deliveries.append(Delivery(batch, rows, size_bytes, self._clock.monotonic()))
 
     def changed(self, ack_timeout_ms: int, generation: int) -> None:
         """Do nothing: the broker counts ack timeouts, and its clients know no generations."""
@@ -97,6 +107,7 @@ class ConsumerStream:
                 await self._send(delivery, attached)
                 if self._clock.monotonic() - delivery.since > WAITED_S:
                     attached.sent([(offset, offset + 1) for offset in map(delivery.batch.offset_at, delivery.rows)])
+                self._unread.give_back(delivery.size_bytes)
                 attached.credit(len(delivery.rows), delivery.size_bytes)
             if self._error is not None:
                 self._deliveries.clear()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pydanube.broker import Broker
+from pydanube.broker import Broker, UnreadPart
 from pydanube.core.access import Action
 from pydanube.model.errors import DanubeError, Invalid, Unavailable
 from pydanube.model.failure import DELAY_MS_MAX
@@ -17,7 +17,7 @@ from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.randomness import seeded
 
 from .calls import Call
-from .consumer_stream import ConsumerStream
+from .consumer_stream import MADE_TIMES, ConsumerStream
 from .messages import API
 from .resources import ListenerResources
 
@@ -69,8 +69,16 @@ class ConsumerService:
         if record is None:
             raise Unavailable(f"consumer {consumer_id} is not known: subscribe again")
         url, limit = self._resources.data_url(), self._resources.settings.receive_bytes_max
-        stream = ConsumerStream(call, record, self._resources.clock, url, limit)
-        attached = await sessions.open_stream(call.principal, consumer_id, stream)
+        unread = self._broker.unread.part(call.principal, MADE_TIMES)
+        stream = ConsumerStream(call, record, self._resources.clock, url, limit, unread)
+        try:
+            await self._run(call, consumer_id, stream, unread)
+        finally:
+            unread.close()
+
+    async def _run(self, call: Call, consumer_id: int, stream: ConsumerStream, unread: UnreadPart) -> None:
+        sessions = self._broker.consumer_sessions
+        attached = await sessions.open_stream(call.principal, consumer_id, stream, unread)
         self._streams[consumer_id] = stream
         try:
             if self._draining:

@@ -6,7 +6,7 @@ requests        control requests: from a struct to a call of the broker and back
 fetches         fetch requests: reading by offset
 delivery        sends deliveries to one consumer
 publish_memory  limits the memory of publishes that have no answer yet
-answer_memory   limits the memory of fetch answers that clients have not read yet
+answer_share    counts the memory of fetch answers that a client has not read yet
 chunks          decides whether a received batch stays in the receive buffer or is copied
 peers           requests from this broker to the others of its cluster
 settings        the limits and timeouts of this listener

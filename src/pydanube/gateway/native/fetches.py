@@ -2,7 +2,7 @@
 
 At most READS_AT_ONCE fetches read and send at a time, and only while the connection is writable; a fetch that finds
 nothing to read waits without taking one of these places. Before it reads, a fetch reserves memory, of which all
-connections share a limited amount (`answer_memory.py`). So neither many fetches nor clients that do not read their
+connections share a limited amount (`broker.unread_memory`). So neither many fetches nor clients that do not read their
 answers make the broker hold more than that.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from pydanube.broker import Broker, FetchResult, FetchTurn
+from pydanube.broker import UNREAD_SMALL_BYTES, Broker, FetchResult, FetchTurn
 from pydanube.broker.security.audit_operations import Origin, TrafficSessions
 from pydanube.codec.batch import Batch
 from pydanube.codec.native import frames
@@ -27,7 +27,7 @@ from pydanube.model.positions import Position
 from pydanube.runtime.network import Buffer, FramedConnection
 from pydanube.runtime.tasks import Tasks
 
-from .answer_memory import AnswerMemory, AnswerShare
+from .answer_share import AnswerShare
 from .requests import error_frame, internal_error, position_of
 from .settings import NativeSettings
 
@@ -52,7 +52,6 @@ class Fetches:
         broker: Broker,
         settings: NativeSettings,
         tasks: Tasks,
-        memory: AnswerMemory,
         origin: Callable[[], Origin],
         traffic: TrafficSessions,
     ) -> None:
@@ -60,7 +59,7 @@ class Fetches:
         self._origin = origin
         self._traffic = traffic
         self._connection = connection
-        self._memory = AnswerShare(memory, connection)
+        self.memory = AnswerShare(broker.unread, connection)
         self._broker = broker
         self._settings = settings
         self._tasks = tasks
@@ -82,7 +81,7 @@ class Fetches:
 
     def writable_changed(self, writable: bool) -> None:
         if writable:
-            self._memory.refresh()
+            self.memory.refresh()
             self._writable.set()
         else:
             self._writable.clear()
@@ -90,7 +89,7 @@ class Fetches:
     def close(self, error: DanubeError) -> None:
         """Cancel all fetches with `error` and return all memory: the connection ends."""
         self.cancel(error)
-        self._memory.close()
+        self.memory.close()
 
     def cancel(self, error: DanubeError) -> None:
         """Stop all running fetches and answer each with `error`."""
@@ -123,14 +122,21 @@ class Fetches:
         if self._broker.throttle.is_active:
             self._broker.check_may_read(principal, topic)
             await self._broker.throttle.request(principal, str(topic))
+        least_bytes = UNREAD_SMALL_BYTES
         while True:
             turn, sent_bytes = await self._turn(principal, topic, bytes_max), 0
             try:
                 async with self._places:
                     await self._writable.wait()
-                    reserved_bytes = await self._memory.reserve(turn.bytes_max)
+                    reserved_bytes = await self.memory.reserve(turn.bytes_max, least_bytes)
                     try:
                         fetched = await read(start, reserved_bytes, 0)
+                        read_bytes = sum(map(len, fetched.batches))
+                        if read_bytes > reserved_bytes and not self.memory.extend(read_bytes - reserved_bytes):
+                            least_bytes = read_bytes  # one batch, which is read again when there is memory for it
+                            del fetched
+                            continue
+                        reserved_bytes = max(reserved_bytes, read_bytes)
                         is_behind_gap = start.kind == "offset" and fetched.next_offset > start.value
                         if fetched.batches or wait_ms == 0 or is_behind_gap:
                             sent_bytes = self._send(correlation, fetched)
@@ -138,7 +144,7 @@ class Fetches:
                                 self._count(fetch.topic, start, fetched, sent_bytes)
                             return
                     finally:
-                        self._memory.give_back(reserved_bytes, sent_bytes)
+                        self.memory.answered(reserved_bytes, sent_bytes)
             finally:
                 turn.done(sent_bytes)
             start = Position("offset", fetched.next_offset)

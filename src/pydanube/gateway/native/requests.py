@@ -375,6 +375,7 @@ async def _subscribe(caller: Caller, request: wire.Subscribe) -> wire.ConsumerOp
         request.priority,
         request.key_filters,
         request.failure_policy,
+        unread=caller.unread,
     )
     topic = TopicName.parse(request.topic)
     consumer = await caller.broker.subscriptions.subscribe(caller.principal, topic, request.partition, attachment, sink)

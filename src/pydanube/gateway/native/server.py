@@ -23,7 +23,6 @@ from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.tls import ServerCertificates
 from pydanube.runtime.tls_transport import TlsListening
 
-from .answer_memory import AnswerMemory
 from .publish_memory import PublishMemory
 from .requests import error_frame
 from .session import ListenerResources, Session
@@ -66,10 +65,7 @@ class NativeServer:
         self._tasks = tasks
         self.publish_memory = PublishMemory(settings.publish_memory_bytes)
         """Other listeners count what is published there here too."""
-        answer_memory = AnswerMemory(settings.unread_answers_bytes_max)
-        self._resources = ListenerResources(
-            broker, settings, clock, tasks, self.publish_memory, answer_memory, self._forget
-        )
+        self._resources = ListenerResources(broker, settings, clock, tasks, self.publish_memory, self._forget)
         self._large_frames = Budget(settings.large_frames_bytes)
         metrics = broker.metrics.listener("native")
         self._places = Places("native", settings.connections_max, settings.connections_per_address_max, metrics)

@@ -56,7 +56,6 @@ from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
 from . import requests
-from .answer_memory import AnswerMemory
 from .chunks import Chunks
 from .delivery import DeliverySink
 from .fetches import Fetches
@@ -76,6 +75,9 @@ NACKED_AT_ONCE: Final = 1_000
 
 LISTENER: Final = "native"
 
+STALLED_S: Final = 5.0
+"""A client that reads nothing for this long while others wait for the memory of its answers is disconnected."""
+
 QUIET_S: Final = 0.2
 """While draining, a session is done when nothing is in flight and the client sent nothing for this time."""
 
@@ -91,7 +93,6 @@ class ListenerResources:
     clock: Clock
     tasks: Tasks
     publish_memory: PublishMemory
-    answer_memory: AnswerMemory
     on_closed: Callable[[Session], None]
 
 
@@ -124,10 +125,11 @@ class Session:
             resources.broker,
             resources.settings,
             resources.tasks,
-            resources.answer_memory,
             self._origin,
             self._traffic,
         )
+        self.unread = resources.broker.unread.part()
+        """What was delivered to consumers and waits until the client reads."""
         self._chunks = Chunks()
         self._last_ping = 0.0
         self._turn = 0
@@ -171,6 +173,7 @@ class Session:
 
     def writable_changed(self, writable: bool) -> None:
         self._fetches.writable_changed(writable)
+        self.unread.set(0 if writable else max(0, self.connection.queued_bytes - self._fetches.memory.bytes))
         if not writable:
             for consumer in self.consumers.values():
                 consumer.pause()
@@ -251,6 +254,7 @@ class Session:
         self.principal = identity.principal
         if self.broker.security.is_required and not self.principal.is_broker:  # brokers publish for many principals
             self.publish_share = self._resources.publish_memory.share_of(self.principal.id)
+        self.unread.owner = self._fetches.memory.owner = self.broker.unread.bytes_of(self.principal)
         address = self.connection.peer[0]
         self._identity = self.broker.security.sessions.open(identity, self.end, LISTENER, address)
         self.welcomed = True
@@ -551,11 +555,20 @@ class Session:
             self.end(Unavailable(f"nothing was heard for {keep_alive:g} s"))
         elif connection.frame_since and now - connection.frame_since > settings.frame_timeout_ms / 1000:
             self.end(Unavailable(f"a frame did not arrive whole within {settings.frame_timeout_ms} ms"))
+        elif self._keeps_memory_from_others(now):
+            log.info("native.ended", peer=connection.peer, client=self.client, reason="it does not read its answers")
+            connection.abort()
         elif now - connection.last_received > keep_alive / KEEP_ALIVE_PINGS:
             connection.release_idle_memory()
             if now - self._last_ping > keep_alive / KEEP_ALIVE_PINGS:
                 self._last_ping = now
                 self._send(FrameKind.PING)
+
+    def _keeps_memory_from_others(self, now: float) -> bool:
+        """Whether others wait for memory, and the client has read nothing of what it was sent for some time."""
+        holds = self._fetches.memory.bytes + self.unread.bytes
+        is_stalled = self.connection.queued_bytes and now - self.connection.last_sent > STALLED_S
+        return bool(holds and is_stalled and self.broker.unread.is_awaited)
 
     def _last_activity(self, now: float) -> float:
         if self.connection.is_reading:
@@ -619,6 +632,7 @@ class Session:
             self._disconnect()
             self._disconnect = None
         self._fetches.close(Unavailable("the connection was closed"))
+        self.unread.close()
         closing = [*close_calls(self.consumers.values()), *(producer.close for producer in self.producers.values())]
         self.consumers.clear()
         self.producers.clear()

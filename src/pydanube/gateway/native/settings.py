@@ -50,8 +50,6 @@ class NativeSettings:
 
     write_high_bytes: int = 1 * MIB
     """While more than this waits to be sent to a client, its consumers are paused."""
-    unread_answers_bytes_max: int = 256 * MIB
-    """Fetch answers of all connections that clients have not received; past this, fetches wait and are then refused."""
     answers_bytes_max: int = 4 * MIB
     """While more than this waits to be sent to a client, it is not read from either."""
 

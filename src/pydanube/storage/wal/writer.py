@@ -54,6 +54,10 @@ from .table import LedgerSummary, WalFile, summarize
 T = TypeVar("T")
 log: Final = get_logger("storage.wal")
 
+READS_PER_THREAD: Final = 2
+"""So many reads are under way for each thread that reads: one more waits until the caller of another has seen what was
+read. A busy event loop would let results pile up, each a batch of up to 10 MiB."""
+
 CLOSE_SECONDS: Final = 0.0001
 """For this long after a write on the loop, records go to the thread: more will follow, and it writes many at once."""
 
@@ -109,6 +113,7 @@ class LogWriter:
         self._guard = EngineGuard()
         self._mail: SimpleQueue[Mail] = SimpleQueue()
         self._pool = ThreadPoolExecutor(settings.reader_threads, "danube-log-read")
+        self._reads = asyncio.Semaphore(READS_PER_THREAD * settings.reader_threads)
         self._handles = Handles(disk, engine.directory, settings.open_files_max)
         self._reader = LogReader(disk, engine.directory, settings, engine.table, self._handles)
         committer = Committer(engine, settings, clock, self._mail, self._guard, _LoopReports(self), self.metrics)
@@ -285,7 +290,8 @@ class LogWriter:
         reached their ack level are included unless `before_offset` excludes them."""
         self._refuse_damaged(ledger_id)
         written = self._engine.position
-        return await self._run(lambda: self._reader.read(ledger_id, offset, bytes_max, written, before_offset))
+        async with self._reads:  # until the caller goes on: it decides whether it keeps what was read
+            return await self._run(lambda: self._reader.read(ledger_id, offset, bytes_max, written, before_offset))
 
     async def read_entries(self, ledger_id: int, from_entry: int = 0) -> list[tuple[int, int, bytes]]:
         """Return (entry, kind, body) of every record of a ledger that is not a batch."""

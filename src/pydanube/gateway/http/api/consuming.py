@@ -185,7 +185,7 @@ async def _poll(call: ApiCall) -> Response:
     limit = data.settings.poll_wait_ms_max
     if query.wait_ms > limit:
         raise Invalid(f"wait_ms={query.wait_ms} is too long: at most {limit} (http.poll_wait_ms_max)")
-    return LongPoll(data.sessions, _session(call), data.large, query.max, query.wait_ms / 1000, query.payload)
+    return LongPoll(data.sessions, _session(call), query.max, query.wait_ms / 1000, query.payload)
 
 
 async def _ack(call: ApiCall) -> None:
@@ -201,7 +201,7 @@ async def _events(call: ApiCall) -> Response:
     data = data_of(call)
     session = await _open_session(data, call.principal, call.topic, call.subscription, query)
     is_auto = query.ack == "auto"
-    return SubscriptionEvents(data.sessions, session, data.large, query.payload, is_auto, data.heartbeat_s)
+    return SubscriptionEvents(data.sessions, session, query.payload, is_auto, data.heartbeat_s)
 
 
 async def _topic_events(call: ApiCall) -> Response:
@@ -219,7 +219,6 @@ async def _topic_events(call: ApiCall) -> Response:
         call.principal,
         call.topic,
         starts,
-        data.large,
         query.payload,
         data.heartbeat_s,
         data.topic_streams,
@@ -245,7 +244,7 @@ async def _websocket(websocket: WebSocket) -> None:
         location = errors.location_of(data.broker, websocket.scope, error)
         await websocket.send_denial_response(errors.respond(error, location))
         return
-    await WebSocketConsumer(websocket, data.sessions, session, data.large, query.payload, query.permits).run()
+    await WebSocketConsumer(websocket, data.sessions, session, query.payload, query.permits).run()
 
 
 def _websocket_query(websocket: WebSocket) -> WebSocketQuery:

@@ -9,7 +9,7 @@ long_poll       the answer to a long poll
 events          Server-Sent Events, with and without a subscription
 websocket       a consumer over WebSocket
 webhooks        requests that become messages, authenticated by a secret
-large_messages  limits the memory of large messages that are being sent
+pieces          how much is sent to one client at a time
 """
 
 from .endpoints import DataEndpoints

@@ -9,7 +9,6 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 
 from .events import TopicEvents
-from .large_messages import LargeMessages
 from .publishing import Publisher
 from .sessions import Sessions
 from .webhooks import Webhooks
@@ -26,7 +25,6 @@ class DataEndpoints:
         self.clock = clock
         self.publisher = Publisher(broker, memory)
         self.sessions = Sessions(broker, clock, tasks, settings.consumers_max)
-        self.large = LargeMessages(settings.bodies_bytes_max)
         self.webhooks = Webhooks(settings.webhooks, self.publisher, clock)
         self.topic_streams: set[TopicEvents] = set()
 

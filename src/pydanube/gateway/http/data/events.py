@@ -9,32 +9,32 @@ Without a subscription (`TopicEvents`): the client says where to begin, and its 
 go on. The broker remembers nothing.
 
 A slow client stops the broker's sending: the next events are made, and without a subscription read, when the connection
-takes them.
+takes them. What is read and not received counts in the memory that all clients share (`broker.unread_memory`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pydanube.broker import Broker, FetchResult
+from pydanube.broker import UNREAD_SMALL_BYTES, Broker, FetchResult, FetchTurn
 from pydanube.broker.security.audit_operations import open_session
 from pydanube.codec.batch import Batch
 from pydanube.core.access import Action, Principal
 from pydanube.gateway.http.errors import problem_of
-from pydanube.model.errors import DanubeError, Invalid
+from pydanube.model.errors import DanubeError, Invalid, Unavailable
 from pydanube.model.limits import KIB
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 
-from .large_messages import PIECE_BYTES, ClientConnection, LargeMessages
 from .messages import PayloadForm, encode_message
+from .pieces import MADE_TIMES, PIECE_BYTES, ClientConnection
 from .sessions import Session, Sessions
 from .subscriber import WINDOW_MESSAGES
 
@@ -113,7 +113,6 @@ class SubscriptionEvents(EventStream):
         self,
         sessions: Sessions,
         session: Session,
-        large: LargeMessages,
         form: PayloadForm,
         is_auto: bool,
         heartbeat_s: float,
@@ -121,7 +120,6 @@ class SubscriptionEvents(EventStream):
         super().__init__(heartbeat_s)
         self._sessions = sessions
         self._session = session
-        self._large = large
         self._form = form
         self._is_auto = is_auto
         self._unacked: list[str] = []
@@ -157,26 +155,24 @@ class SubscriptionEvents(EventStream):
         return self._session.is_ending
 
     async def _send_piece(self) -> None:
-        """Send some events at once; a large message is alone, and has its memory until the client has read it."""
+        """Send some events at once; a large message is alone, and counts until the client has read it."""
         subscriber, size = self._session.subscriber, 0
         pieces: list[bytes] = []
         while size <= PIECE_BYTES and (first := subscriber.first()) is not None:
             if pieces and first.size_bytes > PIECE_BYTES:
                 break
-            async with self._large.sending(first.size_bytes):
-                message = subscriber.take()
-                if message is None:  # a seek happened while this waited for memory
-                    break
-                pieces.append(_event(message.encode(self._form), number=message.id))
-                size += len(pieces[-1])
-                if self._is_auto:
-                    self._unacked.append(message.id)
-                if message.size_bytes > PIECE_BYTES:
-                    await self.write(pieces.pop())
-                    await self._connection.until_writable()
-                    break
-        if pieces:
-            await self.write(b"".join(pieces))
+            pieces.append(_event(first.encode(self._form), number=first.id))
+            size += len(pieces[-1])
+            if self._is_auto:
+                self._unacked.append(first.id)
+            del first
+            subscriber.take()
+        piece = b"".join(pieces)
+        pieces.clear()
+        await self.write(piece)
+        del piece
+        await self._connection.until_writable()
+        subscriber.flushed()
         self._ack_taken()
 
     def _ack_taken(self) -> None:
@@ -194,7 +190,6 @@ class TopicEvents(EventStream):
         principal: Principal,
         topic: TopicName,
         starts: Mapping[int, Position],
-        large: LargeMessages,
         form: PayloadForm,
         heartbeat_s: float,
         streams: set[TopicEvents],
@@ -204,8 +199,8 @@ class TopicEvents(EventStream):
         self._principal = principal
         self._topic = topic
         self._starts = dict(starts)
-        self._large = large
         self._form = form
+        self._unread = broker.unread.part(principal, MADE_TIMES)
         self._streams = streams
         self._sent_bytes = 0
         self._next: dict[int, int] = {}
@@ -241,82 +236,74 @@ class TopicEvents(EventStream):
 
     async def _read(self, partition: int) -> None:
         """Send what comes to one partition, until cancelled. An error ends the stream."""
-        wait_ms = 0
+        is_there = True
         try:
             while True:
-                found: FetchResult | None = await self._fetch(partition, wait_ms)
-                wait_ms = round(self._heartbeat_s * 1000)
-                if found is None or not found.batches:
-                    continue
-                if self._turn.locked() or not self._connection.is_writable:
-                    found = None  # it is read again when the client takes it
+                if not is_there:
+                    await self._fetch(partition, round(self._heartbeat_s * 1000), 1)  # what it finds is read again
                 async with self._turn:
-                    sending = self._send_in_turn(partition, found)
-                    found = None  # `sending` has it, and gives it up before it waits
-                    await sending
-                wait_ms = 0
+                    is_there = await self._send_in_turn(partition)
                 await asyncio.sleep(0)  # a fast client must not keep the event loop from the others
         except DanubeError as error:
             await self.write(_event(msgspec.json.encode(problem_of(error)), "error"))
             self._ended.set()
 
-    async def _fetch(self, partition: int, wait_ms: int, bytes_max: int = FETCH_BYTES) -> FetchResult:
+    async def _fetch(self, partition: int, wait_ms: int, bytes_max: int) -> FetchResult:
         start = Position("offset", self._next[partition])
         found = await self._broker.fetch(self._principal, self._topic, partition, start, bytes_max, wait_ms)
         if not found.batches:
             self._next[partition] = max(self._next[partition], found.next_offset)
         return found
 
-    async def _send_in_turn(self, partition: int, found: FetchResult | None) -> None:
-        """Send messages of one partition as long as the client takes them; None: read them when it does.
+    async def _send_in_turn(self, partition: int) -> bool:
+        """Read and send messages of one partition when the client takes them; return whether there were any.
 
-        Nothing that was read is kept while this waits for the client, or for the memory of a large message.
+        What is read is taken from the memory of all clients before, and held there until the client has read it.
         """
-        needed_bytes = 0
+        least_bytes = UNREAD_SMALL_BYTES
         while True:
-            async with AsyncExitStack() as memory:
-                await memory.enter_async_context(self._large.sending(needed_bytes))
+            await self._connection.until_writable()
+            turn, sent_before = await self._turn_of_quota(), self._sent_bytes
+            reserved_bytes = 0
+            try:
+                reserved_bytes = await self._reserve(turn.bytes_max, least_bytes)
+                found = await self._fetch(partition, 0, reserved_bytes)
+                read_bytes = sum(map(len, found.batches))
+                if read_bytes > reserved_bytes and not self._unread.extend(read_bytes - reserved_bytes):
+                    least_bytes = read_bytes  # one batch, which is read again when there is memory for it
+                    del found
+                    continue
+                reserved_bytes = max(reserved_bytes, read_bytes)
+                await self._send_batches(partition, found)
+                del found
                 await self._connection.until_writable()
-                needed_bytes = await self._send_within_quota(partition, found, needed_bytes, memory)
-                found = None
-                if not needed_bytes:
-                    await self._connection.until_writable()
-                    return
+                return read_bytes > 0
+            finally:
+                self._unread.give_back(reserved_bytes)
+                turn.done(self._sent_bytes - sent_before)
 
-    async def _send_within_quota(
-        self, partition: int, found: FetchResult | None, reserved_bytes: int, memory: AsyncExitStack
-    ) -> int:
-        """Send messages, after waiting for the rates of quotas; see `_send_batches`."""
+    async def _turn_of_quota(self) -> FetchTurn:
+        """Wait for the rates of quotas, if there are any."""
         throttle = self._broker.throttle
-        if not throttle.is_active:
-            found = found or await self._fetch(partition, 0)
-            return await self._send_batches(partition, found, reserved_bytes, memory)
-        found, sent = None, self._sent_bytes
-        turn = await throttle.fetch(self._principal, self._topic.namespace, FETCH_BYTES)
-        try:
-            found = await self._fetch(partition, 0, turn.bytes_max)
-            return await self._send_batches(partition, found, reserved_bytes, memory)
-        finally:
-            turn.done(self._sent_bytes - sent)
+        if throttle.is_active:
+            return await throttle.fetch(self._principal, self._topic.namespace, FETCH_BYTES)
+        return FetchTurn(throttle, (), FETCH_BYTES, 0)
 
-    async def _send_batches(
-        self, partition: int, found: FetchResult, reserved_bytes: int, memory: AsyncExitStack
-    ) -> int:
-        """Send messages until the client is slow. Return the size of a large message that has to wait for memory.
+    async def _reserve(self, wanted_bytes: int, least_bytes: int) -> int:
+        """Take memory for a read, however long that takes: a stream has nobody to tell that it waits."""
+        while True:
+            with suppress(Unavailable):
+                return await self._unread.reserve(wanted_bytes, least_bytes)
 
-        `memory` has what is reserved for the large message that was sent last, until the client has read it.
-        """
+    async def _send_batches(self, partition: int, found: FetchResult) -> None:
+        """Send messages until the client is slow."""
         for batch in map(Batch.trust, found.batches):
             for row in range(batch.count):
                 offset, size = batch.offset_at(row), len(batch.payloads[row])
                 if offset < self._next[partition]:
                     continue
                 if not self._connection.is_writable:
-                    return 0
-                if size > max(reserved_bytes, PIECE_BYTES):
-                    if not self._large.is_free(size):
-                        return size
-                    await memory.enter_async_context(self._large.sending(size))
+                    return
                 encoded = encode_message(batch, row, partition, f"{partition}.{offset}", self._form)
                 self._next[partition] = offset + 1
                 if self._audited is not None:
@@ -324,11 +311,7 @@ class TopicEvents(EventStream):
                     self._audited.bytes += size
                 self._sent_bytes += len(encoded)
                 await self.write(_event(encoded, number=self._position()))
-                if size > PIECE_BYTES and self._connection.is_writable:
-                    reserved_bytes = 0
-                    await memory.aclose()
         self._next[partition] = max(self._next[partition], found.next_offset)
-        return 0
 
     def _position(self) -> str:
         return ",".join(f"{partition}.{offset}" for partition, offset in self._next.items())

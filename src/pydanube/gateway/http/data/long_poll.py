@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from pydanube.model.limits import MIB
 
-from .large_messages import PIECE_BYTES, ClientConnection, LargeMessages
 from .messages import PayloadForm
+from .pieces import PIECE_BYTES, ClientConnection
 from .sessions import Session, Sessions
 
 ANSWER_BYTES: Final = 1 * MIB
@@ -33,14 +33,12 @@ class LongPoll(Response):
         self,
         sessions: Sessions,
         session: Session,
-        large: LargeMessages,
         messages_max: int,
         wait_s: float,
         form: PayloadForm,
     ) -> None:
         self._sessions = sessions
         self._session = session
-        self._large = large
         self._messages_max = messages_max
         self._wait_s = wait_s
         self._form = form
@@ -58,7 +56,10 @@ class LongPoll(Response):
             finally:
                 subscriber.pause()
             if is_there:
-                await self._answer(send, scope["state"]["connection"])
+                try:
+                    await self._answer(send, scope["state"]["connection"])
+                finally:
+                    subscriber.flushed()
 
     async def _wait(self, receive: Receive) -> bool:
         """Wait for messages; return False if the client is gone."""
@@ -85,19 +86,19 @@ class LongPoll(Response):
             message = subscriber.take()
             if message is None:
                 break
-            async with self._large.sending(message.size_bytes):
-                encoded = message.encode(self._form)
-                pieces += [b",", encoded] if count else [encoded]
-                size += len(encoded)
-                payload_bytes += message.size_bytes
-                count += 1
-                if size > PIECE_BYTES:
-                    if not is_begun:
-                        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-                        is_begun = True
-                    await send({"type": "http.response.body", "body": b"".join(pieces), "more_body": True})
-                    pieces, size = [], 0
-                    await connection.until_writable()
+            pieces += [b",", message.encode(self._form)] if count else [message.encode(self._form)]
+            size += len(pieces[-1])
+            payload_bytes += message.size_bytes
+            count += 1
+            if size > PIECE_BYTES:
+                if not is_begun:
+                    await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                    is_begun = True
+                piece, pieces, size = b"".join(pieces), [], 0
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                del piece, message
+                await connection.until_writable()
+                subscriber.flushed()
         body = b"".join([*pieces, _END])
         if not is_begun:
             length = (b"content-length", str(len(body)).encode())

@@ -3,7 +3,8 @@ it.
 
 What the broker delivers is kept here until the client takes it, message by message. Flow control: a partition gets
 credit only when nothing of it is kept any more, for as many messages as the client can take and for its part of
-WINDOW_BYTES. So a client that takes nothing costs at most one window, and one batch per partition.
+WINDOW_BYTES. What is kept, and what is sent and not read, counts in the memory that all clients share
+(`broker.unread_memory`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from pydanube.broker import Attachment, Broker, Consumer, close_calls
@@ -22,6 +24,7 @@ from pydanube.model.names import TopicName
 from pydanube.runtime.clock import Clock
 
 from .messages import PayloadForm, encode_message
+from .pieces import MADE_TIMES
 
 WINDOW_MESSAGES: Final = 1_000
 WINDOW_BYTES: Final = 512 * KIB
@@ -47,6 +50,10 @@ class Delivery(NamedTuple):
     generation: int
     since: float
     """When it came, on the monotonic clock."""
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.batch.view)
 
 
 class KeptMessage(NamedTuple):
@@ -85,6 +92,10 @@ class Subscriber:
         self.attachment = attachment
         self._broker = broker
         self._principal = principal
+        self._unread = broker.unread.part(principal, MADE_TIMES)
+        self._attached = replace(attachment, unread=self._unread)
+        self._sending_bytes = 0
+        """The size of batches whose last message was taken, and which the client has not read."""
         self._clock = clock
         self._partitions: dict[int, _PartitionSink] = {}
         self._kept: deque[Delivery] = deque()
@@ -118,7 +129,7 @@ class Subscriber:
             if index not in self._partitions:
                 sink = _PartitionSink(self, index)
                 subscribe = self._broker.subscriptions.subscribe
-                sink.attach(await subscribe(self._principal, self.topic, index, self.attachment, sink))
+                sink.attach(await subscribe(self._principal, self.topic, index, self._attached, sink))
                 self._add(sink, index)
 
     def _add(self, sink: _PartitionSink, index: int) -> None:
@@ -134,6 +145,8 @@ class Subscriber:
             close()
         self._partitions.clear()
         self._kept.clear()
+        self._sending_bytes = 0
+        self._unread.close()
         self.wake()
 
     # -- receiving -----------------------------------------------------------------------------------------------------
@@ -199,12 +212,18 @@ class Subscriber:
             return None
         self._taken += 1
         if self._taken == len(message.delivery.rows):
-            self._kept.popleft()
+            self._sending_bytes += self._kept.popleft().size_bytes
             self._taken = 0
         if self._clock.monotonic() - message.delivery.since > WAITED_S:
             offset = message.delivery.batch.offset_at(message.delivery.rows[message.place])
             self._partitions[message.delivery.partition].consumer.sent([(offset, offset + 1)])
         return message
+
+    def flushed(self) -> None:
+        """Note that the client has read what was taken, but for what a connection may hold."""
+        if self._sending_bytes:
+            self._unread.give_back(self._sending_bytes)
+            self._sending_bytes = 0
 
     # -- acknowledging -------------------------------------------------------------------------------------------------
 
@@ -234,13 +253,16 @@ class Subscriber:
     # -- called by the sinks -------------------------------------------------------------------------------------------
 
     def keep(self, delivery: Delivery) -> None:
-        self._kept.append(delivery)
-        self.wake()
+        if not self._is_closed:
+            self._unread.take(delivery.size_bytes)
+            self._kept.append(delivery)
+            self.wake()
 
     def drop_kept(self, partition: int) -> None:
         """Forget what is kept of a partition whose subscription was sought: it is delivered anew."""
         if self._kept and self._kept[0].partition == partition:
             self._taken = 0
+        self._unread.give_back(sum(one.size_bytes for one in self._kept if one.partition == partition))
         self._kept = deque(one for one in self._kept if one.partition != partition)
 
     def end(self, error: DanubeError) -> None:

@@ -26,8 +26,8 @@ from pydanube.gateway.http.errors import problem_of
 from pydanube.model.errors import DanubeError, Invalid
 from pydanube.model.failure import DELAY_MS_MAX
 
-from .large_messages import PIECE_BYTES, LargeMessages
 from .messages import PayloadForm
+from .pieces import PIECE_BYTES
 from .sessions import Session, Sessions
 from .subscriber import WINDOW_MESSAGES
 
@@ -63,7 +63,6 @@ class WebSocketConsumer:
         websocket: WebSocket,
         sessions: Sessions,
         session: Session,
-        large: LargeMessages,
         form: PayloadForm,
         permits: int | None,
     ) -> None:
@@ -71,7 +70,6 @@ class WebSocketConsumer:
         self._websocket = websocket
         self._sessions = sessions
         self._session = session
-        self._large = large
         self._form = form
         self._permits = permits
 
@@ -145,31 +143,29 @@ class WebSocketConsumer:
                 await subscriber.attach_missing()
 
     async def _send_piece(self) -> None:
-        """Send some messages in one frame."""
+        """Send some messages in one frame; a large one is alone, and counts until the client has read it."""
         subscriber, size = self._session.subscriber, 0
         encoded: list[bytes] = []
         while size <= PIECE_BYTES and (self._permits is None or self._permits > 0):
             first = subscriber.first()
             if first is None or (encoded and first.size_bytes > PIECE_BYTES):
                 break
-            async with self._large.sending(first.size_bytes):
-                message = subscriber.take()
-                if message is None:  # a seek happened while this waited for memory
-                    break
-                encoded.append(message.encode(self._form))
-                size += len(encoded[-1])
-                if self._permits is not None:
-                    self._permits -= 1
-                if message.size_bytes > PIECE_BYTES:
-                    await self._send_frame(encoded)
-                    encoded.clear()
-                    await self._websocket.state.connection.until_writable()
-                    return
-        if encoded:
-            await self._send_frame(encoded)
+            del first
+            message = subscriber.take()
+            assert message is not None
+            encoded.append(message.encode(self._form))
+            del message
+            size += len(encoded[-1])
+            if self._permits is not None:
+                self._permits -= 1
+        await self._send_frame(encoded)
+        await self._websocket.state.connection.until_writable()
+        subscriber.flushed()
 
     async def _send_frame(self, encoded: list[bytes]) -> None:
-        await self._websocket.send_text((b'{"messages":[%s]}' % b",".join(encoded)).decode())
+        text = (b'{"messages":[%s]}' % b",".join(encoded)).decode()
+        encoded.clear()
+        await self._websocket.send_text(text)
 
 
 def _parse(data: str | bytes) -> ClientFrame:

@@ -1,0 +1,225 @@
+"""Limits the memory of what was read for clients and not received by them yet: answers to fetches, what is delivered to
+consumers, what streams of events send. All listeners share it.
+
+Bytes are taken before they are read from the log, or before they are handed to a listener, and are given back when the
+client has received them or is gone. What finds no free memory waits: a fetch in one queue, for WAIT_S, a consumer until
+there is some. Only a client that holds nothing at all may go past the limit, with SMALL_BYTES, so that clients that do
+not read cannot starve those with small messages. With authentication a principal may hold as much as is still free for
+all, so that it cannot take everything either.
+
+Invariants
+    used_bytes is the sum of what all parts hold
+    used_bytes stays within the limit, or is one read, plus SMALL_BYTES for each client that holds nothing else
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
+
+from pydanube.core.access import Principal
+from pydanube.model.errors import Unavailable
+from pydanube.model.limits import BATCH_BYTES_MAX, KIB
+
+SMALL_BYTES: Final = 64 * KIB
+"""What a client that holds nothing may be given while no memory is free."""
+
+WAIT_S: Final = 2.0
+"""How long a read waits for memory before it is refused."""
+
+CHECK_INTERVAL_S: Final = 0.05
+"""While a read waits, all parts are asked this often what their clients have received."""
+
+_SLACK_BYTES: Final = 4 * BATCH_BYTES_MAX
+"""With more free memory than this, nothing that is delivered at once is refused."""
+
+
+class PrincipalBytes:
+    """What all parts of one principal hold."""
+
+    __slots__ = ("__weakref__", "used_bytes")
+
+    def __init__(self) -> None:
+        self.used_bytes = 0
+
+
+class _Waiter(NamedTuple):
+    part: UnreadPart
+    size_bytes: int
+    go_on: Callable[[], None]
+
+
+class UnreadMemory:
+    """The memory that what all clients have not received shares."""
+
+    def __init__(self, limit_bytes: int, is_shared: Callable[[], bool]) -> None:
+        """`is_shared` returns whether principals are known, so that each has its share."""
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.queue = asyncio.Lock()
+        """Held by the first waiting read; the others wait for this lock, in order."""
+        self.parts: set[UnreadPart] = set()
+        """Those that hold something and are asked what their clients have received."""
+        self._is_shared = is_shared
+        self._principals: WeakValueDictionary[str, PrincipalBytes] = WeakValueDictionary()
+        self._freed = asyncio.Event()
+        self._waiting: dict[object, _Waiter] = {}
+        self._wake_planned = False
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether a delivery may have to wait: with this False, nobody needs to ask."""
+        return 2 * self.used_bytes + _SLACK_BYTES > self.limit_bytes
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether anybody waits for memory."""
+        return self.queue.locked() or bool(self._waiting)
+
+    def part(self, principal: Principal | None = None, weight: int = 1) -> UnreadPart:
+        """Return what counts the bytes of one client of this principal. A byte that is read takes `weight` bytes there,
+        with the copies that are made of it."""
+        return UnreadPart(self, self.bytes_of(principal) if principal is not None else None, weight)
+
+    def bytes_of(self, principal: Principal) -> PrincipalBytes | None:
+        """Return what the principal holds; None: principals are not told apart. Brokers ask for many principals."""
+        if not self._is_shared() or principal.is_broker:
+            return None
+        found = self._principals.get(principal.id)
+        if found is None:
+            found = self._principals[principal.id] = PrincipalBytes()
+        return found
+
+    def add(self, change_bytes: int) -> None:
+        self.used_bytes += change_bytes
+        assert self.used_bytes >= 0
+        if change_bytes < 0:
+            self._freed.set()
+            if self._waiting and not self._wake_planned:
+                self._wake_planned = True
+                asyncio.get_running_loop().call_soon(self._wake)
+
+    async def wait(self) -> None:
+        """Wait until memory was returned, but at most CHECK_INTERVAL_S."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CHECK_INTERVAL_S):
+                await self._freed.wait()
+        self._freed.clear()
+
+    def fits(self, wanted_bytes: int, owner: PrincipalBytes | None = None) -> bool:
+        """Return whether `wanted_bytes` are free. If not, first ask every part what its client has received."""
+        if not self._is_free(wanted_bytes, owner):
+            self.refresh()
+        return self._is_free(wanted_bytes, owner)
+
+    def _is_free(self, wanted_bytes: int, owner: PrincipalBytes | None) -> bool:
+        if not self.used_bytes:
+            return True  # one at a time, whatever its size
+        free = self.limit_bytes - self.used_bytes
+        return wanted_bytes <= free and (owner is None or owner.used_bytes + wanted_bytes <= free)
+
+    def refresh(self) -> None:
+        for part in self.parts:
+            part.refresh()
+
+    def call_when_free(self, key: object, part: UnreadPart, size_bytes: int, go_on: Callable[[], None]) -> None:
+        """Call `go_on` once the part may take this much; a call for the same `key` replaces the one before."""
+        self._waiting[key] = _Waiter(part, size_bytes, go_on)
+
+    def forget(self, key: object) -> None:
+        self._waiting.pop(key, None)
+
+    def _wake(self) -> None:
+        """Let those go on for whom there is memory now, in the order in which they came."""
+        self._wake_planned = False
+        for key, waiter in list(self._waiting.items()):
+            if waiter.part.may_take(waiter.size_bytes):
+                self._waiting.pop(key, None)
+                waiter.go_on()
+            elif self.used_bytes >= self.limit_bytes:
+                break
+
+
+class UnreadPart:
+    """What one client, or one consumer of it, holds. Sizes are those of what is read."""
+
+    def __init__(self, memory: UnreadMemory, owner: PrincipalBytes | None = None, weight: int = 1) -> None:
+        self.memory = memory
+        self.owner = owner
+        self.bytes = 0
+        self._weight = weight
+
+    def may_take(self, size_bytes: int) -> bool:
+        """Return whether this much may be taken now."""
+        if not self.bytes and size_bytes <= SMALL_BYTES:
+            return True
+        return self._fits(size_bytes)
+
+    def _fits(self, size_bytes: int) -> bool:
+        return self.memory.fits(size_bytes * self._weight, self.owner)
+
+    def take(self, size_bytes: int) -> None:
+        """Take memory, whether there is enough of it or not."""
+        self.bytes += size_bytes
+        self.memory.add(size_bytes * self._weight)
+        if self.owner is not None:
+            self.owner.used_bytes += size_bytes * self._weight
+
+    def give_back(self, size_bytes: int) -> None:
+        self.take(-size_bytes)
+        assert self.bytes >= 0
+
+    def set(self, size_bytes: int) -> None:
+        """Hold this much from now on."""
+        self.take(size_bytes - self.bytes)
+
+    def close(self) -> None:
+        """Give everything back: the client is gone."""
+        self.set(0)
+        self.memory.parts.discard(self)
+
+    def refresh(self) -> None:
+        """Give back what the client has received; for parts that can tell."""
+
+    async def reserve(self, wanted_bytes: int, least_bytes: int = SMALL_BYTES) -> int:
+        """Take memory for a read and return how much: `wanted_bytes`, or less while that is not free, but what needs
+        `least_bytes` fits.
+
+        Raises Unavailable when there was none for WAIT_S. Cancelled: nothing is taken.
+        """
+        self.refresh()
+        is_first_in_line = not self.bytes or not self.memory.queue.locked()
+        if is_first_in_line and (granted := self._granted(wanted_bytes, least_bytes)):
+            return granted
+        try:
+            async with asyncio.timeout(WAIT_S), self.memory.queue:
+                while not (granted := self._granted(wanted_bytes, least_bytes)):
+                    await self.memory.wait()
+                return granted
+        except TimeoutError:
+            if granted := self._granted(wanted_bytes, least_bytes):  # what it held itself was received meanwhile
+                return granted
+            raise Unavailable(
+                f"clients have not taken {self.memory.used_bytes} bytes they asked for: read what was sent, then try "
+                f"again"
+            ) from None
+
+    def _granted(self, wanted_bytes: int, least_bytes: int) -> int:
+        granted = max(wanted_bytes, least_bytes) if least_bytes > SMALL_BYTES else wanted_bytes
+        if not self._fits(granted):
+            granted = min(granted, least_bytes)
+            is_small = least_bytes <= SMALL_BYTES
+            if self.bytes if is_small else not self._fits(granted):
+                return 0
+        self.take(granted)
+        return granted
+
+    def extend(self, size_bytes: int) -> bool:
+        """Take more for a read that turned out to be larger; return False, without effect, if that is not free."""
+        if not self._fits(size_bytes):
+            return False
+        self.take(size_bytes)
+        return True

@@ -1,0 +1,141 @@
+"""What was read for clients that do not read: over all listeners it has one limit, and others are served meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import native_peer
+import pytest
+from danube_peer import DanubePeer
+from grpc_peer import open_listener as open_grpc
+from http_peer import HttpListener, Peer, open_listener
+from test_native_hostile import fill_topic
+
+import pydanube
+from pydanube.broker import unread_memory
+from pydanube.broker.unread_memory import SMALL_BYTES, UnreadMemory
+from pydanube.codec.native import frames, requests
+from pydanube.codec.native.frames import FrameKind
+from pydanube.core.access import Principal
+from pydanube.gateway.grpc.consumer_stream import ConsumerStream
+from pydanube.model.limits import MIB
+
+LIMIT = 8 * MIB
+LARGE = 1 * MIB
+CLIENTS = 12
+TOPIC = "/default/large"
+BASE = f"/api/v1/topics{TOPIC}"
+UPGRADE = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+}
+
+PATHS: dict[str, Callable[[int], str]] = {
+    "events": lambda number: f"{BASE}/subscriptions/s{number}/events?ack=manual&start=earliest",
+    "websocket": lambda number: f"{BASE}/subscriptions/s{number}/websocket?start=earliest",
+}
+
+
+def kept_bytes(there: HttpListener) -> int:
+    """What consumers keep, and what connections have not sent."""
+    sessions = there.server._application._data.sessions._open.values()
+    kept = sum(len(one.batch.view) for session in sessions for one in session.subscriber._kept)
+    return kept + sum(one.unsent_bytes for one in there.server._connections)
+
+
+@asynccontextmanager
+async def unread_streams(there: HttpListener, kind: str) -> AsyncIterator[list[Peer]]:
+    """Clients with a subscription each, which read nothing of what is sent to them."""
+    there.broker.unread.limit_bytes = LIMIT
+    async with pydanube.connect(there.broker_url) as client, client.producer(TOPIC) as producer:
+        for _ in range(4):
+            await producer.send(b"x" * LARGE)
+    async with AsyncExitStack() as stack:
+        peers = [await stack.enter_async_context(await Peer.connect(there)) for _ in range(CLIENTS)]
+        for number, peer in enumerate(peers):
+            peer.stop_reading()
+            peer.send("GET", PATHS[kind](number), **(UPGRADE if kind == "websocket" else {}))
+        await there.until(lambda: len(there.server._application._data.sessions) == CLIENTS)
+        await there.until(lambda: there.broker.unread.is_awaited)
+        yield peers
+
+
+@pytest.mark.parametrize("kind", PATHS)
+async def test_streams_that_nobody_reads_keep_no_more_than_the_limit(kind: str) -> None:
+    async with open_listener() as there, unread_streams(there, kind):
+        for _ in range(200):
+            assert kept_bytes(there) <= LIMIT
+            assert there.broker.unread.used_bytes <= LIMIT + CLIENTS * SMALL_BYTES
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("kind", PATHS)
+async def test_others_get_small_messages_meanwhile_and_large_ones_when_these_clients_are_gone(kind: str) -> None:
+    async with open_listener() as there, pydanube.connect(there.broker_url) as client:
+        await client.create_topic("/default/small")
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(unread_streams(there, kind))
+            reader = await stack.enter_async_context(await Peer.connect(there))
+            opened = await reader.request("POST", "/api/v1/topics/default/small/subscriptions/s/consumers", b"{}")
+            async with client.producer("/default/small") as producer:
+                await producer.send(b"small")
+            polled = await reader.request("GET", f"{opened.headers['location']}/messages?wait_ms=60000")
+            assert polled.json()["messages"][0]["payload"] == "small"
+        await there.until(lambda: there.broker.unread.used_bytes <= SMALL_BYTES)
+        async with await Peer.connect(there) as reader:
+            body = b'{"start": "earliest"}'
+            opened = await reader.request("POST", f"{BASE}/subscriptions/late/consumers", body)
+            reader.send("GET", f"{opened.headers['location']}/messages?wait_ms=60000")
+            await reader._reader.readuntil(b"x" * 100_000)
+
+
+async def test_a_large_batch_is_no_small_answer_past_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that holds nothing gets a small answer when no memory is free, and no whole batch of any size."""
+    monkeypatch.setattr(unread_memory, "WAIT_S", 0.05)
+    async with native_peer.open_listener() as there, await native_peer.Peer.greet(there) as peer:
+        await fill_topic(peer, total_bytes=2 * LARGE, batch_bytes=LARGE)
+        fetch = requests.encode(requests.Fetch(native_peer.TOPIC, 0, requests.Start("earliest"), bytes_max=4 * MIB))
+        others = there.broker.unread.part()
+        others.take(there.broker.unread.limit_bytes)
+        peer.write(frames.encode(FrameKind.FETCH, fetch, 1))
+        assert "have not taken" in str(await peer.error(1))
+        others.close()
+        peer.write(frames.encode(FrameKind.FETCH, fetch, 2))
+        assert len((await peer.receive(FrameKind.FETCHED)).body) >= LARGE
+
+
+async def test_grpc_streams_that_nobody_reads_keep_no_more_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[ConsumerStream] = []
+
+    async def stalled(stream: ConsumerStream, *_: Any) -> None:
+        kept.append(stream)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(ConsumerStream, "_send", stalled)
+    async with open_grpc() as there, DanubePeer(there.data) as peer:
+        there.broker.unread.limit_bytes = LIMIT
+        producer = await peer.producer(TOPIC)
+        streams = [await peer.consumer(TOPIC, f"s{number}") for number in range(CLIENTS)]
+        for _ in range(4):
+            await producer.send(b"x" * LARGE)
+        await there.until(lambda: there.broker.unread.is_awaited)
+        assert 0 < len(kept) * 3 * LARGE <= LIMIT
+        del streams
+
+
+def test_a_principal_may_hold_as_much_as_is_free_for_all() -> None:
+    memory = UnreadMemory(10 * MIB, lambda: True)
+    greedy, other = (memory.part(Principal(name)) for name in ("greedy", "other"))
+    taken = 0
+    while greedy.may_take(MIB):
+        greedy.take(MIB)
+        taken += 1
+    assert taken == 5
+    again = memory.part(Principal("greedy"))
+    assert not again.may_take(MIB) and again.may_take(SMALL_BYTES)
+    assert other.may_take(2 * MIB)
