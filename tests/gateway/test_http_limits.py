@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 import pydanube
 from pydanube import testing
-from pydanube.gateway.http import HttpServer, HttpSettings
+from pydanube.gateway.http import HttpServer, HttpSettings, connection
 from pydanube.gateway.http.connection import RECEIVED_BYTES_MAX, HttpConnection
 from pydanube.model.errors import Invalid
 from pydanube.runtime.clock import ManualClock
@@ -152,9 +152,9 @@ async def test_a_body_that_grows_too_large_is_refused_when_it_does() -> None:
         async with await Peer.connect(there) as peer:
             peer.send("POST", "/size", b"", transfer_encoding="chunked")
             peer.write(b"%x\r\n%s\r\n" % (600, b"x" * 600) * 2)
-            peer.write(b"0\r\n\r\n")
-            assert (await peer.answer()).status == 413
-            assert (await peer.request("POST", "/size", b"x" * 1000)).body == b"1000"
+            answer = await peer.answer()  # the rest of a body in chunks is not read
+            assert (answer.status, answer.headers["connection"]) == (413, "close")
+            assert await peer.closed() == b""
         assert there.server._application._bodies.used_bytes == 0
 
 
@@ -302,16 +302,39 @@ async def test_a_request_with_two_framings_is_the_last_of_its_connection(method:
             assert await peer.closed() == b""
 
 
-async def test_an_endless_body_that_nobody_wants_ends() -> None:
+async def test_a_request_is_answered_before_a_body_that_nobody_wants_and_its_connection_ends() -> None:
+    """However small the chunks are: they are thrown away without being parsed."""
     clock = ManualClock()
     async with open_listener(clock, body_timeout_ms=10_000) as there, await Peer.connect(there) as peer:
-        peer.send("GET", "/healthz", b"", transfer_encoding="chunked")
-        for _ in range(9):
-            await pass_time(clock, 1)
-            peer.write(b"1\r\nx\r\n")
+        peer.send("POST", "/api/v1/none", b"1\r\nx\r\n" * 100_000, transfer_encoding="chunked")
+        answer = await peer.answer()
+        assert (answer.status, answer.headers["connection"]) == (404, "close")
+        assert await peer.closed() == b""
+        (connection,) = there.server._connections
+        await there.until(lambda: connection._discarded_bytes > 400_000)
+        assert connection.conn._chunks < 20_000
+        await pass_time(clock, 9)
+        assert there.server.connections == 1
         await pass_time(clock, 4)
-        assert (await peer.answer()).status == 408
         await there.until(lambda: there.server.connections == 0)
+
+
+async def test_a_small_body_that_nobody_wants_is_read_and_the_connection_goes_on() -> None:
+    async with open_listener() as there, await Peer.connect(there) as peer:
+        for _ in range(2):
+            answer = await peer.request("POST", "/api/v1/none", b"x" * 10_000)
+            assert answer.status == 404 and "connection" not in answer.headers
+
+
+async def test_a_body_has_a_limit_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "CHUNKS_MAX", 1_000)
+    async with open_listener() as there, await Peer.connect(there) as peer:
+        add_route(there, "/size", echo_size)
+        body = b"1\r\nx\r\n" * 1_000 + b"0\r\n\r\n"
+        for _ in range(2):
+            assert (await peer.request("POST", "/size", body, transfer_encoding="chunked")).body == b"1000"
+        answer = await peer.request("POST", "/size", b"1\r\nx\r\n" * 1_002, transfer_encoding="chunked")
+        assert answer.status == 400 and "more than 1000 chunks" in answer.json()["detail"]
 
 
 async def test_a_client_that_does_not_read_its_answer_is_disconnected() -> None:

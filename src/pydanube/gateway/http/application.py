@@ -29,6 +29,7 @@ from pydanube.broker import Broker
 from pydanube.core.identity import NOBODY, Identity
 from pydanube.gateway.native.publish_memory import PublishMemory
 from pydanube.model.errors import DanubeError, Unavailable
+from pydanube.model.limits import KIB
 from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
@@ -41,6 +42,9 @@ from .host_check import HostCheck
 from .settings import HttpSettings
 
 _NAMED: Final = re.compile(rf"{BASE}/(topics|namespaces)/([^/]+)(?:/([^/]+))?")
+DISCARDED_BYTES_MAX: Final = 64 * KIB
+"""A body that nobody wants is read before the answer if it is announced as no larger: the connection then goes on."""
+
 _CLOSE: Final = (b"connection", b"close")
 _AGE: Final = b"danube-age"
 """Of an answer of a broker that may have missed changes: for how many seconds."""
@@ -97,10 +101,14 @@ class Application:
         body = _Body(scope, receive, self._bodies, self._settings)
 
         async def send_after_body(message: Message) -> None:
-            """Send the message. The answer waits for the rest of the body, so that the client comes to read it."""
+            """Send the message. The answer waits for the rest of a small body; a larger one is not read, and the
+            connection ends with the answer."""
             if message["type"] == "http.response.start":
                 self._broker.metrics.http_answers[str(message["status"])] += 1
-                is_last = not await body.discard() or self._draining or body.is_framed_twice
+                is_read = await body.discard()
+                if not is_read and not body.is_held_back:
+                    scope["state"]["connection"].linger()
+                is_last = not is_read or self._draining or body.is_framed_twice
                 closing = (_CLOSE,) if is_last else ()
                 age_s = self._broker.freshness.age_s
                 old = ((_AGE, b"%d" % age_s),) if age_s else ()
@@ -212,7 +220,7 @@ class _Body:
         """A proxy in front may have found another end of the body, so that what follows may be no request (RFC 9112,
         6.1)."""
         self._is_complete = self._announced_bytes == 0 and "transfer-encoding" not in headers
-        self._is_held_back = "expect" in headers
+        self.is_held_back = "expect" in headers
         """The client sends the body only when it is asked for."""
 
     def check_announced(self) -> HTTPException | None:
@@ -229,13 +237,11 @@ class _Body:
         return message
 
     async def discard(self) -> bool:
-        """Read what is left and throw it away. Return False if there is too much of it, or the client holds it back."""
-        if self._is_held_back:
-            return self._is_complete
-        discarded = 0
-        while not self._is_complete and discarded <= self._settings.discarded_bytes_max:
-            _, size = await self._receive_part()
-            discarded += size
+        """Read what is left and throw it away, if that is little and of a known length. Return whether all was read."""
+        is_small = 0 < self._announced_bytes <= DISCARDED_BYTES_MAX and not self.is_framed_twice
+        if is_small and not self.is_held_back:
+            while not self._is_complete:
+                await self._receive_part()
         return self._is_complete
 
     def release(self) -> None:
@@ -243,7 +249,7 @@ class _Body:
         self._taken_bytes = 0
 
     async def _receive_part(self) -> tuple[Message, int]:
-        self._is_held_back = False
+        self.is_held_back = False
         message = await self._receive()
         self._is_complete = not message.get("more_body", False)
         return message, len(message.get("body", b""))

@@ -2,7 +2,9 @@
 
 A connection is always in one phase. In the phase *header* the client owes the rest of a request line and headers, in
 the phase *body* the rest of a body, which the answer waits for, and in the phase *answer* it owes nothing: then only
-the reading of the answer is watched. Between two requests uvicorn's keep-alive timeout counts.
+the reading of the answer is watched. Between two requests uvicorn's keep-alive timeout counts. A client that was
+answered before its body was read is in the phase *linger*: what it still sends is thrown away as it comes, unparsed, so
+that the client comes to read the answer, and the connection ends.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import logging
 import sys
 from enum import Enum
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import h11
 import msgspec
@@ -39,10 +41,15 @@ RECEIVED_BYTES_MAX: Final = 16 * KIB
 """How much is read at once. A body may come in chunks of one byte, and the parser needs 10 microseconds for each."""
 
 
+CHUNKS_MAX: Final = 65_536
+"""The most chunks of one body: the parser needs some microseconds for each, however small it is."""
+
+
 class _Phase(Enum):
     HEADER = "header"
     BODY = "body"
     ANSWER = "answer"
+    LINGER = "linger"
 
 
 class ConnectionOwner(Protocol):
@@ -67,12 +74,42 @@ class ConnectionOwner(Protocol):
         ...
 
 
+class _Parser(h11.Connection):
+    """h11's parser, with a limit on the work that one body makes."""
+
+    _chunks = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if type(event) is h11.Data:
+            self._chunks += 1
+            if self._chunks > CHUNKS_MAX:
+                raise h11.RemoteProtocolError(f"the body has more than {CHUNKS_MAX} chunks: send larger ones")
+        elif type(event) is h11.Request:
+            self._chunks = 0
+        return event
+
+
+class _LingeringTransport:
+    """The transport that the answer to a request is sent by whose body is not read: to close it is to linger."""
+
+    def __init__(self, connection: HttpConnection) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection.transport, name)
+
+    def close(self) -> None:
+        self._connection.end_answers()
+
+
 class HttpConnection(H11Protocol):
     """One client. All methods are called on the event loop."""
 
     def __init__(self, config: Config, state: ServerState, owner: ConnectionOwner) -> None:
         super().__init__(config, state, {"connection": self}, asyncio.get_running_loop())
         self.ws_protocol_class = partial(WebSocketConnection, http=self, owner=owner)  # type: ignore[assignment]
+        self.conn = _Parser(h11.SERVER, owner.settings.header_bytes_max)
         self.logger = _request_logger
         self.access_log = False
         self._owner = owner
@@ -80,6 +117,7 @@ class HttpConnection(H11Protocol):
         self._since = owner.monotonic()
         self._unsent_bytes = 0
         self._unsent_since = self._since
+        self._discarded_bytes = 0
 
     # -- uvicorn's protocol --------------------------------------------------------------------------------------------
 
@@ -97,6 +135,11 @@ class HttpConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():  # refused, and the client had sent something before
+            return
+        if self._phase is _Phase.LINGER:
+            self._discarded_bytes += len(data)
+            if self._discarded_bytes > self._owner.settings.discarded_bytes_max:
+                self.transport.close()
             return
         if self._phase is _Phase.HEADER and data.startswith(PREAMBLE):  # the parser would wait for a line end
             self._owner.count_invalid()
@@ -154,6 +197,18 @@ class HttpConnection(H11Protocol):
         """Wait until the client has read enough, or is gone."""
         await self.flow.drain()
 
+    def linger(self) -> None:
+        """Read no more of the request that is being answered; what comes of it is thrown away. The connection ends when
+        the client has closed it, or sends for too long."""
+        self._enter(_Phase.LINGER)
+        self.cycle.transport = _LingeringTransport(self)  # type: ignore[assignment]
+        self.flow.resume_reading()
+
+    def end_answers(self) -> None:
+        """Tell the client that nothing follows, without a reset that would take the answer away from it."""
+        if not self.transport.is_closing() and self.transport.can_write_eof():
+            self.transport.write_eof()
+
     # -- timeouts ------------------------------------------------------------------------------------------------------
 
     def extend_timeouts(self, seconds: float) -> None:
@@ -175,10 +230,14 @@ class HttpConnection(H11Protocol):
             pass
         elif phase is _Phase.HEADER and waited_ms > settings.header_timeout_ms:
             self._answer_and_close(408, f"the headers did not arrive within {settings.header_timeout_ms} ms")
+        elif phase is _Phase.LINGER and waited_ms > settings.body_timeout_ms:
+            self.transport.close()
         elif phase is _Phase.BODY and waited_ms > settings.body_timeout_ms:
             self._answer_and_close(408, f"the body did not arrive within {settings.body_timeout_ms} ms")
 
     def _note_phase(self) -> None:
+        if self._phase is _Phase.LINGER:
+            return
         if self.conn.their_state is h11.SEND_BODY:
             phase = _Phase.BODY
         elif self.conn.their_state is h11.IDLE and (self.cycle is None or self.conn.trailing_data[0]):
@@ -186,8 +245,11 @@ class HttpConnection(H11Protocol):
         else:
             phase = _Phase.ANSWER
         if self._phase is not phase:
-            self._phase = phase
-            self._since = self._owner.monotonic()
+            self._enter(phase)
+
+    def _enter(self, phase: _Phase) -> None:
+        self._phase = phase
+        self._since = self._owner.monotonic()
 
     def _answer_and_close(self, status: int, detail: str) -> None:
         """Send an error, if no answer has begun, and close the connection. The application learns that its client is
