@@ -36,11 +36,13 @@ from pydanube.model.errors import Conflict, Denied, Full, Invalid, NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.quotas import QuotaSubject
 from pydanube.model.topics import TopicConfig
+from pydanube.model.webhooks import Webhook, WebhookScheme
 from pydanube.runtime.clock import Clock, ManualClock, SystemClock
 from pydanube.runtime.tasks import Tasks
 
 TOPIC = "/default/orders"
 NAMES = ("root", "alice", "bob")
+WEBHOOK = Webhook("shop", TopicName.parse(TOPIC), WebhookScheme.TOKEN, "a-token-of-the-shop")
 
 
 class RequiredTable(TableAuthenticator):
@@ -51,7 +53,7 @@ class RequiredTable(TableAuthenticator):
 
 def secured(store: MetadataStore, clock: Clock) -> SecurityParts:
     """Everybody may do everything, and shows their own name as the token."""
-    rules = AccessRules([f"user:{name}" for name in NAMES])
+    rules = AccessRules([*(f"user:{name}" for name in NAMES), "service_account:webhook-shop"])
     table = {name: Identity(Principal(name), "table") for name in NAMES}
     return SecurityParts(rules, SecurityStore(store, clock, rules), RequiredTable(table))
 
@@ -104,7 +106,7 @@ async def open_place(directory: Path) -> AsyncIterator[Place]:
     async with open_broker(directory, clock=clock, security=secured) as broker, Tasks() as tasks:
         await broker.create_topic(Principal("root"), TopicName.parse(TOPIC), TopicConfig())
         native = NativeServer(broker, NativeSettings(), system, tasks)
-        http = HttpServer(broker, HttpSettings(), system, tasks)
+        http = HttpServer(broker, HttpSettings(webhooks=(WEBHOOK,), consumers_max=6), system, tasks)
         server = GrpcServer(broker, GrpcSettings(), system, tasks, PublishMemory(1 << 26))
         host, port = await native.start("127.0.0.1", 0)
         address = await http.start("127.0.0.1", 0)
@@ -391,3 +393,39 @@ def test_the_blocking_client_administers_quotas() -> None:
         key = client.access.create_key("user:alice").secret
         with pydanube.connect_blocking(secured_broker.url, api_key=key) as alice, pytest.raises(Denied):
             alice.access.set_quota("user:alice", connections_max=0)
+
+
+# -- shares, and what strangers use up -------------------------------------------------------------------------------
+
+
+async def test_a_principal_leaves_places_for_the_consumers_of_others_over_http(place: Place) -> None:
+    async def opens(name: str) -> int:
+        path = f"topics{TOPIC}/subscriptions/{name}/consumers"
+        return (await place.request(name, "POST", path, {"type": "shared"})).status
+
+    assert [await opens("alice") for _ in range(4)] == [201, 201, 201, 429]
+    assert [await opens("bob") for _ in range(3)] == [201, 201, 429]
+    assert await opens("root") == 201
+
+
+async def test_strangers_use_up_nothing_of_a_webhook_before_they_have_proved_who_they_are(place: Place) -> None:
+    await place.set("service_account:webhook-shop", requests_per_s=1, connections_max=1)
+
+    async def send(name: str, token: str) -> int:
+        async with await Peer.connect(place.http) as peer:
+            return (await peer.request("POST", f"/webhooks/{name}", b"{}", x_webhook_token=token)).status
+
+    for _ in range(3):
+        assert await asyncio.wait_for(send("shop", "wrong"), 30) == 401
+    assert await asyncio.wait_for(send("shop", WEBHOOK.secret), 30) == 200
+    late = asyncio.ensure_future(send("shop", WEBHOOK.secret))
+    await place.waiting(1)
+    assert await asyncio.wait_for(send("shop", WEBHOOK.secret), 30) == 429  # its only connection waits
+    await place.pass_time(2)
+    assert await late == 200
+
+
+async def test_a_webhook_without_a_signature_is_refused_before_its_body(place: Place) -> None:
+    async with await Peer.connect(place.http) as peer:
+        peer.send("POST", "/webhooks/shop", b"", content_length="1000000", x_webhook_token="wrong")
+        assert (await asyncio.wait_for(peer.answer(), 30)).status == 401

@@ -142,7 +142,7 @@ class Application:
     async def _serve_within_quotas(self, scope: Scope, receive: Receive, send: Send, identity: Identity) -> None:
         """Answer a request once the quotas of its sender allow it."""
         throttle, principal = self._broker.throttle, identity.principal
-        if authentication.is_open(scope["path"]):
+        if authentication.is_open(scope["path"]) or authentication.proves_later(scope["path"]):
             await self._answer(scope, receive, send, identity)
             return
         try:

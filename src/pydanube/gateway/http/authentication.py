@@ -42,6 +42,12 @@ def is_open(path: str) -> bool:
     return path in _OPEN_PATHS
 
 
+def proves_later(path: str) -> bool:
+    """Return whether the sender of a request has proved nothing yet: that of a webhook is known when its signature is
+    checked, and nothing counts against it before."""
+    return _WEBHOOK.fullmatch(path) is not None
+
+
 async def authenticate(broker: Broker, scope: Scope) -> Identity:
     """Return who sends the request, and note its principal for `requests.principal_of`. Raises Unauthenticated or
     Full."""

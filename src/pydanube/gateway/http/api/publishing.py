@@ -76,15 +76,24 @@ def _partly_stored(partly: PartlyStored) -> Response:
 async def _webhook(call: ApiCall) -> PublishResult:
     """Publish a webhook. With authentication, an unknown name and a wrong signature have the same answer as every
     failure: strangers do not learn which webhooks there are, and wait as others do who fail."""
-    body, name, headers = await call.request.body(), call.path["webhook"], call.request.headers
-    webhooks = data_of(call).webhooks
+    name, headers, webhooks = call.path["webhook"], call.request.headers, data_of(call).webhooks
+    throttle = call.broker.throttle
     try:
-        signature = webhooks.verify(name, headers, body)
+        with webhooks.proving():
+            webhooks.check(name, headers)  # before the body is read
+            body = await call.request.body()
+            signature = webhooks.verify(name, headers, body)
     except (NotFound, Unauthenticated) as error:
         client = call.request.client
         await call.broker.security.refuse(client.host if client is not None else "", error.message, LISTENER)
         raise
-    return PublishResult([await webhooks.receive(call.principal, name, signature, headers, body)])
+    disconnect = throttle.connect(call.principal)  # from here on it counts against the webhook
+    try:
+        if throttle.is_active:
+            await throttle.request(call.principal, str(webhooks.topic_of(name)))
+        return PublishResult([await webhooks.receive(call.principal, name, signature, headers, body)])
+    finally:
+        disconnect()
 
 
 def _body_schema() -> Schema:

@@ -9,7 +9,8 @@ A session is in memory only: after a restart its id is unknown, and its client o
 delivered again, to whichever consumer is there.
 
 Invariants
-    there are at most `sessions_max` sessions
+    there are at most `sessions_max` sessions; with authentication a principal has at most as many as are still free, so
+    that it leaves some for others
     a session that nothing was heard of for its timeout is closed; a poll or a stream that is running counts as heard
     after `drain`, no session is opened and every running poll or stream ends
 """
@@ -17,6 +18,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -65,6 +67,8 @@ class Sessions:
         self._sessions_max = sessions_max
         self._open: dict[str, Session] = {}
         self._opening = 0
+        self._of_principal: Counter[str] = Counter()
+        """How many sessions of each principal are open, or are being opened."""
         self._rounds: asyncio.Task[None] | None = None
         self._draining = False
 
@@ -74,14 +78,14 @@ class Sessions:
     async def open(self, principal: Principal, topic: TopicName, attachment: Attachment, timeout_s: float) -> Session:
         """Attach a consumer and return its session. Raises Full if there are too many."""
         self._check_draining()
-        if len(self._open) + self._opening >= self._sessions_max:
-            raise Full(
-                f"this broker has {self._sessions_max} consumers over HTTP, as many as http.consumers_max allows: "
-                f"close some or raise the limit"
-            )
+        self._check_places(principal)
         self._opening += 1
+        self._of_principal[principal.id] += 1
         try:
             subscriber = await Subscriber.open(self._broker, principal, topic, attachment, self._clock)
+        except BaseException:
+            self._uncount(principal)
+            raise
         finally:
             self._opening -= 1
         session = Session(identity(), principal, subscriber, timeout_s)
@@ -128,8 +132,29 @@ class Sessions:
     def close(self, session: Session) -> None:
         """Detach the consumer: what it had not acked is delivered again."""
         if self._open.pop(session.id, None) is not None:
+            self._uncount(session.principal)
             session.end()
             session.subscriber.close()
+
+    def _check_places(self, principal: Principal) -> None:
+        """Raise Full if there may be no more sessions, or no more of this principal."""
+        places = self._sessions_max - len(self._open) - self._opening
+        if places <= 0:
+            raise Full(
+                f"this broker has {self._sessions_max} consumers over HTTP, as many as http.consumers_max allows: "
+                f"close some or raise the limit"
+            )
+        own = self._of_principal.get(principal.id, 0)
+        if self._broker.security.is_required and own >= places:
+            raise Full(
+                f"{principal.id} has {own} consumers over HTTP, and the {places} places that are left are for others: "
+                f"close some or raise http.consumers_max"
+            )
+
+    def _uncount(self, principal: Principal) -> None:
+        self._of_principal[principal.id] -= 1
+        if not self._of_principal[principal.id]:
+            del self._of_principal[principal.id]
 
     def drain(self) -> None:
         """End every poll and every stream, and open no session any more."""

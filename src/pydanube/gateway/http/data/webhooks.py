@@ -1,7 +1,9 @@
 """Receives webhooks: a request to /webhooks/{name} becomes one message of the topic that the name is bound to.
 
-Nothing is done before the sender has shown that it knows the secret; secrets are compared in constant time and never
-shown. A signature covers the body and, except for `github`, the time, which must be within the window of the webhook.
+Nothing is done, and nothing counts against the webhook, before the sender has shown that it knows the secret; secrets
+are compared in constant time and never shown. A request whose headers cannot be right is refused before its body is
+read, and few others prove themselves at the same time. A signature covers the body and, except for `github`, the time,
+which must be within the window of the webhook.
 
 A request that is sent again within the window is recognised by its signature (`standard` and `github`: by the id that
 comes with it), and answered as the first was, without a second message: a sender that did not get the answer may repeat
@@ -18,12 +20,15 @@ import binascii
 import hashlib
 import hmac
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from starlette.datastructures import Headers
 
 from pydanube.core.access import Principal
-from pydanube.model.errors import Invalid, NotFound, Unauthenticated
+from pydanube.model.errors import Invalid, NotFound, Unauthenticated, Unavailable
+from pydanube.model.names import TopicName
 from pydanube.model.webhooks import Webhook, WebhookScheme
 from pydanube.runtime.clock import MICROSECONDS, Clock
 
@@ -33,6 +38,9 @@ from .publishing import Publisher, PublishTarget, StoredAt
 PRODUCER: Final = "webhook"
 REMEMBERED_MAX: Final = 10_000
 """Signatures of one webhook that are remembered; beyond it, the oldest is forgotten."""
+
+PROVING_MAX: Final = 100
+"""Requests to all webhooks whose signature is not checked yet: each holds its body."""
 
 _STANDARD_PREFIX: Final = "whsec_"
 
@@ -51,14 +59,36 @@ class Webhooks:
 
     def __init__(self, webhooks: tuple[Webhook, ...], publisher: Publisher, clock: Clock) -> None:
         self._bound = {one.name: _BoundWebhook(one, publisher, clock) for one in webhooks}
+        self._proving = 0
+
+    @contextmanager
+    def proving(self) -> Iterator[None]:
+        """Receive and check a request in this block. Raises Unavailable if too many do."""
+        if self._proving >= PROVING_MAX:
+            raise Unavailable("too many webhooks are arriving at once: send the request again, later")
+        self._proving += 1
+        try:
+            yield
+        finally:
+            self._proving -= 1
+
+    def check(self, name: str, headers: Headers) -> None:
+        """Check what can be seen without the body. Raises NotFound, and Unauthenticated."""
+        self._find(name).check(headers)
+
+    def topic_of(self, name: str) -> TopicName:
+        return self._find(name).topic
 
     def verify(self, name: str, headers: Headers, body: bytes) -> Signature:
         """Return the signature of a request. Raises NotFound for an unknown name, and Unauthenticated if the request is
         not signed with its secret."""
+        return self._find(name).verify(headers, body)
+
+    def _find(self, name: str) -> _BoundWebhook:
         bound = self._bound.get(name)
         if bound is None:
             raise NotFound(f"webhook {name!r} does not exist: bind it in the settings, [http.webhooks.{name}]")
-        return bound.verify(headers, body)
+        return bound
 
     async def receive(
         self, principal: Principal, name: str, signature: Signature, headers: Headers, body: bytes
@@ -74,6 +104,13 @@ class _BoundWebhook:
         self._clock = clock
         self._seen: OrderedDict[str, tuple[float, asyncio.Future[StoredAt]]] = OrderedDict()
         """By signature: when it expires, and where its message is stored."""
+
+    @property
+    def topic(self) -> TopicName:
+        return self._webhook.topic
+
+    def check(self, headers: Headers) -> None:
+        check_headers(self._webhook, headers, self._clock.now_us() / MICROSECONDS)
 
     def verify(self, headers: Headers, body: bytes) -> Signature:
         return verify(self._webhook, headers, body, self._clock.now_us() / MICROSECONDS)
@@ -116,6 +153,21 @@ class _BoundWebhook:
             if (expires_at > now_s or not stored.done()) and len(self._seen) < REMEMBERED_MAX:
                 return
             del self._seen[signature]
+
+
+def check_headers(webhook: Webhook, headers: Headers, now_s: float) -> None:
+    """Raise Unauthenticated if these headers are wrong whatever the body is."""
+    match webhook.scheme:
+        case WebhookScheme.TOKEN:
+            verify(webhook, headers, b"", now_s)
+        case WebhookScheme.GITHUB:
+            _check("x-hub-signature-256" in headers, webhook, "X-Hub-Signature-256")
+        case WebhookScheme.HMAC:
+            _check("x-webhook-signature" in headers, webhook, "X-Webhook-Signature")
+            _check_time(webhook, headers.get("x-webhook-timestamp", ""), now_s)
+        case WebhookScheme.STANDARD:
+            _check("webhook-signature" in headers, webhook, "webhook-signature")
+            _check_time(webhook, headers.get("webhook-timestamp", ""), now_s)
 
 
 def verify(webhook: Webhook, headers: Headers, body: bytes, now_s: float) -> Signature:
