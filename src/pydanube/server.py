@@ -869,9 +869,12 @@ def _grpc_settings(settings: Settings, places: int) -> GrpcSettings:
     from .gateway.grpc import GrpcSettings
 
     grpc, limits = settings.grpc, settings.limits
+    data, admin = places - places // 10 - 1, places // 10 + 1
     return GrpcSettings(
-        connections_max=places - places // 10 - 1,
-        admin_connections_max=places // 10 + 1,
+        connections_max=data,
+        connections_per_address_max=min(limits.connections_per_address_max, -(-data // 2)),
+        admin_connections_max=admin,
+        admin_connections_per_address_max=min(limits.connections_per_address_max, -(-admin // 2)),
         calls_max=grpc.calls_max,
         calls_per_address_max=min(grpc.calls_per_address_max, grpc.calls_max),
         message_bytes_max=limits.message_bytes_max,

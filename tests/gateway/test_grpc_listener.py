@@ -264,6 +264,32 @@ async def test_connections_past_the_limit_are_closed_and_the_others_work():
             assert (await peer.call(HEALTH_CHECK)).status == SERVING
 
 
+@pytest.mark.parametrize("listener", ["data", "admin"])
+async def test_idle_connections_of_one_address_leave_places_for_others(listener: str) -> None:
+    """They are counted before a client has sent anything, as on the other listeners, and refused ones are logged as a
+    number."""
+    limits = {"connections_per_address_max": 3, "admin_connections_per_address_max": 3}
+    async with open_listener(**limits) as there:
+        host, _, port = getattr(there, listener).rpartition(":")
+        front = there.server._fronts[listener == "admin"]
+        idle = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+        await there.until(lambda: front.places.connections == 3)
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            with suppress(ConnectionError):
+                assert await reader.read() == b""  # disconnected at once
+            writer.close()
+        assert front.places._refused == 5
+        idle.pop()[1].transport.abort()
+        await there.until(lambda: front.places.connections == 2)
+        async with connect(getattr(there, listener)) as peer:
+            assert (await peer.call(HEALTH_CHECK)).status == SERVING
+            assert [one.address.startswith("ipv4:127.0.0.1:") for one in front.clients] == [True] * 3
+        for _, writer in idle:
+            writer.transport.abort()
+        await there.until(lambda: front.places.connections == 0 and not there.server._peers._clients)
+
+
 class SlowRegistry:
     """A broker whose schemas are registered when the test says so."""
 

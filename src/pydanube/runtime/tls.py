@@ -92,6 +92,7 @@ class PemFiles(NamedTuple):
 
 class Loaded(NamedTuple):
     context: ssl.SSLContext
+    http2_context: ssl.SSLContext
     pem: PemFiles
     certificate: Certificate
 
@@ -113,6 +114,11 @@ class ServerCertificates:
     def context(self) -> ssl.SSLContext:
         """The context for the next connection."""
         return self._loaded.context
+
+    @property
+    def http2_context(self) -> ssl.SSLContext:
+        """The context for the next connection of a listener that speaks HTTP/2, and agrees so by ALPN."""
+        return self._loaded.http2_context
 
     @property
     def pem(self) -> PemFiles:
@@ -216,9 +222,10 @@ def _load(files: ServerTls, clock: Clock) -> Loaded:
     """Make a context of the files. Raises Refused."""
     for _ in range(_READ_AGAIN):
         pem = _read_files(files)
-        context = _server_context(files)
+        context, http2_context = _server_context(files), _server_context(files)
+        http2_context.set_alpn_protocols(["h2"])
         if _read_files(files) == pem:
-            return Loaded(context, pem, _own_certificate(files, pem, clock))
+            return Loaded(context, http2_context, pem, _own_certificate(files, pem, clock))
     raise Refused(f"{files.cert_file} and {files.key_file} change all the time: replace them in one step")
 
 

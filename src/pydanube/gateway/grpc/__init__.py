@@ -1,6 +1,7 @@
 """The Danube gRPC API, for existing Danube clients and tools. Needs the extra `grpc`.
 
 server          the two listeners: the data port and the admin port
+front           accepts connections, counts them, ends TLS, and passes their bytes on to gRPC
 services        which services there are, and on which port
 producing       ProducerService: producers and their messages
 consuming       ConsumerService: subscriptions, acks; consumer_stream is the stream of one consumer

@@ -35,13 +35,13 @@ from pydanube.broker.security.audit_operations import UNAUDITED, AuditedOperatio
 from pydanube.broker.security.security import Security
 from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.core.identity import NOBODY, Credentials, Identity
-from pydanube.gateway import peer_certificates
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
 from pydanube.runtime.network import counted_address
 from pydanube.runtime.protobuf import ProtobufSchema, ServiceMethod
 from pydanube.runtime.telemetry import get_logger
 
 from .errors import Status, details_of, status_of
+from .front import Peers
 from .request_intake import RequestIntake
 
 log = get_logger(__name__)
@@ -75,10 +75,12 @@ class Memory(Protocol):
 class Call:
     """One running call, as a service sees it."""
 
-    __slots__ = ("context", "principal", "request_bytes")
+    __slots__ = ("context", "peer", "principal", "request_bytes")
 
-    def __init__(self, context: Any, request_bytes: int, principal: Principal = ANONYMOUS) -> None:
+    def __init__(self, context: Any, request_bytes: int, principal: Principal = ANONYMOUS, peer: str = "") -> None:
         self.context = context
+        self.peer = peer
+        """The address of the client as gRPC writes it: `ipv4:127.0.0.1:5000`."""
         self.request_bytes = request_bytes
         """The size of the serialized request."""
         self.principal = principal
@@ -86,13 +88,7 @@ class Call:
     @property
     def client(self) -> str:
         """The IP address of the client."""
-        return _host(self.context.peer())[1]
-
-    @property
-    def peer(self) -> str:
-        """The address of the client as gRPC writes it: `ipv4:127.0.0.1:5000`."""
-        peer: str = self.context.peer()
-        return peer
+        return _host(self.peer)[1]
 
     async def open_stream(self) -> None:
         """Tell the client that its stream is open. Otherwise the first message does, and clients that wait for it, as
@@ -118,9 +114,12 @@ class CallLimits:
         audit: AuditTrail | None = None,
         throttle: Throttle | None = None,
         freshness: Freshness | None = None,
+        peers: Peers | None = None,
     ) -> None:
         """`security` finds out who calls, and `throttle` holds callers to their quotas; None: the services are open to
-        everybody. `audit` records what callers do, and `freshness` knows how old answers may be."""
+        everybody. `audit` records what callers do, `freshness` knows how old answers may be, and `peers` where calls
+        come from."""
+        self.peers = peers or Peers()
         self.intake = intake
         self.security = security
         self._audit = audit
@@ -147,12 +146,12 @@ class CallLimits:
         self._metrics.connections += 1
 
     def audited(
-        self, listener: str, method: ServiceMethod, context: Any, caller: Identity
+        self, listener: str, method: ServiceMethod, peer: str, caller: Identity
     ) -> AuditedOperation | Unaudited:
         """Return what a call runs in."""
         if self._audit is None or not self._audit.is_on:
             return UNAUDITED
-        origin = Origin(listener, _host(context.peer())[1], caller.principal.id, caller.method)
+        origin = Origin(listener, _host(peer)[1], caller.principal.id, caller.method)
         return self._audit.operation(origin, method.path.lstrip("/"))
 
     @contextmanager
@@ -269,17 +268,20 @@ def _unary(method: ServiceMethod, function: Any, limits: CallLimits, listener: s
     parse, intake = method.request.FromString, limits.intake
 
     async def handle(_requests: Any, context: Any) -> Any:
-        address, entered, reserved, disconnect = _address(context.peer()), False, 0, None
+        address, entered, reserved, disconnect = "", False, 0, None
         try:
+            peer = limits.peers.address(context)
+            address = _address(peer)
             limits.enter(address)
             entered = True
-            identity = await _authenticate(limits.security, context, listener)
-            disconnect = limits.connect(identity.principal, context.peer())
+            identity = await _authenticate(limits, context, peer, listener)
+            disconnect = limits.connect(identity.principal, peer)
             data = await intake.receive(context)
             reserved = limits.reserve(len(data))
-            call, request = Call(context, len(data), identity.principal), _parsed(parse, data, method)
+            call = Call(context, len(data), identity.principal, peer)
+            request = _parsed(parse, data, method)
             await limits.admit(identity, request)
-            with limits.audited(listener, method, context, identity), limits.fresh(context):
+            with limits.audited(listener, method, peer, identity), limits.fresh(context):
                 return await function(call, request)
         except Exception as error:
             await _fail(context, method.path, error)
@@ -297,18 +299,21 @@ def _stream(method: ServiceMethod, function: Any, limits: CallLimits, listener: 
     parse, is_generator = method.request.FromString, inspect.isasyncgenfunction(function)
 
     async def handle(_requests: Any, context: Any) -> None:
-        address, entered, disconnect = _address(context.peer()), False, None
+        address, entered, disconnect = "", False, None
         try:
+            peer = limits.peers.address(context)
+            address = _address(peer)
             limits.enter(address)
             entered = True
-            identity = await _authenticate(limits.security, context, listener)
-            disconnect = limits.connect(identity.principal, context.peer())
+            identity = await _authenticate(limits, context, peer, listener)
+            disconnect = limits.connect(identity.principal, peer)
             data = await limits.intake.receive(context)
             limits.release(limits.reserve(len(data)))  # what is parsed of it is small
-            call, request = Call(context, len(data), identity.principal), _parsed(parse, data, method)
+            call = Call(context, len(data), identity.principal, peer)
+            request = _parsed(parse, data, method)
             del data
             await limits.admit(identity, request)
-            with limits.audited(listener, method, context, identity), limits.fresh(context):
+            with limits.audited(listener, method, peer, identity), limits.fresh(context):
                 work = _write_all(context, function(call, request)) if is_generator else function(call, request)
                 follow = identity is not NOBODY
                 await (_while_believed(limits.security, identity, work, listener, call.client) if follow else work)
@@ -350,15 +355,16 @@ def _both_streams(method: ServiceMethod, function: Any) -> Handler:
     return handle
 
 
-async def _authenticate(security: Security | None, context: Any, listener: str) -> Identity:
+async def _authenticate(limits: CallLimits, context: Any, peer: str, listener: str) -> Identity:
     """Return who calls, by the header `authorization: Bearer` or its certificate. Raises Unauthenticated or Full."""
+    security = limits.security
     if security is None or not security.is_required:
         return NOBODY
     given = [str(value) for name, value in context.invocation_metadata() or () if name == "authorization"]
     scheme, _, token = given[0].strip().partition(" ") if len(given) == 1 else ("", "", "")
     token = token.strip() if scheme.lower() == "bearer" else ""
-    certificate = None if given else peer_certificates.of_call(context)
-    return await security.authenticate(Credentials(token, certificate), _host(context.peer())[1], listener)
+    certificate = None if given else limits.peers.certificate(context)
+    return await security.authenticate(Credentials(token, certificate), _host(peer)[1], listener)
 
 
 async def _while_believed(

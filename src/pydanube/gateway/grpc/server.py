@@ -1,30 +1,27 @@
 """The gRPC listeners: the Danube API on the data port, administration on the admin port.
 
-Both are servers of grpc.aio on the broker's event loop. gRPC itself limits connections, calls, and the size of a
-request before it is in memory; calls.py counts calls per address and the bytes of requests, and request_intake.py
-limits the requests that arrive at the same time.
+Both are servers of grpc.aio on the broker's event loop, behind a `Front` that accepts and counts connections. gRPC
+itself limits calls, and the size of a request before it is in memory; calls.py counts calls per address and the bytes
+of requests, and request_intake.py limits the requests that arrive at the same time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 import grpc.aio
 
-from pydanube.broker import Broker
+from pydanube.broker import Broker, ListenerMetrics
+from pydanube.gateway.places import Places
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
-from pydanube.runtime.tls import REQUIRED, PemFiles, ServerCertificates
+from pydanube.runtime.tls import ServerCertificates
 
 from . import health, reflection
 from .calls import ADMIN, GRPC, CallLimits, Memory, UnknownMethods, service_handler
+from .front import Front, Peers
 from .messages import SCHEMA
 from .request_intake import RequestIntake
 from .resources import ListenerResources
@@ -36,8 +33,6 @@ log = get_logger(__name__)
 _ROUND_S: Final = 1.0
 """How often the broker's health is checked for watching clients, and refused calls are logged."""
 
-_FREE_PORT_TRIES: Final = 10
-"""How many free ports are tried: one that is free on IPv6 may be taken on IPv4."""
 
 _DRAIN_CHECK_S: Final = 0.05
 """How often a listener that closes checks whether all calls are answered."""
@@ -77,9 +72,12 @@ class GrpcServer:
         intake = RequestIntake(clock)
         metrics = broker.metrics.listener("grpc")
         places = settings.calls_per_address_max
+        self._peers = peers = Peers()
         checks = broker.security, broker.audit, broker.throttle, broker.freshness
-        self._limits = CallLimits(places, memory, intake, metrics, *checks)
-        self._tool_limits = CallLimits(_TOOL_CALLS_PER_ADDRESS_MAX, memory, intake)  # never drains
+        self._limits = CallLimits(places, memory, intake, metrics, *checks, peers=peers)
+        self._tool_limits = CallLimits(_TOOL_CALLS_PER_ADDRESS_MAX, memory, intake, peers=peers)  # never drains
+        self._fronts: list[Front] = []
+        """Those of the ports that are open."""
         self._servers: list[Any] = []
         self._healths: list[health.Health] = []
         schemes = _scheme(data_certificates), _scheme(admin_certificates)
@@ -93,14 +91,17 @@ class GrpcServer:
     async def open_data(self, host: str, port: int) -> tuple[str, int]:
         """Bind the data port (0 uses a free one) and return its address. Raises OSError where that is impossible."""
         services = {one.name: service for one, service in self._services if one.data}
-        places, advice = self.settings.connections_max, "ask for administration on the admin port"
+        settings, advice = self.settings, "ask for administration on the admin port"
+        places = Places(GRPC, settings.connections_max, settings.connections_per_address_max, ListenerMetrics())
         self.data_address = await self._open(host, port, services, places, advice, self._data_certificates, GRPC)
         return self.data_address
 
     async def open_admin(self, host: str, port: int) -> tuple[str, int]:
         """Bind the admin port, as `open_data` does the data port."""
         services = {one.name: service for one, service in self._services if one.admin}
-        places, advice = self.settings.admin_connections_max, "producers and consumers use the data port"
+        settings, advice = self.settings, "producers and consumers use the data port"
+        most, per_address_max = settings.admin_connections_max, settings.admin_connections_per_address_max
+        places = Places(ADMIN, most, per_address_max, ListenerMetrics())
         self.admin_address = await self._open(host, port, services, places, advice, self._admin_certificates, ADMIN)
         return self.admin_address
 
@@ -138,23 +139,26 @@ class GrpcServer:
             if is_quiet and not self._limits.are_calls_running:
                 break
         left_s = max(0.0, deadline - self._clock.monotonic())
-        await asyncio.gather(*(server.stop(left_s) for server in self._servers))
+        try:
+            await asyncio.gather(*(server.stop(left_s) for server in self._servers))
+        finally:
+            for front in self._fronts:
+                front.close()
 
     async def _open(
         self,
         host: str,
         port: int,
         services: dict[str, Any],
-        connections_max: int,
+        places: Places,
         advice: str,
         certificates: ServerCertificates | None,
         listener: str,
     ) -> tuple[str, int]:
         """Bind a port for these services. `advice` is for callers of others; `listener` is named in the audit."""
-        host = await _resolved(host, port)
-        server = grpc.aio.server(
-            options=self._options(connections_max), maximum_concurrent_rpcs=self.settings.calls_max
-        )
+        front = Front(places, self._peers, self._tasks, certificates, self.settings.handshake_timeout_ms / 1000)
+        self._fronts.append(front)
+        server = grpc.aio.server(options=self._options(), maximum_concurrent_rpcs=self.settings.calls_max)
         self._servers.append(server)
         handlers = [
             service_handler(SCHEMA, name, service, self._limits, listener) for name, service in services.items()
@@ -162,18 +166,8 @@ class GrpcServer:
         for name, tool in self._tools(list(services)).items():
             handlers.append(service_handler(SCHEMA, name, tool, self._tool_limits))
         server.add_generic_rpc_handlers((*handlers, UnknownMethods(advice)))
-        credentials = None if certificates is None else _Credentials(certificates).make()
-        for is_last in (*[False] * (_FREE_PORT_TRIES - 1 if port == 0 else 0), True):
-            with _without_ipv6(host, port) as chosen:
-                address = f"[{host}]:{chosen}" if ":" in host else f"{host}:{chosen}"
-                try:
-                    if credentials is None:
-                        return host, server.add_insecure_port(address)
-                    return host, server.add_secure_port(address, credentials)
-                except RuntimeError:
-                    if is_last:
-                        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)) from None
-        raise AssertionError("the last try raises")
+        server.add_insecure_port(f"unix:{front.inner_address}")
+        return await front.open(host, port)
 
     def _tools(self, services: list[str]) -> dict[str, Any]:
         """Return the health and reflection services of a listener by name."""
@@ -185,11 +179,9 @@ class GrpcServer:
     def _is_ready(self) -> bool:
         return not self._limits.draining and not self._broker.write_problems()
 
-    def _options(self, connections_max: int) -> list[tuple[str, int]]:
+    def _options(self) -> list[tuple[str, int]]:
         settings = self.settings
         return [
-            ("grpc.so_reuseport", 0),  # gRPC would share a port that is taken
-            ("grpc.max_allowed_incoming_connections", connections_max),
             ("grpc.max_concurrent_streams", settings.calls_per_connection_max),
             ("grpc.max_receive_message_length", settings.request_bytes_max),
             ("grpc.max_send_message_length", -1),
@@ -218,66 +210,12 @@ class GrpcServer:
             await self._clock.sleep(_ROUND_S)
             for one in self._healths:
                 one.update()
+            for front in self._fronts:
+                front.places.log_refusals()
             if self._limits.refused:
                 log.warning("grpc.calls_refused", count=self._limits.refused)
                 self._limits.refused = 0
 
 
-class _Credentials:
-    """The certificate of a gRPC listener: gRPC asks for it before every handshake."""
-
-    def __init__(self, certificates: ServerCertificates) -> None:
-        self._certificates = certificates
-        self._used = certificates.pem
-
-    def make(self) -> grpc.ServerCredentials:
-        is_required = self._certificates.files.client_certificates == REQUIRED
-        return grpc.dynamic_ssl_server_credentials(_configuration(self._used), self._fetch, is_required)
-
-    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return the certificate if it is another than last time. Called on a thread of gRPC."""
-        newest = self._certificates.pem
-        if newest is self._used:
-            return None
-        self._used = newest
-        return _configuration(newest)
-
-
-def _configuration(pem: PemFiles) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], pem.client_ca or None)
-
-
 def _scheme(certificates: ServerCertificates | None) -> str:
     return "http" if certificates is None else "https"
-
-
-@contextmanager
-def _without_ipv6(host: str, port: int) -> Iterator[int]:
-    """Have gRPC listen on IPv4 only, as the other listeners do, while it opens the port on 0.0.0.0; yield the port.
-
-    gRPC takes 0.0.0.0 for all addresses and opens `::` for both families, unless somebody has the port there. So the
-    port is taken there for a moment.
-    """
-    if host != "0.0.0.0" or not socket.has_ipv6:  # noqa: S104 - the address is compared
-        yield port
-        return
-    try:
-        holder = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-    except OSError:  # the machine has no IPv6
-        yield port
-        return
-    with holder:
-        holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        try:
-            holder.bind(("::", port))
-        except OSError:  # no IPv6, or another process has the port there: gRPC cannot take it either
-            yield port
-        else:
-            yield holder.getsockname()[1]
-
-
-async def _resolved(host: str, port: int) -> str:
-    """Return the first address of a host, which gRPC is to listen on."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return str(found[0][4][0])

@@ -16,8 +16,9 @@ class GrpcSettings:
     """Sizes in bytes, times in milliseconds. Each limit counts for each of the two listeners."""
 
     connections_max: int = 1_800
+    connections_per_address_max: int = 900
     admin_connections_max: int = 200
-    """gRPC cannot count connections per address; calls are."""
+    admin_connections_per_address_max: int = 100
     calls_max: int = 10_000
     """Calls that run at the same time, streams included; past this they get RESOURCE_EXHAUSTED."""
     calls_per_address_max: int = 5_000

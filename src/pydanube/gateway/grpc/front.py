@@ -1,0 +1,216 @@
+"""Accepts the connections of a gRPC listener, and passes the bytes of each on to gRPC's own server.
+
+```
+ client ── TCP, TLS ──► Front: places, handshakes ── unix socket ──► server of grpc.aio
+```
+
+gRPC cannot count connections per address, nor hold back those whose handshake is not over, and it writes about each
+that fails to stderr. So the listener accepts here, by the same rules as the others (`gateway.places`), and TLS ends
+here. gRPC listens on a socket in a directory that nobody else can enter. Each connection to it is made from a name of
+its own, which gRPC gives as the peer of a call; by it `Peers` knows the client's address and certificate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import tempfile
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, cast
+
+from pydanube.core.identity import PeerCertificate
+from pydanube.gateway import peer_certificates
+from pydanube.gateway.places import Places
+from pydanube.model.errors import Unavailable
+from pydanube.runtime.network import address_of, open_server
+from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.tls import ServerCertificates
+from pydanube.runtime.tls_transport import TlsListening
+
+_SOCKET_PATH_BYTES_MAX: Final = 80
+"""Operating systems take a little more than 100; the names of connections need some of it."""
+
+
+class Peers:
+    """The clients of all gRPC listeners, by what gRPC says is the peer of a call."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, ClientSide] = {}
+
+    def add(self, name: str, client: ClientSide) -> None:
+        self._clients[f"unix:{name}"] = client
+
+    def remove(self, name: str) -> None:
+        self._clients.pop(f"unix:{name}", None)
+
+    def address(self, context: Any) -> str:
+        """Return the address of the client of a call as gRPC writes it: `ipv4:127.0.0.1:5000`. Raises Unavailable if it
+        is gone."""
+        peer: str = context.peer()
+        return self._client(peer).address if peer.startswith("unix:") else peer
+
+    def certificate(self, context: Any) -> PeerCertificate | None:
+        """Return the certificate that the client of a call has proven to hold. Raises Invalid and Unavailable."""
+        peer: str = context.peer()
+        if not peer.startswith("unix:"):
+            return peer_certificates.of_call(context)
+        return peer_certificates.of_transport(self._client(peer).transport)
+
+    def _client(self, peer: str) -> ClientSide:
+        found = self._clients.get(peer)
+        if found is None:
+            raise Unavailable("the connection was closed")
+        return found
+
+
+class Front:
+    """The connections of one listener."""
+
+    def __init__(
+        self,
+        places: Places,
+        peers: Peers,
+        tasks: Tasks,
+        certificates: ServerCertificates | None,
+        handshake_s: float,
+    ) -> None:
+        self.places = places
+        self.peers = peers
+        self.tasks = tasks
+        self._certificates = certificates
+        self._handshake_s = handshake_s
+        self._numbers = count(1)
+        self._directory = _private_directory()
+        self._server: asyncio.Server | None = None
+        self.clients: set[ClientSide] = set()
+
+    @property
+    def inner_address(self) -> str:
+        """Where gRPC listens."""
+        return f"{self._directory}/grpc"
+
+    def new_name(self) -> str:
+        return f"{self._directory}/{next(self._numbers)}"
+
+    async def open(self, host: str, port: int) -> tuple[str, int]:
+        """Listen, and return the address in use. Raises OSError where that is impossible."""
+        self._server = await open_server(host, port, lambda: ClientSide(self), tls=self._tls())
+        return address_of(self._server)
+
+    def _tls(self) -> TlsListening | None:
+        certificates, places = self._certificates, self.places
+        if certificates is None:
+            return None
+        return TlsListening(
+            lambda: certificates.http2_context, self._handshake_s, places.handshakes, places.may_begin, b""
+        )
+
+    def close(self) -> None:
+        """Accept nothing more, and disconnect everybody."""
+        if self._server is not None:
+            self._server.close()
+        for client in list(self.clients):
+            client.transport.abort()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class _Side(asyncio.Protocol):
+    """One of the two connections that belong together: what is received is written to the other one."""
+
+    transport: asyncio.Transport
+    other: _Side | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is not None:
+            self.other.transport.write(data)
+
+    def pause_writing(self) -> None:
+        if self.other is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other is not None:
+            self.other.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.other is not None:
+            self.other.transport.close()
+
+
+class ClientSide(_Side):
+    """The connection to a client."""
+
+    def __init__(self, front: Front) -> None:
+        self.address = ""
+        self._front = front
+        self._host = ""
+        self._name = ""
+        self._has_place = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
+        self._host = host
+        if self._front.places.enter(host):
+            self.transport.abort()
+            return
+        self._has_place = True
+        self._front.clients.add(self)
+        self.address = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+        self.transport.pause_reading()
+        self._front.tasks.spawn(self._connect(), "grpc connection")
+
+    async def _connect(self) -> None:
+        """Connect to gRPC's server from a name of its own, and begin to read."""
+        front, self._name = self._front, self._front.new_name()
+        front.peers.add(self._name, self)
+        side = _Side()
+        side.other = self
+        try:
+            inner = _connected(self._name, front.inner_address)
+            await asyncio.get_running_loop().create_unix_connection(lambda: side, sock=inner)
+        except OSError:
+            self.transport.abort()
+            return
+        self.other = side
+        if self.transport.is_closing():
+            side.transport.abort()
+        else:
+            self.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._has_place:
+            self._has_place = False
+            self._front.clients.discard(self)
+            self._front.peers.remove(self._name)
+            self._front.places.leave(self._host)
+
+
+def _connected(name: str, address: str) -> socket.socket:
+    """Return a connection to a local socket from one of this name. Raises OSError."""
+    inner = socket.socket(socket.AF_UNIX)
+    try:
+        inner.setblocking(False)  # whoever listens has room, or the connection is refused
+        inner.bind(name)
+        inner.connect(address)
+        Path(name).unlink()  # the connection keeps its name
+    except OSError:
+        inner.close()
+        raise
+    return inner
+
+
+def _private_directory() -> str:
+    directory = tempfile.mkdtemp(prefix="danube-grpc-")
+    if len(directory) > _SOCKET_PATH_BYTES_MAX:
+        with suppress(OSError):
+            Path(directory).rmdir()
+        directory = tempfile.mkdtemp(prefix="danube-grpc-", dir="/tmp")
+    return directory
