@@ -19,6 +19,7 @@ import pydanube
 from pydanube import testing
 from pydanube.gateway.grpc.calls import snake_case
 from pydanube.gateway.grpc.messages import SCHEMA
+from pydanube.gateway.grpc.request_intake import RequestIntake
 from pydanube.gateway.grpc.services import SERVICES
 from pydanube.model.errors import Corrupt
 from pydanube.model.limits import MIB
@@ -322,6 +323,33 @@ async def test_unanswered_requests_count_in_the_memory_that_native_publishes_use
         assert (await first).is_new_version
         await there.until(lambda: there.memory.used_bytes == 0)
         assert (await peer.call(REGISTER, **fields("b"))).is_new_version
+
+
+class Received(bytes):
+    """A request; counts those that are in memory."""
+
+    alive = 0
+
+    def __init__(self, *_: Any) -> None:
+        Received.alive += 1
+
+    def __del__(self) -> None:
+        Received.alive -= 1
+
+
+async def test_a_refused_request_is_not_kept_while_its_connection_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = RequestIntake.receive
+
+    async def receive(intake: RequestIntake, context: Any) -> bytes:
+        return Received(await real(intake, context))
+
+    monkeypatch.setattr(RequestIntake, "receive", receive)
+    async with open_listener(memory_bytes=100_000) as there, connect(there.data) as peer:
+        assert there.memory.reserve(90_000)  # by others
+        for _ in range(10):
+            code, _ = await peer.status(REGISTER, subject="s", schema_type="string", schema_definition=b"x" * 40_000)
+            assert code is StatusCode.UNAVAILABLE
+        await there.until(lambda: Received.alive == 0)
 
 
 async def test_a_client_that_goes_away_frees_what_its_calls_held():

@@ -269,6 +269,9 @@ def _unary(method: ServiceMethod, function: Any, limits: CallLimits, listener: s
 
     async def handle(_requests: Any, context: Any) -> Any:
         address, entered, reserved, disconnect = "", False, 0, None
+        data: bytes | None
+        call: Call | None
+        request: Any
         try:
             peer = limits.peers.address(context)
             address = _address(peer)
@@ -284,6 +287,7 @@ def _unary(method: ServiceMethod, function: Any, limits: CallLimits, listener: s
             with limits.audited(listener, method, peer, identity), limits.fresh(context):
                 return await function(call, request)
         except Exception as error:
+            data = call = request = None  # gRPC keeps the error, and with it this frame, for as long as the connection
             await _fail(context, method.path, error)
         finally:
             if entered:
@@ -300,6 +304,8 @@ def _stream(method: ServiceMethod, function: Any, limits: CallLimits, listener: 
 
     async def handle(_requests: Any, context: Any) -> None:
         address, entered, disconnect = "", False, None
+        call: Call | None
+        request: Any
         try:
             peer = limits.peers.address(context)
             address = _address(peer)
@@ -318,6 +324,7 @@ def _stream(method: ServiceMethod, function: Any, limits: CallLimits, listener: 
                 follow = identity is not NOBODY
                 await (_while_believed(limits.security, identity, work, listener, call.client) if follow else work)
         except Exception as error:
+            call = request = None  # as above
             await _fail(context, method.path, error)
         finally:
             if entered:
@@ -442,6 +449,7 @@ async def _fail(context: Any, path: str, error: Exception) -> NoReturn:
         log.error("grpc.call_crashed", method=path, exc_info=error)
         code = StatusCode.INTERNAL
         details = f"internal error in {path}: {type(error).__name__}; the broker's log has the details"
+    error.__traceback__ = None  # its frames hold what was received
     try:
         await context.abort(code, details_of(details))
     except grpc.aio.InternalError as gone:
