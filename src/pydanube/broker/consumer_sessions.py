@@ -117,7 +117,9 @@ class ConsumerSessions:
         found = self._registry.consumers.find(consumer_id)
         return found if found is not None and self._registry.is_current(found) else None
 
-    async def open_stream(self, principal: Principal, consumer_id: int, sink: Sink, unread: UnreadPart) -> Consumer:
+    async def open_stream(
+        self, principal: Principal, consumer_id: int, sink: Sink, unread: UnreadPart | None = None
+    ) -> Consumer:
         """Attach the consumer with this id to its stream; a stream that it had is closed. Returns it without credit.
 
         Raises Unavailable for an unknown id, and Held if another consumer took its place meanwhile. The caller calls

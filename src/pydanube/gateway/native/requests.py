@@ -14,7 +14,16 @@ from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
-from pydanube.broker import Attachment, Broker, CommitRequest, Consumer, Producer, SectionRequest, StageRequest
+from pydanube.broker import (
+    Attachment,
+    Broker,
+    CommitRequest,
+    Consumer,
+    Producer,
+    SectionRequest,
+    StageRequest,
+    UnreadPart,
+)
 from pydanube.broker.quotas.throttle import Throttle
 from pydanube.codec.native import frames
 from pydanube.codec.native import requests as wire
@@ -75,6 +84,8 @@ class Caller(Protocol):
     principal: Principal
     producers: dict[int, Producer]
     consumers: dict[int, Consumer]
+    unread: UnreadPart
+    """What was delivered to its consumers and waits until the client reads."""
 
     @property
     def identity(self) -> Identity: ...
