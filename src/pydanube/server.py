@@ -62,6 +62,7 @@ from .model.webhooks import Webhook
 from .runtime.clock import Clock, SystemClock
 from .runtime.disk import Disk, OsDisk
 from .runtime.file_descriptors import (
+    GRPC_DESCRIPTORS,
     KEPT,
     ConnectionLimits,
     log_files,
@@ -531,7 +532,7 @@ class Server:
         settings, clock = self._settings, self._components.clock
         grpc_places = _grpc_places(settings) if GRPC in listeners or ADMIN in listeners else 0
         places = _http_places(settings) if HTTP in listeners else ConnectionLimits(0, 0)
-        reserved = grpc_places + places.connections + 3 * places.at_once
+        reserved = GRPC_DESCRIPTORS * grpc_places + places.connections + 3 * places.at_once
         tls = self._listener_tls
         self._native = NativeServer(broker, _native_settings(settings, reserved), clock, tasks, tls.get(NATIVE))
         memory = self._native.publish_memory
@@ -862,7 +863,7 @@ def _grpc_places(settings: Settings) -> int:
     """Return how many connections both gRPC listeners may have together."""
     wanted, limits = settings.grpc.connections_max, settings.limits
     others = limits.connections_max + limits.http_connections_max
-    return plan_grpc_connections(raise_descriptor_limit(others + wanted + KEPT), wanted, others)
+    return plan_grpc_connections(raise_descriptor_limit(others + GRPC_DESCRIPTORS * wanted + KEPT), wanted, others)
 
 
 def _grpc_settings(settings: Settings, places: int) -> GrpcSettings:

@@ -17,6 +17,9 @@ if sys.platform != "win32":
 KEPT: Final = 256
 """Descriptors that connections never get, if the limit is high enough."""
 
+GRPC_DESCRIPTORS: Final = 3
+"""What a gRPC connection takes: itself, and both ends of the socket that it is passed on by."""
+
 LOG_FILES_MAX: Final = 64
 LOG_FILES_MIN: Final = 4
 """How many closed files of the log are kept open for reading."""
@@ -61,7 +64,8 @@ def plan_http_connections(limit: int, wanted: int, others: int) -> ConnectionLim
 def plan_grpc_connections(limit: int, wanted: int, others: int) -> int:
     """Return how many connections the gRPC listeners get: `wanted` if `limit` descriptors are enough for them and for
     `others`, otherwise a part of them."""
-    return wanted if limit >= wanted + others + KEPT else max(2, min(wanted, limit // 8))
+    each = GRPC_DESCRIPTORS
+    return wanted if limit >= each * wanted + others + KEPT else max(2, min(wanted, limit // (8 * each)))
 
 
 def open_descriptors() -> int:
