@@ -69,6 +69,10 @@ class Tier(Protocol):
         """Let the log free what retention dropped before it was uploaded."""
 
 
+FINISH_PAUSE_S: Final = 0.05
+"""Between two looks whether every publish was answered, at the end of a partition."""
+
+
 class StoredPartition(Partition):
     """One partition of a reliable topic, owned by this broker."""
 
@@ -502,6 +506,8 @@ class StoredPartition(Partition):
         while self._log.in_flight:
             with suppress(DanubeError):  # the appends that it concerns were answered with it
                 await _completion(self._records.sync)
+            if self._log.in_flight:
+                await self._clock.sleep(FINISH_PAUSE_S)  # so that an append without an answer does not stop the loop
         if self.state.pending:
             await _completion(self.state.barrier)
         self.state.close(error)  # an ack during the sync would be behind the end that the record names
