@@ -18,6 +18,8 @@ CACHE: Final = "danube/seconds"
 LINE_EVERY_S: Final = 30.0
 """Between two lines where nothing can be rewritten, as in a log of CI."""
 REWRITE_EVERY_S: Final = 0.2
+CLEAR: Final = "\r\033[K"
+"""Goes to the beginning of a terminal's line, and empties it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -85,7 +87,9 @@ class Progress:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + report.duration
-        self._failed += report.failed
+        if report.failed:
+            self._failed += 1
+            print(f"{CLEAR if self._terminal else ''}FAILED {report.nodeid}", file=sys.stderr, flush=True)
         if report.when == "teardown":
             self._done_sum += self._expected.pop(report.nodeid, 0.0)
             self._show()
@@ -100,13 +104,13 @@ class Progress:
         line = f"{share:4.0%}  {len(self._expected):,} tests left, about {left // 60:.0f}:{left % 60:02.0f}"
         line += f", {self._failed} failed" if self._failed else ""
         if self._terminal:
-            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+            print(f"{CLEAR}{line}", end="", file=sys.stderr, flush=True)
         else:
             print(line, file=sys.stderr, flush=True)
 
     def pytest_sessionfinish(self) -> None:
         if self._terminal:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+            print(CLEAR, end="", file=sys.stderr, flush=True)
         if self._cache is not None and self._seconds:
             rounded = {one: round(seconds, 3) for one, seconds in self._seconds.items()}
             self._cache.set(CACHE, self._known | rounded)
