@@ -89,10 +89,10 @@ ELSEWHERE := not soak and not stores and not spark_kill and not etcd
 RUN = $(PYTEST) $(if $(ONLY),"$$ONLY",$(1))
 
 test: setup danube-client ## run the tests, those of Spark included (about eight minutes on two cores)
-	$(call RUN,-n 2 --dist loadgroup -m "$(ELSEWHERE) and not exhaustive")
+	$(call RUN,-n 4 --dist loadgroup -m "$(ELSEWHERE) and not exhaustive")
 
 test-all: setup danube-client ## the same with every case of every test: thousands of examples, every fault in every file
-	DANUBE_EXHAUSTIVE=1 $(call RUN,-n 2 --dist loadgroup -m "$(ELSEWHERE)")
+	DANUBE_EXHAUSTIVE=1 $(call RUN,-n 4 --dist loadgroup -m "$(ELSEWHERE)")
 
 # python3.11 and later, on the PATH or installed by pyenv: one of each minor version.
 PYTHONS ?= $(foreach minor,11 12 13 14,$(firstword $(foreach python,python3.$(minor) \

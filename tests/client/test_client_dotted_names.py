@@ -30,7 +30,7 @@ async def test_dots_in_names_survive_a_restart_with_everything_that_hangs_on_the
     async with pydanube.testing.broker(tmp_path / "data") as url, pydanube.connect(url) as client:
         assert await client.list_namespaces() == ["default", "shop", "shop.eu"]
         assert await client.list_topics("shop") == ["/shop/orders.v1"]
-        assert await client.list_topics("shop.eu") == [TOPIC]
+        assert await client.list_topics("shop.eu") == [TOPIC, LETTERS]  # the policy made it
         assert (await client.policies("shop.eu")).own.producers_max == 7
         assert (await client.policies("shop")).own.producers_max != 7
         assert await client.list_subscriptions(TOPIC) == ["billing.v2"]
