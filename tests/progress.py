@@ -65,8 +65,8 @@ class Progress:
         self._terminal = sys.stderr.isatty()
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        if report.when == "call" and report.passed:
-            return "passed", "", "PASSED"  # no dot
+        if report.when == "call" and report.outcome in ("passed", "failed"):
+            return report.outcome, "", report.outcome.upper()  # no dot, and failures are named below
         return None
 
     @pytest.hookimpl(optionalhook=True)
