@@ -1,7 +1,7 @@
 """How far a run of the tests is: one line that is rewritten on a terminal, a line now and then elsewhere.
 
 The time left is reckoned with how long each test took here last time, which pytest's cache keeps, or, in the first
-run, with the number of tests. `--failures FILE` writes down what failed and whether all tests were run, for `.ci/suite`.
+run, with the number of tests. `--failures FILE` writes down what failed and whether all tests ran, for `.ci/suite`.
 """
 
 from __future__ import annotations
