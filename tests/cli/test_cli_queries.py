@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+from commands import danube
 
 import pydanube
 from pydanube.codec.batch import encode
@@ -29,12 +28,7 @@ def written(served):
 
 
 def run(served, *arguments: str, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "pydanube.cli", "queries", *arguments, "--url", served.url],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = danube("queries", *arguments, "--url", served.url)
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
 
