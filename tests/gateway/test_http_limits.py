@@ -155,7 +155,7 @@ async def test_a_body_that_grows_too_large_is_refused_when_it_does() -> None:
             answer = await peer.answer()  # the rest of a body in chunks is not read
             assert (answer.status, answer.headers["connection"]) == (413, "close")
             assert await peer.closed() == b""
-        assert there.server._application._bodies.used_bytes == 0
+        assert there.server._application._bodies.used == 0
 
 
 async def test_what_is_thrown_away_of_a_body_has_a_limit() -> None:
@@ -203,12 +203,12 @@ async def test_all_bodies_together_have_a_limit() -> None:
         budget = there.server._application._bodies
         async with await Peer.connect(there) as first, await Peer.connect(there) as second:
             first.send("POST", "/size", b"x" * 999, content_length="1000")
-            await there.until(lambda: budget.used_bytes == 999)
+            await there.until(lambda: budget.used == 999)
             answer = await second.request("POST", "/size", b"x" * 900)
             assert (answer.status, answer.json()["retryable"]) == (503, True)
             first.write(b"x")
             assert (await first.answer()).body == b"1000"
-        await there.until(lambda: budget.used_bytes == 0)
+        await there.until(lambda: budget.used == 0)
 
 
 # -- connections -------------------------------------------------------------------------------------------------------
@@ -392,9 +392,9 @@ async def test_a_client_that_leaves_in_the_middle_is_no_mistake(capsys) -> None:
         for _ in range(5):
             async with await Peer.connect(there) as peer:
                 peer.send("POST", "/size", b"x", content_length="100")
-                await there.until(lambda: there.server._application._bodies.used_bytes == 1)
+                await there.until(lambda: there.server._application._bodies.used == 1)
             await there.until(lambda: there.server.connections == 0 and not there.server._state.tasks)
-        assert there.server._application._bodies.used_bytes == 0
+        assert there.server._application._bodies.used == 0
     assert capsys.readouterr().err == ""
 
 
