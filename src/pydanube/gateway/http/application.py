@@ -36,9 +36,11 @@ from pydanube.runtime.tasks import Tasks
 
 from . import api, authentication, errors, health, metrics, schema_registry
 from .api.operations import BASE
+from .connection import HttpConnection
 from .cors import Origins
 from .data import DataEndpoints
 from .host_check import HostCheck
+from .requests import IDENTITY
 from .settings import HttpSettings
 
 _NAMED: Final = re.compile(rf"{BASE}/(topics|namespaces)/([^/]+)(?:/([^/]+))?")
@@ -98,7 +100,8 @@ class Application:
             return
         assert scope["type"] == "http", "uvicorn runs without lifespan"
         added = self._origins.headers(scope)
-        body = _Body(scope, receive, self._bodies, self._settings)
+        connection: HttpConnection = scope["state"]["connection"]
+        body = _Body(scope, receive, connection, self._bodies, self._settings)
 
         async def send_after_body(message: Message) -> None:
             """Send the message. The answer waits for the rest of a small body; a larger one is not read, and the
@@ -107,7 +110,8 @@ class Application:
                 self._broker.metrics.http_answers[str(message["status"])] += 1
                 is_read = await body.discard()
                 if not is_read and not body.is_held_back:
-                    scope["state"]["connection"].linger()
+                    is_known = IDENTITY in scope or not self._broker.security.is_required
+                    connection.linger(*((self._settings.discarded_bytes_max,) if is_known else ()))
                 is_last = not is_read or self._draining or body.is_framed_twice
                 closing = (_CLOSE,) if is_last else ()
                 age_s = self._broker.freshness.age_s
@@ -208,9 +212,12 @@ class Application:
 class _Body:
     """The body of one request: counts what is received against the limits."""
 
-    def __init__(self, scope: Scope, receive: Receive, budget: Budget, settings: HttpSettings) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, connection: HttpConnection, budget: Budget, settings: HttpSettings
+    ) -> None:
         headers = Headers(scope=scope)
         self._receive = receive
+        self._connection = connection
         self._budget = budget
         self._settings = settings
         self._taken_bytes = 0
@@ -250,6 +257,7 @@ class _Body:
 
     async def _receive_part(self) -> tuple[Message, int]:
         self.is_held_back = False
+        self._connection.read_body()
         message = await self._receive()
         self._is_complete = not message.get("more_body", False)
         return message, len(message.get("body", b""))
