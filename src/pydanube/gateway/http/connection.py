@@ -27,6 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from pydanube.codec.native.frames import PREAMBLE
+from pydanube.gateway.unproven_work import UnprovenClient
 from pydanube.model.limits import KIB
 from pydanube.runtime.telemetry import get_logger
 
@@ -63,6 +64,10 @@ class ConnectionOwner(Protocol):
 
     def admit(self, connection: HttpConnection) -> str:
         """Count the connection; return why it is refused, or nothing."""
+        ...
+
+    def measure(self, connection: HttpConnection) -> UnprovenClient:
+        """Return what measures the work for the connection, until its client has shown who it is."""
         ...
 
     def forget(self, connection: HttpConnection | WebSocketConnection) -> None: ...
@@ -133,6 +138,8 @@ class HttpConnection(H11Protocol):
         self.conn: _Parser = _Parser(h11.SERVER, owner.settings.header_bytes_max)
         self.logger = _request_logger
         self.access_log = False
+        self.unproven: UnprovenClient
+        """Set when the connection has its place."""
         self._owner = owner
         self._phase = _Phase.HEADER
         self._since = owner.monotonic()
@@ -149,6 +156,8 @@ class HttpConnection(H11Protocol):
         refusal = self._owner.admit(self)
         if refusal:
             self._answer_and_close(503, refusal)
+        else:
+            self.unproven = self._owner.measure(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -171,10 +180,15 @@ class HttpConnection(H11Protocol):
             self._owner.count_invalid()
             self._answer_and_close(400, "this port has no TLS: use http:// instead of https://")
             return
-        super().data_received(data)
-        self._note_phase()
+        if not self.unproven.proofs and (refusal := self.unproven.refusal()):
+            self._answer_and_close(429, refusal)
+            return
+        with self.unproven.measured():
+            super().data_received(data)
+            self._note_phase()
 
     def on_response_complete(self) -> None:
+        self.unproven.begin()
         super().on_response_complete()
         self._note_phase()
 
@@ -223,10 +237,11 @@ class HttpConnection(H11Protocol):
         """Parse the body of the request from now on, with what has arrived of it."""
         if self.conn.is_held:
             self.conn.is_held = False
-            self.handle_events()
-            self._note_phase()
+            with self.unproven.measured():
+                self.handle_events()
+                self._note_phase()
 
-    def linger(self, discarded_bytes_max: int = STRANGER_LINGER_BYTES) -> None:
+    def linger(self, discarded_bytes_max: int) -> None:
         """Read no more of the request that is being answered; what comes of it is thrown away. The connection ends when
         the client has closed it, or sends for too long or more than this."""
         self._discarded_bytes_max = discarded_bytes_max
