@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 from pydanube.core.access import Principal
 from pydanube.model.errors import Unavailable
 from pydanube.model.limits import BATCH_BYTES_MAX, KIB
+from pydanube.runtime.budget import fits_share
 
 SMALL_BYTES: Final = 64 * KIB
 """What a client that holds nothing may be given while no memory is free."""
@@ -119,7 +120,7 @@ class UnreadMemory:
         if not self.used_bytes:
             return True  # one at a time, whatever its size
         free = self.limit_bytes - self.used_bytes
-        return wanted_bytes <= free and (owner is None or owner.used_bytes + wanted_bytes <= free)
+        return wanted_bytes <= free and (owner is None or fits_share(owner.used_bytes, wanted_bytes, free))
 
     def refresh(self) -> None:
         for part in self.parts:

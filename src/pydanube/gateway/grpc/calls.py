@@ -35,7 +35,9 @@ from pydanube.broker.security.audit_operations import UNAUDITED, AuditedOperatio
 from pydanube.broker.security.security import Security
 from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.core.identity import NOBODY, Credentials, Identity
+from pydanube.gateway.unproven_work import UnprovenClient, UnprovenWork
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
+from pydanube.runtime.budget import Budget
 from pydanube.runtime.network import counted_address
 from pydanube.runtime.protobuf import ProtobufSchema, ServiceMethod
 from pydanube.runtime.telemetry import get_logger
@@ -61,7 +63,10 @@ _COUNTED_BYTES_MIN: Final = 4_096
 """Smaller requests, such as acks, are not counted in memory: the number of calls limits them."""
 
 
-_BOTH_STREAMS_MAX: Final = 4
+CALL_S: Final = 0.0005
+"""What a call costs before its handler runs, and when it is refused, which gRPC does and nobody measures."""
+
+_BOTH_STREAMS_MAX: Final = 16
 _BOTH_STREAMS_S: Final = 60
 
 
@@ -109,6 +114,7 @@ class CallLimits:
         calls_per_address_max: int,
         memory: Memory,
         intake: RequestIntake,
+        work: UnprovenWork,
         metrics: ListenerMetrics | None = None,
         security: Security | None = None,
         audit: AuditTrail | None = None,
@@ -116,9 +122,10 @@ class CallLimits:
         freshness: Freshness | None = None,
         peers: Peers | None = None,
     ) -> None:
-        """`security` finds out who calls, and `throttle` holds callers to their quotas; None: the services are open to
-        everybody. `audit` records what callers do, `freshness` knows how old answers may be, and `peers` where calls
-        come from."""
+        """`work` is what callers cost before they have shown who they are. `security` finds out who calls, and
+        `throttle` holds callers to their quotas; None: the services are open to everybody. `audit` records what callers
+        do, `freshness` knows how old answers may be, and `peers` where calls come from."""
+        self.work = work
         self.peers = peers or Peers()
         self.intake = intake
         self.security = security
@@ -248,7 +255,7 @@ def _handler(method: ServiceMethod, function: Any, limits: CallLimits, listener:
     """Return the handler of one method. To gRPC every request is a stream: it is received when we ask for it."""
     if method.request_streams:
         assert method.reply_streams, f"{method.path}: streams of requests with one reply are not supported"
-        handle = _both_streams(method, function)
+        handle = _both_streams(method, function, limits)
         return grpc.stream_stream_rpc_method_handler(handle, response_serializer=_serialize)
     if method.reply_streams:
         handle = _stream(method, function, limits, listener)
@@ -335,38 +342,62 @@ def _stream(method: ServiceMethod, function: Any, limits: CallLimits, listener: 
     return handle
 
 
-def _both_streams(method: ServiceMethod, function: Any) -> Handler:
-    """Return the handler of a method whose clients stream too, such as reflection: few at a time, and not for long."""
-    parse, running = method.request.FromString, 0
+def _both_streams(method: ServiceMethod, function: Any, limits: CallLimits) -> Handler:
+    """Return the handler of a method whose clients stream too, such as reflection: few at a time, each address with its
+    share, and not for long. Whoever calls has not shown who it is, also when the call is over."""
+    parse, streams = method.request.FromString, Budget(_BOTH_STREAMS_MAX)
 
-    async def parsed(requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    async def parsed(requests: AsyncIterator[bytes], context: Any, client: UnprovenClient) -> AsyncIterator[Any]:
         async for data in requests:
+            _check_unproven(limits, context, client)
             yield _parsed(parse, data, method)
 
     async def handle(requests: AsyncIterator[bytes], context: Any) -> None:
-        nonlocal running
-        running += 1
+        address, has_place = "", False
         try:
-            if running > _BOTH_STREAMS_MAX:
-                raise Full(f"{method.path} has {_BOTH_STREAMS_MAX} streams, as many as it may have: try again")
+            peer = limits.peers.address(context)
+            address = _address(peer)
+            if not (has_place := streams.take(1, address)):
+                raise Full(f"{method.path} has as many streams as it may have, or as {address} may: end some first")
+            client = limits.work.client(_host(peer)[1], CALL_S)
             async with asyncio.timeout(_BOTH_STREAMS_S):
-                await _write_all(context, function(Call(context, 0), parsed(requests)))
+                replies = function(Call(context, 0), parsed(requests, context, client))
+                await client.run(_write_all(context, replies))
         except TimeoutError:
             late = Status(StatusCode.DEADLINE_EXCEEDED, f"a stream of {method.path} lasts {_BOTH_STREAMS_S} seconds")
             await _fail(context, method.path, late)
         except Exception as error:
             await _fail(context, method.path, error)
         finally:
-            running -= 1
+            if has_place:
+                streams.give_back(1, address)
 
     return handle
 
 
+def _check_unproven(limits: CallLimits, context: Any, client: UnprovenClient) -> None:
+    """Raise Full, and end the connection of the call, if those at its address have cost too much already."""
+    if refusal := client.refusal():
+        limits.peers.disconnect(context)
+        raise Full(refusal)
+
+
 async def _authenticate(limits: CallLimits, context: Any, peer: str, listener: str) -> Identity:
     """Return who calls, by the header `authorization: Bearer` or its certificate. Raises Unauthenticated or Full."""
-    security = limits.security
+    security, client = limits.security, limits.work.client(_host(peer)[1], CALL_S)
     if security is None or not security.is_required:
+        _check_unproven(limits, context, client)
         return NOBODY
+    try:
+        identity = await client.run(_identify(limits, security, context, peer, listener))
+    except DanubeError:
+        _check_unproven(limits, context, client)
+        raise
+    client.proved()
+    return identity
+
+
+async def _identify(limits: CallLimits, security: Security, context: Any, peer: str, listener: str) -> Identity:
     given = [str(value) for name, value in context.invocation_metadata() or () if name == "authorization"]
     scheme, _, token = given[0].strip().partition(" ") if len(given) == 1 else ("", "", "")
     token = token.strip() if scheme.lower() == "bearer" else ""

@@ -45,6 +45,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     ) -> None:
         super().__init__(config, server_state, {**app_state, "connection": self}, asyncio.get_running_loop())
         self.logger = http.logger
+        self.unproven = http.unproven
         self._http = http
         self._owner = owner
         self._unsent_bytes = 0

@@ -47,6 +47,7 @@ from pydanube.codec.native.requests import (
 from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.core.identity import NO_CREDENTIALS, NOBODY, Credentials, Identity
 from pydanube.gateway import peer_certificates
+from pydanube.gateway.unproven_work import UnprovenClient
 from pydanube.model.errors import DanubeError, Denied, Full, Invalid, NotFound, Refused, Unauthenticated, Unavailable
 from pydanube.model.failure import DELAY_MS_MAX
 from pydanube.model.limits import FRAME_BYTES_MAX, NACKED_MESSAGES_MAX
@@ -99,7 +100,8 @@ class ListenerResources:
 class Session:
     """One client, from its first byte to its last."""
 
-    def __init__(self, resources: ListenerResources, connection: FramedConnection) -> None:
+    def __init__(self, resources: ListenerResources, connection: FramedConnection, unproven: UnprovenClient) -> None:
+        """`unproven` measures what the session costs before its client is welcomed."""
         self.connection = connection
         self.broker = resources.broker
         self.settings = resources.settings
@@ -111,6 +113,7 @@ class Session:
         self.draining = False
         self.client = ""
         self.since = resources.clock.monotonic()
+        self._unproven = unproven
         self._resources = resources
         self._receive: Callable[[memoryview], None] = self._receive_preamble
         self._handles = count(1)
@@ -201,6 +204,10 @@ class Session:
         self._receive = self._receive_hello
 
     def _receive_hello(self, frame: memoryview) -> None:
+        with self._unproven.measured():
+            self._handle_hello(frame)
+
+    def _handle_hello(self, frame: memoryview) -> None:
         kind, _, correlation, head, _ = frames.decode(frame)
         if kind is not FrameKind.HELLO:
             raise Invalid(f"the first frame is HELLO, not {kind.name}")
@@ -227,7 +234,8 @@ class Session:
     async def _authenticate(self, credentials: Credentials, version: int, correlation: int) -> None:
         """Find out who the client is, and welcome it or end the session. Cancelled: the session has ended."""
         try:
-            identity = await self.broker.security.authenticate(credentials, self.connection.peer[0], LISTENER)
+            proof = self.broker.security.authenticate(credentials, self.connection.peer[0], LISTENER)
+            identity = await self._unproven.run(proof)
         except DanubeError as error:
             self.end(error)
         except Exception as error:  # a bug: it ends this connection and nothing else
@@ -245,6 +253,7 @@ class Session:
 
     def _greet(self, version: int, correlation: int, identity: Identity) -> None:
         self._authenticating = None
+        self._unproven.proved()
         try:
             self._disconnect = self.broker.throttle.connect(self._counted_as(identity.principal))
         except DanubeError as error:
