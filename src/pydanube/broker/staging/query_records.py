@@ -13,7 +13,6 @@ from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.audit_operations import note_change, note_check
 from pydanube.core import staging as core
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
-from pydanube.core.shares import is_within_share
 from pydanube.core.staging import QueryRecord
 from pydanube.metadata.store import (
     Compare,
@@ -29,6 +28,7 @@ from pydanube.model.errors import Denied, Full, Refused, Unavailable
 from pydanube.model.levels import STAGED_NAMESPACES
 from pydanube.model.limits import STAGED_QUERIES_MAX
 from pydanube.model.staging import check_query
+from pydanube.runtime.budget import fits_share
 from pydanube.runtime.clock import Clock
 
 LOST_COMPARISONS_MAX: Final = 20
@@ -220,7 +220,7 @@ class QueryRecords:
         if own and namespace:
             own[f"namespace {namespace}"] = counts.in_namespace[namespace]
         for who, count in own.items():
-            if not is_within_share(count + 1, free):
+            if not fits_share(count, 1, free):
                 raise Full(
                     f"{who} has {count} staged queries, and the {free} that may still be made are for others: forget "
                     f"those that are over (`danube queries list`)"
