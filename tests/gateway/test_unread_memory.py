@@ -48,13 +48,17 @@ def kept_bytes(there: HttpListener) -> int:
     return kept + sum(one.unsent_bytes for one in there.server._connections)
 
 
-@asynccontextmanager
-async def unread_streams(there: HttpListener, kind: str) -> AsyncIterator[list[Peer]]:
-    """Clients with a subscription each, which read nothing of what is sent to them."""
+async def publish_large(there: HttpListener) -> None:
     there.broker.unread.limit_bytes = LIMIT
     async with pydanube.connect(there.broker_url) as client, client.producer(TOPIC) as producer:
         for _ in range(4):
             await producer.send(b"x" * LARGE)
+
+
+@asynccontextmanager
+async def unread_streams(there: HttpListener, kind: str) -> AsyncIterator[list[Peer]]:
+    """Clients with a subscription each, which read nothing of what is sent to them."""
+    await publish_large(there)
     async with AsyncExitStack() as stack:
         peers = [await stack.enter_async_context(await Peer.connect(there)) for _ in range(CLIENTS)]
         for number, peer in enumerate(peers):
@@ -125,6 +129,84 @@ async def test_grpc_streams_that_nobody_reads_keep_no_more_than_the_limit(monkey
             await producer.send(b"x" * LARGE)
         await there.until(lambda: there.broker.unread.is_awaited)
         assert 0 < len(kept) * 3 * LARGE <= LIMIT
+        del streams
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let clients stall for a short time only."""
+    monkeypatch.setattr(unread_memory, "STALLED_S", 0.2)
+    monkeypatch.setattr(unread_memory, "SLOW_BYTES_PER_S", 1_000 * MIB)
+
+
+@pytest.mark.parametrize("kind", PATHS)
+async def test_streams_that_nobody_reads_end_when_others_wait(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_listener() as there, unread_streams(there, kind):
+        hurry(monkeypatch)
+        async with await Peer.connect(there) as reader:
+            opened = await reader.request("POST", f"{BASE}/subscriptions/late/consumers", b'{"start": "earliest"}')
+            reader.send("GET", f"{opened.headers['location']}/messages?wait_ms=60000")
+            await reader._reader.readuntil(b"x" * 100_000)
+
+
+async def test_events_without_a_subscription_that_nobody_reads_end_when_others_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with open_listener() as there:
+        await publish_large(there)
+        async with await Peer.connect(there) as peer:
+            peer.stop_reading()
+            peer.send("GET", f"{BASE}/events?start=earliest")
+            await there.until(lambda: there.broker.unread.used_bytes >= LARGE)
+            hurry(monkeypatch)
+            await until_given_back(there)
+
+
+async def test_what_is_kept_between_polls_goes_back_when_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumers = f"{BASE}/subscriptions/s/consumers"
+    async with open_listener() as there, await Peer.connect(there) as peer:
+        async with pydanube.connect(there.broker_url) as client:
+            await client.create_topic(TOPIC, partitions=3)
+            async with client.producer(TOPIC) as producer:
+                for number in range(3):
+                    await producer.send(b"%d" % number)
+        opened = await peer.request("POST", consumers, b'{"start": "earliest", "type": "shared"}')
+        polled = await peer.request("GET", f"{opened.headers['location']}/messages?max=1&wait_ms=60000")
+        (taken,) = polled.json()["messages"]
+        hurry(monkeypatch)
+        await until_given_back(there)
+        other = await peer.request("POST", consumers, b'{"type": "shared", "consumer": "other"}')
+        path = f"{other.headers['location']}/messages?max=1&wait_ms=60000"
+        received = [(await peer.request("GET", path)).json()["messages"][0] for _ in range(2)]
+        assert {one["payload"] for one in (taken, *received)} == {"0", "1", "2"}, "what was not taken, once"
+        assert not any("redeliveries" in one for one in received), "it did not fail"
+        body = b'{"ack": ["%s"]}' % taken["id"].encode()
+        acked = await peer.request("POST", f"{opened.headers['location']}/acks", body)
+        assert acked.status == 204
+
+
+async def until_given_back(there: HttpListener) -> None:
+    """Wait for more memory than there is, until nobody holds any."""
+    memory = there.broker.unread
+    other, free = memory.part(), asyncio.Event()
+    memory.call_when_free("another", other, memory.limit_bytes, free.set)
+    async with asyncio.timeout(60):
+        await free.wait()
+
+
+async def test_grpc_clients_that_read_nothing_are_disconnected_when_others_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with open_grpc() as there, DanubePeer(there.data) as peer, DanubePeer(there.data) as working:
+        there.broker.unread.limit_bytes = LIMIT
+        producer = await working.producer(TOPIC)
+        streams = [await peer.consumer(TOPIC, f"s{number}") for number in range(CLIENTS)]
+        for _ in range(4):
+            await producer.send(b"x" * LARGE)
+        await there.until(lambda: there.broker.unread.is_awaited)
+        hurry(monkeypatch)
+        reading = await working.consumer(TOPIC, "read")
+        await producer.send(b"y" * LARGE)
+        assert (await reading.receive()).payload == b"y" * LARGE
         del streams
 
 

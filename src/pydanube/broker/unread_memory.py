@@ -5,7 +5,8 @@ Bytes are taken before they are read from the log, or before they are handed to 
 client has received them or is gone. What finds no free memory waits: a fetch in one queue, for WAIT_S, a consumer until
 there is some. Only a client that holds nothing at all may go past the limit, with SMALL_BYTES, so that clients that do
 not read cannot starve those with small messages. With authentication a principal may hold as much as is still free for
-all, so that it cannot take everything either.
+all, so that it cannot take everything either. A client that receives nothing for STALLED_S while others wait loses what
+is held for it: its listener gives messages back that are not being sent, or disconnects it.
 
 Invariants
     used_bytes is the sum of what all parts hold
@@ -22,10 +23,16 @@ from weakref import WeakValueDictionary
 
 from pydanube.core.access import Principal
 from pydanube.model.errors import Unavailable
-from pydanube.model.limits import BATCH_BYTES_MAX, KIB
+from pydanube.model.limits import BATCH_BYTES_MAX, KIB, MIB
 
 SMALL_BYTES: Final = 64 * KIB
 """What a client that holds nothing may be given while no memory is free."""
+
+STALLED_S: Final = 5.0
+"""A client may receive nothing for this long while others wait for memory; a large message has longer."""
+
+SLOW_BYTES_PER_S: Final = MIB
+"""How fast a client receives at least what is held for it, beyond STALLED_S, while others wait for memory."""
 
 WAIT_S: Final = 2.0
 """How long a read waits for memory before it is refused."""
@@ -63,6 +70,8 @@ class UnreadMemory:
         """Held by the first waiting read; the others wait for this lock, in order."""
         self.parts: set[UnreadPart] = set()
         """Those that hold something and are asked what their clients have received."""
+        self.watched: set[UnreadPart] = set()
+        """Those whose clients lose what is held for them when they receive nothing."""
         self._is_shared = is_shared
         self._principals: WeakValueDictionary[str, PrincipalBytes] = WeakValueDictionary()
         self._freed = asyncio.Event()
@@ -125,6 +134,14 @@ class UnreadMemory:
         for part in self.parts:
             part.refresh()
 
+    def check(self, now: float) -> None:
+        """Look what clients have received, so that those that wait go on, and take back what stalled clients hold.
+        Called in every round of the native listener, at `now`."""
+        if self.is_awaited:
+            self.refresh()
+        for part in list(self.watched):
+            part.check(now)
+
     def call_when_free(self, key: object, part: UnreadPart, size_bytes: int, go_on: Callable[[], None]) -> None:
         """Call `go_on` once the part may take this much; a call for the same `key` replaces the one before."""
         self._waiting[key] = _Waiter(part, size_bytes, go_on)
@@ -151,6 +168,27 @@ class UnreadPart:
         self.owner = owner
         self.bytes = 0
         self._weight = weight
+        self._give_up: Callable[[], None] | None = None
+        self._has_moved = True
+        self._moved_at = 0.0
+
+    def watch(self, give_up: Callable[[], None]) -> None:
+        """Call `give_up` when the client has received nothing for too long while others wait for memory."""
+        self._give_up = give_up
+        self.memory.watched.add(self)
+
+    def moved(self) -> None:
+        """Note that the client has received something."""
+        self._has_moved = True
+
+    def check(self, now: float) -> None:
+        """Take back what is held if the client receives nothing and others wait. `now` is on the monotonic clock."""
+        if self._has_moved or not self.bytes or not self.memory.is_awaited:
+            self._has_moved, self._moved_at = False, now
+        elif now - self._moved_at > STALLED_S + self.bytes / SLOW_BYTES_PER_S:
+            self._moved_at = now
+            assert self._give_up is not None
+            self._give_up()
 
     def may_take(self, size_bytes: int) -> bool:
         """Return whether this much may be taken now."""
@@ -169,6 +207,7 @@ class UnreadPart:
             self.owner.used_bytes += size_bytes * self._weight
 
     def give_back(self, size_bytes: int) -> None:
+        self.moved()
         self.take(-size_bytes)
         assert self.bytes >= 0
 
@@ -180,6 +219,7 @@ class UnreadPart:
         """Give everything back: the client is gone."""
         self.set(0)
         self.memory.parts.discard(self)
+        self.memory.watched.discard(self)
 
     def refresh(self) -> None:
         """Give back what the client has received; for parts that can tell."""

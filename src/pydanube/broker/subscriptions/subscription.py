@@ -676,6 +676,12 @@ class LiveSubscription:
             self._handle_exhausted(self.dispatcher.give_up(ranges, reason[:REASON_CHARACTERS_MAX], member))
             self.pump()
 
+    def give_back(self, member: Member, ranges: Sequence[tuple[int, int]]) -> None:
+        """See `Consumer.give_back`."""
+        self._ack_batch.flush()
+        self.dispatcher.give_back(ranges, member)
+        self.pump()
+
     def restart_timeouts(self, ranges: Sequence[tuple[int, int]]) -> None:
         """See `Consumer.sent`."""
         self.dispatcher.restart_timeouts(ranges, self._clock.now_us())

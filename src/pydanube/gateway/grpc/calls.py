@@ -75,9 +75,18 @@ class Memory(Protocol):
 class Call:
     """One running call, as a service sees it."""
 
-    __slots__ = ("context", "peer", "principal", "request_bytes")
+    __slots__ = ("_peers", "context", "peer", "principal", "request_bytes")
 
-    def __init__(self, context: Any, request_bytes: int, principal: Principal = ANONYMOUS, peer: str = "") -> None:
+    def __init__(
+        self,
+        context: Any,
+        request_bytes: int,
+        principal: Principal = ANONYMOUS,
+        peer: str = "",
+        peers: Peers | None = None,
+    ) -> None:
+        """`peers` knows the connections of clients."""
+        self._peers = peers
         self.context = context
         self.peer = peer
         """The address of the client as gRPC writes it: `ipv4:127.0.0.1:5000`."""
@@ -99,6 +108,11 @@ class Call:
         """Send one message of a stream, serialized or not. Returns when gRPC has taken it: a client that does not read
         makes this wait."""
         await self.context.write(message)
+
+    def disconnect(self) -> None:
+        """End the client's connection: gRPC keeps what it has taken of a message for as long as that is open."""
+        if self._peers is not None:
+            self._peers.disconnect(self.context)
 
 
 class CallLimits:
@@ -281,7 +295,7 @@ def _unary(method: ServiceMethod, function: Any, limits: CallLimits, listener: s
             disconnect = limits.connect(identity.principal, peer)
             data = await intake.receive(context)
             reserved = limits.reserve(len(data))
-            call = Call(context, len(data), identity.principal, peer)
+            call = Call(context, len(data), identity.principal, peer, limits.peers)
             request = _parsed(parse, data, method)
             await limits.admit(identity, request)
             with limits.audited(listener, method, peer, identity), limits.fresh(context):
@@ -315,7 +329,7 @@ def _stream(method: ServiceMethod, function: Any, limits: CallLimits, listener: 
             disconnect = limits.connect(identity.principal, peer)
             data = await limits.intake.receive(context)
             limits.release(limits.reserve(len(data)))  # what is parsed of it is small
-            call = Call(context, len(data), identity.principal, peer)
+            call = Call(context, len(data), identity.principal, peer, limits.peers)
             request = _parsed(parse, data, method)
             del data
             await limits.admit(identity, request)

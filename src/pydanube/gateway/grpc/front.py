@@ -52,6 +52,11 @@ class Peers:
         peer: str = context.peer()
         return self._client(peer).address if peer.startswith("unix:") else peer
 
+    def disconnect(self, context: Any) -> None:
+        """End the connection that a call came on."""
+        if (client := self._clients.get(context.peer())) is not None:
+            client.transport.abort()
+
     def certificate(self, context: Any) -> PeerCertificate | None:
         """Return the certificate that the client of a call has proven to hold. Raises Invalid and Unavailable."""
         peer: str = context.peer()

@@ -197,6 +197,10 @@ class HttpConnection(H11Protocol):
         """Wait until the client has read enough, or is gone."""
         await self.flow.drain()
 
+    def abort(self) -> None:
+        """Disconnect the client; what it was sent and has not received is dropped."""
+        self.transport.abort()
+
     def linger(self) -> None:
         """Read no more of the request that is being answered; what comes of it is thrown away. The connection ends when
         the client has closed it, or sends for too long."""

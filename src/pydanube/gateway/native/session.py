@@ -23,7 +23,16 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from pydanube.broker import PEER, Broker, Consumer, Producer, PublishDone, Published, close_calls
+from pydanube.broker import (
+    PEER,
+    UNREAD_STALLED_S,
+    Broker,
+    Consumer,
+    Producer,
+    PublishDone,
+    Published,
+    close_calls,
+)
 from pydanube.broker.security.audit_operations import UNAUDITED, AuditedOperation, Origin, TrafficSessions, Unaudited
 from pydanube.broker.security.identity_sessions import IdentitySession
 from pydanube.codec.batch.header import unpacked_bytes
@@ -74,9 +83,6 @@ NACKED_AT_ONCE: Final = 1_000
 """Each nack costs some microseconds: after a frame with more than this, other sessions get their turn."""
 
 LISTENER: Final = "native"
-
-STALLED_S: Final = 5.0
-"""A client that reads nothing for this long while others wait for the memory of its answers is disconnected."""
 
 QUIET_S: Final = 0.2
 """While draining, a session is done when nothing is in flight and the client sent nothing for this time."""
@@ -567,7 +573,7 @@ class Session:
     def _keeps_memory_from_others(self, now: float) -> bool:
         """Whether others wait for memory, and the client has read nothing of what it was sent for some time."""
         holds = self._fetches.memory.bytes + self.unread.bytes
-        is_stalled = self.connection.queued_bytes and now - self.connection.last_sent > STALLED_S
+        is_stalled = self.connection.queued_bytes and now - self.connection.last_sent > UNREAD_STALLED_S
         return bool(holds and is_stalled and self.broker.unread.is_awaited)
 
     def _last_activity(self, now: float) -> float:

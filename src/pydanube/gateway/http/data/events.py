@@ -146,7 +146,8 @@ class SubscriptionEvents(EventStream):
                     break
                 subscriber.check()
                 if subscriber.has_messages:
-                    await self._send_piece()
+                    with subscriber.sending(self._connection):
+                        await self._send_piece()
                 elif not self._unacked:
                     await self.write(b":\n\n")
                     await subscriber.attach_missing()
@@ -216,10 +217,12 @@ class TopicEvents(EventStream):
 
     def close(self) -> None:
         self._streams.discard(self)
+        self._unread.close()
         if self._audited is not None:
             self._audited.end()
 
     async def run(self) -> None:
+        self._unread.watch(self._connection.abort)
         for partition, start in self._starts.items():
             self._next[partition] = await self._broker.find_offset(self._principal, self._topic, partition, start)
         async with asyncio.TaskGroup() as group:
