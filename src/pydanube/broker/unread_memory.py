@@ -16,8 +16,8 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -142,6 +142,17 @@ class UnreadMemory:
         for part in list(self.watched):
             part.check(now)
 
+    @asynccontextmanager
+    async def reading(self, principal: Principal, wanted_bytes: int, weight: int = 1) -> AsyncIterator[int]:
+        """Reserve memory for what is read while the block runs, and return for how many bytes: `wanted_bytes`, or less
+        while that is not free. Raises Unavailable if none is."""
+        part = self.part(principal, weight)
+        granted_bytes = await part.reserve(wanted_bytes)
+        try:
+            yield granted_bytes
+        finally:
+            part.close()
+
     def call_when_free(self, key: object, part: UnreadPart, size_bytes: int, go_on: Callable[[], None]) -> None:
         """Call `go_on` once the part may take this much; a call for the same `key` replaces the one before."""
         self._waiting[key] = _Waiter(part, size_bytes, go_on)
@@ -192,9 +203,12 @@ class UnreadPart:
 
     def may_take(self, size_bytes: int) -> bool:
         """Return whether this much may be taken now."""
-        if not self.bytes and size_bytes <= SMALL_BYTES:
-            return True
-        return self._fits(size_bytes)
+        return (self.bytes + size_bytes) * self._weight <= SMALL_BYTES or self._fits(size_bytes)
+
+    def check_may_take(self, size_bytes: int) -> None:
+        """Raise Unavailable if this much may not be taken now."""
+        if not self.may_take(size_bytes):
+            raise self._none_free()
 
     def _fits(self, size_bytes: int) -> bool:
         return self.memory.fits(size_bytes * self._weight, self.owner)
@@ -242,16 +256,18 @@ class UnreadPart:
         except TimeoutError:
             if granted := self._granted(wanted_bytes, least_bytes):  # what it held itself was received meanwhile
                 return granted
-            raise Unavailable(
-                f"clients have not taken {self.memory.used_bytes} bytes they asked for: read what was sent, then try "
-                f"again"
-            ) from None
+            raise self._none_free() from None
+
+    def _none_free(self) -> Unavailable:
+        return Unavailable(
+            f"clients have not taken {self.memory.used_bytes} bytes they asked for: read what was sent, then try again"
+        )
 
     def _granted(self, wanted_bytes: int, least_bytes: int) -> int:
         granted = max(wanted_bytes, least_bytes) if least_bytes > SMALL_BYTES else wanted_bytes
         if not self._fits(granted):
-            granted = min(granted, least_bytes)
             is_small = least_bytes <= SMALL_BYTES
+            granted = min(granted, SMALL_BYTES // self._weight if is_small else least_bytes)
             if self.bytes if is_small else not self._fits(granted):
                 return 0
         self.take(granted)

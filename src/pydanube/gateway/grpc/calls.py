@@ -27,7 +27,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
-from pydanube.broker import ListenerMetrics
+from pydanube.broker import UNREAD_SMALL_BYTES, ListenerMetrics, UnreadMemory
 from pydanube.broker.freshness import Freshness
 from pydanube.broker.quotas.throttle import Throttle
 from pydanube.broker.security.audit import AuditTrail
@@ -63,6 +63,9 @@ _COUNTED_BYTES_MIN: Final = 4_096
 
 _BOTH_STREAMS_MAX: Final = 4
 _BOTH_STREAMS_S: Final = 60
+
+_ANSWER_TIMES: Final = 2
+"""In the memory of what clients have not received, an answer takes this many times its size: itself and gRPC's copy."""
 
 
 class Memory(Protocol):
@@ -128,17 +131,19 @@ class CallLimits:
         audit: AuditTrail | None = None,
         throttle: Throttle | None = None,
         freshness: Freshness | None = None,
+        unread: UnreadMemory | None = None,
         peers: Peers | None = None,
     ) -> None:
         """`security` finds out who calls, and `throttle` holds callers to their quotas; None: the services are open to
-        everybody. `audit` records what callers do, `freshness` knows how old answers may be, and `peers` where calls
-        come from."""
+        everybody. `audit` records what callers do, `freshness` knows how old answers may be, `unread` counts answers,
+        and `peers` knows where calls come from."""
         self.peers = peers or Peers()
         self.intake = intake
         self.security = security
         self._audit = audit
         self._throttle = throttle
         self._freshness = freshness
+        self._unread = unread
         self._metrics = metrics or ListenerMetrics()
         self._per_address_max = calls_per_address_max
         self._addresses: Counter[str] = Counter()
@@ -217,6 +222,17 @@ class CallLimits:
             await self._throttle.request(caller.principal, _resource_of(request))
         if self.security is not None:
             self.security.check_believed(caller)
+
+    def counted(self, call: Call, answer: bytes) -> bytes:
+        """Return an answer; a large one counts as unread until the call ends, which is when gRPC has sent it. Raises
+        Unavailable if no memory is free."""
+        if self._unread is not None and len(answer) > UNREAD_SMALL_BYTES:
+            part = self._unread.part(call.principal, _ANSWER_TIMES)
+            part.check_may_take(len(answer))
+            part.take(len(answer))
+            part.watch(call.disconnect)
+            call.context.add_done_callback(lambda _: part.close())
+        return answer
 
     def release(self, size: int) -> None:
         if size:
@@ -299,7 +315,7 @@ def _unary(method: ServiceMethod, function: Any, limits: CallLimits, listener: s
             request = _parsed(parse, data, method)
             await limits.admit(identity, request)
             with limits.audited(listener, method, peer, identity), limits.fresh(context):
-                return await function(call, request)
+                return limits.counted(call, _serialize(await function(call, request)))
         except Exception as error:
             data = call = request = None  # gRPC keeps the error, and with it this frame, for as long as the connection
             await _fail(context, method.path, error)

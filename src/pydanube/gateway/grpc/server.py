@@ -73,7 +73,7 @@ class GrpcServer:
         metrics = broker.metrics.listener("grpc")
         places = settings.calls_per_address_max
         self._peers = peers = Peers()
-        checks = broker.security, broker.audit, broker.throttle, broker.freshness
+        checks = broker.security, broker.audit, broker.throttle, broker.freshness, broker.unread
         self._limits = CallLimits(places, memory, intake, metrics, *checks, peers=peers)
         self._tool_limits = CallLimits(_TOOL_CALLS_PER_ADDRESS_MAX, memory, intake, peers=peers)  # never drains
         self._fronts: list[Front] = []
