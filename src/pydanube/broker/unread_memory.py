@@ -258,6 +258,12 @@ class UnreadPart:
                 return granted
             raise self._none_free() from None
 
+    async def reserve_when_free(self, wanted_bytes: int, least_bytes: int = SMALL_BYTES) -> int:
+        """Take memory as `reserve` does, however long that takes: for reads of which nobody is told that they wait."""
+        while True:
+            with suppress(Unavailable):
+                return await self.reserve(wanted_bytes, least_bytes)
+
     def _none_free(self) -> Unavailable:
         return Unavailable(
             f"clients have not taken {self.memory.used_bytes} bytes they asked for: read what was sent, then try again"
