@@ -38,12 +38,14 @@ from .metrics import ListenerMetrics
 from .producers import Producer, shared_id
 from .shared_producers import SharedProducer
 from .unread_memory import SMALL_BYTES as UNREAD_SMALL_BYTES
+from .unread_memory import STALLED_S as UNREAD_STALLED_S
 from .unread_memory import UnreadMemory, UnreadPart
 
 __all__ = [
     "PEER",
     "QUOTA_WAIT_S_MAX",
     "UNREAD_SMALL_BYTES",
+    "UNREAD_STALLED_S",
     "Attachment",
     "Broker",
     "BrokerParts",

@@ -232,7 +232,9 @@ class Broker:
         self.policies = PolicyAdministration(registry, self._partitions, policies, authorizer)
         self.decompression = DecompressionBudget()
         """Must be asked before a compressed batch is passed to `publish`."""
-        self.subscriptions = Subscriptions(registry, self._partitions, authorizer, self.decompression, gathering)
+        self.subscriptions = Subscriptions(
+            registry, self._partitions, authorizer, self.decompression, self.unread, gathering
+        )
         self.dead_letters = DeadLetters(registry, self._partitions, self.subscriptions, authorizer, self, self._cluster)
         self.single_acks = SingleAcks(registry, self._partitions, authorizer)
         self.shared_producers = SharedProducers(self._producers, self.addresses, authorizer, clock, parts.tasks)

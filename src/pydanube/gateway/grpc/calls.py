@@ -27,7 +27,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
-from pydanube.broker import ListenerMetrics
+from pydanube.broker import UNREAD_SMALL_BYTES, ListenerMetrics, UnreadMemory
 from pydanube.broker.freshness import Freshness
 from pydanube.broker.quotas.throttle import Throttle
 from pydanube.broker.security.audit import AuditTrail
@@ -69,6 +69,9 @@ CALL_S: Final = 0.0005
 _BOTH_STREAMS_MAX: Final = 16
 _BOTH_STREAMS_S: Final = 60
 
+_ANSWER_TIMES: Final = 2
+"""In the memory of what clients have not received, an answer takes this many times its size: itself and gRPC's copy."""
+
 
 class Memory(Protocol):
     """Where the bytes of unanswered requests are counted, together with those of other listeners."""
@@ -80,9 +83,18 @@ class Memory(Protocol):
 class Call:
     """One running call, as a service sees it."""
 
-    __slots__ = ("context", "peer", "principal", "request_bytes")
+    __slots__ = ("_peers", "context", "peer", "principal", "request_bytes")
 
-    def __init__(self, context: Any, request_bytes: int, principal: Principal = ANONYMOUS, peer: str = "") -> None:
+    def __init__(
+        self,
+        context: Any,
+        request_bytes: int,
+        principal: Principal = ANONYMOUS,
+        peer: str = "",
+        peers: Peers | None = None,
+    ) -> None:
+        """`peers` knows the connections of clients."""
+        self._peers = peers
         self.context = context
         self.peer = peer
         """The address of the client as gRPC writes it: `ipv4:127.0.0.1:5000`."""
@@ -105,6 +117,11 @@ class Call:
         makes this wait."""
         await self.context.write(message)
 
+    def disconnect(self) -> None:
+        """End the client's connection: gRPC keeps what it has taken of a message for as long as that is open."""
+        if self._peers is not None:
+            self._peers.abort(self.context)
+
 
 class CallLimits:
     """Counts running calls per client address and the bytes of their requests, and refuses new ones while draining."""
@@ -120,11 +137,13 @@ class CallLimits:
         audit: AuditTrail | None = None,
         throttle: Throttle | None = None,
         freshness: Freshness | None = None,
+        unread: UnreadMemory | None = None,
         peers: Peers | None = None,
     ) -> None:
         """`work` is what callers cost before they have shown who they are. `security` finds out who calls, and
         `throttle` holds callers to their quotas; None: the services are open to everybody. `audit` records what callers
-        do, `freshness` knows how old answers may be, and `peers` where calls come from."""
+        do, `freshness` knows how old answers may be, `unread` counts answers, and `peers` knows where calls come from.
+        """
         self.work = work
         self.peers = peers or Peers()
         self.intake = intake
@@ -132,6 +151,7 @@ class CallLimits:
         self._audit = audit
         self._throttle = throttle
         self._freshness = freshness
+        self._unread = unread
         self._metrics = metrics or ListenerMetrics()
         self._per_address_max = calls_per_address_max
         self._addresses: Counter[str] = Counter()
@@ -211,6 +231,17 @@ class CallLimits:
         if self.security is not None:
             self.security.check_believed(caller)
 
+    def counted(self, call: Call, answer: bytes) -> bytes:
+        """Return an answer; a large one counts as unread until the call ends, which is when gRPC has sent it. Raises
+        Unavailable if no memory is free."""
+        if self._unread is not None and len(answer) > UNREAD_SMALL_BYTES:
+            part = self._unread.part(call.principal, _ANSWER_TIMES)
+            part.check_may_take(len(answer))
+            part.take(len(answer))
+            part.watch(call.disconnect)
+            call.context.add_done_callback(lambda _: part.close())
+        return answer
+
     def release(self, size: int) -> None:
         if size:
             self._memory.release(size)
@@ -288,11 +319,11 @@ def _unary(method: ServiceMethod, function: Any, limits: CallLimits, listener: s
             disconnect = limits.connect(identity.principal, peer)
             data = await intake.receive(context)
             reserved = limits.reserve(len(data))
-            call = Call(context, len(data), identity.principal, peer)
+            call = Call(context, len(data), identity.principal, peer, limits.peers)
             request = _parsed(parse, data, method)
             await limits.admit(identity, request)
             with limits.audited(listener, method, peer, identity), limits.fresh(context):
-                return await function(call, request)
+                return limits.counted(call, _serialize(await function(call, request)))
         except Exception as error:
             data = call = request = None  # gRPC keeps the error, and with it this frame, for as long as the connection
             await _fail(context, method.path, error)
@@ -322,7 +353,7 @@ def _stream(method: ServiceMethod, function: Any, limits: CallLimits, listener: 
             disconnect = limits.connect(identity.principal, peer)
             data = await limits.intake.receive(context)
             limits.release(limits.reserve(len(data)))  # what is parsed of it is small
-            call = Call(context, len(data), identity.principal, peer)
+            call = Call(context, len(data), identity.principal, peer, limits.peers)
             request = _parsed(parse, data, method)
             del data
             await limits.admit(identity, request)

@@ -65,6 +65,11 @@ class Peers:
         if found is not None:
             found.disconnect()
 
+    def abort(self, context: Any) -> None:
+        """End the connection that a call came on; what was sent and has not arrived is dropped."""
+        if (client := self._clients.get(context.peer())) is not None:
+            client.transport.abort()
+
     def certificate(self, context: Any) -> PeerCertificate | None:
         """Return the certificate that the client of a call has proven to hold. Raises Invalid and Unavailable."""
         peer: str = context.peer()

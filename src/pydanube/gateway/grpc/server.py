@@ -78,7 +78,7 @@ class GrpcServer:
         calls_max = settings.calls_per_address_max
         self._work = work = work or UnprovenWork(clock, lambda: broker.security.is_required)
         self._peers = peers = Peers()
-        checks = broker.security, broker.audit, broker.throttle, broker.freshness
+        checks = broker.security, broker.audit, broker.throttle, broker.freshness, broker.unread
         self._limits = CallLimits(calls_max, memory, intake, work, metrics, *checks, peers=peers)
         most = _TOOL_CALLS_PER_ADDRESS_MAX
         self._tool_limits = CallLimits(most, memory, intake, work, peers=peers)  # never drains

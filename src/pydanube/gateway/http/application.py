@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
@@ -25,7 +26,7 @@ from starlette.routing import Mount
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from pydanube.broker import Broker
+from pydanube.broker import UNREAD_SMALL_BYTES, Broker, UnreadPart
 from pydanube.core.identity import NOBODY, Identity
 from pydanube.gateway.native.publish_memory import PublishMemory
 from pydanube.gateway.unproven_work import UnprovenClient
@@ -47,6 +48,10 @@ from .settings import HttpSettings
 _NAMED: Final = re.compile(rf"{BASE}/(topics|namespaces)/([^/]+)(?:/([^/]+))?")
 DISCARDED_BYTES_MAX: Final = 64 * KIB
 """A body that nobody wants is read before the answer if it is announced as no larger: the connection then goes on."""
+
+ANSWER_TIMES: Final = 2
+"""In the memory of what clients have not received, an answer takes this many times its size: itself, and what waits in
+the connection."""
 
 _CLOSE: Final = (b"connection", b"close")
 _AGE: Final = b"danube-age"
@@ -194,6 +199,9 @@ class Application:
         await (schema_registry if is_registry else errors).respond(error)(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, identity: Identity) -> None:
+        if scope["type"] == "http":
+            refuse = partial(self._refuse, scope, receive, send)
+            send = _Answer(self._broker.unread.part(identity.principal, ANSWER_TIMES), scope, send, refuse).send
         if identity is NOBODY:
             await self._routes(scope, receive, send)
             return
@@ -227,6 +235,47 @@ class Application:
 
     def _not_ready(self) -> list[str]:
         return [*(["the broker is shutting down"] if self._draining else []), *self._broker.write_problems()]
+
+
+class _Answer:
+    """An answer that is sent whole, unlike a stream: it counts until the client has read it. If no memory is free, the
+    client gets an error in its place."""
+
+    def __init__(
+        self, unread: UnreadPart, scope: Scope, send: Send, refuse: Callable[[DanubeError], Awaitable[None]]
+    ) -> None:
+        self._unread = unread
+        self._connection: HttpConnection = scope["state"]["connection"]
+        self._send = send
+        self._refuse = refuse
+        self._start: Message | None = None
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        start, self._start = self._start, None
+        if start is None:
+            await self._send(message)
+            return
+        body_bytes = len(message.get("body", b""))
+        if message.get("more_body") or body_bytes <= UNREAD_SMALL_BYTES:
+            await self._send(start)
+            await self._send(message)
+            return
+        try:
+            self._unread.check_may_take(body_bytes)
+        except Unavailable as error:
+            await self._refuse(error)
+            return
+        self._unread.take(body_bytes)
+        self._unread.watch(self._connection.abort)
+        try:
+            await self._send(start)
+            await self._send(message)
+            await self._connection.until_writable()
+        finally:
+            self._unread.close()
 
 
 class _Body:

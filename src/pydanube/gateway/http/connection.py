@@ -233,6 +233,10 @@ class HttpConnection(H11Protocol):
         """Wait until the client has read enough, or is gone."""
         await self.flow.drain()
 
+    def abort(self) -> None:
+        """Disconnect the client; what it was sent and has not received is dropped."""
+        self.transport.abort()
+
     def read_body(self) -> None:
         """Parse the body of the request from now on, with what has arrived of it."""
         if self.conn.is_held:

@@ -73,6 +73,10 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         """Wait until the client has read enough, or is gone."""
         await self.writable.wait()
 
+    def abort(self) -> None:
+        """Disconnect the client; what it was sent and has not received is dropped."""
+        self.transport.abort()
+
     def handle_ping(self) -> None:
         """Answer a ping, unless the client does not read: pongs that wait for it would take memory without limit."""
         output = b"".join(self.conn.data_to_send())

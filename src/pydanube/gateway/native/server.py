@@ -207,6 +207,7 @@ class NativeServer:
                 if late_s > _LATE_S:
                     session.extend_timeouts(late_s, now)
                 session.check_timeouts(now)
+            self._resources.broker.unread.check(now)
             self._places.log_refusals()
 
 
