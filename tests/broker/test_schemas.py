@@ -11,8 +11,8 @@ from metadata_harness import FaultyStore, puts
 from pydanube.broker.registry.records import pack
 from pydanube.broker.schemas import records
 from pydanube.broker.tiering.disaster_recovery import rebuild
-from pydanube.codec.schemas import primitives
 from pydanube.core.access import ANONYMOUS, Action
+from pydanube.formats import primitives
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.model import limits
 from pydanube.model.errors import Denied, Full, Invalid, NotFound, Refused, Unavailable
