@@ -1,24 +1,24 @@
 """Checks Avro payloads: whether the bytes are exactly one datum of a type.
 
-There are two checkers with one judgement. The one for rows reads payload by payload and says what is wrong. The one for
-columns reads a field of all payloads at once with numpy, five to ten times faster, and only says whether everything is
-valid: if not, or where few rows take a path, the checker for rows decides.
+`read` judges single payloads. Many payloads are walked by columns: a field of all of them at once with numpy, five to
+ten times faster. What a walk finds wrong, or cannot tell, is judged payload by payload.
 
-Checked beyond what reading needs: the end of the payload is the end of the datum, text is UTF-8, booleans are 0 or 1,
-an int has 32 bits, a varint has at most 10 bytes, the size that a block says is its size, a decimal has no more digits
-than its precision, dates and times are in range, a UUID is one. Values of recursive types are nested NESTING_MAX deep
-at most.
+A walk has a position in each payload, which only moves forward, and goes on when a payload is not valid: it notes the
+rows that it gives up on, and what it reads of them has no meaning. Positions behind the end of the data do no harm,
+because reads are clipped to the zeros that follow it. A row is good if the walk did not give up on it and its position
+ends exactly at the end of its payload. `columns` makes Arrow columns of what a walk has read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from .read import OUT_OF_BYTES, TOO_DEEP, BadDatum, Check, Read, entry_reader, read_payload
 from .types import (
     NESTING_MAX,
     Array,
@@ -30,46 +30,34 @@ from .types import (
     Record,
     Union,
     fits_precision,
-    is_uuid,
     value_range,
 )
 
-RowCheck = Callable[[bytes, int, int], int]
-"""Checks the datum at a position, at a depth, and returns the position behind it. Raises BadDatum or IndexError."""
-
 Positions = npt.NDArray[np.int64]
-ColumnCheck = Callable[["_Rows", Positions, int], Positions]
-"""The same for many positions. Raises BadDatum or IndexError if any is not valid."""
+Mask = npt.NDArray[np.bool_]
+Raw = Any
+"""What was read of a type: numbers; starts and ends of bytes, text and fixed types; the parts of a record; of unions,
+arrays and maps a list of parts, each with the places in the column that it belongs to."""
+WalkColumn = Callable[["Walk", Positions, Positions, int], tuple[Raw, Positions]]
+"""Reads the values at positions of rows, at a depth; returns them, and the positions behind them. Rows never descend.
+Raises BadDatum if values are nested too deep."""
 
 _FEW: Final = 24
-"""So few rows are checked faster one by one."""
-
-
-class BadDatum(Exception):
-    """The bytes are not a datum of the type. `path` is where, innermost first."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.path: list[str] = []
-
-    def describe(self) -> str:
-        where = "".join(reversed(self.path)).lstrip(".")
-        return f"{where[:150]}: {self}" if where else str(self)
+"""So few values are read faster one by one."""
 
 
 class DatumCheck:
     """Checks payloads of one type."""
 
     def __init__(self, root: AvroType) -> None:
-        self._row = _RowChecks().build(root)
-        self._columns = _ColumnChecks().build(root)
+        self._read = Check().build(root, root)
+        self._walk = Walkers().build(root, keep=False)
 
     def find_invalid(self, payloads: Sequence[bytes | memoryview]) -> tuple[int, str] | None:
         """Return the first payload that is not valid with the reason, or None."""
-        if len(payloads) >= _FEW and self.are_valid(payloads):
-            return None
-        for row, payload in enumerate(payloads):
-            reason = self.find_fault(bytes(payload))
+        suspects = self.find_suspects(payloads) if len(payloads) >= _FEW else range(len(payloads))
+        for row in suspects:
+            reason = self.find_fault(bytes(payloads[row]))
             if reason is not None:
                 return row, reason
         return None
@@ -77,271 +65,23 @@ class DatumCheck:
     def find_fault(self, payload: bytes) -> str | None:
         """Return what is wrong with a payload, or None."""
         try:
-            end = self._row(payload, 0, 0)
+            read_payload(self._read, payload)
         except BadDatum as error:
             return error.describe()
-        except IndexError:
-            return f"it ends too early, after {len(payload)} bytes"
-        if end > len(payload):
-            return f"it ends too early, after {len(payload)} bytes"
-        if end < len(payload):
-            return f"{len(payload) - end} bytes follow the datum, which ends at byte {end}"
         return None
 
-    def are_valid(self, payloads: Sequence[bytes | memoryview]) -> bool:
-        """Say whether all payloads are valid, by columns."""
-        rows = _Rows(payloads)
-        try:
-            ends = self._columns(rows, rows.starts, 0)
-        except (BadDatum, IndexError):
-            return False
-        # Positions never go back: a row that read bytes of the next one ends behind its end.
-        return bool(np.array_equal(ends, rows.ends)) and rows.has_valid_text()
+    def find_suspects(self, payloads: Sequence[bytes | memoryview]) -> list[int]:
+        """Return the payloads that are not valid or are too deep to be walked, by columns."""
+        bounds = np.fromiter(accumulate(map(len, payloads), initial=0), np.int64, len(payloads) + 1)
+        walk = Walk(payloads, bounds)
+        walk.run(self._walk)
+        return [] if walk.is_whole else np.flatnonzero(walk.given_up).tolist()
 
 
-# ---- by row ------------------------------------------------------------------------------------------------------
-
-
-def read_long(data: bytes, pos: int) -> tuple[int, int]:
-    """Return a zigzag varint and the position behind it."""
-    byte = data[pos]
-    pos += 1
-    if byte < 128:
-        return (byte >> 1) ^ -(byte & 1), pos
-    number = byte & 0x7F
-    shift = 7
-    while True:
-        byte = data[pos]
-        pos += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 128:
-            break
-        shift += 7
-        if shift > 63:
-            raise BadDatum("a number has more than 10 bytes")
-    if number >> 64:
-        raise BadDatum("a number has more than 64 bits")
-    return (number >> 1) ^ -(number & 1), pos
-
-
-def _read_length(data: bytes, pos: int) -> tuple[int, int]:
-    length, pos = read_long(data, pos)
-    if length < 0:
-        raise BadDatum(f"a length is negative: {length}")
-    if pos + length > len(data):
-        raise BadDatum(f"{length} bytes are announced and {len(data) - pos} are left")
-    return length, pos
-
-
-def _check_null(data: bytes, pos: int, depth: int) -> int:
-    return pos
-
-
-def _check_boolean(data: bytes, pos: int, depth: int) -> int:
-    if data[pos] > 1:
-        raise BadDatum(f"{data[pos]} is not a boolean")
-    return pos + 1
-
-
-def _check_float(data: bytes, pos: int, depth: int) -> int:
-    return pos + 4
-
-
-def _check_double(data: bytes, pos: int, depth: int) -> int:
-    return pos + 8
-
-
-def _check_long(data: bytes, pos: int, depth: int) -> int:
-    if data[pos] < 128:
-        return pos + 1
-    return read_long(data, pos)[1]
-
-
-def _check_bytes(data: bytes, pos: int, depth: int) -> int:
-    length, pos = _read_length(data, pos)
-    return pos + length
-
-
-def _check_string(data: bytes, pos: int, depth: int) -> int:
-    length, pos = _read_length(data, pos)
-    end = pos + length
-    try:
-        data[pos:end].decode()
-    except UnicodeDecodeError as error:
-        raise BadDatum(f"a text is not UTF-8: {error.reason} at byte {error.start}") from None
-    return end
-
-
-def _check_uuid(data: bytes, pos: int, depth: int) -> int:
-    end = _check_string(data, pos, depth)
-    text = data[read_long(data, pos)[1] : end].decode()
-    if not is_uuid(text):
-        raise BadDatum(f"{text[:40]!r} is not a UUID")
-    return end
-
-
-class _RowChecks:
-    """Builds the checks for rows; one for each named type, so that types may be recursive."""
-
-    def __init__(self) -> None:
-        self._named: dict[str, RowCheck] = {}
-
-    def build(self, avro_type: AvroType) -> RowCheck:
-        if isinstance(avro_type, Named) and avro_type.name in self._named:
-            return self._named[avro_type.name]
-        match avro_type:
-            case Record():
-                return self._build_record(avro_type)
-            case EnumType():
-                return self._build_enum(avro_type)
-            case Fixed():
-                return self._build_fixed(avro_type)
-            case Array():
-                return _row_blocks(self.build(avro_type.items), "[]")
-            case Map():
-                return _row_blocks(_row_entry(self.build(avro_type.values)), "{}")
-            case Union():
-                return self._build_union(avro_type)
-        if avro_type.kind == "int" or (avro_type.kind == "long" and avro_type.logical):
-            return _row_number(avro_type)
-        if avro_type.kind == "bytes" and avro_type.logical:
-            return _row_decimal(avro_type, _read_length)
-        if avro_type.kind == "string" and avro_type.logical:
-            return _check_uuid
-        return _PRIMITIVE_CHECKS[avro_type.kind]
-
-    def _build_record(self, record: Record) -> RowCheck:
-        checks: list[tuple[str, RowCheck]] = []
-
-        def check(data: bytes, pos: int, depth: int) -> int:
-            if depth > NESTING_MAX:
-                raise BadDatum(f"values are nested more than {NESTING_MAX} deep")
-            name = ""
-            try:
-                for name, one in checks:  # noqa: B007 - the handler needs the last
-                    pos = one(data, pos, depth + 1)
-            except BadDatum as error:
-                error.path.append(f".{name}")
-                raise
-            return pos
-
-        self._named[record.name] = check
-        checks += [(one.name, self.build(one.type)) for one in record.fields]
-        return check
-
-    def _build_enum(self, enum: EnumType) -> RowCheck:
-        count = len(enum.symbols)
-
-        def check(data: bytes, pos: int, depth: int) -> int:
-            index, pos = read_long(data, pos)
-            if not 0 <= index < count:
-                raise BadDatum(f"{index} is not the number of a symbol of {enum.name}, which has {count}")
-            return pos
-
-        self._named[enum.name] = check
-        return check
-
-    def _build_fixed(self, fixed: Fixed) -> RowCheck:
-        size = fixed.size
-
-        check: RowCheck = lambda data, pos, depth: pos + size  # noqa: E731 - one of two
-        if fixed.logical is not None and fixed.logical.name == "decimal":
-            check = _row_decimal(fixed, lambda data, pos: (size, pos))
-        self._named[fixed.name] = check
-        return check
-
-    def _build_union(self, union: Union) -> RowCheck:
-        branches = [self.build(one) for one in union.branches]
-        count = len(branches)
-
-        def check(data: bytes, pos: int, depth: int) -> int:
-            index, pos = read_long(data, pos)
-            if not 0 <= index < count:
-                raise BadDatum(f"{index} is not the number of a branch of the union, which has {count}")
-            if depth > NESTING_MAX:
-                raise BadDatum(f"values are nested more than {NESTING_MAX} deep")
-            return branches[index](data, pos, depth + 1)
-
-        return check
-
-
-_PRIMITIVE_CHECKS: Final[dict[str, RowCheck]] = {
-    "null": _check_null,
-    "boolean": _check_boolean,
-    "long": _check_long,
-    "float": _check_float,
-    "double": _check_double,
-    "bytes": _check_bytes,
-    "string": _check_string,
-}
-
-
-def _row_number(avro_type: AvroType) -> RowCheck:
-    low, high = value_range(avro_type)
-    title = avro_type.title
-
-    def check(data: bytes, pos: int, depth: int) -> int:
-        number, pos = read_long(data, pos)
-        if not low <= number <= high:
-            raise BadDatum(f"{number} is out of range for {title}, which has {low} to {high}")
-        return pos
-
-    return check
-
-
-def _row_decimal(avro_type: AvroType, read_length: Callable[[bytes, int], tuple[int, int]]) -> RowCheck:
-    assert avro_type.logical is not None
-    precision = avro_type.logical.precision
-
-    def check(data: bytes, pos: int, depth: int) -> int:
-        length, pos = read_length(data, pos)
-        if not fits_precision(avro_type, data[pos : pos + length]):
-            raise BadDatum(f"a decimal has more than {precision} digits")
-        return pos + length
-
-    return check
-
-
-def _row_entry(check_value: RowCheck) -> RowCheck:
-    def check(data: bytes, pos: int, depth: int) -> int:
-        return check_value(data, _check_string(data, pos, depth), depth)
-
-    return check
-
-
-def _row_blocks(check_item: RowCheck, step: str) -> RowCheck:
-    def check(data: bytes, pos: int, depth: int) -> int:
-        if depth > NESTING_MAX:
-            raise BadDatum(f"values are nested more than {NESTING_MAX} deep")
-        try:
-            while True:
-                count, pos = read_long(data, pos)
-                if count == 0:
-                    return pos
-                end = None
-                if count < 0:
-                    count = -count
-                    size, pos = _read_length(data, pos)
-                    end = pos + size
-                if count > len(data) - pos:  # every item has a byte at least
-                    raise BadDatum(f"{count} items are announced and {len(data) - pos} bytes are left")
-                for _ in range(count):
-                    pos = check_item(data, pos, depth + 1)
-                if end is not None and pos != end:
-                    raise BadDatum(f"a block has {pos - end + size} bytes and says {size}")
-        except BadDatum as error:
-            error.path.append(step)
-            raise
-
-    return check
-
-
-# ---- by column ---------------------------------------------------------------------------------------------------
-
-_PADDING: Final = bytes(16)
+_PADDING: Final = bytes(64)
 _STOP_BITS: Final = np.uint64(0x8080808080808080)
-NUMBER_BITS: Final = np.uint64(0x7F7F7F7F7F7F7F7F)
-GROUPS: Final = tuple(
+_NUMBER_BITS: Final = np.uint64(0x7F7F7F7F7F7F7F7F)
+_GROUPS: Final = tuple(
     (np.uint64(low), np.uint64(high), np.uint64(shift))
     for low, high, shift in (
         (0x007F007F007F007F, 0x7F007F007F007F00, 1),
@@ -350,94 +90,165 @@ GROUPS: Final = tuple(
     )
 )
 _ONE: Final = np.uint64(1)
-SMALL_NUMBERS: Final = np.array([(one >> 1) ^ -(one & 1) for one in range(128)], np.int64)
+_SMALL_NUMBERS: Final = np.array([(one >> 1) ^ -(one & 1) for one in range(128)], np.int64)
 """The zigzag numbers of one byte."""
 
 UUID_PLACES: Final = np.arange(36)
-UUID_PATTERN: Final = np.array([2 if place in {8, 13, 18, 23} else 1 for place in range(36)], np.uint8)
-UUID_KINDS: Final = np.array(
+_UUID_PATTERN: Final = np.array([2 if place in {8, 13, 18, 23} else 1 for place in range(36)], np.uint8)
+_UUID_KINDS: Final = np.array(
     [1 if chr(one) in "0123456789abcdefABCDEF" else 2 if chr(one) == "-" else 0 for one in range(256)], np.uint8
 )
 """What a byte may be in a UUID: a digit, a dash, or nothing."""
 
 
-class _Rows:
-    """The bytes of many payloads, one behind the other, and the texts that were found in them."""
+class Walk:
+    """The bytes of many payloads, and what was found out about them. `rows` of a call says which payload each position
+    is in."""
 
-    def __init__(self, payloads: Sequence[bytes | memoryview]) -> None:
-        self.data: bytes = b"".join([*payloads, _PADDING])
-        self.bytes = np.frombuffer(self.data, np.uint8)
-        self.words: npt.NDArray[np.uint64] = np.ndarray((len(self.data) - 7,), np.dtype("<u8"), self.data, strides=(1,))
-        """The eight bytes at every position."""
-        bounds = np.fromiter(accumulate(map(len, payloads), initial=0), np.int64, len(payloads) + 1)
+    def __init__(self, parts: Sequence[bytes | memoryview], bounds: Positions) -> None:
+        """`parts` have the payloads, one behind the other; payload r is [bounds[r], bounds[r + 1]) of them."""
+        self.data: bytes = b"".join([*parts, _PADDING])
+        self._bytes = np.frombuffer(self.data, np.uint8)
+        shape, kind = (len(self.data) - 7,), np.dtype("<u8")
+        self._words: npt.NDArray[np.uint64] = np.ndarray(shape, kind, self.data, strides=(1,))
+        self.size = len(self.data) - len(_PADDING)
         self.starts: Positions = bounds[:-1]
         self.ends: Positions = bounds[1:]
         self.longest = int((self.ends - self.starts).max(initial=0))
-        self._texts: list[tuple[Positions, Positions]] = []
+        self.given_up: Mask = np.zeros(len(self.starts), np.bool_)
+        """The rows that are not valid, or that have no value in a column."""
+        self.is_whole = False
+        """Whether all rows are valid."""
+        self.skipped: Mask = np.zeros(len(self.starts), np.bool_)
+        """The rows of which a part was read one by one and not kept."""
+        self._texts: list[tuple[Positions, Positions, Positions]] = []
 
-    def read_longs(self, pos: Positions) -> tuple[npt.NDArray[np.int64], Positions]:
+    def run(self, walk_column: WalkColumn) -> Raw:
+        """Walk all payloads; return what was read, or None if values are nested too deep."""
+        try:
+            raw, ends = walk_column(self, self.starts, np.arange(len(self.starts)), 0)
+        except BadDatum:
+            self.given_up[:] = True
+            return None
+        self.given_up |= ends != self.ends
+        self._check_texts()
+        self.is_whole = not self.given_up.any()
+        return raw
+
+    def give_up(self, rows: Positions, where: Mask) -> None:
+        """Note that a row with a value at which `where` is true is not valid, or has no value in a column."""
+        self.given_up[rows[where]] = True
+
+    def read_longs(self, pos: Positions, rows: Positions) -> tuple[Positions, Positions]:
         """Return the zigzag varints at the positions, and the positions behind them."""
-        first = self.bytes.take(pos)
+        first = self.bytes_at(pos)
         if np.bitwise_or.reduce(first) < 128:
-            return SMALL_NUMBERS.take(first), pos + 1
-        words = self.words[pos]
-        lengths, keep = varint_lengths(words)
-        numbers = words & keep & NUMBER_BITS
-        for low, high, shift in GROUPS:
+            return _SMALL_NUMBERS.take(first), pos + 1
+        words = self.words_at(pos)
+        lengths, keep = _varint_lengths(words)
+        numbers = words & keep & _NUMBER_BITS
+        for low, high, shift in _GROUPS:
             numbers = (numbers & low) | ((numbers & high) >> shift)
         if not lengths.all():
-            self._read_last_bytes(pos, lengths, numbers)
-        return unzigzag(numbers), pos + lengths
+            self._read_last_bytes(pos, rows, lengths, numbers)
+        return (numbers >> _ONE).astype(np.int64) ^ -(numbers & _ONE).astype(np.int64), pos + lengths
 
-    def skip_longs(self, pos: Positions) -> Positions:
-        lengths, _ = varint_lengths(self.words[pos])
+    def bytes_at(self, pos: Positions) -> npt.NDArray[np.uint8]:
+        try:
+            return self._bytes[pos]
+        except IndexError:
+            return self._bytes[np.minimum(pos, self.size)]
+
+    def words_at(self, pos: Positions) -> npt.NDArray[np.uint64]:
+        """Return the eight bytes at each of the positions."""
+        try:
+            return self._words[pos]
+        except IndexError:
+            return self._words[np.minimum(pos, self.size)]
+
+    def skip_longs(self, pos: Positions, rows: Positions) -> Positions:
+        lengths, _ = _varint_lengths(self.words_at(pos))
         if not lengths.all():
-            self._read_last_bytes(pos, lengths, np.zeros(len(pos), np.uint64))
+            self._read_last_bytes(pos, rows, lengths, np.zeros(len(pos), np.uint64))
         return pos + lengths
 
-    def _read_last_bytes(self, pos: Positions, lengths: Positions, numbers: npt.NDArray[np.uint64]) -> None:
+    def _read_last_bytes(
+        self, pos: Positions, rows: Positions, lengths: Positions, numbers: npt.NDArray[np.uint64]
+    ) -> None:
         """Complete the lengths and numbers of the varints that are longer than a word."""
-        rows = np.flatnonzero(lengths == 0)
-        ninth = self.bytes.take(pos[rows] + 8).astype(np.uint64)
+        long = np.flatnonzero(lengths == 0)
+        ninth = self.bytes_at(pos[long] + 8).astype(np.uint64)
         more = ninth > 127
-        tenth = np.where(more, self.bytes.take(pos[rows] + 9), 0).astype(np.uint64)
-        if tenth.max() > 1:
-            raise BadDatum("a number has more than 64 bits")
-        lengths[rows] = np.where(more, 10, 9)
-        numbers[rows] |= (ninth & np.uint64(0x7F)) << np.uint64(56) | tenth << np.uint64(63)
+        tenth = np.where(more, self.bytes_at(pos[long] + 9), 0).astype(np.uint64)
+        self.give_up(rows[long], tenth > 1)
+        lengths[long] = np.where(more, 10, 9)
+        numbers[long] |= (ninth & np.uint64(0x7F)) << np.uint64(56) | (tenth & _ONE) << np.uint64(63)
 
-    def read_lengths(self, pos: Positions) -> tuple[Positions, Positions]:
-        first = self.bytes.take(pos)
+    def read_slices(self, pos: Positions, rows: Positions) -> tuple[Positions, Positions]:
+        """Return where the bytes begin and end whose length is at the positions."""
+        first = self.bytes_at(pos)
         bits = int(np.bitwise_or.reduce(first))
         if bits < 128 and not bits & 1:  # all of them short, none negative
-            return (first >> 1).astype(np.int64), pos + 1
-        lengths, pos = self.read_longs(pos)
-        if len(lengths) and (lengths.min() < 0 or lengths.max() > len(self.data)):
-            raise BadDatum("a length is out of range")
-        return lengths, pos
+            starts = pos + 1
+            return starts, starts + (first >> 1)
+        lengths, starts = self.read_longs(pos, rows)
+        if lengths.min() < 0 or lengths.max() > self.longest:
+            wrong = (lengths < 0) | (lengths > self.longest)
+            self.give_up(rows, wrong)
+            lengths = np.where(wrong, 0, lengths)
+        return starts, starts + lengths
 
-    def add_texts(self, starts: Positions, ends: Positions) -> None:
-        self._texts.append((starts, ends))
+    def skip_one_by_one(
+        self, read: Read, pos: Positions, rows: Positions, depth: int, counts: Positions | None = None
+    ) -> Positions:
+        """Return the positions behind a few values, or behind as many as `counts` says in each row; they are not
+        kept."""
+        self.skipped[rows] = True
+        ends = pos.copy()
+        for at, row in enumerate(rows.tolist()):
+            start = int(self.starts[row])
+            payload = self.data[start : int(self.ends[row])]
+            end = int(pos[at]) - start
+            try:
+                for _ in range(1 if counts is None else int(counts[at])):
+                    _, end = read(payload, end, depth)
+            except (BadDatum, *OUT_OF_BYTES):
+                self.given_up[row] = True
+            ends[at] = start + end
+        return ends
 
-    def has_valid_text(self) -> bool:
-        """Say whether all texts are UTF-8: most are ASCII, which is seen from where the other bytes are."""
+    def add_texts(self, starts: Positions, ends: Positions, rows: Positions) -> None:
+        self._texts.append((starts, ends, rows))
+
+    def _check_texts(self) -> None:
+        """Give up on the rows with a text that is not UTF-8: most are ASCII, which is seen from where the other bytes
+        are."""
         if not self._texts:
-            return True
-        starts = np.concatenate([one for one, _ in self._texts])
-        ends = np.concatenate([one for _, one in self._texts])
-        others = np.flatnonzero(self.bytes > 127)
+            return
+        others = np.flatnonzero(self._bytes > 127)
+        starts, ends = (np.concatenate([one[part] for one in self._texts]) for part in range(2))
         suspects = np.flatnonzero(others.searchsorted(starts) != others.searchsorted(ends))
-        data = self.data
-        bounds = zip(starts[suspects].tolist(), ends[suspects].tolist(), strict=True)
-        try:
-            # Every text ends before a newline and begins after one, so none completes another.
-            b"\n".join([data[start:end] for start, end in bounds]).decode()
-        except UnicodeDecodeError:
-            return False
-        return True
+        if not len(suspects):
+            return
+        rows = np.concatenate([one for _, _, one in self._texts])
+        suspects = suspects[~self.given_up[rows[suspects]]]
+        texts = [
+            self.data[start:end] for start, end in zip(starts[suspects].tolist(), ends[suspects].tolist(), strict=True)
+        ]
+        # Every text ends before a newline and begins after one, so none completes another.
+        if not is_text(b"\n".join(texts)):
+            self.give_up(rows[suspects], np.array([not is_text(one) for one in texts], np.bool_))
 
 
-def varint_lengths(words: npt.NDArray[np.uint64]) -> tuple[Positions, npt.NDArray[np.uint64]]:
+def is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _varint_lengths(words: npt.NDArray[np.uint64]) -> tuple[Positions, npt.NDArray[np.uint64]]:
     """Return how many bytes the varints have, 0 for more than eight, and the bits of the words that belong to them."""
     stops = ~words & _STOP_BITS
     last = stops & (~stops + _ONE)
@@ -445,198 +256,222 @@ def varint_lengths(words: npt.NDArray[np.uint64]) -> tuple[Positions, npt.NDArra
     return (exponents >> 3).astype(np.int64), last | (last - _ONE)
 
 
-def unzigzag(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    return (numbers >> _ONE).astype(np.int64) ^ -(numbers & _ONE).astype(np.int64)
-
-
-def _skip(size: int) -> ColumnCheck:
-    return lambda rows, pos, depth: pos + size
-
-
-def _columns_long(rows: _Rows, pos: Positions, depth: int) -> Positions:
-    return rows.skip_longs(pos)
-
-
-def _columns_boolean(rows: _Rows, pos: Positions, depth: int) -> Positions:
-    if np.bitwise_or.reduce(rows.bytes.take(pos)) > 1:
-        raise BadDatum("not a boolean")
-    return pos + 1
-
-
-def _columns_bytes(rows: _Rows, pos: Positions, depth: int) -> Positions:
-    lengths, pos = rows.read_lengths(pos)
-    return pos + lengths
-
-
-def _columns_string(rows: _Rows, pos: Positions, depth: int) -> Positions:
-    lengths, pos = rows.read_lengths(pos)
-    ends = pos + lengths
-    rows.add_texts(pos, ends)
-    return ends
-
-
-_PRIMITIVE_COLUMNS: Final[dict[str, ColumnCheck]] = {
-    "null": lambda rows, pos, depth: pos,
-    "boolean": _columns_boolean,
-    "long": _columns_long,
-    "float": _skip(4),
-    "double": _skip(8),
-    "bytes": _columns_bytes,
-    "string": _columns_string,
-}
-
-
-def _each(check: RowCheck) -> ColumnCheck:
-    """Return a check for columns that checks row by row."""
-
-    def each(rows: _Rows, pos: Positions, depth: int) -> Positions:
-        data = rows.data
-        return np.array([check(data, one, depth) for one in pos.tolist()], np.int64)
-
-    return each
-
-
-def _columns_uuid(rows: _Rows, pos: Positions, depth: int) -> Positions:
-    lengths, pos = rows.read_lengths(pos)
-    if (lengths != 36).any():
-        raise BadDatum("not a UUID")
-    kinds = UUID_KINDS.take(rows.bytes.take(pos[:, None] + UUID_PLACES))
-    if (kinds != UUID_PATTERN).any():
-        raise BadDatum("not a UUID")
-    return pos + 36
-
-
-def _columns_decimal(precision: int, check_each: ColumnCheck) -> ColumnCheck:
-    """Return a check of decimals in bytes: numbers so short that they always fit are only skipped."""
-    always_fits = (precision * 3321928094 // 10**9 + 1) // 8  # log2(10), rounded down; one bit is the sign
-
-    def check(rows: _Rows, pos: Positions, depth: int) -> Positions:
-        lengths, start = rows.read_lengths(pos)
-        if len(lengths) and lengths.max() > always_fits:
-            return check_each(rows, pos, depth)
-        return start + lengths
-
-    return check
-
-
-class _ColumnChecks:
-    """Builds the checks for columns, like `_RowChecks`."""
+class Walkers:
+    """Builds the functions that walk types; one for each named type, so that types may be recursive."""
 
     def __init__(self) -> None:
-        self._rows = _RowChecks()
-        self._named: dict[str, ColumnCheck] = {}
+        self._rows = Check()
+        self._named: dict[tuple[str, bool], WalkColumn] = {}
+        self._open: set[str] = set()
 
-    def build(self, avro_type: AvroType) -> ColumnCheck:
-        if isinstance(avro_type, Named) and avro_type.name in self._named:
-            return self._named[avro_type.name]
+    def build(self, avro_type: AvroType, *, keep: bool) -> WalkColumn:
+        """Return what walks a type. With `keep` it returns what it has read, but nothing of a type inside itself, and
+        leaves the text to those who take it."""
+        if isinstance(avro_type, Named):
+            keep = keep and avro_type.name not in self._open
+            known = self._named.get((avro_type.name, keep))
+            if known is not None:
+                return known
         match avro_type:
             case Record():
-                return self._build_record(avro_type)
+                return self._record(avro_type, keep)
             case EnumType():
-                return _columns_number(0, len(avro_type.symbols) - 1)
-            case Fixed() if avro_type.logical is None or avro_type.logical.name != "decimal":
-                return _skip(avro_type.size)
+                return _numbers(0, len(avro_type.symbols) - 1)
+            case Fixed():
+                walk_fixed = _fixed(avro_type.size)
+                return _decimals(avro_type, walk_fixed) if avro_type.is_decimal else walk_fixed
             case Array():
-                return self._build_blocks(avro_type, self.build(avro_type.items), self._rows.build(avro_type.items))
+                read_item = self._rows.build(avro_type.items, avro_type.items)
+                return self._blocks(avro_type, self.build(avro_type.items, keep=keep), read_item)
             case Map():
-                entry = _columns_entry(self.build(avro_type.values))
-                return self._build_blocks(avro_type, entry, _row_entry(self._rows.build(avro_type.values)))
+                read_item = entry_reader(self._rows.build(avro_type.values, avro_type.values))
+                entry = _entry(_texts(keep), self.build(avro_type.values, keep=keep))
+                return self._blocks(avro_type, entry, read_item)
             case Union():
-                return self._build_union(avro_type)
-        if avro_type.kind == "int" or (avro_type.kind == "long" and avro_type.logical):
-            return _columns_number(*value_range(avro_type))
-        if avro_type.kind == "string" and avro_type.logical is not None:
-            return _columns_uuid
-        if avro_type.logical is not None:
-            check_each = _each(self._rows.build(avro_type))
-            is_bytes = avro_type.kind == "bytes"
-            return _columns_decimal(avro_type.logical.precision, check_each) if is_bytes else check_each
-        return _PRIMITIVE_COLUMNS[avro_type.kind]
+                return self._union(avro_type, keep)
+        if avro_type.kind == "int" or (avro_type.kind == "long" and avro_type.logical is not None):
+            return _numbers(*value_range(avro_type))
+        if avro_type.kind == "long":
+            return _read_longs if keep else _skip_longs
+        if avro_type.kind == "string":
+            return _texts(keep) if avro_type.logical is None else _read_uuids
+        return _decimals(avro_type, _read_slices) if avro_type.is_decimal else _PRIMITIVES[avro_type.kind]
 
-    def _build_record(self, record: Record) -> ColumnCheck:
-        checks: list[ColumnCheck] = []
+    def _record(self, record: Record, keep: bool) -> WalkColumn:
+        walkers: list[WalkColumn] = []
 
-        def check(rows: _Rows, pos: Positions, depth: int) -> Positions:
+        def walk_record(walk: Walk, pos: Positions, rows: Positions, depth: int) -> tuple[Raw, Positions]:
             if depth > NESTING_MAX:
-                raise BadDatum("too deep")
-            for one in checks:
-                pos = one(rows, pos, depth + 1)
-            return pos
+                raise BadDatum(TOO_DEEP)
+            raws = []
+            for one in walkers:
+                raw, pos = one(walk, pos, rows, depth + 1)
+                raws.append(raw)
+            return (raws if keep else None), pos
 
-        self._named[record.name] = check
-        checks += [self.build(one.type) for one in record.fields]
-        return check
+        self._named[record.name, keep] = walk_record
+        self._open.add(record.name)
+        walkers += [self.build(one.type, keep=keep) for one in record.fields]
+        self._open.discard(record.name)
+        return walk_record
 
-    def _build_union(self, union: Union) -> ColumnCheck:
-        branches = [self.build(one) for one in union.branches]
-        by_row = [_each(self._rows.build(one)) for one in union.branches]
+    def _union(self, union: Union, keep: bool) -> WalkColumn:
+        branches = [(self.build(one, keep=keep), self._rows.build(one, one)) for one in union.branches]
+        count = len(branches)
 
-        def check(rows: _Rows, pos: Positions, depth: int) -> Positions:
-            indexes, pos = rows.read_longs(pos)
-            if depth > NESTING_MAX or (len(indexes) and (indexes.min() < 0 or indexes.max() >= len(branches))):
-                raise BadDatum("not a branch")
-            for index in range(len(branches)) if len(branches) <= 4 else np.unique(indexes).tolist():
+        def walk_union(walk: Walk, pos: Positions, rows: Positions, depth: int) -> tuple[Raw, Positions]:
+            if depth > NESTING_MAX:
+                raise BadDatum(TOO_DEEP)
+            indexes, pos = walk.read_longs(pos, rows)
+            if len(pos) and (indexes.min() < 0 or indexes.max() >= count or pos.max() > walk.size):
+                wrong = (indexes < 0) | (indexes >= count) | (pos > walk.size)
+                walk.give_up(rows, wrong)
+                indexes = np.where(wrong, -1, indexes)
+            parts: list[tuple[int, Positions, Raw]] = []
+            for index in range(count) if count <= 4 else np.unique(indexes[indexes >= 0]).tolist():
                 chosen = np.flatnonzero(indexes == index)
-                checks = branches if len(chosen) >= _FEW else by_row
-                pos[chosen] = checks[index](rows, pos[chosen], depth + 1)
-            return pos
+                walk_branch, read = branches[index]
+                if keep or len(chosen) >= _FEW:
+                    raw, pos[chosen] = walk_branch(walk, pos[chosen], rows[chosen], depth + 1)
+                    parts.append((index, chosen, raw))
+                else:
+                    pos[chosen] = walk.skip_one_by_one(read, pos[chosen], rows[chosen], depth + 1)
+            return parts, pos
 
-        return check
+        return walk_union
 
-    def _build_blocks(self, avro_type: AvroType, check_items: ColumnCheck, check_item: RowCheck) -> ColumnCheck:
-        check_rest = _each(self._rows.build(avro_type))
+    def _blocks(self, avro_type: AvroType, walk_item: WalkColumn, read_item: Read) -> WalkColumn:
+        """Return what walks the blocks of arrays or maps, one item of each row at a time."""
+        read_all = self._rows.build(avro_type, avro_type)
 
-        def check(rows: _Rows, pos: Positions, depth: int) -> Positions:
+        def walk_blocks(walk: Walk, pos: Positions, rows: Positions, depth: int) -> tuple[Raw, Positions]:
             if depth > NESTING_MAX:
-                raise BadDatum("too deep")
-            ends = pos.copy()
-            open_rows = np.arange(len(pos))
-            while len(open_rows) >= _FEW:
-                counts, inner = rows.read_longs(ends[open_rows])
-                sized = sized_ends = None
-                if counts.min() < 0:  # a negative count has the size of the block behind it
+                raise BadDatum(TOO_DEEP)
+            pos = pos.copy()
+            parts: list[tuple[Positions, Raw]] = []
+            waiting = np.arange(len(pos))  # the rows with another block
+            while len(waiting) >= _FEW:
+                counts, inner = walk.read_longs(pos[waiting], rows[waiting])
+                sized = sized_ends = waiting[:0]
+                if counts.min() < 0:  # the size of the block is behind its count
                     negative = np.flatnonzero(counts < 0)
-                    sizes, inner[negative] = rows.read_lengths(inner[negative])
-                    sized, sized_ends = open_rows[negative], inner[negative] + sizes
+                    sized = waiting[negative]
+                    sizes, inner[negative] = walk.read_longs(inner[negative], rows[sized])
+                    sized_ends = inner[negative] + sizes
                     counts = np.abs(counts)
-                if counts.min() < 0 or counts.max() > rows.longest:
-                    raise BadDatum("more items than bytes")
-                ends[open_rows] = inner
-                open_rows, counts = open_rows[counts > 0], counts[counts > 0]
-                ends[open_rows] = check_counted(rows, ends[open_rows], counts, depth)
-                if sized_ends is not None and not np.array_equal(ends[sized], sized_ends):
-                    raise BadDatum("the size of a block")
-            ends[open_rows] = check_rest(rows, ends[open_rows], depth)
-            return ends
+                if counts.min() < 0 or counts.max() > _FEW:  # every item has a byte; a few too many do no harm
+                    wrong = (counts < 0) | (counts > walk.ends[rows[waiting]] - inner)
+                    walk.give_up(rows[waiting], wrong)
+                    counts = np.where(wrong, 0, counts)
+                pos[waiting] = inner
+                waiting, counts = waiting[counts > 0], counts[counts > 0]
+                active, done = waiting, 0
+                while len(active) >= _FEW:
+                    raw, pos[active] = walk_item(walk, pos[active], rows[active], depth + 1)
+                    parts.append((active, raw))
+                    done += 1
+                    active = waiting[counts > done]
+                if len(active):
+                    rest = counts[counts > done] - done
+                    pos[active] = walk.skip_one_by_one(read_item, pos[active], rows[active], depth + 1, rest)
+                if len(sized):
+                    walk.give_up(rows[sized], pos[sized] != sized_ends)
+            if len(waiting):
+                pos[waiting] = walk.skip_one_by_one(read_all, pos[waiting], rows[waiting], depth)
+            return parts, pos
 
-        def check_counted(rows: _Rows, pos: Positions, counts: Positions, depth: int) -> Positions:
-            """Check as many items as `counts` says, one of each row at a time."""
-            active = np.arange(len(pos))
-            done = 0
-            while len(active) >= _FEW:
-                pos[active] = check_items(rows, pos[active], depth + 1)
-                done += 1
-                active = active[counts[active] > done]
-            data = rows.data
-            for row in active.tolist():
-                end = int(pos[row])
-                for _ in range(int(counts[row]) - done):
-                    end = check_item(data, end, depth + 1)
-                pos[row] = end
-            return pos
-
-        return check
+        return walk_blocks
 
 
-def _columns_number(low: int, high: int) -> ColumnCheck:
-    def check(rows: _Rows, pos: Positions, depth: int) -> Positions:
-        numbers, pos = rows.read_longs(pos)
+def _entry(walk_key: WalkColumn, walk_value: WalkColumn) -> WalkColumn:
+    def walk_entry(walk: Walk, pos: Positions, rows: Positions, depth: int) -> tuple[Raw, Positions]:
+        keys, pos = walk_key(walk, pos, rows, depth)
+        values, pos = walk_value(walk, pos, rows, depth)
+        return (keys, values), pos
+
+    return walk_entry
+
+
+def _numbers(low: int, high: int) -> WalkColumn:
+    def walk_numbers(walk: Walk, pos: Positions, rows: Positions, depth: int) -> tuple[Raw, Positions]:
+        numbers, pos = walk.read_longs(pos, rows)
         if len(numbers) and (numbers.min() < low or numbers.max() > high):
-            raise BadDatum("out of range")
-        return pos
+            wrong = (numbers < low) | (numbers > high)
+            walk.give_up(rows, wrong)
+            numbers = np.where(wrong, 0, numbers)
+        return numbers, pos
 
-    return check
+    return walk_numbers
 
 
-def _columns_entry(check_value: ColumnCheck) -> ColumnCheck:
-    return lambda rows, pos, depth: check_value(rows, _columns_string(rows, pos, depth), depth)
+def _read_longs(walk: Walk, pos: Positions, rows: Positions, depth: int) -> tuple[Raw, Positions]:
+    return walk.read_longs(pos, rows)
+
+
+def _skip_longs(walk: Walk, pos: Positions, rows: Positions, depth: int) -> tuple[Raw, Positions]:
+    return None, walk.skip_longs(pos, rows)
+
+
+def _read_booleans(walk: Walk, pos: Positions, rows: Positions, depth: int) -> tuple[Raw, Positions]:
+    values = walk.bytes_at(pos)
+    if np.bitwise_or.reduce(values) > 1:
+        walk.give_up(rows, values > 1)
+    return values, pos + 1
+
+
+def _fixed(size: int) -> WalkColumn:
+    def walk_fixed(walk: Walk, pos: Positions, rows: Positions, depth: int) -> tuple[Raw, Positions]:
+        ends = pos + size
+        return (pos, ends), ends
+
+    return walk_fixed
+
+
+def _read_slices(walk: Walk, pos: Positions, rows: Positions, depth: int) -> tuple[Raw, Positions]:
+    slices = walk.read_slices(pos, rows)
+    return slices, slices[1]
+
+
+def _texts(keep: bool) -> WalkColumn:
+    def walk_texts(walk: Walk, pos: Positions, rows: Positions, depth: int) -> tuple[Raw, Positions]:
+        starts, ends = walk.read_slices(pos, rows)
+        walk.add_texts(starts, ends, rows)
+        return None, ends
+
+    return _read_slices if keep else walk_texts
+
+
+def _read_uuids(walk: Walk, pos: Positions, rows: Positions, depth: int) -> tuple[Raw, Positions]:
+    starts, ends = walk.read_slices(pos, rows)
+    kinds = _UUID_KINDS.take(walk.bytes_at(starts[:, None] + UUID_PLACES))
+    short, different = ends - starts != 36, kinds != _UUID_PATTERN
+    if short.any() or different.any():
+        walk.give_up(rows, short | different.any(axis=1))
+    return (starts, ends), ends
+
+
+def _decimals(avro_type: AvroType, walk_slices: WalkColumn) -> WalkColumn:
+    """Return what walks decimals: numbers so short that they always fit are only skipped."""
+    assert avro_type.logical is not None
+    bits = avro_type.logical.precision * 3321928094 // 10**9  # log2(10), rounded down
+    always_fits = (bits + 1) // 8  # one bit is the sign
+
+    def walk_decimals(walk: Walk, pos: Positions, rows: Positions, depth: int) -> tuple[Raw, Positions]:
+        (starts, ends), pos = walk_slices(walk, pos, rows, depth)
+        lengths = ends - starts
+        if len(lengths) and lengths.max() > always_fits:
+            for at in np.flatnonzero((lengths > always_fits) & (ends <= walk.ends[rows])).tolist():
+                if not fits_precision(avro_type, walk.data[starts[at] : ends[at]]):
+                    walk.given_up[rows[at]] = True
+        return (starts, ends), pos
+
+    return walk_decimals
+
+
+_PRIMITIVES: Final[dict[str, WalkColumn]] = {
+    "null": lambda walk, pos, rows, depth: (None, pos),
+    "boolean": _read_booleans,
+    "float": _fixed(4),
+    "double": _fixed(8),
+    "bytes": _read_slices,
+}

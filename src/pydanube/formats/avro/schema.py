@@ -3,10 +3,10 @@
 The canonical form is Avro's parsing canonical form (full names, no doc, no order, no other attributes) with what
 changes the values that readers get: defaults, aliases and logical types. Types of references are written out in it.
 
-Payloads are checked by `check`, read and written by fastavro, and read with another writer's schema by `read`. What
-`check` accepts, `decode` gives a value for. Values are what fastavro has: dictionaries for records, and datetime,
-Decimal and UUID for logical types. `encode` takes for a union of several records a dictionary that fits one of them, or
-the pair of the name and the dictionary. Fields with defaults may be left out.
+Payloads are checked by `check`, read by `read` and written by fastavro. What `check` accepts, `decode` gives a value
+for. Values are what fastavro has: dictionaries for records, and datetime, Decimal and UUID for logical types. `encode`
+takes for a union of several records a dictionary that fits one of them, or the pair of the name and the dictionary.
+Fields with defaults may be left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 
 from .check import DatumCheck
-from .read import Read, build_reader, default_value
+from .read import BadDatum, Read, Resolution, default_value, read_payload
 from .types import (
     NESTING_MAX,
     Array,
@@ -109,24 +109,20 @@ class AvroSchema:
         return None if found is None else InvalidRow(*found)
 
     def decode(self, payload: AnyBytes, writer: ParsedSchema | None = None) -> Any:
-        data = bytes(payload)
         source = self if writer is None else writer
         if not isinstance(source, AvroSchema):
             raise Invalid(f"data of the format {source.definition.format} cannot be read with an Avro schema")
-        fault = source._check.find_fault(data)
-        if fault is not None:
-            raise Invalid(f"the payload is not valid: {fault}")
-        if source.canonical == self.canonical:
-            read: Any = fastavro.schemaless_reader(io.BytesIO(data), self._fastavro, None)
-            return read[_ROOT]
-        return self._resolve(source)(data, 0)[0]
+        try:
+            return read_payload(self._resolve(source), bytes(payload))
+        except BadDatum as error:
+            raise Invalid(f"the payload is not valid: {error.describe()}") from None
 
     def _resolve(self, writer: AvroSchema) -> Read:
         read = self._resolved.get(writer.canonical)
         if read is None:
             if len(self._resolved) >= _RESOLVED_WRITERS_MAX:
                 self._resolved.clear()
-            read = self._resolved[writer.canonical] = build_reader(self.root, writer.root)
+            read = self._resolved[writer.canonical] = Resolution().build(self.root, writer.root)
         return read
 
     def encode(self, value: Any) -> bytes:

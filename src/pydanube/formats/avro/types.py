@@ -88,6 +88,10 @@ class AvroType:
     """How many types are below it at most; types that are not complete yet count as one."""
 
     @property
+    def is_decimal(self) -> bool:
+        return self.logical is not None and self.logical.name == "decimal"
+
+    @property
     def title(self) -> str:
         """The type as a message names it."""
         return f"{self.kind} {self.logical.name}" if self.logical else self.kind
@@ -577,7 +581,7 @@ def value_range(avro_type: AvroType) -> tuple[int, int]:
 
 def fits_precision(avro_type: AvroType, data: bytes) -> bool:
     """Say whether the bytes of a decimal have no more digits than its precision; other bytes always fit."""
-    if avro_type.logical is None or avro_type.logical.name != "decimal":
+    if avro_type.logical is None or not avro_type.is_decimal:
         return True
     bound: int = 10**avro_type.logical.precision
     return abs(int.from_bytes(data, "big", signed=True)) < bound
