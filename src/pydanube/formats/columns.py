@@ -19,7 +19,11 @@ Needs pyarrow, which is the extra `arrow` (and part of `spark`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
+from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
+
+import numpy as np
 
 try:
     import pyarrow as pa
@@ -141,6 +145,105 @@ def column_decoder(reader: ParsedSchema, writer: ParsedSchema | None = None) -> 
 
             return ProtobufColumnDecoder(cast("ParsedProtobuf", reader))
         case _:
-            from .plain_columns import PlainColumnDecoder
+            return _PlainColumnDecoder(reader)
 
-            return PlainColumnDecoder(reader)
+
+# -- columns of the formats bytes, string and number -------------------------------------------------------------------
+
+
+class _PlainColumnDecoder:
+    """Decodes payloads that are bytes, UTF-8 text, or a number in decimal text."""
+
+    def __init__(self, schema: ParsedSchema) -> None:
+        self._schema = schema
+        self._format = schema.definition.format
+
+    def decode(self, payloads: pa.Array) -> Decoded:
+        match self._format:
+            case SchemaFormat.STRING:
+                return self._decode_texts(payloads)
+            case SchemaFormat.NUMBER:
+                return self._decode_numbers(payloads)
+        return Decoded(payloads, {})
+
+    def _decode_texts(self, payloads: pa.Array) -> Decoded:
+        texts = payloads.view(pa.string())
+        try:
+            texts.validate(full=True)
+        except pa.ArrowInvalid:
+            errors: dict[int, str] = {}
+            values = decode_one_by_one(payloads.to_pylist(), self._schema.decode, errors, _explain)
+            return Decoded(pa.array(values, pa.string()), errors)
+        return Decoded(texts, {})
+
+    def _decode_numbers(self, payloads: pa.Array) -> Decoded:
+        texts = payloads.to_pylist()
+        errors: dict[int, str] = {}
+        values = decode_one_by_one(texts, lambda text: float(self._schema.decode(text)), errors, _explain)
+        return Decoded(pa.array(values, pa.float64()), errors)
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, Invalid):
+        return error.message
+    return f"the number does not fit a double: {error}"
+
+
+# -- arrays of parts, for the decoders of formats ----------------------------------------------------------------------
+
+
+def struct_array(kind: pa.DataType, columns: Sequence[pa.Array], missing: Sequence[bool]) -> pa.Array:
+    """Return a struct array of its fields' columns; null where `missing` is true."""
+    if not columns:
+        return pa.array([None if one else {} for one in missing], kind)
+    mask = pa.array(missing, pa.bool_()) if any(missing) else None
+    return pa.StructArray.from_arrays(columns, fields=list(kind), mask=mask)
+
+
+def list_array(kind: pa.DataType, values: Sequence[Collection[Any] | None], items: pa.Array) -> pa.Array:
+    """Return a list array; `items` has the items of all values, one behind the other. None is null."""
+    return pa.ListArray.from_arrays(_offsets(values), items, type=kind)
+
+
+def map_array(kind: pa.DataType, values: Sequence[Collection[Any] | None], keys: pa.Array, items: pa.Array) -> pa.Array:
+    """Return a map array; `keys` and `items` have the entries of all values, one behind the other. None is null."""
+    return pa.MapArray.from_arrays(_offsets(values), keys, items, kind)
+
+
+def _offsets(values: Sequence[Collection[Any] | None]) -> pa.Array:
+    """Return where the items of each value begin, with null for a value that is None."""
+    ends = accumulate((0 if one is None else len(one) for one in values), initial=0)
+    offsets = np.fromiter(ends, np.int32, len(values) + 1)
+    missing = np.array([*(one is None for one in values), False], np.bool_)
+    return pa.array(offsets, mask=missing if missing.any() else None)
+
+
+def decode_one_by_one(
+    payloads: Sequence[bytes], decode: Callable[[bytes], Any], errors: dict[int, str], explain: Callable[..., str]
+) -> list[Any]:
+    """Return the decoded value of each payload, None for one that fails; its reason goes to `errors`."""
+    found: list[Any] = []
+    for row, payload in enumerate(payloads):
+        try:
+            found.append(decode(payload))
+        except Exception as error:  # whatever a library raises because of a payload
+            found.append(None)
+            errors[row] = explain(error)
+    return found
+
+
+def make_columns(
+    values: list[Any], make: Callable[[list[Any]], pa.Array], errors: dict[int, str], explain: Callable[..., str]
+) -> Decoded:
+    """Return the column that `make` makes of the values; if it fails, find the rows that it fails for."""
+    try:
+        return Decoded(make(values), errors)
+    except Exception:  # a value that does not fit the column
+        parts = []
+        for row, value in enumerate(values):
+            try:
+                parts.append(make([value]))
+            except Exception as error:
+                errors[row] = explain(error)
+                parts.append(make([None]))
+        return Decoded(pa.concat_arrays(parts), dict(sorted(errors.items())))

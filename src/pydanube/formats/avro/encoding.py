@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from pydanube.formats.column_bytes import (
+from pydanube.formats.encoding import (
     Misfit,
     Write,
     as_bytes,
@@ -27,26 +27,24 @@ from pydanube.formats.column_bytes import (
     fixed_width,
     flatten,
     from_parts,
-    join,
-    join_runs,
-    lengths_of,
-    map_parts,
-    moments_of,
-    numbers_of,
-    refuse_values,
-    rows_of,
-    where_valid,
-    zigzag,
-)
-from pydanube.formats.column_fields import (
     is_bytes,
     is_real,
     is_text,
     is_whole,
+    join,
+    join_runs,
+    lengths_of,
+    map_parts,
     match_fields,
+    moments_of,
+    numbers_of,
     refuse_missing,
+    refuse_values,
+    rows_of,
     step,
+    where_valid,
     wrong_type,
+    zigzag,
 )
 
 from .arrow import DECIMAL_DIGITS_MAX, branch_names

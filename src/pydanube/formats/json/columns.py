@@ -16,8 +16,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import pyarrow as pa
 
-from pydanube.formats.columns import Decoded
-from pydanube.formats.nested_columns import decode_one_by_one, list_array, make_columns, map_array, struct_array
+from pydanube.formats.columns import Decoded, decode_one_by_one, list_array, make_columns, map_array, struct_array
 
 from .arrow import Kind, Shape
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from pydanube.formats.column_bytes import (
+from pydanube.formats.encoding import (
     Misfit,
     Write,
     as_bytes,
@@ -25,15 +25,20 @@ from pydanube.formats.column_bytes import (
     choose,
     first_null,
     flatten,
+    is_text,
+    is_whole,
     join,
     map_parts,
+    match_fields,
     numbers_of,
     pick,
+    refuse_missing,
     refuse_values,
     rows_of,
+    step,
     where_valid,
+    wrong_type,
 )
-from pydanube.formats.column_fields import is_text, is_whole, match_fields, refuse_missing, step, wrong_type
 
 from .arrow import Kind, Shape, allows_null, applied_schemas, find_shape
 from .documents import Node

@@ -11,8 +11,7 @@ import msgspec
 import pyarrow as pa
 from google.protobuf.descriptor import FieldDescriptor
 
-from pydanube.formats.columns import Decoded
-from pydanube.formats.nested_columns import decode_one_by_one, list_array, make_columns, map_array, struct_array
+from pydanube.formats.columns import Decoded, decode_one_by_one, list_array, make_columns, map_array, struct_array
 from pydanube.model.errors import Invalid
 
 from .arrow import (

@@ -18,7 +18,7 @@ from google.protobuf import json_format, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from pyarrow import types
 
-from pydanube.formats.column_bytes import (
+from pydanube.formats.encoding import (
     IntArray,
     Misfit,
     Write,
@@ -28,27 +28,25 @@ from pydanube.formats.column_bytes import (
     first_null,
     fixed_width,
     flatten,
-    join,
-    join_runs,
-    lengths_of,
-    map_parts,
-    moments_of,
-    numbers_of,
-    refuse_values,
-    rows_of,
-    varints,
-    where_valid,
-    zigzag,
-)
-from pydanube.formats.column_fields import (
     is_bytes,
     is_real,
     is_text,
     is_whole,
+    join,
+    join_runs,
+    lengths_of,
+    map_parts,
     match_fields,
+    moments_of,
+    numbers_of,
     refuse_missing,
+    refuse_values,
+    rows_of,
     step,
+    varints,
+    where_valid,
     wrong_type,
+    zigzag,
 )
 
 from .arrow import JSON_MESSAGES, TIMESTAMP_MESSAGE, WRAPPERS, is_map
