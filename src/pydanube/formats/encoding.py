@@ -14,7 +14,8 @@ types by their names in SQL, because columns come from Spark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeAlias, cast
 
@@ -70,12 +71,12 @@ def column_encoder(schema: ParsedSchema, given: pa.DataType) -> ColumnEncoder:
 
             return _Encoder(proto_writer(cast("ParsedProtobuf", schema), given))
         case SchemaFormat.NUMBER:
-            return _Encoder(_without_nulls(_number_writer(given)))
+            return _Encoder(without_nulls(_number_writer(given)))
         case kind:
             fits, name = (is_text, "string") if kind is SchemaFormat.STRING else (is_bytes, "binary")
             if not fits(given):
                 raise wrong_type("", given, name)
-            return _Encoder(_without_nulls(as_bytes))
+            return _Encoder(without_nulls(as_bytes))
 
 
 def _number_writer(given: pa.DataType) -> Write:
@@ -88,10 +89,12 @@ def _number_writer(given: pa.DataType) -> Write:
     return write_number
 
 
-def _without_nulls(write: Write) -> Write:
+def without_nulls(write: Write, reason: str = "is null, and the schema does not allow that") -> Write:
+    """Return the function for a column that may have no nulls; `reason` says why."""
+
     def write_values(values: pa.Array) -> pa.Array:
         if values.null_count:
-            raise Misfit(first_null(values), "is null, and the schema does not allow that")
+            raise Misfit(first_null(values), reason)
         return write(values)
 
     return write_values
@@ -206,12 +209,18 @@ class Misfit(Exception):
         self.reason = reason
         self.path = path
 
-    def inside(self, name: str, rows: IntArray | None = None) -> Misfit:
-        """Return the same for the column around this one; `rows` has, for each row of this one, the row there."""
-        return Misfit(self.row if rows is None else int(rows[self.row]), self.reason, name + self.path)
-
     def as_invalid(self, first_row: int = 0) -> Invalid:
         return Invalid(f"row {first_row + self.row}: {self.path.lstrip('.') or 'the value'} {self.reason}")
+
+
+@contextmanager
+def inside(name: str, offsets: IntArray | None = None) -> Iterator[None]:
+    """Turn a Misfit of a column into one of the column around it, whose lists have these offsets if it has lists."""
+    try:
+        yield
+    except Misfit as error:
+        row = error.row if offsets is None else int(np.searchsorted(offsets, error.row, "right")) - 1
+        raise Misfit(row, error.reason, name + error.path) from None
 
 
 def refuse_values(wrong: IntArray, values: pa.Array, reason: str) -> None:
@@ -303,7 +312,7 @@ def where_valid(values: pa.Array, write: Write) -> tuple[pa.Array, IntArray | No
     try:
         written = write(values.filter(pa.array(valid)))
     except Misfit as error:
-        raise error.inside("", rows) from None
+        raise Misfit(int(rows[error.row]), error.reason, error.path) from None
     lengths = np.zeros(len(values) + 1, np.int64)
     lengths[1:][valid] = lengths_of(written)
     offsets = np.cumsum(lengths) + offsets_of(written)[0]
@@ -321,11 +330,6 @@ def map_parts(maps: pa.Array) -> tuple[pa.Array, pa.Array, IntArray]:
     offsets = offsets_of(maps).astype(np.int64)
     first, end = int(offsets[0]), int(offsets[-1])
     return maps.keys.slice(first, end - first), maps.items.slice(first, end - first), offsets - first
-
-
-def rows_of(offsets: IntArray) -> IntArray:
-    """Return, for each item of lists, the row of its list."""
-    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------

@@ -23,10 +23,10 @@ from pydanube.formats.encoding import (
     as_bytes,
     as_text,
     choose,
-    first_null,
     fixed_width,
     flatten,
     from_parts,
+    inside,
     is_bytes,
     is_real,
     is_text,
@@ -40,9 +40,9 @@ from pydanube.formats.encoding import (
     numbers_of,
     refuse_missing,
     refuse_values,
-    rows_of,
     step,
     where_valid,
+    without_nulls,
     wrong_type,
     zigzag,
 )
@@ -69,14 +69,7 @@ class _Writers:
         null = _null_branch(avro_type)
         if null is not None:
             return self._nullable(avro_type, null, given, path)
-        write = self._make(avro_type, given, path)
-
-        def write_required(values: pa.Array) -> pa.Array:
-            if values.null_count:
-                raise Misfit(first_null(values), "is null, and the schema does not allow that")
-            return write(values)
-
-        return write_required
+        return without_nulls(self._make(avro_type, given, path))
 
     def _nullable(self, avro_type: AvroType, null: bytes, given: pa.DataType, path: str) -> Write:
         if types.is_null(given):
@@ -172,10 +165,8 @@ def _write_record(writes: list[tuple[str, Write | bytes]], values: pa.Array) -> 
         if isinstance(write, bytes):
             parts.append(write)
             continue
-        try:
+        with inside(f".{name}"):
             parts.append(write(values.field(name)))
-        except Misfit as error:
-            raise error.inside(f".{name}") from None
     return join(len(values), *parts)
 
 
@@ -189,28 +180,22 @@ def _write_union(writes: dict[str, Write], values: pa.Array) -> pa.Array:
     for name, write in writes.items():
         column = values.field(name)
         chosen += numbers_of(column.is_valid())
-        try:
+        with inside(f".{name}"):
             parts.append(where_valid(column, write)[0])
-        except Misfit as error:
-            raise error.inside(f".{name}") from None
     refuse_values(chosen != 1, values, "and exactly one field of a union must have a value")
     return join(len(values), *parts)
 
 
 def _write_array(write: Write, values: pa.Array) -> pa.Array:
     items, offsets = flatten(values)
-    try:
+    with inside("[]", offsets):
         return _blocks(write(items), offsets)
-    except Misfit as error:
-        raise error.inside("[]", rows_of(offsets)) from None
 
 
 def _write_map(write: Write, values: pa.Array) -> pa.Array:
     keys, items, offsets = map_parts(values)
-    try:
+    with inside("{}", offsets):
         return _blocks(join(len(keys), _write_bytes(keys), write(items)), offsets)
-    except Misfit as error:
-        raise error.inside("{}", rows_of(offsets)) from None
 
 
 def _blocks(items: pa.Array, offsets: Any) -> pa.Array:

@@ -25,6 +25,7 @@ from pydanube.formats.encoding import (
     choose,
     first_null,
     flatten,
+    inside,
     is_text,
     is_whole,
     join,
@@ -34,9 +35,9 @@ from pydanube.formats.encoding import (
     pick,
     refuse_missing,
     refuse_values,
-    rows_of,
     step,
     where_valid,
+    without_nulls,
     wrong_type,
 )
 
@@ -52,14 +53,7 @@ _raw = msgspec.json.Decoder(msgspec.Raw).decode
 def json_writer(schema: JsonSchema, given: pa.DataType) -> Write:
     """Return the function that encodes columns of type `given`. Raises Invalid with the property that does not fit."""
     write = _make(find_shape(schema.root), [schema.root], given, "")
-    allowed = allows_null([schema.root])
-
-    def write_root(values: pa.Array) -> pa.Array:
-        if values.null_count and not allowed:
-            raise Misfit(first_null(values), "is null, and the schema does not allow that")
-        return _or_null(write, values)
-
-    return write_root
+    return partial(_or_null, write) if allows_null([schema.root]) else without_nulls(write)
 
 
 def _make(shape: Shape, schemas: Sequence[Node], given: pa.DataType, path: str) -> Write:
@@ -157,10 +151,8 @@ def _write_object(properties: list[_Property], values: pa.Array) -> pa.Array:
     parts: list[pa.Array | bytes] = [b"{"]
     begun: Any = np.zeros(len(values), bool)
     for one in properties:
-        try:
+        with inside(f".{one.name}"):
             written, present = one.write(values.field(one.name))
-        except Misfit as error:
-            raise error.inside(f".{one.name}") from None
         parts += [_label(one.label, present, begun), written]
         begun = True if present is None or begun is True else begun | present
     return join(len(values), *parts, b"}")
@@ -176,19 +168,15 @@ def _label(label: bytes, present: Any, begun: Any) -> pa.Array | bytes:
 
 def _write_array(write: Write, values: pa.Array) -> pa.Array:
     items, offsets = flatten(values)
-    try:
+    with inside("[]", offsets):
         written = _or_null(write, items)
-    except Misfit as error:
-        raise error.inside("[]", rows_of(offsets)) from None
     return join(len(values), b"[", _joined(written, offsets), b"]")
 
 
 def _write_map(write: Write, values: pa.Array) -> pa.Array:
     keys, items, offsets = map_parts(values)
-    try:
+    with inside("{}", offsets):
         written = join(len(keys), _write_text(keys), b":", _or_null(write, items))
-    except Misfit as error:
-        raise error.inside("{}", rows_of(offsets)) from None
     return join(len(values), b"{", _joined(written, offsets), b"}")
 
 

@@ -28,6 +28,7 @@ from pydanube.formats.encoding import (
     first_null,
     fixed_width,
     flatten,
+    inside,
     is_bytes,
     is_real,
     is_text,
@@ -41,10 +42,10 @@ from pydanube.formats.encoding import (
     numbers_of,
     refuse_missing,
     refuse_values,
-    rows_of,
     step,
     varints,
     where_valid,
+    without_nulls,
     wrong_type,
     zigzag,
 )
@@ -73,13 +74,7 @@ _SECONDS_RANGE: Final = (-62_135_596_800, 253_402_300_799)
 def proto_writer(schema: ParsedProtobuf, given: pa.DataType) -> Write:
     """Return the function that encodes columns of type `given`. Raises Invalid with the field that does not fit."""
     write = _message(schema.message_at((0,)).DESCRIPTOR, given, "")
-
-    def write_root(values: pa.Array) -> pa.Array:
-        if values.null_count:
-            raise Misfit(first_null(values), "is null, and a message cannot be")
-        return write(values)
-
-    return write_root
+    return without_nulls(write, "is null, and a message cannot be")
 
 
 def _message(descriptor: Any, given: pa.DataType, path: str) -> Write:
@@ -103,10 +98,8 @@ def _write_message(writes: dict[str, Write], oneofs: list[list[str]], values: pa
         refuse_values(chosen > 1, values, f"and only one of {', '.join(names)} may have a value")
     parts: list[pa.Array | bytes] = []
     for name, write in writes.items():
-        try:
+        with inside(f".{name}"):
             parts.append(write(values.field(name)))
-        except Misfit as error:
-            raise error.inside(f".{name}") from None
     return join(len(values), *parts)
 
 
@@ -194,12 +187,8 @@ def _masked(numbers: IntArray, mask: IntArray) -> pa.Array:
 
 
 def _write_items(write: Write, items: pa.Array, offsets: IntArray) -> pa.Array:
-    try:
-        if items.null_count:
-            raise Misfit(first_null(items), "is null, and an item cannot be")
-        return write(items)
-    except Misfit as error:
-        raise error.inside("[]", rows_of(offsets)) from None
+    with inside("[]", offsets):
+        return without_nulls(write, "is null, and an item cannot be")(items)
 
 
 def _map(field: Any, given: pa.DataType, path: str) -> Write:
@@ -207,16 +196,15 @@ def _map(field: Any, given: pa.DataType, path: str) -> Write:
         raise wrong_type(path, given, "a map")
     key, value = (field.message_type.fields_by_name[one] for one in ("key", "value"))
     write_key = partial(_tagged, key, _value(key, given.key_type, f"{path}{{}}"))
-    write_value = partial(_tagged, value, _value(value, given.item_type, f"{path}{{}}"))
+    write_value = without_nulls(
+        partial(_tagged, value, _value(value, given.item_type, f"{path}{{}}")),
+        "is null, and a value of a map cannot be",
+    )
 
     def write_entries(maps: pa.Array) -> pa.Array:
         keys, items, offsets = map_parts(maps)
-        try:
-            if items.null_count:
-                raise Misfit(first_null(items), "is null, and a value of a map cannot be")
+        with inside("{}", offsets):
             entries = join(len(keys), write_key(keys), write_value(items))
-        except Misfit as error:
-            raise error.inside("{}", rows_of(offsets)) from None
         each = join(len(keys), _tag(field, _LENGTH), varints(lengths_of(entries)), entries)
         return join_runs(each, offsets)
 
