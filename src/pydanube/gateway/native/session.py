@@ -273,6 +273,7 @@ class Session:
         self.principal = identity.principal
         if self.broker.security.is_required and not self.principal.is_broker:  # brokers publish for many principals
             self.publish_share = self._resources.publish_memory.share_of(self.principal.id)
+            self.connection.budget_users = (self.principal.id,)
         self.unread.owner = self._fetches.memory.owner = self._answers.owner = self.broker.unread.bytes_of(
             self.principal
         )

@@ -79,13 +79,16 @@ class Publisher:
 
         Raises PartlyStored if only some of the partitions stored theirs. Cancelled: they may be stored all the same.
         """
-        if self._memory is not None and not self._memory.reserve(size_bytes):
+        if self._memory is None:
+            return await self._publish(principal, target, messages)
+        is_known = self._broker.security.is_required and not principal.is_broker
+        share = self._memory.reserve(size_bytes, principal.id if is_known else "")
+        if share is None:
             raise Unavailable("the broker has too many unanswered publishes: send the request again, later")
         try:
             return await self._publish(principal, target, messages)
         finally:
-            if self._memory is not None:
-                self._memory.release(size_bytes)
+            self._memory.release(size_bytes, share)
 
     async def _publish(self, principal: Principal, target: PublishTarget, messages: MessageColumns) -> list[StoredAt]:
         topic, broker = target.topic, self._broker
