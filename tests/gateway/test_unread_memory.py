@@ -25,6 +25,7 @@ from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import Principal
 from pydanube.gateway.grpc.consumer_stream import ConsumerStream
+from pydanube.model.errors import Denied
 from pydanube.model.limits import MIB
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 
@@ -187,6 +188,31 @@ async def test_what_is_kept_between_polls_goes_back_when_others_wait(monkeypatch
         body = b'{"ack": ["%s"]}' % taken["id"].encode()
         acked = await peer.request("POST", f"{opened.headers['location']}/acks", body)
         assert acked.status == 204
+
+
+@pytest.mark.parametrize("kind", PATHS)
+async def test_what_is_kept_is_not_sent_any_more_when_the_right_ends(kind: str) -> None:
+    async with open_listener() as there, await Peer.connect(there) as peer:
+        async with pydanube.connect(there.broker_url) as client:
+            await client.create_topic(TOPIC, partitions=3)
+            async with client.producer(TOPIC) as producer:
+                for _ in range(3):
+                    await producer.send(b"x" * 8 * LARGE)
+        peer.stop_reading()
+        peer.send("GET", PATHS[kind](0), **(UPGRADE if kind == "websocket" else {}))
+        sessions = there.server._application._data.sessions._open
+        await there.until(lambda: any(one.subscriber._connection is not None for one in sessions.values()))
+        (session,) = sessions.values()
+        await there.until(lambda: len(session.subscriber._kept) == 2)  # one is being sent
+        for partition in list(session.subscriber._partitions.values()):
+            partition.consumer._subscription.detach_refused(lambda *_: Denied("may not consume any more"))
+        peer._writer.transport.resume_reading()  # type: ignore[attr-defined]
+        async with asyncio.timeout(60):
+            received = bytearray()
+            while b"may not consume any more" not in received[-1_000:]:
+                assert (chunk := await peer._reader.read(1 << 16))
+                received += chunk
+        assert received.count(b'"payload"') == 1
 
 
 async def until_given_back(there: HttpListener) -> None:
