@@ -210,7 +210,8 @@ async def test_what_is_kept_is_not_sent_any_more_when_the_right_ends(kind: str) 
         async with asyncio.timeout(60):
             received = bytearray()
             while b"may not consume any more" not in received[-1_000:]:
-                assert (chunk := await peer._reader.read(1 << 16))
+                chunk = await peer._reader.read(1 << 16)
+                assert chunk, "the connection ended without a word"
                 received += chunk
         assert received.count(b'"payload"') == 1
 
@@ -335,3 +336,21 @@ def test_a_principal_may_hold_as_much_as_is_free_for_all() -> None:
     again = memory.part(Principal("greedy"))
     assert not again.may_take(MIB) and again.may_take(SMALL_BYTES)
     assert other.may_take(2 * MIB)
+
+
+async def test_few_reads_run_at_once_that_may_find_more_than_they_got_memory_for() -> None:
+    memory = UnreadMemory(10 * MIB, lambda: False)
+    running = most = 0
+
+    async def read(is_short: bool) -> None:
+        nonlocal running, most
+        async with memory.turn(is_short):
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0)
+            running -= 1
+
+    await asyncio.gather(*(read(True) for _ in range(20)))
+    assert most == unread_memory.SHORT_READS_MAX
+    await asyncio.gather(*(read(False) for _ in range(20)))
+    assert most == 20
