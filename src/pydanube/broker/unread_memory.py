@@ -11,13 +11,14 @@ is held for it: its listener gives messages back that are not being sent, or dis
 Invariants
     used_bytes is the sum of what all parts hold
     used_bytes stays within the limit, or is one read, plus SMALL_BYTES for each client that holds nothing else
+    what is read beyond that is at most SHORT_READS_MAX batches, which are dropped if there is no memory for them
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -34,6 +35,9 @@ STALLED_S: Final = 5.0
 
 SLOW_BYTES_PER_S: Final = MIB
 """How fast a client receives at least what is held for it, beyond STALLED_S, while others wait for memory."""
+
+SHORT_READS_MAX: Final = 4
+"""A read that got less memory than it wanted may find a batch that is larger: only so many run at the same time."""
 
 WAIT_S: Final = 2.0
 """How long a read waits for memory before it is refused."""
@@ -77,6 +81,7 @@ class UnreadMemory:
         self._principals: WeakValueDictionary[str, PrincipalBytes] = WeakValueDictionary()
         self._freed = asyncio.Event()
         self._waiting: dict[object, _Waiter] = {}
+        self._short_reads = asyncio.Semaphore(SHORT_READS_MAX)
         self._wake_planned = False
 
     @property
@@ -142,6 +147,12 @@ class UnreadMemory:
             self.refresh()
         for part in list(self.watched):
             part.check(now)
+
+    @asynccontextmanager
+    async def turn(self, is_short: bool) -> AsyncIterator[None]:
+        """Surrounds a read. `is_short`: it got less memory than it wanted, and waits for its turn."""
+        async with self._short_reads if is_short else nullcontext():
+            yield
 
     @asynccontextmanager
     async def reading(self, principal: Principal, wanted_bytes: int, weight: int = 1) -> AsyncIterator[int]:

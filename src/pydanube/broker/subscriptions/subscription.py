@@ -488,7 +488,8 @@ class LiveSubscription:
         while True:
             taken_bytes = await self._reading.reserve_when_free(max(bytes_max, 1), least_bytes)
             try:
-                views = await self._stream.read(offset, min(bytes_max, taken_bytes))
+                async with self._unread.turn(taken_bytes < bytes_max):
+                    views = await self._stream.read(offset, min(bytes_max, taken_bytes))
                 read_bytes = sum(map(len, views))
                 if read_bytes <= taken_bytes or self._reading.may_take(read_bytes - taken_bytes):
                     return views

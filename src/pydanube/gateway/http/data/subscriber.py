@@ -301,7 +301,9 @@ class Subscriber:
         self._kept = deque(one for one in self._kept if not is_dropped(one))
 
     def end(self, error: DanubeError) -> None:
+        """Note why the broker ended it. What is kept is not sent any more: its right to it may have ended."""
         self.error = self.error or error
+        self._drop(lambda _: True)
         self.wake()
 
     def monotonic(self) -> float:
