@@ -3,12 +3,14 @@ the policy may not publish to the dead letter topic any more, or its owner has d
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
+import msgspec
 from audit_harness import ListSink
 from broker_harness import TOPIC, BrokerClient, Collector, open_broker
 from metadata_harness import FaultyStore, puts
 
-from pydanube.broker.registry.records import partitions_of
+from pydanube.broker.registry.records import partitions_of, subscription_key
 from pydanube.broker.security.audit import AuditParts
 from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.core.access_rules import AccessRules
@@ -153,7 +155,7 @@ async def test_a_dead_letter_topic_that_was_deleted_is_not_made_again(tmp_path):
         assert await dead_letters(broker) == [b"first"]
 
 
-async def test_a_policy_of_an_earlier_release_still_makes_its_topic(tmp_path):
+async def test_a_policy_of_an_earlier_release_writes_and_makes_no_topic(tmp_path):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
         await BrokerClient(broker).create()
@@ -161,5 +163,31 @@ async def test_a_policy_of_an_earlier_release_still_makes_its_topic(tmp_path):
         await broker._registry.change_subscription(TOPIC, "billing", failure_policy=DEAD_LETTER)
         (live,) = [one for partition in broker._partitions for one in partition.subscriptions.values()]
         await fail(broker, consumer, clock, b"first")
-        await until(lambda: live.cursor.position == 1)
+        await until(lambda: live._dead_letter_retry_ms)
+        assert await broker.list_topics(ANONYMOUS) == [str(TOPIC)]
+        await BrokerClient(broker, DLQ).create()
+        await until_later(clock, lambda: live.cursor.position == 1)
+        assert await dead_letters(broker) == [b"first"]
+
+
+async def test_who_set_a_policy_is_not_asked_about_one_that_an_older_broker_set_after_it(tmp_path):
+    """That broker has asked its own caller, and has written the fields that it does not know as they were."""
+    rules, clock = AccessRules([ANONYMOUS.id]), ManualClock()
+    bind(rules, "user:lead", "namespace-admin", "/default/orders")
+    bind(rules, "group:shop", "producer", str(DLQ))
+    async with open_broker(tmp_path, authorizer=rules, clock=clock) as broker:
+        await broker.start()
+        await BrokerClient(broker).create()
+        await BrokerClient(broker, DLQ).create()
+        consumer = await BrokerClient(broker).subscribe(kind=SubscriptionType.SHARED)
+        await broker.subscriptions.set_failure_policy(LEAD, TOPIC, "billing", DEAD_LETTER)
+        key = subscription_key(broker._registry.topic(TOPIC).topic_id, "billing")
+        bind(rules, "group:shop", "producer", str(DLQ), is_given=False)
+        theirs = replace(DEAD_LETTER, delay_ms=2)
+        await broker._registry.change_subscription(TOPIC, "billing", failure_policy=theirs)
+        written = msgspec.msgpack.decode((await broker._registry._store.get(key)).value)
+        assert written["policy_maker"]["name"] == "lead"
+        await fail(broker, consumer, clock, b"first")
+        (live,) = [one for partition in broker._partitions for one in partition.subscriptions.values()]
+        await until_later(clock, lambda: live.cursor.position == 1)
         assert await dead_letters(broker) == [b"first"]

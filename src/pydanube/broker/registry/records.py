@@ -140,13 +140,21 @@ class LedgerRecord(msgspec.Struct, omit_defaults=True):
     sliced: bool = False
 
 
+class PolicyMaker(msgspec.Struct, omit_defaults=True):
+    """The principal that set a failure policy with a dead letter topic, where it must still be allowed to publish when
+    a dead letter is written. No name: the policy was set without authentication. `policy`: what was set."""
+
+    policy: FailurePolicy
+    type: str = ""
+    name: str = ""
+    groups: list[str] = []
+
+
 class SubscriptionRecord(msgspec.Struct, omit_defaults=True):
     """`starts` holds the first offset for each partition that existed when it was created; later ones start at 0.
     `unacked_max`: how many messages of each partition may be in flight; 0 is no limit. `created_by`: the principal that
-    may also seek and delete it; empty: it was created without authentication, or by an earlier release. `policy_by`:
-    type, name and groups of the principal that named the dead letter topic, and that must still be allowed to publish
-    there when a dead letter is written; empty: that was done without authentication; None: there is no such topic, or
-    an earlier release has written the policy."""
+    may also seek and delete it; empty: it was created without authentication, or by an earlier release. `policy_maker`:
+    who named the dead letter topic; None: there is no such topic, or an earlier release has written the policy."""
 
     subscription_id: int
     type: int = int(SubscriptionType.EXCLUSIVE)
@@ -155,10 +163,16 @@ class SubscriptionRecord(msgspec.Struct, omit_defaults=True):
     failure_policy: FailurePolicy | None = None
     unacked_max: int = 0
     created_by: str = ""
-    policy_by: list[str] | None = None
+    policy_maker: PolicyMaker | None = None
 
     def failure(self) -> FailurePolicy:
         return self.failure_policy or NATIVE
+
+    def maker(self) -> PolicyMaker | None:
+        """Return who set the failure policy; None: an earlier release did not say. Such a broker that changes the
+        policy keeps what it does not know, so who set the former one is still in the record."""
+        maker = self.policy_maker
+        return maker if maker is not None and maker.policy == self.failure() else None
 
     def start(self, index: int) -> int:
         return self.starts[index] if index < len(self.starts) else 0

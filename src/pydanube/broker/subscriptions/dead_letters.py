@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
+from pydanube.broker.registry.records import PolicyMaker
 from pydanube.codec.batch import Batch, encode
 from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.core.dispatch.failures import Exhausted
@@ -67,11 +68,13 @@ async def ensure_letter_topic(registry: Registry, policy: FailurePolicy) -> None
                 await registry.create_topic(topic, TopicConfig())
 
 
-def policy_maker(principal: Principal, policy: FailurePolicy | None) -> list[str] | None:
-    """Return who sets the policy, as `SubscriptionRecord.policy_by` has it."""
+def policy_maker(principal: Principal, policy: FailurePolicy | None) -> PolicyMaker | None:
+    """Return who sets the policy, if it has a dead letter topic."""
     if policy is None or not policy.dead_letter_topic:
         return None
-    return [] if principal == ANONYMOUS else [principal.type, principal.name, *principal.groups]
+    if principal == ANONYMOUS:
+        return PolicyMaker(policy)
+    return PolicyMaker(policy, principal.type, principal.name, list(principal.groups))
 
 
 class DeadLetterTopics:
@@ -99,14 +102,11 @@ class DeadLetterTopics:
             return  # the message is not stored any more: there is nothing to copy
         topic = TopicName.parse(policy.dead_letter_topic)
         source = TopicName.parse(context.topic)
-        policy_by = self._registry.subscription(source, subscription).policy_by
-        if policy_by:
-            kind, name, *groups = policy_by
-            self._check(Principal(name, kind, tuple(groups)), topic)
+        maker = self._registry.subscription(source, subscription).maker()
+        if maker is not None and maker.name:
+            self._check(Principal(maker.name, maker.type, tuple(maker.groups)), topic)
         check_dead_letters(self._registry, source, policy)
         letter = self._encode(batch, context, subscription, message, policy)
-        if policy_by is None:  # an earlier release set the policy, and left the topic to the first letter
-            await ensure_letter_topic(self._registry, policy)
         await self._registry.refresh_topic(topic)
         record = self._registry.topic(topic)
         index = context.partition % record.config().partition_count

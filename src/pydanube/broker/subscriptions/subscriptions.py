@@ -761,8 +761,9 @@ class Subscriptions:
         await self._registry.refresh_subscription(topic, subscription)
         self._registry.subscription(topic, subscription)
         await self._prepare_dead_letters(principal, topic, policy)
-        maker = policy_maker(principal, policy)
-        await self._registry.change_subscription(topic, subscription, expected, failure_policy=policy, policy_by=maker)
+        await self._registry.change_subscription(
+            topic, subscription, expected, failure_policy=policy, policy_maker=policy_maker(principal, policy)
+        )
         log.info("subscription.failure_policy_changed", topic=str(topic), subscription=subscription)
 
     async def unacked_max(self, principal: Principal, topic: TopicName, subscription: str) -> int:
