@@ -12,7 +12,7 @@ from test_failing_disk import FAST_CURE, FailingDisk, until_cured
 from tiering_harness import FaultyObjectStore, upload_all
 
 from pydanube.broker.registry.records import DECISIONS, PENDING
-from pydanube.broker.staging import stage_publisher
+from pydanube.broker.staging import stage_publisher, staging
 from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.core.access import ANONYMOUS
 from pydanube.core.staging import STAGED_PRODUCER
@@ -213,7 +213,9 @@ async def test_a_topic_that_is_gone_after_the_restart_gets_nothing(tmp_path):
 
 @pytest.mark.parametrize("partitions", [1, 120])
 @pytest.mark.parametrize("written", [False, True])
-async def test_an_uncertain_commit_can_be_repeated(tmp_path, written, partitions):
+async def test_an_uncertain_commit_can_be_repeated(tmp_path, monkeypatch, written, partitions):
+    """Whoever looks whether it was written then stops at once."""
+    monkeypatch.setattr(staging, "UNCERTAIN_RETRY_S", 1e6)
     metadata = FaultyStore()
     async with staging_broker(tmp_path, MemoryStore(), metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=partitions))
@@ -224,6 +226,7 @@ async def test_an_uncertain_commit_can_be_repeated(tmp_path, written, partitions
         with pytest.raises(Unavailable, match="hiccuped"):
             await query.commit(0, stage)
         assert await query.commit(0, stage) == (written, True)
+        await until(lambda: len(broker.staging._tasks) == 1)  # the expiry of stages
         await query.write(1, {0: [b"2"]})
         assert await payloads(broker) == [b"1", b"2"]
 

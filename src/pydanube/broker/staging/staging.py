@@ -38,6 +38,7 @@ from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.staging import StagedQuery, check_batch_id, check_query
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.events import Signal
 from pydanube.runtime.slices import Slices
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
@@ -135,6 +136,8 @@ class Staging:
         self._uncertain: dict[int, int] = {}
         """By the number of the query: the batch id of a decision that may have been written. The metadata failed, or
         the commit was cancelled, at that moment."""
+        self._resolved = Signal()
+        """Ends the pauses of those that look whether it was written."""
 
     async def start(self) -> None:
         """Continue with earlier decisions, and start the expiry of stages."""
@@ -269,11 +272,16 @@ class Staging:
         if batch_id is not None:
             await self.decisions.adopt(number, batch_id)
             del self._uncertain[number]
+            self._resolved.wake()
 
     async def _resolve_later(self, decision: Decision) -> None:
         """Resolve an uncertain decision in the background, in case the caller does not repeat the commit."""
-        while decision.number in self._uncertain:
-            await self._clock.sleep(UNCERTAIN_RETRY_S)
+
+        def is_resolved() -> bool:
+            return self._uncertain.get(decision.number) != decision.batch_id
+
+        while not is_resolved():
+            await self._resolved.wait_for(is_resolved, UNCERTAIN_RETRY_S, self._clock)
             with suppress(DanubeError):
                 async with self._records.locked(decision.query):
                     await self._resolve_uncertain(decision.number)
@@ -330,7 +338,9 @@ class Staging:
                 raise NotFound(f"query {query!r} is not known here: `danube queries list` shows those that are")
             if not await self._records.remove(known):
                 raise Unavailable(f"query {query!r} was changed at the same moment: try again")
-            await self.decisions.forget(known.record.number, self._uncertain.pop(known.record.number, None))
+            uncertain = self._uncertain.pop(known.record.number, None)
+            self._resolved.wake()
+            await self.decisions.forget(known.record.number, uncertain)
         prefix = stages_of(known.record.number)
         keys = [info.key async for info in self._tiers.objects.list(prefix)]
         for start in range(0, len(keys), WRITES_AT_ONCE):

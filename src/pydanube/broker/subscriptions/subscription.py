@@ -695,7 +695,7 @@ class LiveSubscription:
         if policy.ack_timeout_ms != former.ack_timeout_ms:
             self._ack_timer.set(None)
             self._notify_changed()
-        self.pump()
+        self.retry_dead_letters()
 
     def set_unacked_max(self, messages: int) -> None:
         """Limit how many messages are in flight on this partition; 0 means no limit."""
@@ -738,6 +738,15 @@ class LiveSubscription:
             name = f"dead letters {self._context.topic} {self.name}"
             self._dead_letter_task = self._context.tasks.spawn(self._dead_letter_all(), name)
 
+    @property
+    def topic(self) -> str:
+        return self._context.topic
+
+    def retry_dead_letters(self) -> None:
+        """Try again now what could not be dead-lettered: what refused it is different by now."""
+        self.dispatcher.hasten_dead_letters(self._clock.now_us())
+        self.pump()
+
     async def _dead_letter_all(self) -> None:
         """Store the queued messages in the dead letter topic one after the other, each before it is marked as
         acknowledged here. If cancelled, the rest is delivered and fails again."""
@@ -765,6 +774,7 @@ class LiveSubscription:
             self.dispatcher.retry_dead_letter(offset, self._clock.now_us() + self._dead_letter_retry_ms * 1000)
             if not self._dead_letter_queue:  # every queued message was tried once more
                 self._dead_letter_retry_ms = min(2 * self._dead_letter_retry_ms, DEAD_LETTER_RETRY_MS_MAX)
+            context.dead_letters.retry_when_allowed(self)
         else:
             self._dead_letter_retry_ms = 0
             if not self._ownership.holds():  # the ack cannot be counted now: the dead letter may be stored twice

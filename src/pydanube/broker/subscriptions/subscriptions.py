@@ -394,6 +394,8 @@ class Subscriptions:
             live = self._partitions.add_subscription(partition, name, record)
             if former is not None and former.failure() != record.failure():
                 live.set_failure_policy(record.failure())
+            elif former is not None and former.maker() != record.maker():
+                live.retry_dead_letters()
             if former is not None and former.unacked_max != record.unacked_max:
                 live.set_unacked_max(record.unacked_max)
 

@@ -465,6 +465,10 @@ class Dispatcher:
         """Let an exhausted message wait until `due_us` because it could not be dead-lettered."""
         self._failures.retry_dead_letter(offset, due_us)
 
+    def hasten_dead_letters(self, now_us: int) -> None:
+        """Let exhausted messages that could not be dead-lettered wait no longer than until `now_us`."""
+        self._failures.hasten_dead_letters(now_us)
+
     def failure_history(self, offsets: Iterable[int]) -> tuple[list[int], list[str | None]]:
         """Return how often each of these messages failed, and the last reason; empty lists if none of them failed."""
         if not len(self._failures):
