@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from pydanube.core.access import Principal
+from pydanube.core.shares import is_within_share
 from pydanube.model.errors import Unavailable
 from pydanube.model.limits import BATCH_BYTES_MAX, KIB
 
@@ -119,7 +120,7 @@ class UnreadMemory:
         if not self.used_bytes:
             return True  # one at a time, whatever its size
         free = self.limit_bytes - self.used_bytes
-        return wanted_bytes <= free and (owner is None or owner.used_bytes + wanted_bytes <= free)
+        return wanted_bytes <= free and (owner is None or is_within_share(owner.used_bytes + wanted_bytes, free))
 
     def refresh(self) -> None:
         for part in self.parts:

@@ -25,6 +25,7 @@ from typing import Final
 
 from pydanube.broker import Attachment, Broker
 from pydanube.core.access import Principal
+from pydanube.core.shares import is_within_share
 from pydanube.model.errors import Full, NotFound, Refused, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.runtime.clock import Clock
@@ -145,7 +146,7 @@ class Sessions:
                 f"close some or raise the limit"
             )
         own = self._of_principal.get(principal.id, 0)
-        if self._broker.security.is_required and own >= places:
+        if self._broker.security.is_required and not is_within_share(own + 1, places):
             raise Full(
                 f"{principal.id} has {own} consumers over HTTP, and the {places} places that are left are for others: "
                 f"close some or raise http.consumers_max"
