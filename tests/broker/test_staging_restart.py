@@ -290,7 +290,7 @@ async def test_after_a_restore_a_query_goes_on_behind_its_last_batch(tmp_path: P
         await Query(broker).write(4, {0: [b"1"]})
         await quiet(broker)
         await upload_all(broker)
-        before = await broker.staging._records.find("query")
+        before = await broker.staging._records.find(ANONYMOUS, "query")
         await broker._tiers.manifests.write()
     (tmp_path / "after").mkdir()
     clock = SystemClock()
@@ -301,7 +301,10 @@ async def test_after_a_restore_a_query_goes_on_behind_its_last_batch(tmp_path: P
         await Query(broker).write(5, {0: [b"2"]})
         await Query(broker, "another").write(0, {0: [b"3"]})
         assert await payloads(broker) == [b"1", b"2", b"3"]
-        known, another = await broker.staging._records.find("query"), await broker.staging._records.find("another")
+        known, another = (
+            await broker.staging._records.find(ANONYMOUS, "query"),
+            await broker.staging._records.find(ANONYMOUS, "another"),
+        )
         assert known.record.number == before.record.number < another.record.number
 
 

@@ -13,7 +13,10 @@
 /deleted/<topic id>                           nothing             a deleted topic; other keys or segments may be left
 /dropped/<ledger id>                          the id of a log     tombstone of a ledger whose records that log may hold
 /restored/<topic id>/<index>/<subscription>   RestoredRecord      its cursor after a restore, until the log has one
-/staged/queries/<query>                       QueryRecord         a query that writes stages (see core.staging)
+/staged/queries/<query>                       QueryRecord         a query that writes stages (see core.staging): one
+                                                                  of level 1, or that was made without authentication
+/staged/queries/<query>/<principal>           QueryRecord         a query of a principal, from level 2 on
+/staged/names/<namespace>/<query>             nothing             the name is taken in the namespace, from level 2 on
 /staged/decisions/<number>/<batch id>         DecisionRecord      committed stages, until all of them are published
 /staged/pending/<topic id>/<index>/<number>/<batch id>
                                               PendingRecord       a partition that lacks batches of a decision
@@ -420,14 +423,13 @@ DECISIONS = "/staged/decisions/"
 PENDING = "/staged/pending/"
 
 
-def query_key(query: str) -> str:
-    # In hexadecimal because it is free text, like a producer's name.
-    return f"{QUERIES}{query.encode().hex()}"
+def query_key(query: str, owner: str = "") -> str:
+    # In hexadecimal because both are free text, like a producer's name.
+    return f"{QUERIES}{query.encode().hex()}" + (f"/{owner.encode().hex()}" if owner else "")
 
 
-def query_of_key(key: str) -> str:
-    """Return the query's name."""
-    return bytes.fromhex(key.removeprefix(QUERIES)).decode()
+def query_name_key(namespace: str, query: str) -> str:
+    return f"/staged/names/{namespace}/{query.encode().hex()}"
 
 
 def decisions_of(number: int) -> str:
