@@ -55,7 +55,7 @@ from .metadata.levels import put_level, refuse_unknown_level
 from .metadata.opening import open_metadata
 from .metadata.store import NO_GENERATION, Compare, Generation, MetadataStore, Put
 from .model.addresses import NO_ADDRESSES, BrokerAddresses
-from .model.cluster import BrokerSession
+from .model.cluster import PROOF_BYTES, BrokerSession
 from .model.errors import DanubeError, Refused
 from .model.levels import THIS_RELEASE, Levels
 from .model.webhooks import Webhook
@@ -73,6 +73,7 @@ from .runtime.file_descriptors import (
 from .runtime.network import check_free
 from .runtime.objects import ObjectStore
 from .runtime.objects.opening import open_store, peek_store
+from .runtime.randomness import secret_text
 from .runtime.service_manager import notify
 from .runtime.signals import has_terminal, on_hangup, on_stop_signals
 from .runtime.tasks import Tasks, run_together
@@ -482,6 +483,8 @@ class Server:
         """Return the membership of a broker of a cluster; it joins when the listeners are open."""
         settings = self._settings
 
+        proof = secret_text(PROOF_BYTES)
+
         def describe() -> BrokerSession:
             return BrokerSession(
                 identity.node,
@@ -493,6 +496,7 @@ class Server:
                 version=__version__,
                 formats=FORMATS,
                 level=self._components.levels.newest,
+                proof=proof,
             )
 
         membership = ClusterMembership(

@@ -16,10 +16,12 @@ from pydanube.codec.batch import encode
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import ANONYMOUS
+from pydanube.core.staging import STAGED_PRODUCER
 from pydanube.gateway.native import NativePeers, NativeSettings
 from pydanube.gateway.native import peers as under_test
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
+from pydanube.model.dead_letters import LETTER_PRODUCER
 from pydanube.model.errors import Corrupt, Invalid, NotFound, NotOwner, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.runtime.clock import SystemClock
@@ -55,6 +57,16 @@ async def test_a_forwarded_batch_keeps_its_producer_and_sequence(tmp_path: Path)
         assert (again.base_offset, again.duplicate) == (0, True)
         assert (other.base_offset, other.owner_epoch) == (1, first.owner_epoch)
         assert await b.client.read_all(1) == [(0, b"one"), (1, b"two")]
+
+
+async def test_brokers_show_each_other_that_they_may_write_dead_letters(tmp_path: Path) -> None:
+    async with open_cluster(tmp_path, "ab") as cluster:
+        await cluster.create(partitions=2)
+        a, b = cluster["a"], cluster["b"]
+        await a.peers.publish("b", TOPIC, 1, a_batch(LETTER_PRODUCER))
+        assert await b.client.read_all(1) == [(0, b"x")]
+        with pytest.raises(Invalid, match="stands for a staged query"):
+            await a.peers.publish("b", TOPIC, 1, a_batch(STAGED_PRODUCER | 7))
 
 
 async def test_a_forwarded_batch_is_checked_like_any_other(tmp_path: Path) -> None:

@@ -204,6 +204,7 @@ FACADE: Final[dict[str, Row]] = {
     "policies.set": Row(SET_NAMESPACE, lambda w, p: w.broker.policies.set(p, "default", {"producers_max": 9})),
     # brokers among each other
     "peer_requests.check": Row(CLUSTER, lambda w, p: w.broker.peer_requests.check(p)),
+    "peer_requests.is_proven": Row(CLUSTER, lambda w, p: w.broker.peer_requests.is_proven(p, "", "")),
     "peer_requests.principal_of": Row(CLUSTER, lambda w, p: w.broker.peer_requests.principal_of(p, ["user", "x"])),
     "peer_requests.count_producers": Row(CLUSTER, lambda w, p: w.broker.peer_requests.count_producers(p, 1)),
     "peer_requests.fence_producers": Row(

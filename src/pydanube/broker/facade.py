@@ -57,6 +57,7 @@ from pydanube.codec.native import requests as wire
 from pydanube.codec.native.conversions import start_of, topic_description
 from pydanube.core.access import BROKER, Action, Authorizer, Principal, visible_subscriptions
 from pydanube.core.access_rules import AccessRules
+from pydanube.core.staging import STAGED_PRODUCER
 from pydanube.metadata.following import Follower
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
@@ -294,7 +295,9 @@ class Broker:
             registry, self._partitions, self.subscriptions, self._deletion, clock, self._cluster
         )
         self._compaction = MetadataCompaction(parts.store, self._cluster.membership, clock)
-        self.peer_requests = PeerRequests(authorizer, self.security, self._producers, self._lifetimes.unused)
+        self.peer_requests = PeerRequests(
+            authorizer, self.security, self._producers, self._lifetimes.unused, self._cluster.membership
+        )
         self._review = AccessReview(authorizer, self._producers, self._partitions, clock, parts.tasks)
         if isinstance(parts.authorizer, AccessRules):
             parts.authorizer.on_changed = self._review.rules_changed
@@ -866,11 +869,13 @@ class Broker:
             principal, topic, partition, name, producer_id, producer_epoch, access, opener
         )
 
-    async def open_forwarder(self, principal: Principal, topic: TopicName, partition: int) -> Producer:
+    async def open_forwarder(
+        self, principal: Principal, topic: TopicName, partition: int, is_proven: bool = False
+    ) -> Producer:
         """Open a handle for batches that another broker forwards: each is signed by its own producer, which that broker
-        has checked. So only brokers may do that."""
+        has checked. So only brokers may do that. `is_proven`: see PeerRequests.is_proven."""
         self.check_is_peer(principal)
-        return await self._producers.open_forwarder(principal, topic, partition)
+        return await self._producers.open_forwarder(principal, topic, partition, is_proven)
 
     def note_client(self, address: str) -> None:
         """Have the task that calls this tell a client of this IP address the addresses of brokers that it can reach:
@@ -1020,6 +1025,8 @@ class Broker:
                 f"the batch is signed by producer {header.producer_id} epoch {header.producer_epoch}, "
                 f"the handle by {producer.producer_id} epoch {producer.producer_epoch}"
             )
+        if producer.forwards and header.producer_id & STAGED_PRODUCER:
+            _check_forwarded(producer, header.producer_id)
         is_of_client = header.producer_id not in (0, LETTER_PRODUCER)
         if producer.forwards and is_of_client and self._producers.is_held(producer.partition.ownership.topic_id):
             raise Refused(f"topic {producer.topic} has a producer with exclusive access: wait until it is closed")
@@ -1073,3 +1080,12 @@ class Broker:
             request = wire.FindOffset(topic=str(topic), partition=partition, position=start, own_only=True)
             return (await self._gathering.forward(owner, request, wire.Offset)).offset
         return await (await self._partitions.get(topic, partition)).resolve(position)
+
+
+def _check_forwarded(producer: Producer, producer_id: int) -> None:
+    """Raise Invalid unless a batch with a reserved id may be forwarded: dead letters may, by a broker. What staged
+    queries publish is written where it is read, and never forwarded."""
+    if producer_id != LETTER_PRODUCER:
+        raise Invalid(f"producer id {producer_id} stands for a staged query: only the broker publishes with it")
+    if not producer.is_proven:
+        raise Invalid("only a broker of this cluster publishes dead letters, and this caller has not shown to be one")

@@ -67,6 +67,7 @@ class Producer:
         "fenced",
         "forwards",
         "is_closed",
+        "is_proven",
         "namespace",
         "owner_epoch",
         "partition",
@@ -100,6 +101,8 @@ class Producer:
         self.fenced: DanubeError | None = None
         self.forwards = False
         """Whether it publishes batches of any producers, which another broker forwards."""
+        self.is_proven = False
+        """Whether that is surely another broker, also without authentication."""
         self.session: AuditSession | None = None
         """Counts what is published, for the audit; None: that is not recorded."""
         self._group = group
@@ -300,12 +303,14 @@ class Producers:
                     group.hold(producer_id)
                 return producer
 
-    async def open_forwarder(self, principal: Principal, topic: TopicName, partition: int) -> Producer:
+    async def open_forwarder(
+        self, principal: Principal, topic: TopicName, partition: int, is_proven: bool = False
+    ) -> Producer:
         """Return a handle that publishes batches of any producers. It counts as none of the topic's producers, fences
         nobody and is not fenced: the producers of its batches were admitted by the broker that forwards them."""
         owned = await self._partitions.get(topic, partition)
         producer = Producer(str(topic), owned, ProducerRecord(0), TopicProducers(0, _nothing), principal=principal)
-        producer.forwards = True
+        producer.forwards, producer.is_proven = True, is_proven
         return producer
 
     async def _admit(

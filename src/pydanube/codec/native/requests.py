@@ -362,11 +362,14 @@ class OpenForwarder(Request, tag="producer.forward"):
     """Open a handle to publish batches of any producers to one partition -> ProducerOpened, with an identity of 0.
 
     For brokers only (`PEER_REQUESTS`): each batch keeps the producer id, epoch and sequence that it has. It is checked
-    like every batch, except that it need not be signed by the handle.
+    like every batch, except that it need not be signed by the handle. Dead letters are taken only of a broker: of one
+    that has shown the cluster token or, without authentication, that gives its name and the `proof` of its session.
     """
 
     topic: str
     partition: int
+    broker: str = ""
+    proof: str = ""
 
 
 class FenceProducers(Request, tag="producer.fence"):

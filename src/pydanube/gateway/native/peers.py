@@ -135,8 +135,8 @@ class NativePeers:
         if link is None or link.session.incarnation != session.incarnation:
             if link is not None:
                 link.end(_over(link.session))
-            own_name = self._membership.session.name
-            link = self._links[name] = _Link(session, own_name, self._clock, self._tasks, self._token, self._tls)
+            own = self._membership.session
+            link = self._links[name] = _Link(session, own, self._clock, self._tasks, self._token, self._tls)
         return link
 
     def _left(self, session: BrokerSession) -> None:
@@ -152,7 +152,7 @@ class _Link:
     def __init__(
         self,
         session: BrokerSession,
-        own_name: str,
+        own: BrokerSession,
         clock: Clock,
         tasks: Tasks,
         token: str,
@@ -160,7 +160,7 @@ class _Link:
     ) -> None:
         self.session = session
         self._tls = tls
-        self._own_name = own_name
+        self._own = own
         self._token = token
         self._clock = clock
         self._tasks = tasks
@@ -194,7 +194,7 @@ class _Link:
         outcome: PeerConnection | DanubeError = Unavailable("this broker is closing")
         try:
             tls = None if self._tls is None else self._tls()
-            opening = PeerConnection.open(self.session, self._own_name, self._clock, self._token, tls)
+            opening = PeerConnection.open(self.session, self._own, self._clock, self._token, tls)
             outcome = self._connection = await opening
         except DanubeError as error:
             outcome = Unavailable(f"broker {self.session.name!r} cannot be reached: {error.message}")
@@ -222,7 +222,7 @@ async def is_living(
     try:
         async with asyncio.timeout(GREETING_SECONDS):
             context = None if tls is None else tls()
-            connection = await PeerConnection.open(session, session.name, clock, token, context)
+            connection = await PeerConnection.open(session, session, clock, token, context)
     except (TimeoutError, DanubeError):
         return False
     connection.abort(Unavailable("this broker wanted to know whether the other one lives"))
@@ -254,8 +254,11 @@ class _Batch:
 class PeerConnection:
     """An open connection to another broker, after the handshake."""
 
-    def __init__(self, session: BrokerSession, clock: Clock, framed: network.FramedConnection) -> None:
+    def __init__(
+        self, session: BrokerSession, own: BrokerSession, clock: Clock, framed: network.FramedConnection
+    ) -> None:
         self._session = session
+        self._own = own
         self._clock = clock
         self._framed = framed
         self._loop = asyncio.get_running_loop()
@@ -277,14 +280,19 @@ class PeerConnection:
 
     @classmethod
     async def open(
-        cls, session: BrokerSession, own_name: str, clock: Clock, token: str = "", tls: ssl.SSLContext | None = None
+        cls,
+        session: BrokerSession,
+        own: BrokerSession,
+        clock: Clock,
+        token: str = "",
+        tls: ssl.SSLContext | None = None,
     ) -> PeerConnection:
         """Connect and exchange HELLO and WELCOME. Raises Unavailable, or the error with which the broker refuses.
         Cancelled, the connection is closed."""
         made: list[PeerConnection] = []
 
         def handler(framed: network.FramedConnection) -> PeerConnection:
-            made.append(cls(session, clock, framed))
+            made.append(cls(session, own, clock, framed))
             return made[0]
 
         host, port = _split(session.peer_address)
@@ -293,7 +301,7 @@ class PeerConnection:
         except TlsFailed as error:
             raise Unavailable(f"{session.peer_address}: {error}") from None
         self = made[0]
-        hello = wire.Hello(client=f"{PEER_PREFIX}{own_name} pydanube/{__version__}")
+        hello = wire.Hello(client=f"{PEER_PREFIX}{own.name} pydanube/{__version__}")
         if token:
             hello.auth_scheme, hello.auth_data = wire.BEARER, token.encode()
         framed.send(frames.PREAMBLE, frames.encode(FrameKind.HELLO, wire.encode(hello)))
@@ -374,7 +382,8 @@ class PeerConnection:
         """Open a handle for a partition; callers that come meanwhile wait for the same future."""
         opened: asyncio.Future[_Handle] = self._loop.create_future()
         self._handles[key] = opened
-        request = wire.encode(wire.OpenForwarder(topic=str(key[0]), partition=key[1]))
+        asked = wire.OpenForwarder(topic=str(key[0]), partition=key[1], broker=self._own.name, proof=self._own.proof)
+        request = wire.encode(asked)
         try:
             answer = await self.request(request, wire.ProducerOpened)
         except BaseException as error:

@@ -348,7 +348,8 @@ async def _open_producer(caller: Caller, request: wire.OpenProducer) -> wire.Pro
 
 async def _open_forwarder(caller: Caller, request: wire.OpenForwarder) -> wire.ProducerOpened:
     handle, topic = caller.new_handle(), TopicName.parse(request.topic)
-    producer = await caller.broker.open_forwarder(caller.principal, topic, request.partition)
+    is_proven = caller.broker.peer_requests.is_proven(caller.principal, request.broker, request.proof)
+    producer = await caller.broker.open_forwarder(caller.principal, topic, request.partition, is_proven)
     caller.add_producer(handle, producer)
     return wire.ProducerOpened(handle, 0, 0, producer.owner_epoch)
 
