@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final, Self
 
 from .errors import Invalid
@@ -114,6 +115,28 @@ def check_comment(comment: str) -> None:
     """Raise Invalid if an API key cannot have this comment."""
     if len(comment) > COMMENT_CHARACTERS_MAX or not all(one.isprintable() for one in comment):
         raise Invalid(f"a comment has at most {COMMENT_CHARACTERS_MAX} printable characters, on one line")
+
+
+class Action(Enum):
+    """What a caller wants to do. The value is the word used in rules, messages and logs."""
+
+    PRODUCE = "produce"
+    CONSUME = "consume"
+    """Read through a subscription, which moves its cursor."""
+    READ = "read"
+    """Read without a subscription, which changes nothing."""
+    DESCRIBE = "describe"
+    CREATE = "create"
+    DELETE = "delete"
+    ADMINISTER = "administer"
+    """Change policies, permissions or the broker itself."""
+
+    def __init__(self, _word: str) -> None:
+        self.bit = 1 << len(type(self).__members__)
+        """The action as a bit of a set of actions."""
+
+    def __str__(self) -> str:
+        return self.value
 
 
 @dataclass(frozen=True, slots=True, order=True)
