@@ -22,6 +22,7 @@ from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import Corrupt, Invalid, NotFound, NotOwner, Unavailable
 from pydanube.model.names import TopicName
+from pydanube.operations import Request
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.tasks import Tasks
 
@@ -158,7 +159,7 @@ async def describe(peers: NativePeers) -> requests.BrokerInfo:
 
 
 async def test_a_broker_that_hangs_is_given_up_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_test, "CALL_SECONDS", 0.05)
+    monkeypatch.setattr(Request, "seconds", 0.05)
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(-1)

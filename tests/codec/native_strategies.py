@@ -111,4 +111,5 @@ def values_of(kind: object, name: str = "") -> st.SearchStrategy[typing.Any]:
         return st.sampled_from(kind)
     assert dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct | tuple), kind
     hints = typing.get_type_hints(kind)
-    return st.builds(kind, **{field: values_of(hint, field) for field, hint in hints.items() if field[0] != "_"})
+    names = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else [one for one in hints if one[0] != "_"]
+    return st.builds(kind, **{name: values_of(hints[name], name) for name in names})

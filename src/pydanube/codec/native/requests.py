@@ -39,6 +39,9 @@ from pydanube.model.storage import (
     StorageUpload,
     StorageVerified,
 )
+from pydanube.operations import CHANGE_SECONDS
+from pydanube.operations import Done as Done
+from pydanube.operations import Request as Request
 
 from .frames import GENERATION_UNKNOWN, PROTOCOL_VERSION
 
@@ -181,10 +184,6 @@ def check_ranges(what: str, ranges: list[tuple[int, int]]) -> None:
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-class Request(msgspec.Struct, tag_field="op", omit_defaults=True, kw_only=True):
-    """Base of all control requests."""
-
-
 class Lookup(Request, tag="lookup"):
     """Find the owners of a topic's partitions -> Route. With `create`, an unknown topic is created where that is
     allowed."""
@@ -216,6 +215,7 @@ class UnloadTopic(Request, tag="topic.unload"):
     """Close the open partitions of a topic; each is opened again when it is used next -> Done. Its producers and
     consumers get NotOwner."""
 
+    seconds = CHANGE_SECONDS
     topic: str
     own_only: bool = False
     """Here and in other requests: only the partitions that the broker which is asked owns. A broker that is asked for
@@ -225,6 +225,7 @@ class UnloadTopic(Request, tag="topic.unload"):
 class SetAckLevel(Request, tag="topic.ack_level"):
     """Change the ack level of a topic between durable and stored; in force on return -> Done"""
 
+    seconds = CHANGE_SECONDS
     topic: str
     ack_level: str
     own_only: bool = False
@@ -243,6 +244,7 @@ class SalvageTopic(Request, tag="topic.salvage"):
     """Do one step of publishing the leftovers of a partition to another topic -> Salvaged. Repeat it until that was the
     last. With `drop`, the last step drops them. `broker`: whose; empty: there is only one."""
 
+    seconds = CHANGE_SECONDS
     topic: str
     partition: int
     to: str
@@ -265,6 +267,7 @@ class TruncateTopic(Request, tag="topic.truncate"):
     `offsets` are pairs of a partition and an offset. Cursors below it move up to it.
     """
 
+    seconds = CHANGE_SECONDS
     topic: str
     offsets: list[tuple[int, int]]
     own_only: bool = False
@@ -295,12 +298,14 @@ class SummarizeTopics(Request, tag="topic.summaries"):
     For brokers only. As many as fit the answer are looked at; with `next`, the topics behind that one were not.
     """
 
+    for_brokers = True
     topics: list[str]
 
 
 class ListConsumers(Request, tag="topic.consumers"):
     """List the consumers that are attached to partitions of this broker -> ConsumersListed. For brokers only."""
 
+    for_brokers = True
     topic: str
 
 
@@ -365,6 +370,7 @@ class OpenForwarder(Request, tag="producer.forward"):
     like every batch, except that it need not be signed by the handle.
     """
 
+    for_brokers = True
     topic: str
     partition: int
 
@@ -377,6 +383,7 @@ class FenceProducers(Request, tag="producer.fence"):
     with 0, only those with its own id and a lower epoch.
     """
 
+    for_brokers = True
     topic: str
     topic_id: int
     producer_id: int
@@ -387,6 +394,7 @@ class FenceProducers(Request, tag="producer.fence"):
 class CountProducers(Request, tag="producer.count"):
     """-> ProducerCount: the live producers that a topic has at the asked broker. For brokers only."""
 
+    for_brokers = True
     topic: str
     topic_id: int
 
@@ -397,6 +405,7 @@ class AskTopicUse(Request, tag="topic.use"):
     With `hold`, a broker where the topic is unused opens no partition of it for a moment: it is about to be deleted.
     """
 
+    for_brokers = True
     topic: str
     topic_id: int
     subscription: str = ""
@@ -424,7 +433,7 @@ class Subscribe(Request, tag="consumer.open"):
     type: str = "exclusive"
     start: Start = msgspec.field(default_factory=Start)
     priority: int = 0
-    key_filters: list[str] = []
+    key_filters: list[str] = msgspec.field(default_factory=list)
     failure_policy: FailurePolicy | None = None
 
 
@@ -445,7 +454,7 @@ class CreateSubscription(Request, tag="subscription.create"):
     type: str = "exclusive"
     start: Start = msgspec.field(default_factory=Start)
     failure_policy: FailurePolicy | None = None
-    positions: list[tuple[int, int]] = []
+    positions: list[tuple[int, int]] = msgspec.field(default_factory=list)
 
 
 class FindStarts(Request, tag="subscription.start"):
@@ -454,10 +463,11 @@ class FindStarts(Request, tag="subscription.start"):
     For brokers only. `positions` are as in CreateSubscription: they are checked, and answered as they are.
     """
 
+    for_brokers = True
     topic: str
     partitions: list[int]
     start: Start = msgspec.field(default_factory=Start)
-    positions: list[tuple[int, int]] = []
+    positions: list[tuple[int, int]] = msgspec.field(default_factory=list)
 
 
 class DeleteSubscription(Request, tag="subscription.delete"):
@@ -489,6 +499,7 @@ class DescribeSubscription(Request, tag="subscription.describe"):
 class Seek(Request, tag="subscription.seek"):
     """Move a subscription, on one partition or (-1) on all -> Positions. The answer comes when the move is durable."""
 
+    seconds = CHANGE_SECONDS
     topic: str
     subscription: str
     position: Start
@@ -503,6 +514,7 @@ class Advance(Request, tag="subscription.advance"):
     answer comes when the move is durable.
     """
 
+    seconds = CHANGE_SECONDS
     topic: str
     subscription: str
     partition: int
@@ -518,6 +530,7 @@ class AdvanceMany(Request, tag="subscription.advance_many"):
     moved. The request is idempotent.
     """
 
+    seconds = CHANGE_SECONDS
     topic: str
     subscription: str
     moves: list[tuple[int, int, int]]
@@ -551,6 +564,7 @@ class PeekMessages(Request, tag="subscription.peek"):
     """Read the first messages that a subscription has not settled, of one partition or (-1) of all of this broker, with
     the state of each -> MessagesPeeked. For brokers only: clients use ListPending and FETCH."""
 
+    for_brokers = True
     topic: str
     subscription: str
     messages_max: int
@@ -561,6 +575,7 @@ class ListLetters(Request, tag="dead_letter.list"):
     """Read dead letters of one partition of this broker from offset `start` on: those that remain or, with `redriven`,
     all -> LettersListed. For brokers only: clients use ListUnsettled and FETCH."""
 
+    for_brokers = True
     topic: str
     partition: int
     start: int = 0
@@ -572,10 +587,11 @@ class Settle(Request, tag="subscription.settle"):
     """Ack offsets without a consumer: skip messages, or (ranges []) the whole backlog -> Settled. Durable when
     answered."""
 
+    seconds = CHANGE_SECONDS
     topic: str
     subscription: str
     partition: int = -1
-    ranges: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = msgspec.field(default_factory=list)
     own_only: bool = False
 
     def __post_init__(self) -> None:
@@ -592,9 +608,10 @@ class RedriveLetters(Request, tag="dead_letter.redrive"):
     its type, its name and its groups. From others than brokers it is refused.
     """
 
+    seconds = CHANGE_SECONDS
     topic: str
     partition: int
-    offsets: list[int] = []
+    offsets: list[int] = msgspec.field(default_factory=list)
     start: int = 0
     end: int = -1
     original_topic: str = ""
@@ -603,7 +620,7 @@ class RedriveLetters(Request, tag="dead_letter.redrive"):
     to: str = ""
     drop: bool = False
     own_only: bool = False
-    on_behalf: list[str] = []
+    on_behalf: list[str] = msgspec.field(default_factory=list)
 
 
 class SetFailurePolicy(Request, tag="subscription.failure_policy"):
@@ -672,7 +689,7 @@ class DescribeStorage(Request, tag="storage.usage"):
     topic: str = ""
     place: StoragePlace = StoragePlace()
     own_only: bool = False
-    partitions: list[tuple[str, int]] = []
+    partitions: list[tuple[str, int]] = msgspec.field(default_factory=list)
     """With `own_only`: describe these, pairs of topic and partition, as far as their owner knows: without segments."""
 
 
@@ -689,6 +706,7 @@ class UploadStorage(Request, tag="storage.upload"):
     """Start an upload of everything not uploaded yet, of one topic or (empty) of all; with `run`, only report the
     progress of that upload -> StorageUploading"""
 
+    seconds = CHANGE_SECONDS
     topic: str = ""
     run: int = 0
     own_only: bool = False
@@ -960,7 +978,7 @@ class CreateApiKey(Request, tag="access.key_create"):
     """-> KeyCreated. An empty `principal`: the caller. `expires_at` 0: it never ends."""
 
     principal: str = ""
-    groups: list[str] = []
+    groups: list[str] = msgspec.field(default_factory=list)
     expires_at: int = 0
     comment: str = ""
 
@@ -1012,7 +1030,7 @@ class AskAccess(Request, tag="access.can"):
     action: str
     resource: str
     principal: str = ""
-    groups: list[str] = []
+    groups: list[str] = msgspec.field(default_factory=list)
 
 
 AnyRequest = (
@@ -1110,19 +1128,6 @@ AnyRequest = (
     | AskAccess
 )
 
-PEER_REQUESTS: Final = (
-    OpenForwarder,
-    FenceProducers,
-    CountProducers,
-    AskTopicUse,
-    FindStarts,
-    SummarizeTopics,
-    ListConsumers,
-    PeekMessages,
-    ListLetters,
-)
-"""What only another broker of the cluster may ask for."""
-
 
 # -- answers -----------------------------------------------------------------------------------------------------------
 
@@ -1132,10 +1137,6 @@ class AnswerAge(msgspec.Struct, omit_defaults=True):
     missed changes, because it is past its session; absent: it follows them."""
 
     age_s: int = 0
-
-
-class Done(msgspec.Struct):
-    """The request was carried out; there is nothing to report."""
 
 
 class Authenticated(msgspec.Struct, omit_defaults=True):

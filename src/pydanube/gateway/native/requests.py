@@ -105,7 +105,7 @@ async def perform(caller: Caller, request: wire.AnyRequest) -> bytes:
 
     Cancelled: the broker's call may or may not have happened.
     """
-    if isinstance(request, wire.PEER_REQUESTS):
+    if request.for_brokers:
         caller.broker.check_is_peer(caller.principal)
     with caller.broker.freshness.checked():
         answer = wire.encode_aged(await _TABLE[type(request)](caller, request), caller.broker.freshness.age_s)
