@@ -179,9 +179,9 @@ async def test_a_page_of_topics_names_the_brokers_that_did_not_answer(
 
 
 async def test_a_large_answer_comes_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pydanube.gateway.native import requests as dispatch
+    from pydanube.codec.native import requests as wire
 
-    monkeypatch.setattr(dispatch, "_ANSWER_BYTES_KEPT", dispatch.CONTROL_BYTES_MAX - 500)  # one topic at a time
+    monkeypatch.setattr(wire, "ANSWER_BYTES_KEPT", wire.CONTROL_BYTES_MAX - 500)  # one topic at a time
     async with open_cluster(tmp_path, "ab") as cluster:
         for number in range(5):
             topic = TopicName.parse(f"/default/topic-{number}")

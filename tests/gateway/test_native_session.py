@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from native_peer import TOPIC, Between, Peer, one_batch, open_listener
 
+from pydanube.broker.handlers import HANDLERS
 from pydanube.codec import batch as batches
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
@@ -31,7 +32,7 @@ from pydanube.runtime.clock import ManualClock
 
 
 def test_every_request_of_the_protocol_is_answered_by_a_function() -> None:
-    assert set(dispatch._TABLE) == set(typing.get_args(requests.AnyRequest))
+    assert {*dispatch._TABLE, *HANDLERS} == set(typing.get_args(requests.AnyRequest))
 
 
 # -- handshake ---------------------------------------------------------------------------------------------------------

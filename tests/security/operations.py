@@ -45,6 +45,7 @@ from pydanube.model.positions import EARLIEST, LATEST
 from pydanube.model.schemas import Binding, Compatibility, RegistryMode
 from pydanube.model.storage import StoragePlace
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
+from pydanube.operations.access import ListRoles
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.slices import Slices
 
@@ -152,6 +153,7 @@ FACADE: Final[dict[str, Row]] = {
     "throttle.request": Row(ANYONE, lambda w, p: w.broker.throttle.request(p, str(TOPIC))),
     "throttle.stage": Row(ANYONE, lambda w, p: w.broker.throttle.stage(p, "default", 1)),
     "check_is_peer": Row(CLUSTER, lambda w, p: w.broker.check_is_peer(p)),
+    "check_needs": Row(CLUSTER, lambda w, p: w.broker.check_needs(p, ListRoles())),
     "check_may_publish": Row(PRODUCE, lambda w, p: w.broker.check_may_publish(p, TOPIC)),
     "check_may_read": Row(READ, lambda w, p: w.broker.check_may_read(p, TOPIC)),
     "create_namespace": Row(MAKE_NAMESPACE, lambda w, p: w.broker.create_namespace(p, "default")),

@@ -74,6 +74,7 @@ from pydanube.model.topics import (
     TopicConfig,
     TopicDescription,
 )
+from pydanube.operations import Operation
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
@@ -898,6 +899,13 @@ class Broker:
     def check_is_peer(self, principal: Principal) -> None:
         """Raise Denied if the caller is not a broker of this cluster."""
         self.peer_requests.check(principal)
+
+    def check_needs(self, principal: Principal, operation: Operation[Any]) -> None:
+        """Raise Denied if the caller may not ask for an operation, as far as the class of that says what it needs."""
+        if operation.for_brokers:
+            self.check_is_peer(principal)
+        if operation.needs is not None:
+            self._authorizer.check(principal, operation.needs.action, operation.needs.resource(operation))
 
     def check_may_publish(self, principal: Principal, topic: TopicName) -> None:
         """Raise Denied if the principal may not publish to the topic, before anything is done for its producer."""

@@ -9,6 +9,6 @@ operation       what an operation is
 access          roles, bindings, API keys, quotas
 """
 
-from .operation import CALL_SECONDS, CHANGE_SECONDS, Done, Request
+from .operation import CALL_SECONDS, CHANGE_SECONDS, AnswerT, Done, Operation, Request, Rest, answer_of
 
-__all__ = ["CALL_SECONDS", "CHANGE_SECONDS", "Done", "Request"]
+__all__ = ["CALL_SECONDS", "CHANGE_SECONDS", "AnswerT", "Done", "Operation", "Request", "Rest", "answer_of"]

@@ -1,10 +1,23 @@
-"""What an operation is: its fields are the request, its class variables say what is true of it whoever asks."""
+"""What an operation is: its fields are the request, its class variables say what is true of it whoever asks.
+
+```
+ class GetRole(Operation[Role], tag="access.role"):      the answer; the name on the native wire
+     \"\"\"Get a role.\"\"\"                                    the summary of the REST operation, then its description
+     needs = on_cluster(Action.ADMINISTER)               asked by `broker.handlers.carry_out` before anything is done
+     rest = Rest("GET", "/access/roles/{role}", ...)     or the reason why REST does not have it
+     name: str                                           the fields, in the native protocol and in REST
+```
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
+
+from pydanube.model.security import CLUSTER, Action
 
 CALL_SECONDS: Final = 5.0
 """How long a call of another broker may take, with connecting. A broker that answers nothing for so long would lose its
@@ -12,6 +25,9 @@ session soon."""
 
 CHANGE_SECONDS: Final = 30.0
 """The same for requests that wait for a disk or for an object store before they are answered."""
+
+AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
+AnswerT_co = TypeVar("AnswerT_co", bound=msgspec.Struct, covariant=True)
 
 
 class Request(msgspec.Struct, tag_field="op", omit_defaults=True, kw_only=True):
@@ -25,3 +41,71 @@ class Request(msgspec.Struct, tag_field="op", omit_defaults=True, kw_only=True):
 
 class Done(msgspec.Struct):
     """The request was carried out; there is nothing to report."""
+
+
+class Needs(NamedTuple):
+    """The permission that an operation needs."""
+
+    action: Action
+    resource: Callable[[Any], str]
+    """Returns from the operation what the action is done to."""
+
+
+def on_cluster(action: Action) -> Needs:
+    return Needs(action, lambda _: CLUSTER)
+
+
+def on_topic(action: Action) -> Needs:
+    """Return the need of an operation whose field `topic` names the topic."""
+    return Needs(action, lambda operation: str(operation.topic))
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """How REST offers an operation. Parameters of the path are fields; the others are the query, or with POST, PUT and
+    PATCH the body. The field `expected` is the header If-Match."""
+
+    method: Literal["GET", "PUT", "POST", "PATCH", "DELETE"]
+    path: str
+    """Below `/api/v1`."""
+    tag: str
+    name: str = ""
+    """The operationId; empty: the name of the class."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Parameters of the path or the query that have another name than their field, with the name of that."""
+    body: tuple[str, type[msgspec.Struct]] | None = None
+    """The field that is the body as a whole, and how that looks."""
+    example: Mapping[str, Any] | None = None
+    """A body."""
+    answer: msgspec.Struct | None = None
+    """An example of the answer; None for Done, which is the status 204."""
+    status: int = 200
+    location: str = ""
+    """The path, below `/api/v1`, of what was made: a format of the answer, such as `/access/roles/{0.name}`."""
+    errors: tuple[int, ...] = ()
+    """The statuses of errors beyond those that every operation may have."""
+    has_etag: bool = False
+    """Whether the entity tag of the answer is its `version`."""
+
+
+class Operation(Request, Generic[AnswerT_co]):
+    """Base of what any listener may ask a broker for. The parameter is the type of the answer."""
+
+    needs: ClassVar[Needs | None] = None
+    """None: the answer shows what the caller may see, or what it names decides; who carries it out asks then."""
+    is_repeatable: ClassVar[bool] = True
+    """Whether a client may send it again after a lost connection."""
+    rest: ClassVar[Rest | str]
+    """How REST offers it, or the reason why it does not."""
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether this one may be sent again. A change that compares is sent once: repeated after a lost answer, it
+        would find what it has changed itself."""
+        return self.is_repeatable and not getattr(self, "expected", "")
+
+
+def answer_of(kind: type[Operation[AnswerT]]) -> type[AnswerT]:
+    """Return the type of the answer of an operation."""
+    answer: type[AnswerT] = get_args(vars(kind)["__orig_bases__"][0])[0]
+    return answer

@@ -8,7 +8,8 @@ other objects are ever built from network bytes.
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -17,6 +18,7 @@ from pydanube.model.cluster import ClusterDescription, UpgradeDescription
 from pydanube.model.errors import Conflict, DanubeError, Held, Invalid, NotOwner, Refused, from_code
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.leftovers import Leftover, Loss, SalvageStep
+from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.messages import StoredMessage
 from pydanube.model.pending import BacklogMessage, PendingMessage
 from pydanube.model.policies import Policies
@@ -39,9 +41,11 @@ from pydanube.model.storage import (
     StorageUpload,
     StorageVerified,
 )
+from pydanube.model.written import Written
 from pydanube.operations import CHANGE_SECONDS
 from pydanube.operations import Done as Done
 from pydanube.operations import Request as Request
+from pydanube.operations.access import AccessOperation
 
 from .frames import GENERATION_UNKNOWN, PROTOCOL_VERSION
 
@@ -900,139 +904,6 @@ class FinishUpgrade(Request, tag="cluster.upgrade_finish"):
     """-> UpgradeInfo. Raises the feature level to what all living brokers know; Refused while one holds it back."""
 
 
-class ListRoles(Request, tag="access.roles"):
-    """-> RolesListed. This and the other `access` requests, but for quotas and the last two: Refused by a broker
-    without authentication."""
-
-
-class GetRole(Request, tag="access.role"):
-    """-> AccessRole"""
-
-    name: str
-
-
-class CreateRole(Request, tag="access.role_create"):
-    """-> AccessRole"""
-
-    name: str
-    actions: list[str]
-
-
-class ChangeRole(Request, tag="access.role_change"):
-    """-> AccessRole. Replaces the actions."""
-
-    name: str
-    actions: list[str]
-    expected: str = ""
-
-
-class DeleteRole(Request, tag="access.role_delete"):
-    """-> Done. Refused while a binding has the role."""
-
-    name: str
-    expected: str = ""
-
-
-class ListAccessBindings(Request, tag="access.bindings"):
-    """-> BindingsListed: those that the caller may delete, and its own, in order of their ids.
-
-    An empty `subject` or `resource` means all. `after`: `next` of the page before.
-    """
-
-    subject: str = ""
-    resource: str = ""
-    after: str = ""
-    limit: int = 100
-
-
-class GetAccessBinding(Request, tag="access.binding"):
-    """-> AccessBinding"""
-
-    id: str
-
-
-class CreateAccessBinding(Request, tag="access.bind"):
-    """-> AccessBinding. An empty `id`: the broker makes one."""
-
-    subject: str
-    roles: list[str]
-    resource: str
-    id: str = ""
-
-
-class DeleteAccessBinding(Request, tag="access.unbind"):
-    """-> Done"""
-
-    id: str
-
-
-class ListApiKeys(Request, tag="access.keys"):
-    """-> KeysListed, in order of their ids. An empty `principal`: those of all, as far as the caller may see them."""
-
-    principal: str = ""
-    after: str = ""
-    limit: int = 100
-
-
-class CreateApiKey(Request, tag="access.key_create"):
-    """-> KeyCreated. An empty `principal`: the caller. `expires_at` 0: it never ends."""
-
-    principal: str = ""
-    groups: list[str] = msgspec.field(default_factory=list)
-    expires_at: int = 0
-    comment: str = ""
-
-
-class RevokeApiKey(Request, tag="access.key_revoke"):
-    """-> Done"""
-
-    id: str
-
-
-class ListQuotas(Request, tag="access.quotas"):
-    """-> QuotasListed: those that the caller may see, in order of their subjects.
-
-    `after`: `next` of the page before.
-    """
-
-    after: str = ""
-    limit: int = 100
-
-
-class GetQuota(Request, tag="access.quota"):
-    """-> AccessQuota. NotFound if the subject has none of its own."""
-
-    subject: str
-
-
-class SetQuota(Request, tag="access.quota_set"):
-    """-> AccessQuota. Changes the limits that `changes` names, 0: none; a quota that does not exist is made."""
-
-    subject: str
-    changes: dict[str, int]
-    expected: str = ""
-
-
-class DeleteQuota(Request, tag="access.quota_delete"):
-    """-> Done"""
-
-    subject: str
-    expected: str = ""
-
-
-class WhoAmI(Request, tag="access.whoami"):
-    """-> Caller"""
-
-
-class AskAccess(Request, tag="access.can"):
-    """-> AccessDecision: may the caller, or `principal` as a member of `groups`, do it?"""
-
-    action: str
-    resource: str
-    principal: str = ""
-    groups: list[str] = msgspec.field(default_factory=list)
-
-
 AnyRequest = (
     Lookup
     | CreateTopic
@@ -1108,24 +979,7 @@ AnyRequest = (
     | DescribeCluster
     | DescribeUpgrade
     | FinishUpgrade
-    | ListRoles
-    | GetRole
-    | CreateRole
-    | ChangeRole
-    | DeleteRole
-    | ListAccessBindings
-    | GetAccessBinding
-    | CreateAccessBinding
-    | DeleteAccessBinding
-    | ListApiKeys
-    | CreateApiKey
-    | RevokeApiKey
-    | ListQuotas
-    | GetQuota
-    | SetQuota
-    | DeleteQuota
-    | WhoAmI
-    | AskAccess
+    | AccessOperation
 )
 
 
@@ -1498,124 +1352,28 @@ class TopicBinding(msgspec.Struct, omit_defaults=True):
     binding: Binding | None = None
 
 
-class AccessRole(msgspec.Struct, omit_defaults=True):
-    """A role. `version`: `expected` of changes; built-in roles have none."""
-
-    name: str
-    actions: list[str]
-    built_in: bool = False
-    version: str = ""
-
-
-class RolesListed(msgspec.Struct):
-    roles: list[AccessRole]
-
-
-class AccessBinding(msgspec.Struct, omit_defaults=True):
-    """Gives roles to a subject (`user:alice`, `group:ops`) on all that a resource pattern covers."""
-
-    id: str
-    subject: str
-    roles: list[str]
-    resource: str
-
-
-class BindingsListed(msgspec.Struct, omit_defaults=True):
-    """`next`: the `after` of the next page; empty: there is none."""
-
-    bindings: list[AccessBinding]
-    next: str = ""
-
-
-class AccessKey(msgspec.Struct, omit_defaults=True):
-    """An API key without its secret. Times are microseconds since 1970; `expires_at` 0: it never ends."""
-
-    id: str
-    principal: str
-    groups: list[str] = []
-    created_at: int = 0
-    expires_at: int = 0
-    comment: str = ""
-
-
-class KeysListed(msgspec.Struct, omit_defaults=True):
-    """`next` as in BindingsListed."""
-
-    keys: list[AccessKey]
-    next: str = ""
-
-
-class KeyCreated(msgspec.Struct):
-    """`secret` is what clients send. It is told here only."""
-
-    key: AccessKey
-    secret: str
-
-    def __repr__(self) -> str:
-        return f"KeyCreated(key={self.key!r})"
-
-
-class QuotaUse(msgspec.Struct, omit_defaults=True):
-    """What is used of a quota now: at the broker that was asked, but `stored_bytes` in the whole cluster."""
-
-    connections: int = 0
-    requests_per_s: float = 0.0
-    publish_bytes_per_s: float = 0.0
-    fetch_bytes_per_s: float = 0.0
-    stored_bytes: int = 0
-
-
-class AccessQuota(msgspec.Struct, omit_defaults=True):
-    """The limits of a subject (`user:alice`, `service_account:*`, `/shop`); 0 is none. Rates are those of each broker.
-    `version`: `expected` of changes."""
-
-    subject: str
-    connections_max: int = 0
-    requests_per_s: int = 0
-    publish_bytes_per_s: int = 0
-    fetch_bytes_per_s: int = 0
-    stored_bytes_max: int = 0
-    version: str = ""
-    used: QuotaUse = msgspec.field(default_factory=QuotaUse)
-
-
-class QuotasListed(msgspec.Struct, omit_defaults=True):
-    """`next` as in BindingsListed."""
-
-    quotas: list[AccessQuota]
-    next: str = ""
-
-
-class Caller(msgspec.Struct, omit_defaults=True):
-    """Who the caller is, how that was established, and what bindings it has. `expires_at` 0: never."""
-
-    principal: str
-    groups: list[str] = []
-    method: str = "none"
-    expires_at: int = 0
-    super_user: bool = False
-    bindings: list[AccessBinding] = []
-    authentication: bool = True
-
-
-class AccessDecision(msgspec.Struct, omit_defaults=True):
-    """`reason`: one sentence for people. `binding` and `role` allow it; empty: none does, or none is needed."""
-
-    allowed: bool
-    principal: str
-    action: str
-    resource: str
-    reason: str
-    binding: str = ""
-    role: str = ""
-
-
 # -- to bytes and back -------------------------------------------------------------------------------------------------
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
-_encoder: Final = msgspec.msgpack.Encoder()
-_requests: Final[msgspec.msgpack.Decoder[AnyRequest]] = msgspec.msgpack.Decoder(AnyRequest)
+ANSWER_BYTES_KEPT: Final = 1_000
+"""So much of an answer is left for what is not a list."""
+
+
+def _text_of(value: object) -> str:
+    if isinstance(value, Written):
+        return str(value)
+    raise NotImplementedError(f"a {type(value).__name__} has no bytes")
+
+
+def _value_of(kind: type[Any], text: object) -> object:
+    if issubclass(kind, Written) and isinstance(text, str):
+        return kind.parse(text)
+    raise Invalid(f"{text!r} is no text, of which a {kind.__name__} is made")
+
+
+_encoder: Final = msgspec.msgpack.Encoder(enc_hook=_text_of)
+_requests: Final[msgspec.msgpack.Decoder[AnyRequest]] = msgspec.msgpack.Decoder(AnyRequest, dec_hook=_value_of)
 
 
 def encode(value: msgspec.Struct) -> bytes:
@@ -1628,6 +1386,16 @@ def encode_aged(answer: msgspec.Struct, age_s: int) -> bytes:
     return encoded if not age_s else _encoder.encode({**msgspec.msgpack.decode(encoded), "age_s": age_s})
 
 
+def fitting(values: Sequence[object]) -> int:
+    """Return how many of the values fit an answer, at least one."""
+    left = CONTROL_BYTES_MAX - ANSWER_BYTES_KEPT
+    for count, one in enumerate(values):
+        left -= len(_encoder.encode(one))
+        if left < 0:
+            return max(1, count)
+    return len(values)
+
+
 def decode_request(head: memoryview) -> AnyRequest:
     try:
         return _requests.decode(head)
@@ -1638,6 +1406,6 @@ def decode_request(head: memoryview) -> AnyRequest:
 def decode(head: memoryview, kind: type[StructT]) -> StructT:
     """Decode the head of an answer or of another frame as a `kind`. Raises Invalid if it is something else."""
     try:
-        return msgspec.msgpack.decode(head, type=kind)
+        return msgspec.msgpack.decode(head, type=kind, dec_hook=_value_of)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"{kind.__name__} cannot be read: {error}") from None

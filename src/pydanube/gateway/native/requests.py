@@ -24,17 +24,11 @@ from pydanube.broker import (
     StageRequest,
     UnreadPart,
 )
+from pydanube.broker.handlers import Caller as OperationCaller
+from pydanube.broker.handlers import carry_out
 from pydanube.broker.quotas.throttle import Throttle
 from pydanube.codec.native import frames
 from pydanube.codec.native import requests as wire
-from pydanube.codec.native.conversions import (
-    wire_binding,
-    wire_caller,
-    wire_decision,
-    wire_key,
-    wire_quota,
-    wire_role,
-)
 from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import Principal
 from pydanube.core.identity import Identity
@@ -44,10 +38,10 @@ from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
 from pydanube.model.paging import PAGE_MAX, TOPIC_NUMBERS, Order, PageQuery, TopicPage
 from pydanube.model.positions import Position
-from pydanube.model.quotas import QuotaSubject
 from pydanube.model.schemas import Compatibility
 from pydanube.model.statistics import TopicSummary
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
+from pydanube.operations import Operation
 from pydanube.runtime.telemetry import get_logger
 
 from .delivery import DeliverySink
@@ -66,9 +60,6 @@ _STAYED_CHARACTERS_MAX: Final = 400
 """The longest reason why a letter stays: those of one step fit one frame."""
 
 _SUBJECTS_MAX: Final = 2_000
-_ANSWER_BYTES_KEPT: Final = 1_000
-"""So much of an answer is left for what is not a list."""
-
 _GAPS_TOLD_MAX: Final = 1_000
 """The most gaps of one partition in an answer. Each crash of a `written` topic and each restore leaves one gap."""
 
@@ -105,10 +96,15 @@ async def perform(caller: Caller, request: wire.AnyRequest) -> bytes:
 
     Cancelled: the broker's call may or may not have happened.
     """
-    if request.for_brokers:
-        caller.broker.check_is_peer(caller.principal)
-    with caller.broker.freshness.checked():
-        answer = wire.encode_aged(await _TABLE[type(request)](caller, request), caller.broker.freshness.age_s)
+    broker = caller.broker
+    with broker.freshness.checked():
+        if isinstance(request, Operation):
+            found = await carry_out(broker, OperationCaller(caller.principal, caller.identity), request)
+        else:
+            if request.for_brokers:
+                broker.check_is_peer(caller.principal)
+            found = await _TABLE[type(request)](caller, request)
+        answer = wire.encode_aged(found, broker.freshness.age_s)
     if len(answer) > CONTROL_BYTES_MAX:
         raise Full(f"the answer has {len(answer)} bytes and a frame takes {CONTROL_BYTES_MAX}: ask for less at once")
     return answer
@@ -181,7 +177,7 @@ async def _list_topic_page(caller: Caller, request: wire.ListTopicPage) -> wire.
     namespace = parse_namespace(request.namespace) if request.namespace else None
     query = PageQuery(filter=request.filter, sort=request.sort, limit=request.limit, after=request.after)
     page = await caller.broker.listing.topics(caller.principal, query, namespace)
-    page = cut_page(page, query.order(TOPIC_NUMBERS), CONTROL_BYTES_MAX - _ANSWER_BYTES_KEPT)
+    page = cut_page(page, query.order(TOPIC_NUMBERS), CONTROL_BYTES_MAX - wire.ANSWER_BYTES_KEPT)
     return wire.TopicsListed(page.topics, page.next)
 
 
@@ -626,7 +622,7 @@ async def _list_consumers(caller: Caller, request: wire.ListConsumers) -> wire.C
 async def _summarize_topics(caller: Caller, request: wire.SummarizeTopics) -> wire.TopicsListed:
     names = [TopicName.parse(one) for one in request.topics]
     found: list[TopicSummary] = []
-    left = CONTROL_BYTES_MAX - _ANSWER_BYTES_KEPT
+    left = CONTROL_BYTES_MAX - wire.ANSWER_BYTES_KEPT
     async with aclosing(caller.broker.statistics.summaries(caller.principal, names)) as summaries:
         async for one in summaries:
             left -= len(msgspec.msgpack.encode(one))
@@ -641,7 +637,7 @@ async def _peek_messages(caller: Caller, request: wire.PeekMessages) -> wire.Mes
     found = await caller.broker.subscriptions.peek(
         caller.principal, topic, subscription, request.messages_max, request.partition, own_only=True
     )
-    return wire.MessagesPeeked(found[: _fitting(found)])
+    return wire.MessagesPeeked(found[: wire.fitting(found)])
 
 
 async def _list_letters(caller: Caller, request: wire.ListLetters) -> wire.LettersListed:
@@ -654,20 +650,10 @@ async def _list_letters(caller: Caller, request: wire.ListLetters) -> wire.Lette
         request.redriven,
         own_only=True,
     )
-    count = _fitting(page.messages)
+    count = wire.fitting(page.messages)
     if count < len(page.messages):
         return wire.LettersListed(page.messages[:count], page.messages[count].offset)
     return wire.LettersListed(page.messages, -1 if page.next_offset is None else page.next_offset)
-
-
-def _fitting(values: Sequence[object]) -> int:
-    """Return how many of the values fit an answer, at least one."""
-    left = CONTROL_BYTES_MAX - _ANSWER_BYTES_KEPT
-    for count, one in enumerate(values):
-        left -= len(msgspec.msgpack.encode(one))
-        if left < 0:
-            return max(1, count)
-    return len(values)
 
 
 # -- object storage ----------------------------------------------------------------------------------------------------
@@ -777,7 +763,7 @@ async def _check_schema(caller: Caller, request: wire.CheckSchema) -> wire.Incom
     level = Compatibility.parse(request.level) if request.level else None
     version = None if not request.version else _schema_version(request.version)
     reasons = await caller.broker.schemas.check(caller.principal, request.subject, request.definition, version, level)
-    left = CONTROL_BYTES_MAX - _ANSWER_BYTES_KEPT
+    left = CONTROL_BYTES_MAX - wire.ANSWER_BYTES_KEPT
     for count, one in enumerate(reasons):
         left -= 4 * (len(one.path) + len(one.reason)) + 32
         if left < 0:
@@ -870,109 +856,6 @@ async def _get_binding(caller: Caller, request: wire.GetBinding) -> wire.TopicBi
     return wire.TopicBinding(await caller.broker.schemas.binding(caller.principal, TopicName.parse(request.topic)))
 
 
-# -- access ------------------------------------------------------------------------------------------------------------
-
-
-async def _list_roles(caller: Caller, _request: wire.ListRoles) -> wire.RolesListed:
-    return wire.RolesListed([wire_role(one) for one in caller.broker.access.list_roles(caller.principal)])
-
-
-async def _get_role(caller: Caller, request: wire.GetRole) -> wire.AccessRole:
-    return wire_role(await caller.broker.access.get_role(caller.principal, request.name))
-
-
-async def _create_role(caller: Caller, request: wire.CreateRole) -> wire.AccessRole:
-    return wire_role(await caller.broker.access.create_role(caller.principal, request.name, request.actions))
-
-
-async def _change_role(caller: Caller, request: wire.ChangeRole) -> wire.AccessRole:
-    access = caller.broker.access
-    return wire_role(await access.change_role(caller.principal, request.name, request.actions, request.expected))
-
-
-async def _delete_role(caller: Caller, request: wire.DeleteRole) -> wire.Done:
-    await caller.broker.access.delete_role(caller.principal, request.name, request.expected)
-    return wire.Done()
-
-
-async def _list_access_bindings(caller: Caller, request: wire.ListAccessBindings) -> wire.BindingsListed:
-    page = caller.broker.access.list_bindings(
-        caller.principal, request.subject, request.resource, request.after, request.limit
-    )
-    found = [wire_binding(one) for one in page.bindings]
-    count = _fitting(found)
-    return wire.BindingsListed(found[:count], page.next if count == len(found) else found[count - 1].id)
-
-
-async def _get_access_binding(caller: Caller, request: wire.GetAccessBinding) -> wire.AccessBinding:
-    return wire_binding(await caller.broker.access.get_binding(caller.principal, request.id))
-
-
-async def _create_access_binding(caller: Caller, request: wire.CreateAccessBinding) -> wire.AccessBinding:
-    made = await caller.broker.access.create_binding(
-        caller.principal, request.subject, request.roles, request.resource, request.id
-    )
-    return wire_binding(made)
-
-
-async def _delete_access_binding(caller: Caller, request: wire.DeleteAccessBinding) -> wire.Done:
-    await caller.broker.access.delete_binding(caller.principal, request.id)
-    return wire.Done()
-
-
-async def _list_api_keys(caller: Caller, request: wire.ListApiKeys) -> wire.KeysListed:
-    page = caller.broker.access.list_keys(caller.principal, request.principal, request.after, request.limit)
-    found = [wire_key(one) for one in page.keys]
-    count = _fitting(found)
-    return wire.KeysListed(found[:count], page.next if count == len(found) else found[count - 1].id)
-
-
-async def _create_api_key(caller: Caller, request: wire.CreateApiKey) -> wire.KeyCreated:
-    made = await caller.broker.access.create_key(
-        caller.principal, request.principal, request.groups, request.expires_at, request.comment
-    )
-    return wire.KeyCreated(wire_key(made.key), made.secret)
-
-
-async def _revoke_api_key(caller: Caller, request: wire.RevokeApiKey) -> wire.Done:
-    await caller.broker.access.revoke_key(caller.principal, request.id)
-    return wire.Done()
-
-
-async def _list_quotas(caller: Caller, request: wire.ListQuotas) -> wire.QuotasListed:
-    page = caller.broker.quotas.list(caller.principal, request.after, request.limit)
-    found = [wire_quota(one) for one in page.quotas]
-    count = _fitting(found)
-    return wire.QuotasListed(found[:count], page.next if count == len(found) else found[count - 1].subject)
-
-
-async def _get_quota(caller: Caller, request: wire.GetQuota) -> wire.AccessQuota:
-    return wire_quota(await caller.broker.quotas.get(caller.principal, QuotaSubject.parse(request.subject)))
-
-
-async def _set_quota(caller: Caller, request: wire.SetQuota) -> wire.AccessQuota:
-    subject = QuotaSubject.parse(request.subject)
-    return wire_quota(await caller.broker.quotas.set(caller.principal, subject, request.changes, request.expected))
-
-
-async def _delete_quota(caller: Caller, request: wire.DeleteQuota) -> wire.Done:
-    await caller.broker.quotas.delete(caller.principal, QuotaSubject.parse(request.subject), request.expected)
-    return wire.Done()
-
-
-async def _who_am_i(caller: Caller, _request: wire.WhoAmI) -> wire.Caller:
-    answer = wire_caller(caller.broker.access.whoami(caller.principal, caller.identity))
-    answer.bindings = answer.bindings[: _fitting(answer.bindings)]
-    return answer
-
-
-async def _ask_access(caller: Caller, request: wire.AskAccess) -> wire.AccessDecision:
-    answer = caller.broker.access.can(
-        caller.principal, request.action, request.resource, request.principal, request.groups
-    )
-    return wire_decision(answer)
-
-
 async def _authenticate(caller: Caller, request: wire.Authenticate) -> wire.Authenticated:
     return wire.Authenticated(await caller.reauthenticate(request.auth_scheme, request.auth_data))
 
@@ -1052,22 +935,4 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.DescribeCluster: _describe_cluster,
     wire.DescribeUpgrade: _describe_upgrade,
     wire.FinishUpgrade: _finish_upgrade,
-    wire.ListRoles: _list_roles,
-    wire.GetRole: _get_role,
-    wire.CreateRole: _create_role,
-    wire.ChangeRole: _change_role,
-    wire.DeleteRole: _delete_role,
-    wire.ListAccessBindings: _list_access_bindings,
-    wire.GetAccessBinding: _get_access_binding,
-    wire.CreateAccessBinding: _create_access_binding,
-    wire.DeleteAccessBinding: _delete_access_binding,
-    wire.ListApiKeys: _list_api_keys,
-    wire.CreateApiKey: _create_api_key,
-    wire.RevokeApiKey: _revoke_api_key,
-    wire.ListQuotas: _list_quotas,
-    wire.GetQuota: _get_quota,
-    wire.SetQuota: _set_quota,
-    wire.DeleteQuota: _delete_quota,
-    wire.WhoAmI: _who_am_i,
-    wire.AskAccess: _ask_access,
 }
