@@ -7,6 +7,8 @@ from native_samples import unhex
 
 from pydanube.codec.native import requests
 from pydanube.model.addresses import BrokerAddresses
+from pydanube.model.names import TopicName
+from pydanube.operations import topics
 
 ADDRESSES = BrokerAddresses("10.0.0.2:6655", "10.0.0.2:6650", "10.0.0.2:50051", "10.0.0.2:8650")
 
@@ -88,7 +90,7 @@ ADMIN_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.TruncateTopic(topic="/default/orders", offsets=[(0, 1000), (2, 17)]),
+        topics.TruncateTopic(topic=TopicName.parse("/default/orders"), offsets=[(0, 1000), (2, 17)]),
         unhex("""
         83a26f70 ae746f70 69632e74 72756e63 617465a5 746f7069 63af2f64 65666175
         6c742f6f 72646572 73a76f66 66736574 73929200 cd03e892 0211

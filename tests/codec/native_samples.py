@@ -10,8 +10,10 @@ from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerLevel, BrokerStatus, ClusterDescription, UpgradeDescription
 from pydanube.model.errors import NotFound, NotOwner, Unavailable
 from pydanube.model.failure import Backoff, FailurePolicy, Poison
+from pydanube.model.names import TopicName
 from pydanube.model.policies import DEFAULTS, BacklogAction, Policies
 from pydanube.model.statistics import ConsumerStatistics, PartitionStatistics, SubscriptionStatistics, TopicStatistics
+from pydanube.operations import topics
 
 BODY = bytes(range(1, 17))
 TOPIC, AT_1000 = "/default/orders", requests.Start("offset", 1000)
@@ -462,7 +464,7 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         unhex("82a26f70 ac706f6c 69636965 732e6765 74a67461 72676574 a7646566 61756c74"),
     ),
     (
-        requests.UnloadTopic(topic="/default/orders"),
+        topics.UnloadTopic(topic=TopicName.parse("/default/orders")),
         unhex("""
         82a26f70 ac746f70 69632e75 6e6c6f61 64a5746f 706963af 2f646566 61756c74
         2f6f7264 657273

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pydanube.codec.native import requests
 from pydanube.model.failure import DELAY_MS_MAX, Backoff, FailurePolicy, Poison
+from pydanube.model.names import TopicName
 from pydanube.model.policies import FIELDS, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, BacklogAction, Policies
 from pydanube.model.quotas import QuotaSubject
 from pydanube.model.schemas import Binding, Framing, ValidationPolicy
@@ -89,6 +90,7 @@ PLAIN: dict[object, st.SearchStrategy[typing.Any]] = {
     FailurePolicy: failure_policies(),
     Policies: policies(),
     Binding: bindings(),
+    TopicName: st.sampled_from(["/default/orders", "/shop/a.b-c"]).map(TopicName.parse),
     BoundSubject: st.sampled_from([BoundSubject("user", "alice"), BoundSubject("group", "ops")]),
     ResourcePattern: st.sampled_from(["/", "/shop/orders-*", "schema:x"]).map(ResourcePattern),
     QuotaSubject: st.sampled_from(["/shop", "user:*"]).map(QuotaSubject.parse),

@@ -28,6 +28,7 @@ from pydanube.model.errors import (
 )
 from pydanube.model.limits import FRAME_BYTES_MAX
 from pydanube.model.names import TopicName
+from pydanube.operations import topics
 from pydanube.runtime.clock import ManualClock
 
 
@@ -98,7 +99,7 @@ async def test_topics_namespaces_and_subscriptions_are_administered() -> None:
         billing = requests.DescribeSubscription(topic="/shop/orders", subscription="billing")
         assert len((await peer.request(billing, requests.Subscription)).partitions) == 2
         moved = requests.Seek(topic="/shop/orders", subscription="billing", position=requests.Start("earliest"))
-        assert (await peer.request(moved, requests.Positions)).positions == [(0, 0), (1, 0)]
+        assert (await peer.request(moved, topics.Positions)).positions == [(0, 0), (1, 0)]
         pending = requests.ListPending(topic="/shop/orders", subscription="billing", partition=0, messages_max=250)
         assert (await peer.request(pending, requests.PendingMessages)).messages == []
         with pytest.raises(Invalid, match="messages_max=251 is out of range"):
@@ -107,7 +108,7 @@ async def test_topics_namespaces_and_subscriptions_are_administered() -> None:
         assert (await peer.request(settle, requests.Settled)).messages == 0
         gone = requests.DeleteSubscription(topic="/shop/orders", subscription="billing")
         await peer.request(gone, requests.Done)
-        await peer.request(requests.DeleteTopic(topic="/shop/orders"), requests.Done)
+        await peer.request(topics.DeleteTopic(topic=TopicName.parse("/shop/orders")), requests.Done)
         await peer.request(requests.DeleteNamespace(namespace="shop"), requests.Done)
         about = await peer.request(requests.DescribeBroker(), requests.BrokerInfo)
         assert (about.state, about.topics) == ("ok", 0)
@@ -303,7 +304,7 @@ async def test_a_consumer_whose_topic_is_deleted_is_told() -> None:
     async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         consumer = await peer.subscribe("billing")
-        peer.send(FrameKind.REQUEST, requests.encode(requests.DeleteTopic(topic=TOPIC)), 50)
+        peer.send(FrameKind.REQUEST, requests.encode(topics.DeleteTopic(topic=TopicName.parse(TOPIC))), 50)
         frame = await peer.receive(FrameKind.CONSUMER_CLOSED)
         failure = requests.decode(frame.head, requests.Failure)
         assert failure.handle == consumer.handle
@@ -382,7 +383,7 @@ async def test_a_fetch_that_means_one_topic_gets_nothing_of_a_later_one_of_the_s
         meant = (await peer.request(requests.Lookup(topic=TOPIC), requests.Route)).topic_id
         peer.send(FrameKind.FETCH, fetch(requests.Start("earliest"), topic_id=meant), 9)
         await peer.receive(FrameKind.FETCHED)
-        await peer.request(requests.DeleteTopic(topic=TOPIC), requests.Done)
+        await peer.request(topics.DeleteTopic(topic=TopicName.parse(TOPIC)), requests.Done)
         await peer.create_topic()
         peer.send(FrameKind.FETCH, fetch(requests.Start("offset", 1000), topic_id=meant), 10)
         error = await peer.error(10)
@@ -518,7 +519,7 @@ async def test_acks_of_an_earlier_client_and_of_a_generation_count_as_they_shoul
 
         async with await Peer.greet(here) as operator:
             seek = requests.Seek(topic=TOPIC, subscription="billing", position=requests.Start("earliest"))
-            await operator.request(seek, requests.Positions)
+            await operator.request(seek, topics.Positions)
         frame = await peer.receive(FrameKind.CONSUMER_CHANGED)  # comes before the replay
         changed = requests.decode(frame.head, requests.ConsumerChanged)
         assert (changed.handle, changed.ack_timeout_ms) == (handle, 0) and changed.generation > 0

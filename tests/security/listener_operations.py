@@ -24,6 +24,7 @@ from access_world import (
     SUBSCRIPTION,
     TOPIC,
 )
+
 from operations import (
     ADMINISTER,
     ANYONE,
@@ -49,13 +50,12 @@ from operations import (
     SET_SUBJECT,
     UNSUBSCRIBE,
 )
-
 from pydanube.codec.native import requests as wire
 from pydanube.gateway.http.api.declared import rest_operation
 from pydanube.gateway.http.api.operations import BASE
 from pydanube.model.failure import NATIVE as NATIVE_POLICY
 from pydanube.model.schemas import Binding
-from pydanube.operations import Operation, access
+from pydanube.operations import Operation, access, topics
 
 _SALVAGE: Final = f"{READ} + produce on the dead letter topic + {DELETE}"
 _T: Final = str(TOPIC)
@@ -98,6 +98,11 @@ DECLARED: Final[tuple[Sent, ...]] = (
     Sent(CLUSTER, access.SetQuota(subject=QUOTA, changes={"requests_per_s": 10**8})),
     Sent(CLUSTER, access.DeleteQuota(subject=QUOTA)),
     Sent(ANYONE, access.WhoAmI()),
+    asked(topics.DeleteTopic(topic=TOPIC)),
+    asked(topics.UnloadTopic(topic=TOPIC)),
+    asked(topics.SetAckLevel(topic=TOPIC, ack_level="durable")),
+    asked(topics.TakeOverTopic(topic=TOPIC)),
+    asked(topics.TruncateTopic(topic=TOPIC, offsets=[(0, 1)])),
     Sent(ANYONE, access.AskAccess(action="read", resource="/default")),
 )
 """Operations that all listeners take from `pydanube.operations`."""
@@ -107,13 +112,8 @@ NATIVE: Final[tuple[Sent, ...]] = (
     *DECLARED,
     Sent(DESCRIBE, wire.Lookup(topic=_T)),
     Sent(CREATE, wire.CreateTopic(topic=_T)),
-    Sent(DELETE, wire.DeleteTopic(topic=_T)),
-    Sent(ADMINISTER, wire.UnloadTopic(topic=_T)),
-    Sent(ADMINISTER, wire.SetAckLevel(topic=_T, ack_level="durable")),
-    Sent(ADMINISTER, wire.TakeOverTopic(topic=_T)),
     Sent(_SALVAGE, wire.SalvageTopic(topic=_T, partition=0, to=str(LETTERS), drop=True)),
     Sent(ANYONE, wire.ListLeftovers()),
-    Sent(DELETE, wire.TruncateTopic(topic=_T, offsets=[(0, 1)])),
     Sent(ANYONE, wire.ListTopics(namespace="default")),
     Sent(ANYONE, wire.ListTopicPage()),
     Sent(CLUSTER, wire.SummarizeTopics(topics=[_T])),
@@ -194,13 +194,15 @@ def in_rest(sent: Sent) -> tuple[str, Sent]:
         fields |= fields.pop(rest.body[0])
     shown = {field: name for name, field in rest.names.items()}
     path = rest.path
+    if "{namespace}/{topic}" in path:
+        path = path.replace("/{namespace}/{topic}", fields.pop("topic"))
     for field in list(fields):
         parameter = f"{{{shown.get(field, field)}}}"
         if parameter in path:
             path = path.replace(parameter, quote(fields.pop(field), safe=""))
     is_query = rest.method in ("GET", "DELETE")
     path += f"?{urlencode(fields)}" if is_query and fields else ""
-    return rest_operation(type(operation)).name, Sent(sent.needs, None if is_query else fields, BASE + path)
+    return rest_operation(type(operation)).name, Sent(sent.needs, None if is_query else fields or None, BASE + path)
 
 
 REST: Final[dict[str, Sent]] = {
@@ -220,13 +222,8 @@ REST: Final[dict[str, Sent]] = {
     "listTopics": Sent(ANYONE, None),
     "createTopic": Sent(CREATE, {}),
     "describeTopic": Sent(DESCRIBE, None),
-    "deleteTopic": Sent(DELETE, None),
     "lookUpTopic": Sent(DESCRIBE, None),
     "addPartitions": Sent(ADMINISTER, {"partitions": 2}),
-    "truncateTopic": Sent(DELETE, {"positions": [{"partition": 0, "offset": 1}]}),
-    "unloadTopic": Sent(ADMINISTER, None),
-    "setAckLevel": Sent(ADMINISTER, {"ack_level": "durable"}),
-    "takeOverTopic": Sent(ADMINISTER, {}),
     "salvageTopic": Sent(_SALVAGE, {"partition": 0, "to": str(LETTERS), "drop": True}),
     "getTopicStatistics": Sent(DESCRIBE, None),
     "getTopicPolicies": Sent(DESCRIBE, None),

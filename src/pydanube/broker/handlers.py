@@ -11,7 +11,7 @@ import msgspec
 from pydanube.codec.native.requests import fitting
 from pydanube.core.access import Principal
 from pydanube.core.identity import NOBODY, Identity
-from pydanube.operations import AnswerT, Done, Operation, access
+from pydanube.operations import AnswerT, Done, Operation, access, topics
 
 from .facade import Broker
 
@@ -66,6 +66,15 @@ def _list_keys(broker: Broker, caller: Caller, asked: access.ListApiKeys) -> Out
     return page if count == len(page.keys) else access.KeysListed(cut, cut[-1].id)
 
 
+# -- topics ------------------------------------------------------------------------------------------------------------
+
+
+async def _take_over(broker: Broker, caller: Caller, asked: topics.TakeOverTopic) -> Outcome:
+    partition = None if asked.partition < 0 else asked.partition
+    losses = await broker.take_over_topic(caller.principal, asked.topic, partition, asked.accept_loss)
+    return topics.TakenOver(losses)
+
+
 HANDLERS: Final[Mapping[type[Operation[Any]], Handler]] = dict(
     (
         _by(access.WhoAmI, _whoami),
@@ -105,5 +114,10 @@ HANDLERS: Final[Mapping[type[Operation[Any]], Handler]] = dict(
             lambda b, c, asked: b.quotas.set(c.principal, asked.subject, asked.changes, asked.expected),
         ),
         _by(access.DeleteQuota, lambda b, c, asked: b.quotas.delete(c.principal, asked.subject, asked.expected)),
+        _by(topics.DeleteTopic, lambda b, c, asked: b.delete_topic(c.principal, asked.topic, asked.expected)),
+        _by(topics.UnloadTopic, lambda b, _, asked: b.topics.unload(asked)),
+        _by(topics.SetAckLevel, lambda b, _, asked: b.topics.set_ack_level(asked)),
+        _by(topics.TakeOverTopic, _take_over),
+        _by(topics.TruncateTopic, lambda b, _, asked: b.topics.truncate(asked)),
     )
 )

@@ -7,8 +7,33 @@ Never           how anything is carried out; how it looks as bytes
 
 operation       what an operation is
 access          roles, bindings, API keys, quotas
+topics          topics and what is done to their partitions
 """
 
-from .operation import CALL_SECONDS, CHANGE_SECONDS, AnswerT, Done, Operation, Request, Rest, answer_of
+from .operation import (
+    CALL_SECONDS,
+    CHANGE_SECONDS,
+    AnswerT,
+    Divisible,
+    DivisibleT,
+    Done,
+    EachOwner,
+    Operation,
+    Request,
+    Rest,
+    answer_of,
+)
 
-__all__ = ["CALL_SECONDS", "CHANGE_SECONDS", "AnswerT", "Done", "Operation", "Request", "Rest", "answer_of"]
+__all__ = [
+    "CALL_SECONDS",
+    "CHANGE_SECONDS",
+    "AnswerT",
+    "Divisible",
+    "DivisibleT",
+    "Done",
+    "EachOwner",
+    "Operation",
+    "Request",
+    "Rest",
+    "answer_of",
+]

@@ -11,9 +11,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Self, TypeVar, get_args
 
 import msgspec
 
@@ -28,6 +28,7 @@ CHANGE_SECONDS: Final = 30.0
 
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
 AnswerT_co = TypeVar("AnswerT_co", bound=msgspec.Struct, covariant=True)
+OperationT = TypeVar("OperationT", bound="Operation[Any]")
 
 
 class Request(msgspec.Struct, tag_field="op", omit_defaults=True, kw_only=True):
@@ -38,9 +39,56 @@ class Request(msgspec.Struct, tag_field="op", omit_defaults=True, kw_only=True):
     seconds: ClassVar[float] = CALL_SECONDS
     """How long a broker waits for the answer of another one."""
 
+    @property
+    def is_share(self) -> bool:
+        """Whether another broker asks for what this one owns, and nothing else."""
+        return bool(getattr(self, "own_only", False))
 
-class Done(msgspec.Struct):
+
+class Divisible(msgspec.Struct):
+    """Base of answers about partitions, of which each owner gives a part."""
+
+    def by_partition(self, indexes: Sequence[int]) -> dict[int, Any]:
+        """Return the answer for each of the partitions that were asked for, as far as it has them."""
+        raise NotImplementedError
+
+    @classmethod
+    def joined(cls, found: Mapping[int, Any]) -> Self:
+        """Return the answer that has all of `found`, by partition."""
+        raise NotImplementedError
+
+
+DivisibleT = TypeVar("DivisibleT", bound=Divisible)
+
+
+class Done(Divisible):
     """The request was carried out; there is nothing to report."""
+
+    def by_partition(self, indexes: Sequence[int]) -> dict[int, None]:
+        return dict.fromkeys(indexes)
+
+    @classmethod
+    def joined(cls, _found: Mapping[int, None]) -> Self:
+        return cls()
+
+
+class EachOwner(NamedTuple):
+    """Each owner of the partitions carries an operation out for its share. The broker that is asked asks the others
+    with `own_only`, the last field of the operations of a release, and they ask nobody."""
+
+    doing: str
+    """What is said of those that failed: a format of the operation, such as `unloading {0.topic}`."""
+    pairs: str = ""
+    """The field with pairs of a partition and something of it, which is divided; empty: all partitions of the topic."""
+
+    def partitions(self, operation: Operation[Any], count: int) -> Sequence[int]:
+        """Return the partitions that an operation on a topic with so many is about."""
+        return [one[0] for one in getattr(operation, self.pairs)] if self.pairs else range(count)
+
+    def share(self, operation: OperationT, indexes: Collection[int]) -> OperationT:
+        """Return the operation for these partitions only."""
+        pairs = {self.pairs: [one for one in getattr(operation, self.pairs) if one[0] in indexes]} if self.pairs else {}
+        return msgspec.structs.replace(operation, own_only=True, **pairs)
 
 
 class Needs(NamedTuple):
@@ -93,6 +141,8 @@ class Operation(Request, Generic[AnswerT_co]):
 
     needs: ClassVar[Needs | None] = None
     """None: the answer shows what the caller may see, or what it names decides; who carries it out asks then."""
+    where: ClassVar[EachOwner | None] = None
+    """Who carries it out. None: the broker that is asked."""
     is_repeatable: ClassVar[bool] = True
     """Whether a client may send it again after a lost connection."""
     rest: ClassVar[Rest | str]

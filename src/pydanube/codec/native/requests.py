@@ -17,7 +17,7 @@ from pydanube.model.addresses import NO_ADDRESSES, BrokerAddresses
 from pydanube.model.cluster import ClusterDescription, UpgradeDescription
 from pydanube.model.errors import Conflict, DanubeError, Held, Invalid, NotOwner, Refused, from_code
 from pydanube.model.failure import FailurePolicy
-from pydanube.model.leftovers import Leftover, Loss, SalvageStep
+from pydanube.model.leftovers import Leftover, SalvageStep
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.messages import StoredMessage
 from pydanube.model.pending import BacklogMessage, PendingMessage
@@ -46,6 +46,7 @@ from pydanube.operations import CHANGE_SECONDS
 from pydanube.operations import Done as Done
 from pydanube.operations import Request as Request
 from pydanube.operations.access import AccessOperation
+from pydanube.operations.topics import TopicOperation
 
 from .frames import GENERATION_UNKNOWN, PROTOCOL_VERSION
 
@@ -207,43 +208,6 @@ class CreateTopic(Request, tag="topic.create"):
     """The broker chooses the ack level of a reliable topic; one of an earlier release takes `ack_level`."""
 
 
-class DeleteTopic(Request, tag="topic.delete"):
-    """-> Done"""
-
-    topic: str
-    expected: str = ""
-    """Here and in other requests: the version that the object must have, or the answer is Conflict; empty: any."""
-
-
-class UnloadTopic(Request, tag="topic.unload"):
-    """Close the open partitions of a topic; each is opened again when it is used next -> Done. Its producers and
-    consumers get NotOwner."""
-
-    seconds = CHANGE_SECONDS
-    topic: str
-    own_only: bool = False
-    """Here and in other requests: only the partitions that the broker which is asked owns. A broker that is asked for
-    more than it owns asks the other owners with this, which therefore ask nobody."""
-
-
-class SetAckLevel(Request, tag="topic.ack_level"):
-    """Change the ack level of a topic between durable and stored; in force on return -> Done"""
-
-    seconds = CHANGE_SECONDS
-    topic: str
-    ack_level: str
-    own_only: bool = False
-
-
-class TakeOverTopic(Request, tag="topic.takeover"):
-    """Take over partitions that wait for a lost broker, and give up what it has not uploaded -> TakenOver. Without
-    `accept_loss` the answer is Refused, and says what would be lost at most. `partition` -1: all that wait."""
-
-    topic: str
-    partition: int = -1
-    accept_loss: bool = False
-
-
 class SalvageTopic(Request, tag="topic.salvage"):
     """Do one step of publishing the leftovers of a partition to another topic -> Salvaged. Repeat it until that was the
     last. With `drop`, the last step drops them. `broker`: whose; empty: there is only one."""
@@ -262,18 +226,6 @@ class ListLeftovers(Request, tag="broker.leftovers"):
     empty: of all."""
 
     broker: str = ""
-    own_only: bool = False
-
-
-class TruncateTopic(Request, tag="topic.truncate"):
-    """Delete everything before an offset, in some partitions -> Positions: where each of these partitions begins now.
-
-    `offsets` are pairs of a partition and an offset. Cursors below it move up to it.
-    """
-
-    seconds = CHANGE_SECONDS
-    topic: str
-    offsets: list[tuple[int, int]]
     own_only: bool = False
 
 
@@ -907,13 +859,8 @@ class FinishUpgrade(Request, tag="cluster.upgrade_finish"):
 AnyRequest = (
     Lookup
     | CreateTopic
-    | DeleteTopic
-    | UnloadTopic
-    | SetAckLevel
-    | TakeOverTopic
     | SalvageTopic
     | ListLeftovers
-    | TruncateTopic
     | ListTopics
     | ListTopicPage
     | SummarizeTopics
@@ -980,6 +927,7 @@ AnyRequest = (
     | DescribeUpgrade
     | FinishUpgrade
     | AccessOperation
+    | TopicOperation
 )
 
 
@@ -1167,12 +1115,6 @@ class TopicUse(msgspec.Struct, omit_defaults=True):
     unused_us: int = 0
 
 
-class TakenOver(msgspec.Struct):
-    """What was given up, by partition."""
-
-    losses: list[Loss]
-
-
 class LeftoversListed(msgspec.Struct):
     leftovers: list[Leftover]
 
@@ -1190,12 +1132,6 @@ class LettersRedriven(msgspec.Struct, omit_defaults=True):
     next_offset: int = -1
     remaining: int = 0
     """How many messages of the partition are neither redriven nor dropped."""
-
-
-class Positions(msgspec.Struct):
-    """The position of a subscription in each partition, or where partitions begin, as pairs of partition and offset."""
-
-    positions: list[tuple[int, int]] = []
 
 
 class MessagesPeeked(msgspec.Struct):

@@ -42,6 +42,7 @@ from pydanube.model.schemas import Compatibility
 from pydanube.model.statistics import TopicSummary
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.operations import Operation
+from pydanube.operations.topics import Positions
 from pydanube.runtime.telemetry import get_logger
 
 from .delivery import DeliverySink
@@ -113,8 +114,8 @@ async def perform(caller: Caller, request: wire.AnyRequest) -> bytes:
 def resource_of(request: wire.AnyRequest) -> str:
     """Return the topic or namespace that a request is about, as rules of access name it; empty: neither."""
     topic = getattr(request, "topic", "") or getattr(request, "target", "")
-    if isinstance(topic, str) and topic:
-        return topic
+    if topic:
+        return str(topic)
     namespace = getattr(request, "namespace", "")
     return f"/{namespace}" if isinstance(namespace, str) and namespace else ""
 
@@ -160,11 +161,6 @@ async def _create_topic(caller: Caller, request: wire.CreateTopic) -> wire.Done:
     config = TopicConfig(request.partitions, request.reliable, AckLevel.parse(request.ack_level))
     topic = TopicName.parse(request.topic)
     await caller.broker.create_topic(caller.principal, topic, config, choose_level=request.choose_level)
-    return wire.Done()
-
-
-async def _delete_topic(caller: Caller, request: wire.DeleteTopic) -> wire.Done:
-    await caller.broker.delete_topic(caller.principal, TopicName.parse(request.topic), request.expected)
     return wire.Done()
 
 
@@ -233,22 +229,6 @@ def _gaps_told(partitions: int) -> int:
     return max(0, min(_GAPS_TOLD_MAX, room // _GAP_BYTES_MAX // max(1, partitions)))
 
 
-async def _unload_topic(caller: Caller, request: wire.UnloadTopic) -> wire.Done:
-    await caller.broker.unload_topic(caller.principal, TopicName.parse(request.topic), request.own_only)
-    return wire.Done()
-
-
-async def _set_ack_level(caller: Caller, request: wire.SetAckLevel) -> wire.Done:
-    topic, level = TopicName.parse(request.topic), AckLevel.parse(request.ack_level)
-    await caller.broker.set_ack_level(caller.principal, topic, level, request.own_only)
-    return wire.Done()
-
-
-async def _take_over_topic(caller: Caller, request: wire.TakeOverTopic) -> wire.TakenOver:
-    topic, partition = TopicName.parse(request.topic), None if request.partition < 0 else request.partition
-    return wire.TakenOver(await caller.broker.take_over_topic(caller.principal, topic, partition, request.accept_loss))
-
-
 async def _salvage_topic(caller: Caller, request: wire.SalvageTopic) -> wire.Salvaged:
     topic, to = TopicName.parse(request.topic), TopicName.parse(request.to)
     step = await caller.broker.leftovers.salvage(
@@ -261,12 +241,6 @@ async def _list_leftovers(caller: Caller, request: wire.ListLeftovers) -> wire.L
     return wire.LeftoversListed(
         await caller.broker.leftovers.describe(caller.principal, request.broker, request.own_only)
     )
-
-
-async def _truncate_topic(caller: Caller, request: wire.TruncateTopic) -> wire.Positions:
-    topic = TopicName.parse(request.topic)
-    starts = await caller.broker.truncate_topic(caller.principal, topic, dict(request.offsets), request.own_only)
-    return wire.Positions(list(starts.items()))
 
 
 async def _grow_topic(caller: Caller, request: wire.GrowTopic) -> wire.Done:
@@ -459,13 +433,13 @@ async def _describe_subscription(caller: Caller, request: wire.DescribeSubscript
     )
 
 
-async def _seek(caller: Caller, request: wire.Seek) -> wire.Positions:
+async def _seek(caller: Caller, request: wire.Seek) -> Positions:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
     position = position_of(request.position)
     moved = await caller.broker.subscriptions.seek(
         caller.principal, topic, subscription, position, request.partition, request.own_only
     )
-    return wire.Positions(moved)
+    return Positions(moved)
 
 
 async def _advance(caller: Caller, request: wire.Advance) -> wire.Done:
@@ -482,10 +456,10 @@ async def _advance(caller: Caller, request: wire.Advance) -> wire.Done:
     return wire.Done()
 
 
-async def _advance_many(caller: Caller, request: wire.AdvanceMany) -> wire.Positions:
+async def _advance_many(caller: Caller, request: wire.AdvanceMany) -> Positions:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
     subscriptions = caller.broker.subscriptions
-    return wire.Positions(
+    return Positions(
         await subscriptions.advance_many(caller.principal, topic, subscription, request.moves, request.own_only)
     )
 
@@ -606,12 +580,12 @@ async def _finish_upgrade(caller: Caller, _request: wire.FinishUpgrade) -> wire.
 # -- what brokers ask each other ---------------------------------------------------------------------------------------
 
 
-async def _find_starts(caller: Caller, request: wire.FindStarts) -> wire.Positions:
+async def _find_starts(caller: Caller, request: wire.FindStarts) -> Positions:
     topic, start = TopicName.parse(request.topic), position_of(request.start)
     starts = await caller.broker.subscriptions.starts(
         caller.principal, topic, request.partitions, start, dict(request.positions)
     )
-    return wire.Positions(list(starts.items()))
+    return Positions(list(starts.items()))
 
 
 async def _list_consumers(caller: Caller, request: wire.ListConsumers) -> wire.ConsumersListed:
@@ -863,19 +837,14 @@ async def _authenticate(caller: Caller, request: wire.Authenticate) -> wire.Auth
 _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec.Struct]]]] = {
     wire.Lookup: _lookup,
     wire.CreateTopic: _create_topic,
-    wire.DeleteTopic: _delete_topic,
     wire.ListTopics: _list_topics,
     wire.ListTopicPage: _list_topic_page,
     wire.SummarizeTopics: _summarize_topics,
     wire.ListConsumers: _list_consumers,
     wire.DescribeTopic: _describe_topic,
     wire.GrowTopic: _grow_topic,
-    wire.UnloadTopic: _unload_topic,
-    wire.SetAckLevel: _set_ack_level,
-    wire.TakeOverTopic: _take_over_topic,
     wire.SalvageTopic: _salvage_topic,
     wire.ListLeftovers: _list_leftovers,
-    wire.TruncateTopic: _truncate_topic,
     wire.SetPolicies: _set_policies,
     wire.GetPolicies: _get_policies,
     wire.CreateNamespace: _create_namespace,

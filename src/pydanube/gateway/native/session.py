@@ -146,7 +146,7 @@ class Session:
 
     def _audited(self, request: AnyRequest) -> AuditedOperation | Unaudited:
         """Return what a request runs in. What another broker asks for its own callers, it has recorded itself."""
-        if self._is_broker and (request.for_brokers or getattr(request, "own_only", False)):
+        if self._is_broker and (request.for_brokers or request.is_share):
             return UNAUDITED
         return self.broker.audit.operation(self._origin(), type(request).__name__, self._traffic)
 

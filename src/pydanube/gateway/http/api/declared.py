@@ -17,6 +17,8 @@ from .json_forms import NO_DEFAULT, FieldForm, fields_of
 from .operations import BASE, Answer, ApiCall, NoQuery, Operation
 
 _EXPECTED: Final = "expected"
+_TOPIC: Final = "/topics/{namespace}/{topic}"
+_NOT_SHOWN: Final = frozenset({_EXPECTED, "own_only"})
 _BODY_METHODS: Final = frozenset({"PUT", "POST", "PATCH"})
 
 
@@ -26,7 +28,7 @@ def rest_operation(kind: type[Declared[Any]]) -> Operation:
     assert isinstance(rest, Rest)
     summary, description = _described(kind)
     in_path = {rest.names.get(one[1:-1], one[1:-1]) for one in rest.path.split("/") if one.startswith("{")}
-    fields = [one for one in fields_of(kind) if one.name not in in_path and one.name != _EXPECTED]
+    fields = [one for one in fields_of(kind) if one.name not in in_path and one.name not in _NOT_SHOWN]
     is_body = rest.method in _BODY_METHODS
     given = _struct(kind, rest, fields)
     lists = [one.name for one in fields if not is_body and _is_list(one.type)]
@@ -35,6 +37,9 @@ def rest_operation(kind: type[Declared[Any]]) -> Operation:
 
     async def handler(call: ApiCall) -> Answer:
         values = {rest.names.get(name, name): value for name, value in call.path.items()}
+        if _TOPIC in rest.path:
+            del values["namespace"]
+            values["topic"] = call.topic
         found = _given(call.body if is_body else call.query)
         values |= {whole: found} if whole else found
         values |= {name: [one] if (one := found[name]) else [] for name in lists}
