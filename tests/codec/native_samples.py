@@ -13,7 +13,7 @@ from pydanube.model.failure import Backoff, FailurePolicy, Poison
 from pydanube.model.names import TopicName
 from pydanube.model.policies import DEFAULTS, BacklogAction, Policies
 from pydanube.model.statistics import ConsumerStatistics, PartitionStatistics, SubscriptionStatistics, TopicStatistics
-from pydanube.operations import topics
+from pydanube.operations import brokers, topics
 
 BODY = bytes(range(1, 17))
 TOPIC, AT_1000 = "/default/orders", requests.Start("offset", 1000)
@@ -569,7 +569,7 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.UpgradeInfo(UpgradeDescription(1, 2, [BrokerLevel("b1", 2, "0.3.0"), BrokerLevel("b2", 1)])),
+        brokers.UpgradeInfo(UpgradeDescription(1, 2, [BrokerLevel("b1", 2, "0.3.0"), BrokerLevel("b2", 1)])),
         unhex("""
         81a77570 67726164 6583a56c 6576656c 01a76869 67686573 7402a762 726f6b65
         72739283 a46e616d 65a26231 a56c6576 656c02a7 76657273 696f6ea5 302e332e
@@ -577,7 +577,7 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.ClusterInfo(
+        brokers.ClusterInfo(
             ClusterDescription(
                 "6f1c",
                 "b1",

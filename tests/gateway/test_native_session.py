@@ -28,7 +28,8 @@ from pydanube.model.errors import (
 )
 from pydanube.model.limits import FRAME_BYTES_MAX
 from pydanube.model.names import TopicName
-from pydanube.operations import topics
+from pydanube.model.topics import BrokerDescription
+from pydanube.operations import brokers, topics
 from pydanube.runtime.clock import ManualClock
 
 
@@ -110,7 +111,7 @@ async def test_topics_namespaces_and_subscriptions_are_administered() -> None:
         await peer.request(gone, requests.Done)
         await peer.request(topics.DeleteTopic(topic=TopicName.parse("/shop/orders")), requests.Done)
         await peer.request(requests.DeleteNamespace(namespace="shop"), requests.Done)
-        about = await peer.request(requests.DescribeBroker(), requests.BrokerInfo)
+        about = await peer.request(brokers.DescribeBroker(), BrokerDescription)
         assert (about.state, about.topics) == ("ok", 0)
 
 

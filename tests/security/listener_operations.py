@@ -55,7 +55,7 @@ from pydanube.gateway.http.api.declared import rest_operation
 from pydanube.gateway.http.api.operations import BASE
 from pydanube.model.failure import NATIVE as NATIVE_POLICY
 from pydanube.model.schemas import Binding
-from pydanube.operations import Operation, access, topics
+from pydanube.operations import Operation, Rest, access, brokers, topics
 
 _SALVAGE: Final = f"{READ} + produce on the dead letter topic + {DELETE}"
 _T: Final = str(TOPIC)
@@ -98,6 +98,11 @@ DECLARED: Final[tuple[Sent, ...]] = (
     Sent(CLUSTER, access.SetQuota(subject=QUOTA, changes={"requests_per_s": 10**8})),
     Sent(CLUSTER, access.DeleteQuota(subject=QUOTA)),
     Sent(ANYONE, access.WhoAmI()),
+    asked(brokers.DescribeBroker()),
+    asked(brokers.DescribeCluster()),
+    asked(brokers.DescribeUpgrade()),
+    asked(brokers.FinishUpgrade()),
+    Sent(ANYONE, brokers.ListLeftovers()),
     asked(topics.DeleteTopic(topic=TOPIC)),
     asked(topics.UnloadTopic(topic=TOPIC)),
     asked(topics.SetAckLevel(topic=TOPIC, ack_level="durable")),
@@ -113,7 +118,6 @@ NATIVE: Final[tuple[Sent, ...]] = (
     Sent(DESCRIBE, wire.Lookup(topic=_T)),
     Sent(CREATE, wire.CreateTopic(topic=_T)),
     Sent(_SALVAGE, wire.SalvageTopic(topic=_T, partition=0, to=str(LETTERS), drop=True)),
-    Sent(ANYONE, wire.ListLeftovers()),
     Sent(ANYONE, wire.ListTopics(namespace="default")),
     Sent(ANYONE, wire.ListTopicPage()),
     Sent(CLUSTER, wire.SummarizeTopics(topics=[_T])),
@@ -174,10 +178,6 @@ NATIVE: Final[tuple[Sent, ...]] = (
     Sent(f"{ADMINISTER} + {SEE_SUBJECT}", wire.BindTopic(topic=_T, binding=Binding(SUBJECT))),
     Sent(ADMINISTER, wire.UnbindTopic(topic=_T)),
     Sent(DESCRIBE, wire.GetBinding(topic=_T)),
-    Sent(SEE_CLUSTER, wire.DescribeBroker()),
-    Sent(SEE_CLUSTER, wire.DescribeCluster()),
-    Sent(SEE_CLUSTER, wire.DescribeUpgrade()),
-    Sent(CLUSTER, wire.FinishUpgrade()),
 )
 
 _STRING: Final = {"format": "string", "text": ""}
@@ -206,11 +206,7 @@ def in_rest(sent: Sent) -> tuple[str, Sent]:
 
 
 REST: Final[dict[str, Sent]] = {
-    **dict(in_rest(one) for one in DECLARED),
-    "describeCluster": Sent(SEE_CLUSTER, None),
-    "describeUpgrade": Sent(SEE_CLUSTER, None),
-    "finishUpgrade": Sent(CLUSTER, None),
-    "listLeftovers": Sent(ANYONE, None),
+    **dict(in_rest(one) for one in DECLARED if isinstance(one.request.rest, Rest)),
     "listBrokers": Sent(SEE_CLUSTER, None),
     "describeBroker": Sent(SEE_CLUSTER, None),
     "getHealth": Sent(ANYONE, None),

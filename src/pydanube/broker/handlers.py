@@ -11,7 +11,7 @@ import msgspec
 from pydanube.codec.native.requests import fitting
 from pydanube.core.access import Principal
 from pydanube.core.identity import NOBODY, Identity
-from pydanube.operations import AnswerT, Done, Operation, access, topics
+from pydanube.operations import AnswerT, Done, Operation, access, brokers, topics
 
 from .facade import Broker
 
@@ -66,6 +66,17 @@ def _list_keys(broker: Broker, caller: Caller, asked: access.ListApiKeys) -> Out
     return page if count == len(page.keys) else access.KeysListed(cut, cut[-1].id)
 
 
+# -- brokers -----------------------------------------------------------------------------------------------------------
+
+
+async def _finish_upgrade(broker: Broker, caller: Caller, _asked: brokers.FinishUpgrade) -> Outcome:
+    return brokers.UpgradeInfo(await broker.upgrade.finish(caller.principal))
+
+
+async def _list_leftovers(broker: Broker, caller: Caller, asked: brokers.ListLeftovers) -> Outcome:
+    return brokers.LeftoversListed(await broker.leftovers.describe(caller.principal, asked.broker, asked.own_only))
+
+
 # -- topics ------------------------------------------------------------------------------------------------------------
 
 
@@ -114,6 +125,11 @@ HANDLERS: Final[Mapping[type[Operation[Any]], Handler]] = dict(
             lambda b, c, asked: b.quotas.set(c.principal, asked.subject, asked.changes, asked.expected),
         ),
         _by(access.DeleteQuota, lambda b, c, asked: b.quotas.delete(c.principal, asked.subject, asked.expected)),
+        _by(brokers.DescribeBroker, lambda b, c, _: b.describe(c.principal)),
+        _by(brokers.DescribeCluster, lambda b, c, _: brokers.ClusterInfo(b.cluster.describe(c.principal))),
+        _by(brokers.DescribeUpgrade, lambda b, c, _: brokers.UpgradeInfo(b.upgrade.describe(c.principal))),
+        _by(brokers.FinishUpgrade, _finish_upgrade),
+        _by(brokers.ListLeftovers, _list_leftovers),
         _by(topics.DeleteTopic, lambda b, c, asked: b.delete_topic(c.principal, asked.topic, asked.expected)),
         _by(topics.UnloadTopic, lambda b, _, asked: b.topics.unload(asked)),
         _by(topics.SetAckLevel, lambda b, _, asked: b.topics.set_ack_level(asked)),

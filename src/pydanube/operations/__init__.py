@@ -7,6 +7,7 @@ Never           how anything is carried out; how it looks as bytes
 
 operation       what an operation is
 access          roles, bindings, API keys, quotas
+brokers         brokers and their cluster
 topics          topics and what is done to their partitions
 """
 

@@ -127,6 +127,8 @@ class Rest:
     """A body."""
     answer: msgspec.Struct | None = None
     """An example of the answer; None for Done, which is the status 204."""
+    shows: str = ""
+    """The field of the answer that is shown; empty: the whole answer."""
     status: int = 200
     location: str = ""
     """The path, below `/api/v1`, of what was made: a format of the answer, such as `/access/roles/{0.name}`."""

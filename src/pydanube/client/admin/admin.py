@@ -38,7 +38,7 @@ from pydanube.model.topics import (
     SubscriptionTypeName,
     TopicDescription,
 )
-from pydanube.operations import topics
+from pydanube.operations import brokers, topics
 
 from .listing import ListingAdmin
 from .peeking import peek
@@ -147,7 +147,7 @@ class Admin(ListingAdmin):
 
     async def leftovers(self, broker: str = "") -> list[Leftover]:
         """Return what brokers, or one of them, still have of partitions that others took over."""
-        return (await self._request(requests.ListLeftovers(broker=broker), requests.LeftoversListed)).leftovers
+        return (await self._do(brokers.ListLeftovers(broker=broker))).leftovers
 
     async def salvage_topic(self, topic: str, partition: int, to: str, *, broker: str = "", drop: bool = False) -> int:
         """Publish the leftovers of a partition to the topic `to`; return how many messages were published. With `drop`,
@@ -399,21 +399,21 @@ class Admin(ListingAdmin):
 
     async def describe_broker(self) -> BrokerDescription:
         """Describe the broker that this client is connected to."""
-        return _broker_description(await self._request(requests.DescribeBroker(), requests.BrokerInfo))
+        return await self._do(brokers.DescribeBroker())
 
     async def describe_cluster(self) -> ClusterDescription:
         """Describe the cluster: every broker, what it does, and which brokers are away. A broker alone is the only
         one."""
-        return (await self._request(requests.DescribeCluster(), requests.ClusterInfo)).cluster
+        return (await self._do(brokers.DescribeCluster())).cluster
 
     async def describe_upgrade(self) -> UpgradeDescription:
         """Return the feature level of the metadata that is in force, and what each living broker knows."""
-        return (await self._request(requests.DescribeUpgrade(), requests.UpgradeInfo)).upgrade
+        return (await self._do(brokers.DescribeUpgrade())).upgrade
 
     async def finish_upgrade(self) -> UpgradeDescription:
         """Raise the feature level to the newest one that all living brokers know; releases that do not know it can no
         longer be started on this metadata. Raises Refused while an older broker is present, and names it."""
-        return (await self._request(requests.FinishUpgrade(), requests.UpgradeInfo)).upgrade
+        return (await self._do(brokers.FinishUpgrade())).upgrade
 
     async def _change(
         self, request: requests.Request, answer: type[requests.StructT], expected: str
@@ -466,15 +466,3 @@ def _checked_range(one: int | tuple[int, int]) -> Range:
         case (int() as start, int() as end) if 0 <= start < end < OFFSET_END:
             return start, end
     raise Invalid(f"{one!r} is neither an offset nor a range (start, end) of offsets")
-
-
-def _broker_description(broker: requests.BrokerInfo) -> BrokerDescription:
-    return BrokerDescription(
-        version=broker.version,
-        node=broker.node,
-        cluster=broker.cluster,
-        state=broker.state,
-        topics=broker.topics,
-        started_at=broker.started_at,
-        addresses=broker.addresses,
-    )

@@ -13,11 +13,10 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from pydanube.model.addresses import NO_ADDRESSES, BrokerAddresses
-from pydanube.model.cluster import ClusterDescription, UpgradeDescription
+from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import Conflict, DanubeError, Held, Invalid, NotOwner, Refused, from_code
 from pydanube.model.failure import FailurePolicy
-from pydanube.model.leftovers import Leftover, SalvageStep
+from pydanube.model.leftovers import SalvageStep
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.messages import StoredMessage
 from pydanube.model.pending import BacklogMessage, PendingMessage
@@ -46,6 +45,7 @@ from pydanube.operations import CHANGE_SECONDS
 from pydanube.operations import Done as Done
 from pydanube.operations import Request as Request
 from pydanube.operations.access import AccessOperation
+from pydanube.operations.brokers import BrokerOperation
 from pydanube.operations.topics import TopicOperation
 
 from .frames import GENERATION_UNKNOWN, PROTOCOL_VERSION
@@ -218,14 +218,6 @@ class SalvageTopic(Request, tag="topic.salvage"):
     to: str
     broker: str = ""
     drop: bool = False
-    own_only: bool = False
-
-
-class ListLeftovers(Request, tag="broker.leftovers"):
-    """List what brokers still have of partitions that others took over -> LeftoversListed. `broker`: of this one only;
-    empty: of all."""
-
-    broker: str = ""
     own_only: bool = False
 
 
@@ -840,27 +832,10 @@ class Authenticate(Request, tag="authenticate"):
     auth_data: bytes = b""
 
 
-class DescribeBroker(Request, tag="broker.describe"):
-    """-> BrokerInfo"""
-
-
-class DescribeCluster(Request, tag="cluster.describe"):
-    """-> ClusterInfo"""
-
-
-class DescribeUpgrade(Request, tag="cluster.upgrade"):
-    """-> UpgradeInfo"""
-
-
-class FinishUpgrade(Request, tag="cluster.upgrade_finish"):
-    """-> UpgradeInfo. Raises the feature level to what all living brokers know; Refused while one holds it back."""
-
-
 AnyRequest = (
     Lookup
     | CreateTopic
     | SalvageTopic
-    | ListLeftovers
     | ListTopics
     | ListTopicPage
     | SummarizeTopics
@@ -922,10 +897,7 @@ AnyRequest = (
     | UnbindTopic
     | GetBinding
     | Authenticate
-    | DescribeBroker
-    | DescribeCluster
-    | DescribeUpgrade
-    | FinishUpgrade
+    | BrokerOperation
     | AccessOperation
     | TopicOperation
 )
@@ -1063,31 +1035,6 @@ class Offset(msgspec.Struct):
     offset: int
 
 
-class BrokerInfo(msgspec.Struct, omit_defaults=True):
-    version: str
-    node: str
-    cluster: str
-    state: str
-    """"ok", or why the broker is read-only or cannot do some of its work"""
-    topics: int = 0
-    started_at: int = 0
-    """microseconds since 1970"""
-    addresses: BrokerAddresses = NO_ADDRESSES
-    """Brokers of earlier releases send none."""
-
-
-class ClusterInfo(msgspec.Struct):
-    """`model.cluster.ClusterDescription` on the wire."""
-
-    cluster: ClusterDescription
-
-
-class UpgradeInfo(msgspec.Struct):
-    """`model.cluster.UpgradeDescription` on the wire."""
-
-    upgrade: UpgradeDescription
-
-
 class OffsetRanges(msgspec.Struct):
     """[start, end) each, in order."""
 
@@ -1113,10 +1060,6 @@ class TopicUse(msgspec.Struct, omit_defaults=True):
     """For how long a topic or subscription is unused, in microseconds; 0: it is in use."""
 
     unused_us: int = 0
-
-
-class LeftoversListed(msgspec.Struct):
-    leftovers: list[Leftover]
 
 
 class Salvaged(msgspec.Struct):

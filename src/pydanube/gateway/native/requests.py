@@ -237,12 +237,6 @@ async def _salvage_topic(caller: Caller, request: wire.SalvageTopic) -> wire.Sal
     return wire.Salvaged(step)
 
 
-async def _list_leftovers(caller: Caller, request: wire.ListLeftovers) -> wire.LeftoversListed:
-    return wire.LeftoversListed(
-        await caller.broker.leftovers.describe(caller.principal, request.broker, request.own_only)
-    )
-
-
 async def _grow_topic(caller: Caller, request: wire.GrowTopic) -> wire.Done:
     topic = TopicName.parse(request.topic)
     await caller.broker.grow_topic(caller.principal, topic, request.partitions, request.expected)
@@ -558,25 +552,6 @@ async def _topic_statistics(caller: Caller, request: wire.GetStatistics) -> wire
     return wire.StatisticsReport(await caller.broker.statistics.topic(caller.principal, topic, request.own_only))
 
 
-async def _describe_broker(caller: Caller, _request: wire.DescribeBroker) -> wire.BrokerInfo:
-    about = caller.broker.describe(caller.principal)
-    return wire.BrokerInfo(
-        about.version, about.node, about.cluster, about.state, about.topics, about.started_at, about.addresses
-    )
-
-
-async def _describe_cluster(caller: Caller, _request: wire.DescribeCluster) -> wire.ClusterInfo:
-    return wire.ClusterInfo(caller.broker.cluster.describe(caller.principal))
-
-
-async def _describe_upgrade(caller: Caller, _request: wire.DescribeUpgrade) -> wire.UpgradeInfo:
-    return wire.UpgradeInfo(caller.broker.upgrade.describe(caller.principal))
-
-
-async def _finish_upgrade(caller: Caller, _request: wire.FinishUpgrade) -> wire.UpgradeInfo:
-    return wire.UpgradeInfo(await caller.broker.upgrade.finish(caller.principal))
-
-
 # -- what brokers ask each other ---------------------------------------------------------------------------------------
 
 
@@ -844,7 +819,6 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.DescribeTopic: _describe_topic,
     wire.GrowTopic: _grow_topic,
     wire.SalvageTopic: _salvage_topic,
-    wire.ListLeftovers: _list_leftovers,
     wire.SetPolicies: _set_policies,
     wire.GetPolicies: _get_policies,
     wire.CreateNamespace: _create_namespace,
@@ -900,8 +874,4 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.UnbindTopic: _unbind_topic,
     wire.GetBinding: _get_binding,
     wire.Authenticate: _authenticate,
-    wire.DescribeBroker: _describe_broker,
-    wire.DescribeCluster: _describe_cluster,
-    wire.DescribeUpgrade: _describe_upgrade,
-    wire.FinishUpgrade: _finish_upgrade,
 }

@@ -60,14 +60,22 @@ def rest_operation(kind: type[Declared[Any]]) -> Operation:
         body=body if fields and is_body else None,
         body_optional=not whole and all(one.default is not NO_DEFAULT for one in fields),
         body_example=rest.example,
-        reply=None if rest.answer is None else answer_of(kind),
-        reply_example=rest.answer,
+        reply=None if rest.answer is None else _shown_type(answer_of(kind), rest),
+        reply_example=_shown(rest.answer, rest),
         status=204 if rest.answer is None else rest.status,
         errors=rest.errors,
         has_etag=rest.has_etag,
         takes_if_match=takes_if_match,
         native=(kind,),
     )
+
+
+def _shown_type(answer: type[msgspec.Struct], rest: Rest) -> Any:
+    return next((one.type for one in fields_of(answer) if one.name == rest.shows), answer)
+
+
+def _shown(answer: msgspec.Struct | None, rest: Rest) -> object:
+    return getattr(answer, rest.shows) if rest.shows else answer
 
 
 def _described(kind: type) -> tuple[str, str]:
@@ -107,7 +115,7 @@ def _given(read: Any) -> dict[str, Any]:
 def _answer(rest: Rest, answer: msgspec.Struct) -> Answer:
     if rest.answer is None:
         return Answer()
-    made = tagged(answer, str(getattr(answer, "version", ""))) if rest.has_etag else Answer(answer)
+    made = tagged(answer, str(getattr(answer, "version", ""))) if rest.has_etag else Answer(_shown(answer, rest))
     if not rest.location:
         return made
     return made._replace(headers={**made.headers, "location": BASE + rest.location.format(answer)})
