@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from pydanube.broker.registry.records import version_of
 from pydanube.broker.visibility import hide
@@ -37,7 +37,6 @@ from pydanube.model.security import (
     CLUSTER,
     GROUP,
     AccessAnswer,
-    ApiKey,
     Binding,
     BoundSubject,
     CallerIdentity,
@@ -51,6 +50,7 @@ from pydanube.model.security import (
     parse_key_id,
     parse_role_name,
 )
+from pydanube.operations.access import BindingsListed, KeysListed
 from pydanube.runtime.budget import fits_share
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.randomness import identity
@@ -66,20 +66,6 @@ PAGE_MAX: Final = 500
 
 NAMESPACE_ADMIN: Final = "namespace-admin"
 _BINDING_ID_CHARACTERS: Final = 16
-
-
-class BindingPage(NamedTuple):
-    """One page of bindings, in order of their ids. `next`: the `after` of the next page; empty: there is none."""
-
-    bindings: list[Binding]
-    next: str = ""
-
-
-class KeyPage(NamedTuple):
-    """One page of API keys, in order of their ids. `next` as in BindingPage."""
-
-    keys: list[ApiKey]
-    next: str = ""
 
 
 class AccessAdministration:
@@ -165,7 +151,7 @@ class AccessAdministration:
 
     def list_bindings(
         self, principal: Principal, subject: str = "", resource: str = "", after: str = "", limit: int = PAGE_MAX
-    ) -> BindingPage:
+    ) -> BindingsListed:
         """Return a page of the bindings that the caller may delete, and of its own, in order of their ids.
 
         subject     only those of this subject, for example `group:ops`; empty: of all
@@ -183,7 +169,7 @@ class AccessAdministration:
         ]
         found.sort(key=lambda one: one.id)
         page, more = _page([one.id for one in found], after, limit)
-        return BindingPage(found[page], more)
+        return BindingsListed(found[page], more)
 
     async def get_binding(self, principal: Principal, binding_id: str) -> Binding:
         """Return a binding that the caller may delete, or that is its own."""
@@ -236,7 +222,7 @@ class AccessAdministration:
 
     # -- API keys ------------------------------------------------------------------------------------------------------
 
-    def list_keys(self, principal: Principal, of: str = "", after: str = "", limit: int = PAGE_MAX) -> KeyPage:
+    def list_keys(self, principal: Principal, of: str = "", after: str = "", limit: int = PAGE_MAX) -> KeysListed:
         """Return a page of the API keys of a principal, `type:name`; without one all, or the caller's own if it does
         not administer the cluster."""
         parts = self._secured()
@@ -247,7 +233,7 @@ class AccessAdministration:
             wanted = principal.id
         ids = sorted(key_id for key_id, one in parts.store.keys.items() if not wanted or one.principal == wanted)
         page, more = _page(ids, after, limit)
-        return KeyPage([parts.store.keys[key_id].api_key(key_id) for key_id in ids[page]], more)
+        return KeysListed([parts.store.keys[key_id].api_key(key_id) for key_id in ids[page]], more)
 
     async def create_key(
         self, principal: Principal, of: str = "", groups: Sequence[str] = (), expires_at: int = 0, comment: str = ""

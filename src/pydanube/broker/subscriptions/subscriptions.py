@@ -35,6 +35,7 @@ from pydanube.model.pending import BacklogMessage, Pending
 from pydanube.model.positions import Position
 from pydanube.model.security import subscription_resource
 from pydanube.model.topics import SubscriptionDescription, SubscriptionPartition, SubscriptionType
+from pydanube.operations.topics import Positions
 from pydanube.runtime.telemetry import get_logger
 
 from .consumer import Consumer, Sink
@@ -230,7 +231,7 @@ class Subscriptions:
             for broker, indexes in shares.others.items()
         }
         found = await self._gathering.read(
-            shares, self._own_starts(topic, shares.own, start, positions), requests, wire.Positions, _by_partition
+            shares, self._own_starts(topic, shares.own, start, positions), requests, Positions, _by_partition
         )
         starts = found.complete(f"subscription {name!r} on {topic} cannot be created")
         return [starts[index] for index in range(count)]
@@ -506,7 +507,7 @@ class Subscriptions:
             shares,
             self._seek_own(topic, subscription, position, shares.own),
             dict.fromkeys(shares.others, request),
-            wire.Positions,
+            Positions,
             _by_partition,
         )
         return sorted(moved.done(f"seeking {subscription!r} on {topic}").items())
@@ -581,7 +582,7 @@ class Subscriptions:
             for broker, indexes in shares.others.items()
         }
         own = self._advance_own(topic, subscription, [one for one in moves if one[0] in shares.own])
-        moved = await self._gathering.change(shares, _as_dict(own), requests, wire.Positions, _by_partition)
+        moved = await self._gathering.change(shares, _as_dict(own), requests, Positions, _by_partition)
         return sorted(moved.done(f"advancing {subscription!r} on {topic}").items())
 
     async def _advance_own(
@@ -855,7 +856,7 @@ def _past_end(offset: int, topic: TopicName, partition: Partition) -> str:
     return f"offset {offset} is past the end of partition {partition.index} of {topic}, which ends at {end}"
 
 
-def _by_partition(answer: wire.Positions) -> dict[int, int]:
+def _by_partition(answer: Positions) -> dict[int, int]:
     return dict(answer.positions)
 
 

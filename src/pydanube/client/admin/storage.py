@@ -37,6 +37,7 @@ from pydanube.model.storage import (
     StorageUsage,
     StorageVerified,
 )
+from pydanube.operations import AnswerT, Operation, answer_of
 from pydanube.runtime.tasks import run_together
 
 STEP_BYTES: Final = 8 * 1024 * 1024
@@ -205,6 +206,11 @@ class StorageAdmin(Openable):
                 if not after:
                     break
         return found
+
+    async def _do(self, operation: Operation[AnswerT]) -> AnswerT:
+        """Ask any broker for an operation, again after a disconnect if it may be repeated, and return the answer."""
+        self._check_open()
+        return await self._brokers.call(operation, answer_of(type(operation)), repeatable=operation.may_repeat)
 
     async def _request(self, request: requests.Request, answer: type[requests.StructT]) -> requests.StructT:
         """Send a request to any broker, again after a disconnect, and return the answer."""

@@ -33,6 +33,7 @@ from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, NotOwner, Unavailable
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName
+from pydanube.operations import CALL_SECONDS
 from pydanube.runtime import network
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
@@ -43,25 +44,6 @@ from pydanube.version import __version__
 from .settings import PEER_PREFIX
 
 log = get_logger(__name__)
-
-CALL_SECONDS: Final = 5.0
-"""How long a call may take, with connecting. A broker that answers nothing for so long would lose its session soon."""
-
-CHANGE_SECONDS: Final = 30.0
-"""The same for requests that wait for a disk or for an object store before they are answered."""
-
-_SLOW: Final[tuple[type[wire.Request], ...]] = (
-    wire.UnloadTopic,
-    wire.SetAckLevel,
-    wire.SalvageTopic,
-    wire.TruncateTopic,
-    wire.Seek,
-    wire.Settle,
-    wire.Advance,
-    wire.AdvanceMany,
-    wire.RedriveLetters,
-    wire.UploadStorage,
-)
 
 REQUESTS_MAX: Final = 64
 """Unanswered requests of one connection; more wait. A listener reads no further while it has as many of a peer."""
@@ -112,10 +94,9 @@ class NativePeers:
         head = wire.encode(request)
         if len(head) > CONTROL_BYTES_MAX:
             raise Full(f"a request of {len(head)} bytes to broker {broker!r} is too large: a frame takes less")
-        seconds = CHANGE_SECONDS if isinstance(request, _SLOW) else CALL_SECONDS
         link = self._link(broker)
         what = str(type(request).__struct_config__.tag)
-        return await link.call(what, seconds, lambda connection: connection.request(head, answer))
+        return await link.call(what, request.seconds, lambda connection: connection.request(head, answer))
 
     async def publish(self, broker: str, topic: TopicName, partition: int, batch: memoryview) -> PeerPublished:
         link, copied = self._link(broker), bytes(batch)  # a caller that was cancelled may change its batch

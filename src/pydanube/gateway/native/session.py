@@ -40,7 +40,6 @@ from pydanube.codec.native import frames
 from pydanube.codec.native.frames import PREAMBLE, PROTOCOL_VERSION, Frame, FrameKind
 from pydanube.codec.native.requests import (
     BEARER,
-    PEER_REQUESTS,
     AnyRequest,
     Authenticate,
     Done,
@@ -158,7 +157,7 @@ class Session:
 
     def _audited(self, request: AnyRequest) -> AuditedOperation | Unaudited:
         """Return what a request runs in. What another broker asks for its own callers, it has recorded itself."""
-        if self._is_broker and (isinstance(request, PEER_REQUESTS) or getattr(request, "own_only", False)):
+        if self._is_broker and (request.for_brokers or request.is_share):
             return UNAUDITED
         return self.broker.audit.operation(self._origin(), type(request).__name__, self._traffic)
 
