@@ -39,9 +39,9 @@ from pydanube.model.errors import DanubeError, NotOwner, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.objects.store import Buffer, Capabilities, ObjectInfo
-from pydanube.runtime.simdisk import SimDisk
 from pydanube.runtime.tasks import Tasks
 from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity, WalSettings
+from simdisk import SimDisk
 
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
