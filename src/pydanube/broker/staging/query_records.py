@@ -24,6 +24,7 @@ from pydanube.metadata.store import (
     list_all,
 )
 from pydanube.model.errors import Denied, Unavailable
+from pydanube.runtime.cache import Cache
 from pydanube.runtime.clock import Clock
 
 LOST_COMPARISONS_MAX: Final = 20
@@ -47,7 +48,7 @@ class QueryRecords:
         self._authorizer = authorizer
         self._registry = registry
         self._clock = clock
-        self._cached: dict[str, QueryRecord] = {}
+        self._cached: Cache[str, QueryRecord] = Cache(CACHED_MAX)
         self._names: dict[int, str] = {}
         """Names of queries by their numbers; refreshed when a number is not found."""
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
@@ -104,7 +105,7 @@ class QueryRecords:
                 record = core.with_run(known.record, run, self._clock.now_us())
                 record = core.with_owner(record, principal.owner_id)
                 if (known.revision and record is known.record) or await self.replace(known, record):
-                    self._cache(record)
+                    self._cached.put(record.query, record)
                     return record
         raise lost_comparisons(query)
 
@@ -118,7 +119,7 @@ class QueryRecords:
         meanwhile."""
         result = await self._store.transact(*_replacement(known, record, writes))
         if result.succeeded:
-            self._cache(record)
+            self._cached.put(record.query, record)
         return result.succeeded
 
     def can_replace(self, known: KnownQuery, record: QueryRecord, writes: Sequence[Put | Delete]) -> bool:
@@ -133,16 +134,16 @@ class QueryRecords:
         """
         assert known.record.query in self._locks
         key = query_key(known.record.query)
-        self._cached.pop(known.record.query, None)
+        self._cached.drop(known.record.query)
         result = await self._store.transact([Compare.mod_revision(key, known.revision)], [Delete(key)])
         return result.succeeded
 
     def changed(self, query: str, record: QueryRecord | None) -> None:
         """Take over what another broker wrote, or (None) that it removed the query."""
         if record is None:
-            self._cached.pop(query, None)
+            self._cached.drop(query)
         elif query in self._cached:
-            self._cached[query] = record
+            self._cached.put(query, record)
 
     async def page(self, after: str, count: int) -> list[QueryRecord]:
         """Return `count` records in the order of their names, from the one behind `after` on; fewer at the end."""
@@ -160,12 +161,6 @@ class QueryRecords:
     async def all(self) -> AsyncIterator[KnownQuery]:
         async for one in list_all(self._store, QUERIES):
             yield KnownQuery(unpack(one.value, QueryRecord), one.mod_revision)
-
-    def _cache(self, record: QueryRecord) -> None:
-        self._cached.pop(record.query, None)
-        self._cached[record.query] = record
-        if len(self._cached) > CACHED_MAX:
-            del self._cached[next(iter(self._cached))]
 
 
 def lost_comparisons(query: str) -> Unavailable:

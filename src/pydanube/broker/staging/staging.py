@@ -102,7 +102,8 @@ class Staging:
         self._clock = clock
         self._tiers = tiers
         self._records = QueryRecords(store, registry, clock, authorizer)
-        self._reader = StageReader(tiers.objects)
+        self._tasks = Tasks()
+        self._reader = StageReader(tiers.objects, self._tasks)
         self._writer = StageWriter(
             registry,
             partitions,
@@ -130,7 +131,6 @@ class Staging:
             tiers.settings.staged_query_keep_s,
             cluster.membership.is_coordinator,
         )
-        self._tasks = Tasks()
         self._committing: set[Decision] = set()
         self._uncertain: dict[int, int] = {}
         """By the number of the query: the batch id of a decision that may have been written. The metadata failed, or
