@@ -268,13 +268,3 @@ def _ignore_outcome(_: DanubeError | None) -> None: ...
 def _call_all(waiters: list[Done], error: DanubeError | None) -> None:
     for done in waiters:
         done(error)
-
-
-def complete(future: asyncio.Future[None], error: DanubeError | None) -> None:
-    """Complete `future` with the outcome, unless it was cancelled. For use as `done`."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)

@@ -34,7 +34,7 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.events import Signal
 from pydanube.runtime.randomness import seeded
 from pydanube.runtime.retry import RetryBackoff
-from pydanube.runtime.tasks import Tasks, run_together
+from pydanube.runtime.tasks import Tasks, outcome_of, run_together
 from pydanube.runtime.telemetry import get_logger
 
 from .stage_reader import StageReader, is_permanent, stages_of
@@ -340,7 +340,7 @@ class StagePublisher:
             if first < end:
                 wanted = view if first == sequence else encode_rows_from(batch, first - sequence)
                 signed = with_producer(wanted, decision.producer_id, epoch_of(decision.batch_id), first)
-                partition.publish(Batch.trust(signed), in_flight.expect(len(signed)))
+                in_flight.add(len(signed), outcome_of(partial(partition.publish, Batch.trust(signed))))
                 unbroken += len(signed)
                 if partition.is_held_back and self._held_bytes + in_flight.bytes <= HELD_BYTES_MAX:
                     return end
@@ -365,28 +365,19 @@ class _InFlight:
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._answers: list[asyncio.Future[Published | DanubeError]] = []
+        self._answers: list[asyncio.Future[Published]] = []
 
     @property
     def batches(self) -> int:
         return len(self._answers)
 
-    def expect(self, size: int) -> Callable[[Published | DanubeError], None]:
-        """Count a batch of `size` bytes, and return the callback for its result."""
+    def add(self, size: int, answer: asyncio.Future[Published]) -> None:
         self.bytes += size
-        answer: asyncio.Future[Published | DanubeError] = asyncio.get_running_loop().create_future()
         self._answers.append(answer)
-
-        def done(outcome: Published | DanubeError) -> None:
-            if not answer.done():  # the waiting task may have been cancelled
-                answer.set_result(outcome)
-
-        return done
 
     async def wait_all(self) -> None:
         """Wait for all batches in flight; raise the first failure."""
         answers, self._answers, self.bytes = self._answers, [], 0
-        outcomes = [await answer for answer in answers]
-        for outcome in outcomes:
-            if isinstance(outcome, DanubeError):
+        for outcome in await asyncio.gather(*answers, return_exceptions=True):
+            if isinstance(outcome, BaseException):
                 raise outcome

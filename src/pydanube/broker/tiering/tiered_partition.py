@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from pydanube.broker.partitions.ownership import Ownership
-from pydanube.broker.partitions.state_ledger import Done, complete
+from pydanube.broker.partitions.state_ledger import Done
 from pydanube.broker.partitions.stored_partition import StoredPartition
 from pydanube.broker.partitions.uploaded_producers import UploadedProducers
 from pydanube.core.tiering import WaitingUpload
@@ -16,6 +16,7 @@ from pydanube.metadata.store import Compare, Delete, Put
 from pydanube.model.errors import DanubeError, NotOwner, StaleEpoch
 from pydanube.model.ledgers import ProducerEntry
 from pydanube.runtime.clock import MICROSECONDS, Clock
+from pydanube.runtime.tasks import outcome_of
 from pydanube.storage.stream import LoggedStream
 from pydanube.storage.tiering.catalog import Catalog, CatalogSegment, entries, uploading
 from pydanube.storage.tiering.history import PartitionHistory
@@ -221,11 +222,7 @@ class TieredPartition:
         its slices. Raises what the log and the metadata raise. Cancelled: tried again later."""
         self._moved_on_at = self._clock.monotonic()
         published = self._stream.end_offset
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         state = self._partition.state
-        if state.ledger_id is None:
-            state.barrier(partial(complete, written))  # opens a ledger, with a snapshot
-        else:
-            state.snapshot(partial(complete, written))
-        await written
+        # a barrier opens a ledger, with a snapshot
+        await outcome_of(state.barrier if state.ledger_id is None else state.snapshot)
         await self._ownership.advance_slices(min(published, self._stream.start_offset))

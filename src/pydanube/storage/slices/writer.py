@@ -29,7 +29,7 @@ from pydanube.model.errors import AlreadyExists, Corrupt, DanubeError, NotFound,
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.randomness import identity
-from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.tasks import Tasks, outcome_of
 from pydanube.runtime.telemetry import get_logger
 
 from .sealing import seal
@@ -132,11 +132,7 @@ class SliceWriter:
 
     async def flush(self) -> None:
         """Wait until everything appended so far counts. Raises NotOwner once the sequence is sealed."""
-        counted: asyncio.Future[DanubeError | None] = asyncio.get_running_loop().create_future()
-        self.when_counted(lambda error: None if counted.done() else counted.set_result(error))
-        error = await counted
-        if error is not None:
-            raise error
+        await outcome_of(self.when_counted)
 
     async def close(self) -> None:
         """Wait until everything counts, then seal the sequence. Cancelled or failed: the broker that takes the
