@@ -39,6 +39,16 @@ async def test_what_fails_is_tried_again_after_longer_waits_until_it_succeeds() 
     assert [one.message for one in told] == ["one", "two"]
 
 
+async def test_a_wake_ends_all_waits_and_each_of_them_ends_in_time_without_it() -> None:
+    signal = Signal()
+    waiting = [asyncio.create_task(signal.wait()) for _ in range(2)]
+    await asyncio.sleep(0)
+    signal.wake()
+    await asyncio.gather(*waiting)
+    await signal.wait(0.001)
+    assert signal._waiting == {}
+
+
 async def test_a_signal_ends_the_waits_whose_condition_holds_and_time_ends_the_others() -> None:
     clock, signal, decided = ManualClock(), Signal(), set[str]()
 

@@ -29,6 +29,7 @@ from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.positions import utc_text
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.events import wait_at_most
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
@@ -82,32 +83,6 @@ class _Node:
     entry: KeyValue
 
 
-class _Pause:
-    """Waits for a while, or until it is woken."""
-
-    def __init__(self, clock: Clock, tasks: Tasks) -> None:
-        self._clock = clock
-        self._tasks = tasks
-        self._sleeping: asyncio.Task[None] | None = None
-        self._is_woken = False
-
-    def wake(self) -> None:
-        """End the wait, or the next one."""
-        self._is_woken = True
-        if self._sleeping is not None:
-            self._sleeping.cancel()
-
-    async def wait(self, seconds: float) -> None:
-        if not self._is_woken:
-            self._sleeping = self._tasks.spawn(self._clock.sleep(seconds), "session pause")
-            try:
-                await asyncio.wait([self._sleeping])
-            finally:
-                self._sleeping.cancel()
-                self._sleeping = None
-        self._is_woken = False
-
-
 class ClusterMembership:
     """This broker as a member of a cluster. `join` takes the session, `leave` ends it."""
 
@@ -158,7 +133,7 @@ class ClusterMembership:
         self._coordinator = 0
         """The incarnation of the coordinator; 0: there is none."""
         self._to_coordinate = asyncio.Event()
-        self._pause = _Pause(clock, tasks)
+        self._is_woken = asyncio.Event()
         self._running: list[asyncio.Task[None]] = []
         self._listeners: list[MembershipListener] = []
         follower.add(SESSIONS, Handler(self._apply_session, self._replace_sessions))
@@ -340,7 +315,8 @@ class ClusterMembership:
     async def _keep(self) -> None:
         """Renew the session every third of its time, and take another when it has ended."""
         while True:
-            await self._pause.wait(max(0.0, self._renew_at - self._clock.monotonic()))
+            await wait_at_most(self._is_woken, max(0.0, self._renew_at - self._clock.monotonic()), self._clock)
+            self._is_woken.clear()
             if self._revision:
                 await self._renew()
             if not self._revision:
@@ -380,7 +356,7 @@ class ClusterMembership:
         log.warning("session.lost", broker=self._name, incarnation=session.incarnation)
         for listener in self._listeners:
             listener.lost(session)
-        self._pause.wake()
+        self._is_woken.set()
 
     async def _take_again(self) -> None:
         try:
@@ -455,7 +431,7 @@ class ClusterMembership:
         own = found.pop(self._name, None)
         if self._revision and (own is None or own.mod_revision != self._revision):
             self._in_doubt = True
-            self._pause.wake()
+            self._is_woken.set()
         for name in [*self._others.keys() - found.keys(), *found]:
             self._set_other(name, self._read_session(found[name]) if name in found else None)
 

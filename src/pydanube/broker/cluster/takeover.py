@@ -19,7 +19,6 @@ Invariants
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -49,7 +48,6 @@ from pydanube.model.policies import Policies
 from pydanube.model.positions import utc_text
 from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.events import wait_at_most
 from pydanube.runtime.telemetry import get_logger
 
 from .membership import MembershipListener
@@ -110,7 +108,6 @@ class Takeover:
         self._metrics = metrics
         self._refused: set[Key] = set()
         """Partitions whose takeover by policy was refused, and that was logged."""
-        self._never = asyncio.Event()
         self._started = clock.monotonic()
         self._left_at: dict[str, float] = {}
         """When this broker saw the session of another one end; of those that are away since before its start, nothing.
@@ -181,7 +178,7 @@ class Takeover:
     async def run(self) -> None:
         """Run a round at an interval, until cancelled; some partitions are taken over then."""
         while True:
-            await wait_at_most(self._never, ROUND_S, self._clock)
+            await self._clock.sleep(ROUND_S)
             await self.round()
 
     async def round(self) -> None:

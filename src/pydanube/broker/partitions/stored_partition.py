@@ -31,6 +31,7 @@ from pydanube.model.ledgers import CursorEntry
 from pydanube.model.policies import Policies
 from pydanube.model.positions import Position
 from pydanube.model.topics import AckLevel, PartitionDescription
+from pydanube.runtime.events import Signal
 from pydanube.runtime.tasks import outcome_of
 from pydanube.storage.stream import LoggedStream, MemoryStream
 from pydanube.storage.wal import DurabilityLevel, LogWriter
@@ -117,7 +118,7 @@ class StoredPartition(Partition):
         self._trims: list[int] = []
         """The starts that trims under way move to: no subscription is sent below them."""
         self._is_delivery_scheduled = False
-        self._arrivals = _Arrivals()
+        self._arrivals = Signal()
         self._batches_since_snapshot = 0
         self.set_policies(parts.policies)
         self.tier = open_tier(self) if open_tier is not None else None
@@ -540,28 +541,3 @@ class StoredPartition(Partition):
     def ledger_ids(self) -> list[int]:
         ledger_ids = self.stream.ledger_ids if isinstance(self.stream, LoggedStream) else []
         return ledger_ids if self.state.ledger_id is None else [*ledger_ids, self.state.ledger_id]
-
-
-class _Arrivals:
-    """The fetches that wait at the end of one partition for the next batch."""
-
-    def __init__(self) -> None:
-        self._waiting: list[asyncio.Future[None]] = []
-
-    async def wait(self, wait_s: float) -> None:
-        """Wait until something is published, but at most `wait_s`. Cancelled: nothing is held."""
-        arrived = asyncio.get_running_loop().create_future()
-        self._waiting.append(arrived)
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await arrived
-        finally:
-            if arrived in self._waiting:
-                self._waiting.remove(arrived)
-
-    def wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for arrived in waiting:
-            if not arrived.done():
-                arrived.set_result(None)
