@@ -547,6 +547,14 @@ class Brokers:
                     raise _timeout_error(timeout, error) from error
                 await self.clock.sleep(wait)
 
+    async def reach(self, seconds: float) -> None:
+        """Connect to any broker; `seconds` limit that, and so each handshake, instead of the timeout of requests."""
+        usual, self.timeout = self.timeout, seconds
+        try:
+            await self.retrying(self.connect_any)
+        finally:
+            self.timeout = usual
+
     async def call(self, request: requests.Request, answer: type[StructT], repeatable: bool = True) -> StructT:
         """Send a request to any broker and return its answer.
 
