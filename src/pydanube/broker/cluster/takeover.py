@@ -48,6 +48,7 @@ from pydanube.model.policies import Policies
 from pydanube.model.positions import utc_text
 from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.slices import Slices
 from pydanube.runtime.telemetry import get_logger
 
 from .membership import MembershipListener
@@ -184,6 +185,7 @@ class Takeover:
     async def round(self) -> None:
         """Take over what has waited longer than its policy `takeover_after_s` allows, if this broker is the
         coordinator. What fails is left to the next round."""
+        slices = Slices(self._clock)
         for name in self._registry.topics():
             if not self._membership.is_coordinator():
                 return
@@ -191,7 +193,7 @@ class Takeover:
             if topic is not None and (after_s := self._policies_of(name).takeover_after_s):
                 due = [one for one in self.waiting(topic) if self._away_s(topic, one) >= after_s]
                 await self._take_quietly(name, topic, due)
-            await self._clock.sleep(0)  # there may be many topics: let other tasks run in between
+            await slices.pause_if_spent()
 
     def _away_s(self, topic: TopicRecord, index: int) -> float:
         """Return how long this broker has surely known that the broker of a partition is away; -1 if that is not

@@ -34,6 +34,7 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.events import Signal
 from pydanube.runtime.randomness import seeded
 from pydanube.runtime.retry import RetryBackoff
+from pydanube.runtime.slices import Slices
 from pydanube.runtime.tasks import Tasks, outcome_of, run_together
 from pydanube.runtime.telemetry import get_logger
 
@@ -49,9 +50,6 @@ IN_FLIGHT_BYTES_MAX: Final = 32 * MIB
 
 HELD_BYTES_MAX: Final = 32 * MIB
 """Limit of bytes that wait for publish rates without holding a slot, of all queues together."""
-
-TURN_BYTES: Final = 1 * MIB
-"""Bytes that are processed before other tasks get a turn."""
 
 RETRY_S_MIN: Final = 0.05
 RETRY_S_MAX: Final = 5.0
@@ -333,7 +331,7 @@ class StagePublisher:
         has a part of a batch (it was committed before a restore, in batches of other sizes), only the rest is
         published. Raises the first failure, after all batches in flight were answered.
         """
-        unbroken = 0
+        slices = Slices(self._clock)
         for view in batches:
             batch = Batch.trust(view)
             first, end = max(sequence, skipped), sequence + batch.count
@@ -341,16 +339,13 @@ class StagePublisher:
                 wanted = view if first == sequence else encode_rows_from(batch, first - sequence)
                 signed = with_producer(wanted, decision.producer_id, epoch_of(decision.batch_id), first)
                 in_flight.add(len(signed), outcome_of(partial(partition.publish, Batch.trust(signed))))
-                unbroken += len(signed)
                 if partition.is_held_back and self._held_bytes + in_flight.bytes <= HELD_BYTES_MAX:
                     return end
             sequence = end
             room = IN_FLIGHT_BYTES_MAX // min(len(self._queues), PUBLICATIONS_AT_ONCE)
             if in_flight.bytes >= room or in_flight.batches >= PRODUCER_BATCHES_IN_FLIGHT_MAX:
                 await in_flight.wait_all()
-            elif unbroken >= TURN_BYTES:
-                unbroken = 0
-                await asyncio.sleep(0)
+            await slices.pause_if_spent()
         await in_flight.wait_all()
         return sequence
 
