@@ -31,13 +31,13 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from pydanube.broker.metrics import BrokerMetrics
-from pydanube.broker.partitions.rate_limits import Bucket
 from pydanube.core.access import Action, Authorizer, Principal
 from pydanube.core.meters import Meter
 from pydanube.model.errors import DanubeError, Full, Unavailable
 from pydanube.model.quotas import EVERY, QuotaLimits, QuotaSubject, QuotaUsage, namespace_subject
 from pydanube.model.security import BROKER_TYPE
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.rates import Bucket
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 

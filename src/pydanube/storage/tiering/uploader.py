@@ -31,6 +31,7 @@ from pydanube.model.errors import AlreadyExists, Corrupt, DanubeError, StaleEpoc
 from pydanube.model.ledgers import ProducerEntry
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import Buffer, ObjectStore
+from pydanube.runtime.rates import Pacer
 from pydanube.runtime.telemetry import get_logger
 
 from .catalog import Catalog, CatalogSegment, SegmentRecord
@@ -111,6 +112,7 @@ class Uploader:
         self._writer = writer
         self._clock = clock
         self._settings = settings
+        self._pace = Pacer(settings.bytes_per_s, clock)
         self._numbers = count(1)
         self._retry_s = RETRY_S_MIN
         self._uploading = asyncio.Lock()
@@ -244,16 +246,13 @@ class Uploader:
         return f"{place}/{first.first_offset:020d}-{origin}.seg"
 
     async def _put(self, key: str, pieces: Sequence[Buffer], size: int) -> None:
-        started = self._clock.monotonic()
+        await self._pace.take(size)
         try:
             await self._objects.put(key, pieces, create=True)
         except AlreadyExists:
             # The key belongs to this try alone, so the store has retried the put after it lost a response.
             if (await self._objects.head(key)).size != size:
                 raise Unavailable(f"object {key} exists with another size: it is left alone") from None
-        if self._settings.bytes_per_s:
-            spent = self._clock.monotonic() - started
-            await self._clock.sleep(max(0.0, size / self._settings.bytes_per_s - spent))
 
     async def _commit(
         self, key: str, size: int, footer: SegmentFooter, sources: list[tuple[UploadSource, int]]
