@@ -35,6 +35,7 @@ from pydanube.broker.security.audit_operations import UNAUDITED, AuditedOperatio
 from pydanube.broker.security.security import Security
 from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.core.identity import NOBODY, Credentials, Identity
+from pydanube.model.addresses import split_host_port
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
 from pydanube.runtime.network import counted_address
 from pydanube.runtime.protobuf import ProtobufSchema, ServiceMethod
@@ -423,7 +424,7 @@ def _host(peer: str) -> tuple[str, str]:
     """Return the kind of a client's address, and it without its port: of `ipv6:[::1]:5000` (which may be escaped) that
     is `::1`."""
     kind, _, rest = peer.replace("%5B", "[").replace("%5D", "]").partition(":")
-    return kind, rest.rpartition(":")[0].strip("[]")
+    return kind, split_host_port(rest)[0]
 
 
 def _address(peer: str) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +28,7 @@ from pydanube.broker.cluster.peers import PeerPublished
 from pydanube.codec.native import frames
 from pydanube.codec.native import requests as wire
 from pydanube.codec.native.frames import Frame, FrameKind
+from pydanube.model.addresses import split_host_port
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, NotOwner, Unavailable
 from pydanube.model.limits import CONTROL_BYTES_MAX
@@ -526,7 +526,7 @@ def _complete(waiting: asyncio.Future[T], result: T | DanubeError) -> None:
 
 
 def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    with suppress(ValueError):
-        return host.removeprefix("[").removesuffix("]"), int(port)
+    host, port = split_host_port(address)
+    if host and port and port.isdecimal():
+        return host, int(port)
     raise Unavailable(f"{address!r} is no address of a native listener")
