@@ -30,6 +30,7 @@ from pydanube.model.errors import Corrupt, DanubeError, NotFound, Refused, Unava
 from pydanube.model.positions import utc_text
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.events import wait_at_most
+from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
@@ -59,7 +60,7 @@ MARGIN_S: Final = 0.5
 """An answer may leave this long after it was checked that the session holds."""
 
 RETRY_S: Final = 1.0
-"""How long to wait before the store is asked again after it could not be."""
+"""How long to wait at most before a session is renewed again after that failed."""
 
 LEAVE_S: Final = 3.0
 """How long a broker that stops tries to end its session; else the session ends after its time."""
@@ -134,6 +135,8 @@ class ClusterMembership:
         """The incarnation of the coordinator; 0: there is none."""
         self._to_coordinate = asyncio.Event()
         self._is_woken = asyncio.Event()
+        self._backoff = RetryBackoff()
+        """The waits while no session can be taken."""
         self._running: list[asyncio.Task[None]] = []
         self._listeners: list[MembershipListener] = []
         follower.add(SESSIONS, Handler(self._apply_session, self._replace_sessions))
@@ -365,8 +368,9 @@ class ClusterMembership:
             if error.message != self._not_taken:  # logged once until it changes
                 log.warning("session.not_taken", broker=self._name, error=error.message)
             self._not_taken = error.message
-            self._renew_at = self._clock.monotonic() + RETRY_S
+            self._renew_at = self._clock.monotonic() + self._backoff.next()
             return
+        self._backoff.reset()
         self._tell_renewed()
 
     def _tell_renewed(self) -> None:
@@ -379,15 +383,17 @@ class ClusterMembership:
 
     async def _coordinate(self) -> None:
         """Become the coordinator when there is none, and note which brokers are away."""
+        backoff = RetryBackoff()
         while True:
             await self._to_coordinate.wait()
             self._to_coordinate.clear()
             try:
                 await self._take_coordination()
                 await self._note_absent()
+                backoff.reset()
             except DanubeError as error:
                 log.warning("coordinator.failed", broker=self._name, error=error.message)
-                await self._clock.sleep(RETRY_S)
+                await self._clock.sleep(backoff.next())
                 self._to_coordinate.set()
 
     async def _take_coordination(self) -> None:

@@ -285,7 +285,7 @@ class ClusterDecisions(Decisions):
 
         await until_done(
             ask,
-            RetryBackoff(self._random),
+            RetryBackoff(),
             self._clock,
             lambda error: log.warning("stages.not_listed", error=error.message),
         )

@@ -32,7 +32,6 @@ from pydanube.model.limits import MIB, PRODUCER_BATCHES_IN_FLIGHT_MAX
 from pydanube.model.names import TopicName
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.events import Signal
-from pydanube.runtime.randomness import seeded
 from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.slices import Slices
 from pydanube.runtime.tasks import Tasks, outcome_of, run_together
@@ -176,7 +175,6 @@ class StagePublisher:
         self._clock = clock
         self._tasks = tasks
         self._done = done
-        self._random = seeded(0)  # the same for each broker: a simulation repeats it
         self._queues: dict[QueueKey, deque[Decision]] = {}
         self._slots = asyncio.Semaphore(PUBLICATIONS_AT_ONCE)
         self._held_bytes = 0
@@ -222,7 +220,7 @@ class StagePublisher:
     async def _publish_until_done(self, key: Key, decision: Decision) -> bool:
         """Retry until the partition has all messages, also from another broker, or the topic was deleted, or the query
         was removed. Returns False if another broker owns the partition by now, and has to go on."""
-        tries, backoff = 0, RetryBackoff(self._random, RETRY_S_MIN, RETRY_S_MAX)
+        tries, backoff = 0, RetryBackoff(RETRY_S_MIN, RETRY_S_MAX)
         while decision.is_needed_by(key):
             if not self.is_own(key):
                 return False

@@ -38,6 +38,7 @@ from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.staging import StagedQuery, check_batch_id, check_query
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.slices import Slices
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
@@ -51,9 +52,6 @@ from .stage_reader import StageReader, stages_of
 from .stage_writer import StageRequest, StageWriter
 
 log = get_logger(__name__)
-
-UNCERTAIN_RETRY_S: Final = 1.0
-"""Pause before the metadata is read again after it failed."""
 
 WAIT_S_MAX: Final = 60.0
 """The longest time that a commit waits for its messages to be published; the caller may repeat the commit."""
@@ -272,8 +270,9 @@ class Staging:
 
     async def _resolve_later(self, decision: Decision) -> None:
         """Resolve an uncertain decision in the background, in case the caller does not repeat the commit."""
+        backoff = RetryBackoff()
         while decision.number in self._uncertain:
-            await self._clock.sleep(UNCERTAIN_RETRY_S)
+            await self._clock.sleep(backoff.next())
             with suppress(DanubeError):
                 async with self._records.locked(decision.query):
                     await self._resolve_uncertain(decision.number)

@@ -522,7 +522,7 @@ class Brokers:
         """
         timeout = self.timeout if timeout is None else timeout
         deadline = self.clock.monotonic() + timeout
-        backoff = RetryBackoff.within(timeout, self.random)
+        backoff = RetryBackoff.within(timeout)
         hops = 0
         last: DanubeError = Unavailable("no answer from the broker")
         while True:
