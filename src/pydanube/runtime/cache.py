@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from pydanube.model.errors import Unavailable
 
-from .tasks import Tasks
+from .tasks import Tasks, mark_retrieved
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -122,4 +122,4 @@ class LoadingCache(Generic[Key, Value]):
         del self._loading[key]
         if not loading.done():  # the load was cancelled, perhaps before it began
             loading.set_exception(Unavailable("the broker is closing"))
-        loading.exception()  # mark as retrieved: what is loaded in advance may have no caller
+        mark_retrieved(loading)  # what is loaded in advance may have no caller

@@ -15,6 +15,7 @@ from pydanube.model.errors import DanubeError
 
 from .clock import Clock
 from .randomness import seeded
+from .tasks import ignore
 
 FIRST_SECONDS: Final = 0.05
 LONGEST_SECONDS: Final = 1.0
@@ -57,7 +58,7 @@ async def until_done(
     attempt: Callable[[], Awaitable[T]],
     backoff: RetryBackoff,
     clock: Clock,
-    failed: Callable[[DanubeError], object] = lambda _error: None,
+    failed: Callable[[DanubeError], object] = ignore,
     *,
     on: type[DanubeError] = DanubeError,
     tries: float = math.inf,

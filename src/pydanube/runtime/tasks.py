@@ -69,12 +69,22 @@ def outcome_of(start: Callable[[Callable[[T | DanubeError], None]], object]) -> 
             return
         if isinstance(value, DanubeError):
             outcome.set_exception(value)
-            outcome.exception()  # mark as retrieved, so that asyncio does not log it
+            mark_retrieved(outcome)
         else:
             outcome.set_result(value)
 
     start(done)
     return outcome
+
+
+def mark_retrieved(done: asyncio.Future[Any]) -> None:
+    """Mark the exception as retrieved, so that asyncio does not log it if nobody awaits it."""
+    if not done.cancelled():
+        done.exception()
+
+
+def ignore(*_: object) -> None:
+    """Do nothing: a callback for who does not want to know."""
 
 
 def _failed(tasks: Iterable[asyncio.Task[T]]) -> asyncio.Task[T] | None:

@@ -38,7 +38,7 @@ from pydanube.model.quotas import EVERY, QuotaLimits, QuotaSubject, QuotaUsage, 
 from pydanube.model.security import BROKER_TYPE
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.rates import Bucket
-from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.tasks import Tasks, ignore
 from pydanube.runtime.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -320,7 +320,7 @@ class Throttle:
         `peer` is for calls that may share a connection: those of one peer count as one.
         """
         if principal.is_broker:
-            return _nothing
+            return ignore
         name = principal.id
         if not peer or not self._peers[name, peer]:
             limit = quota.connections_max if (quota := self._quota_of(name)) is not None else 0
@@ -590,7 +590,3 @@ class _Future:
 def _fail(future: asyncio.Future[FetchTurn] | asyncio.Future[None], error: DanubeError) -> None:
     if not future.done():
         future.set_exception(error)
-
-
-def _nothing() -> None:
-    """Do nothing: brokers of the cluster are not counted."""

@@ -20,6 +20,7 @@ from pydanube.model.errors import NotFound, Unavailable
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.retry import RetryBackoff, until_done
+from pydanube.runtime.tasks import mark_retrieved
 
 from .sealing import missing_slice
 
@@ -90,7 +91,7 @@ class SliceReader:
         task = self._reading.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._reading[key] = asyncio.get_running_loop().create_task(self._read(incarnation, number))
-            task.add_done_callback(_mark_retrieved)
+            task.add_done_callback(mark_retrieved)
         return task
 
     async def _read(self, incarnation: int, number: int) -> dict[int, list[SliceRecord]]:
@@ -110,9 +111,3 @@ class SliceReader:
             by_ledger.setdefault(record.ledger_id, []).append(record)
         self._keep((incarnation, number), len(data))
         return by_ledger
-
-
-def _mark_retrieved(task: asyncio.Task[dict[int, list[SliceRecord]]]) -> None:
-    """Mark the exception as retrieved: where several slices fail, only the first failure is raised to the caller."""
-    if not task.cancelled():
-        task.exception()
