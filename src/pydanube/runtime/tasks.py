@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any, Final, Self, TypeVar
 
 from pydanube.model.errors import DanubeError, Unavailable
@@ -62,19 +63,20 @@ async def run_together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 def outcome_of(start: Callable[[Callable[[T | DanubeError], None]], object]) -> asyncio.Future[T]:
     """Call `start` with a callback, and return a future of what that is called with: an error is raised to who awaits
     it. An outcome that nobody waits for any more is dropped, also an error."""
-    outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    waiting: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    waiting.add_done_callback(mark_retrieved)
+    start(partial(complete, waiting))
+    return waiting
 
-    def done(value: T | DanubeError) -> None:
-        if outcome.done():  # cancelled, with the task that waited
-            return
-        if isinstance(value, DanubeError):
-            outcome.set_exception(value)
-            mark_retrieved(outcome)
-        else:
-            outcome.set_result(value)
 
-    start(done)
-    return outcome
+def complete(waiting: asyncio.Future[T], outcome: T | DanubeError) -> None:
+    """Give a future its result or its error, unless it is done: cancelled, with the task that waited for it."""
+    if waiting.done():
+        return
+    if isinstance(outcome, DanubeError):
+        waiting.set_exception(outcome)
+    else:
+        waiting.set_result(outcome)
 
 
 def mark_retrieved(done: asyncio.Future[Any]) -> None:

@@ -38,7 +38,7 @@ from pydanube.model.quotas import EVERY, QuotaLimits, QuotaSubject, QuotaUsage, 
 from pydanube.model.security import BROKER_TYPE
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.rates import Bucket
-from pydanube.runtime.tasks import Tasks, ignore
+from pydanube.runtime.tasks import Tasks, complete, ignore
 from pydanube.runtime.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -437,7 +437,7 @@ class Throttle:
             if not turn.done():
                 turn.set_result(self._turn(limits, bytes_max))
 
-        self._add(key, Waiter(go, partial(_fail, turn), self._clock.monotonic(), source=_Future(turn)))
+        self._add(key, Waiter(go, partial(complete, turn), self._clock.monotonic(), source=_Future(turn)))
         return await turn
 
     def _turn(self, limits: Limits, bytes_max: int) -> FetchTurn:
@@ -483,7 +483,7 @@ class Throttle:
                 self.take(limits, amount)
                 gone.set_result(None)
 
-        self._add(key, Waiter(go, partial(_fail, gone), now, patience_s, _Future(gone, source)))
+        self._add(key, Waiter(go, partial(complete, gone), now, patience_s, _Future(gone, source)))
         await gone
 
     # -- lines ---------------------------------------------------------------------------------------------------------
@@ -585,8 +585,3 @@ class _Future:
     @property
     def is_closed(self) -> bool:
         return self._future.done() or (self._source is not None and self._source.is_closed)
-
-
-def _fail(future: asyncio.Future[FetchTurn] | asyncio.Future[None], error: DanubeError) -> None:
-    if not future.done():
-        future.set_exception(error)

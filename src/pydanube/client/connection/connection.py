@@ -37,7 +37,7 @@ from pydanube.codec.native.frames import Frame, FrameKind
 from pydanube.model.errors import DanubeError, Invalid, Unavailable
 from pydanube.runtime import network
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.tasks import ignore, mark_retrieved
+from pydanube.runtime.tasks import complete, ignore, mark_retrieved
 from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.tls_transport import TlsFailed
 from pydanube.version import __version__
@@ -383,7 +383,7 @@ class Connection:
         """Wait until there is room for `size` bytes; it may be gone again when this returns."""
         waiting: asyncio.Future[None] = self._loop.create_future()
         self.on_lost(waiting, partial(fail, waiting))
-        self.window.when_room(waiting, size, partial(_done, waiting))
+        self.window.when_room(waiting, size, partial(complete, waiting, None))
         try:
             await waiting
         finally:
@@ -619,8 +619,3 @@ class Connection:
 
 def _give_up(waiting: asyncio.Future[T], what: str, address: BrokerAddress, timeout: float) -> None:
     fail(waiting, Unavailable(f"broker at {address} did not answer {what} within {timeout:g} s"))
-
-
-def _done(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)

@@ -35,7 +35,7 @@ from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.runtime import network
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.tasks import Tasks, complete
 from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.tls_transport import TlsFailed
 from pydanube.version import __version__
@@ -476,7 +476,7 @@ class PeerConnection:
         self._unanswered_bytes -= batch.size
         batch.handle.unanswered -= 1
         batch.handle.used_at = self._clock.monotonic()
-        _complete(batch.answered, result)
+        complete(batch.answered, result)
         self._wake_waiting()
 
     def _wake_waiting(self) -> None:
@@ -513,16 +513,7 @@ class PeerConnection:
 
 def _answer(waiting: asyncio.Future[AnswerT], kind: type[AnswerT], found: memoryview | DanubeError) -> None:
     """Complete a request. An answer that cannot be read raises, which ends the connection and fails the request."""
-    _complete(waiting, found if isinstance(found, DanubeError) else wire.decode(found, kind))
-
-
-def _complete(waiting: asyncio.Future[T], result: T | DanubeError) -> None:
-    if waiting.done():
-        return
-    if isinstance(result, DanubeError):
-        waiting.set_exception(result)
-    else:
-        waiting.set_result(result)
+    complete(waiting, found if isinstance(found, DanubeError) else wire.decode(found, kind))
 
 
 def _split(address: str) -> tuple[str, int]:
