@@ -53,8 +53,9 @@ from pydanube.runtime.tasks import outcome_of
 from pydanube.runtime.telemetry import get_logger
 
 from .decompression import DecompressionBudget
-from .message_reading import Range, read_messages
+from .message_reading import MADE_TIMES, Range, read_messages
 from .producers import Access, Producer
+from .unread_memory import UnreadMemory
 
 log = get_logger(__name__)
 
@@ -69,6 +70,7 @@ class LetterPublisher(Protocol):
     """What publishes the letters that are sent back: the facade of the broker."""
 
     decompression: DecompressionBudget
+    unread: UnreadMemory
 
     async def open_producer(
         self,
@@ -166,8 +168,10 @@ class DeadLetters:
         live = None if redriven else self._redrive_subscription(topic, owned)
         ranges = [(start, owned.stream.end_offset)] if live is None else live.backlog_ranges(start, count + 1)
         found: list[StoredMessage] = []
-        left = BYTES_AT_ONCE
-        async with aclosing(self._read(owned, ranges)) as messages:
+        async with (
+            self._publisher.unread.reading(principal, BYTES_AT_ONCE, MADE_TIMES) as left,
+            aclosing(self._read(owned, ranges)) as messages,
+        ):
             async for message in messages:
                 if len(found) == count or left <= 0:
                     return LetterPage(found, message.offset)

@@ -43,10 +43,11 @@ from pydanube.broker.registry.registry import Registry, RegistryListener
 from pydanube.broker.schemas.schemas import Schemas
 from pydanube.broker.security.administration import AccessAdministration
 from pydanube.broker.security.audit import AuditParts, AuditTrail, EventSink
-from pydanube.broker.security.audit_operations import AuditedAuthorizer, Origin, count_traffic
+from pydanube.broker.security.audit_operations import AuditedAuthorizer, count_traffic
 from pydanube.broker.security.audit_topic import TopicSink
 from pydanube.broker.security.security import Security, SecurityParts
 from pydanube.broker.staging.staging import Staging
+from pydanube.broker.subscriptions.dead_letters import LetterRights
 from pydanube.broker.subscriptions.single_acks import SingleAcks
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
 from pydanube.broker.tiering.administration import StorageAdministration
@@ -61,7 +62,7 @@ from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession, Network, is_inside
 from pydanube.model.dead_letters import LETTER_PRODUCER
-from pydanube.model.errors import AlreadyExists, DanubeError, Denied, Invalid, NotFound, NotOwner, Refused, Unavailable
+from pydanube.model.errors import AlreadyExists, DanubeError, Invalid, NotFound, NotOwner, Refused, Unavailable
 from pydanube.model.leftovers import Loss
 from pydanube.model.limits import MIB
 from pydanube.model.metrics import MetricFamily
@@ -104,9 +105,6 @@ from .unread_memory import UnreadMemory
 from .visibility import Visibility
 
 log = get_logger(__name__)
-
-WRITE_DEAD_LETTER: Final = "writeDeadLetter"
-"""The operation of the audit event for a dead letter that the broker may not write any more."""
 
 TELL_SECONDS: Final = 2.0
 """How long a broker that stops tries to tell the others. While the metadata is away, it can give them nothing."""
@@ -234,7 +232,9 @@ class Broker:
         self.policies = PolicyAdministration(registry, self._partitions, policies, authorizer)
         self.decompression = DecompressionBudget()
         """Must be asked before a compressed batch is passed to `publish`."""
-        self.subscriptions = Subscriptions(registry, self._partitions, authorizer, self.decompression, gathering)
+        self.subscriptions = Subscriptions(
+            registry, self._partitions, authorizer, self.decompression, self.unread, gathering
+        )
         self.dead_letters = DeadLetters(registry, self._partitions, self.subscriptions, authorizer, self, self._cluster)
         self.single_acks = SingleAcks(registry, self._partitions, authorizer)
         self.shared_producers = SharedProducers(self._producers, self.addresses, authorizer, clock, parts.tasks)
@@ -334,18 +334,9 @@ class Broker:
             self.metrics,
             self._tiers,
             throttle=self.throttle,
-            check_letter=self._check_letter,
+            letter_rights=LetterRights(parts.authorizer, self.audit),
             unread=self.unread,
         )
-
-    def _check_letter(self, principal: Principal, topic: TopicName) -> None:
-        """See LetterCheck."""
-        try:
-            self._batch_authorizer.check(principal, Action.PRODUCE, str(topic))
-        except Denied as error:
-            origin = Origin("", "", principal.id)
-            self.audit.refuse(origin, WRITE_DEAD_LETTER, Action.PRODUCE, str(topic), error)
-            raise
 
     def _audit_sink(self, audit: AuditParts) -> EventSink:
         if not isinstance(audit.to, TopicName):
@@ -367,8 +358,10 @@ class Broker:
         )
 
     def _topic_changed(self, topic: TopicName, former: TopicRecord | None, record: TopicRecord) -> None:
-        if former is None and self.throttle.is_active:
-            self._stored_bytes.topic_created(topic, record)
+        if former is None:
+            self._partitions.dead_letters.wake_retries()
+            if self.throttle.is_active:
+                self._stored_bytes.topic_created(topic, record)
         if former is not None and former.policies != record.policies:
             self.policies.apply(topic)
         if former is not None and former.binding != record.binding:

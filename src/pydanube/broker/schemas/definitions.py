@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from pydanube.codec.schemas import ParsedSchema, parse_schema
+from pydanube.formats import ParsedSchema, parse_schema
 from pydanube.model.errors import Invalid, NotFound, Refused
 from pydanube.model.limits import MIB, SCHEMA_BYTES_MAX, SCHEMA_REFERENCES_MAX
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat

@@ -38,7 +38,6 @@ from pydanube.broker.registry.records import (
     decisions_of,
     pending_key,
     pending_of_key,
-    query_of_key,
     topic_key,
     unpack,
 )
@@ -73,7 +72,7 @@ class ClusterDecisions(Decisions):
     def __init__(
         self, *parts: Any, cluster: ClusterParts, query_changed: Callable[[str, QueryRecord | None], None]
     ) -> None:
-        """`query_changed` is called with the record of every query that a broker changes."""
+        """`query_changed` is called with the key and the record of every query that a broker changes."""
         super().__init__(*parts)
         self._cluster = cluster
         self._query_changed = query_changed
@@ -171,7 +170,7 @@ class ClusterDecisions(Decisions):
 
     def _take_over(self, key: str, current: KeyValue | None) -> None:
         if key.startswith(QUERIES):
-            self._query_changed(query_of_key(key), None if current is None else unpack(current.value, QueryRecord))
+            self._query_changed(key, None if current is None else unpack(current.value, QueryRecord))
         elif key.startswith(DECISIONS):
             self._decision_changed(*decision_of_key(key), current)
         elif key.startswith(PENDING):
