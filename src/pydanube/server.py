@@ -16,11 +16,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 import msgspec
+
+from pydanube.model.addresses import bracketed, host_port, is_loopback
 
 from .broker import Broker, BrokerParts, BrokerSettings
 from .broker.cluster.cluster_membership import ClusterMembership
@@ -267,7 +268,7 @@ class Server:
     @property
     def url(self) -> str:
         host, port = self.native_address
-        return f"{'danubes' if NATIVE in self._listener_tls else 'danube'}://{_bracketed(host)}:{port}"
+        return f"{'danubes' if NATIVE in self._listener_tls else 'danube'}://{host_port(host, port)}"
 
     @property
     def data_dir(self) -> Path:
@@ -276,7 +277,7 @@ class Server:
     @property
     def http_url(self) -> str:
         host, port = self.http_address
-        return f"{'https' if HTTP in self._listener_tls else 'http'}://{_bracketed(host)}:{port}"
+        return f"{'https' if HTTP in self._listener_tls else 'http'}://{host_port(host, port)}"
 
     @property
     def has_tls(self) -> bool:
@@ -292,7 +293,7 @@ class Server:
     def ready_line(self) -> str:
         """The line that `danube serve` prints once clients can connect; a listener that is off has port 0."""
         host, port = self.native_address
-        host = _bracketed(host)
+        host = bracketed(host)
         grpc, admin, http = self.grpc_address[1], self.admin_address[1], self.http_address[1]
         return f"danube ready native={host}:{port} grpc={host}:{grpc} admin={host}:{admin} http={host}:{http}"
 
@@ -370,7 +371,7 @@ class Server:
             authentication=security is not None,
             tls=", ".join(one.name for one in self._listener_tls) or "none",
         )
-        if security is None and not _is_loopback(host):
+        if security is None and not is_loopback(host):
             log.warning(
                 "broker.unprotected",
                 host=host,
@@ -588,7 +589,7 @@ class Server:
             key = f"server.{listener.setting}"
             source = self._settings.sources.get(key, "default")
             raise Refused(
-                f"{_bracketed(host)}:{port} is taken, perhaps by another broker: it is {key} ({source}), for the "
+                f"{host_port(host, port)} is taken, perhaps by another broker: it is {key} ({source}), for the "
                 f"{listener.name} listener; choose another with {listener.option} (0 takes a free one)"
             ) from None
 
@@ -1004,20 +1005,9 @@ def _advertised(listener: tuple[str, int], configured: str, another: str) -> str
     host, port = listener
     if not port or configured:
         return configured if port else ""
-    return f"{another.rpartition(':')[0] or _bracketed(_reachable(host))}:{port}"
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+    return f"{another.rpartition(':')[0] or bracketed(_reachable(host))}:{port}"
 
 
 def _reachable(host: str) -> str:
     """Return an address that clients can connect to: for a broker that listens on all addresses, the loopback one."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

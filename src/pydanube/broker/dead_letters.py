@@ -23,7 +23,7 @@ import numpy as np
 from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
-from pydanube.broker.partitions.publish_queue import PublishDone, Published
+from pydanube.broker.partitions.publish_queue import PublishDone
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.subscriptions.subscription import LiveSubscription
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
@@ -49,6 +49,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.security import subscription_resource
 from pydanube.model.topics import SubscriptionType
+from pydanube.runtime.tasks import outcome_of
 from pydanube.runtime.telemetry import get_logger
 
 from .decompression import DecompressionBudget
@@ -421,18 +422,11 @@ class DeadLetters:
     ) -> DanubeError | None:
         """Publish letters of one schema as one batch; return the error, or None once the topic has them."""
         try:
-            batch = _encode(letters, producer.producer_id, producer.producer_epoch)
-        except Invalid as error:
+            batch = memoryview(_encode(letters, producer.producer_id, producer.producer_epoch))
+            await outcome_of(partial(self._publisher.publish, principal, producer, batch))
+        except DanubeError as error:
             return error
-        answered: asyncio.Future[Published | DanubeError] = asyncio.get_running_loop().create_future()
-
-        def done(outcome: Published | DanubeError) -> None:
-            if not answered.done():
-                answered.set_result(outcome)
-
-        self._publisher.publish(principal, producer, memoryview(batch), done)
-        outcome = await answered
-        return outcome if isinstance(outcome, DanubeError) else None
+        return None
 
     async def _publish_elsewhere(
         self, principal: Principal, owner: str, destination: _Destination, letters: Sequence[StoredMessage]

@@ -25,7 +25,7 @@ import msgspec
 from pydanube.broker.cluster.gathering import Gathering
 from pydanube.broker.cluster.owners import StoredRecord
 from pydanube.broker.cluster.parts import ClusterParts
-from pydanube.broker.partitions.publish_queue import PublishDone, Published
+from pydanube.broker.partitions.publish_queue import PublishDone
 from pydanube.broker.registry.records import (
     LedgerRecord,
     LostRecord,
@@ -48,6 +48,7 @@ from pydanube.model.leftovers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, ORIGIN
 from pydanube.model.limits import ATTRIBUTES_PER_MESSAGE_MAX, MIB, PRODUCER_BATCHES_IN_FLIGHT_MAX
 from pydanube.model.names import TopicName
 from pydanube.operations.brokers import LeftoversListed, ListLeftovers
+from pydanube.runtime.tasks import outcome_of
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.wal import LedgerSummary, LogWriter
 
@@ -331,16 +332,7 @@ class Leftovers:
         producer = await self._publisher.open_forwarder(principal, to, index)
 
         async def send(batch: memoryview) -> None:
-            answered: asyncio.Future[Published | DanubeError] = asyncio.get_running_loop().create_future()
-
-            def done(outcome: Published | DanubeError) -> None:
-                if not answered.done():
-                    answered.set_result(outcome)
-
-            self._publisher.publish(principal, producer, batch, done)
-            outcome = await answered
-            if isinstance(outcome, DanubeError):
-                raise outcome
+            await outcome_of(partial(self._publisher.publish, principal, producer, batch))
 
         return send
 

@@ -26,6 +26,7 @@ from pydanube.core.access import Principal
 from pydanube.model.errors import Unavailable
 from pydanube.model.limits import BATCH_BYTES_MAX, KIB, MIB
 from pydanube.runtime.budget import fits_share
+from pydanube.runtime.events import Signal
 
 SMALL_BYTES: Final = 64 * KIB
 """What a client that holds nothing may be given while no memory is free."""
@@ -79,7 +80,7 @@ class UnreadMemory:
         """Those whose clients lose what is held for them when they receive nothing."""
         self._is_shared = is_shared
         self._principals: WeakValueDictionary[str, PrincipalBytes] = WeakValueDictionary()
-        self._freed = asyncio.Event()
+        self._freed = Signal()
         self._waiting: dict[object, _Waiter] = {}
         self._short_reads = asyncio.Semaphore(SHORT_READS_MAX)
         self._wake_planned = False
@@ -112,17 +113,14 @@ class UnreadMemory:
         self.used_bytes += change_bytes
         assert self.used_bytes >= 0
         if change_bytes < 0:
-            self._freed.set()
+            self._freed.wake()
             if self._waiting and not self._wake_planned:
                 self._wake_planned = True
                 asyncio.get_running_loop().call_soon(self._wake)
 
     async def wait(self) -> None:
         """Wait until memory was returned, but at most CHECK_INTERVAL_S."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CHECK_INTERVAL_S):
-                await self._freed.wait()
-        self._freed.clear()
+        await self._freed.wait(CHECK_INTERVAL_S)
 
     def fits(self, wanted_bytes: int, owner: PrincipalBytes | None = None) -> bool:
         """Return whether `wanted_bytes` are free. If not, first ask every part what its client has received."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.codec.batch import Batch
-from pydanube.model.errors import DanubeError
 from pydanube.model.names import TopicName
+from pydanube.runtime.tasks import outcome_of
 
 if TYPE_CHECKING:
     from .partition import Partition
-    from .publish_queue import Published
 
 
 class OwnPublisher:
@@ -30,18 +29,5 @@ class OwnPublisher:
         if owner is not None:
             await self._cluster.peers.publish(owner.name, topic, index, batch)
         else:
-            await _publish(await self._partition_of(topic, index), Batch.open(batch))
-
-
-async def _publish(partition: Partition, batch: Batch) -> None:
-    """Publish the batch and wait until it has its ack level."""
-    answered: asyncio.Future[Published | DanubeError] = asyncio.get_running_loop().create_future()
-
-    def done(outcome: Published | DanubeError) -> None:
-        if not answered.done():
-            answered.set_result(outcome)
-
-    partition.publish(batch, done)
-    outcome = await answered
-    if isinstance(outcome, DanubeError):
-        raise outcome
+            partition = await self._partition_of(topic, index)
+            await outcome_of(partial(partition.publish, Batch.open(batch)))

@@ -46,6 +46,7 @@ from pydanube.metadata.following import Follower, Handler
 from pydanube.metadata.store import Delete, Event, KeyValue, list_all
 from pydanube.model.errors import Corrupt, DanubeError, Unavailable
 from pydanube.model.names import TopicName
+from pydanube.runtime.events import Signal
 from pydanube.runtime.retry import RetryBackoff, until_done
 from pydanube.runtime.telemetry import get_logger
 
@@ -80,7 +81,7 @@ class ClusterDecisions(Decisions):
         """Decisions that a commit of this broker is writing."""
         self._orphans: dict[Number, dict[Key, str]] = {}
         """Pending keys, with their topics, of decisions that are not known here."""
-        self._changed = asyncio.Event()
+        self._changed = Signal()
         """Set, and replaced, when something was followed."""
         self._left: dict[Number, object] = {}
         """What was the same for the last two rounds."""
@@ -165,11 +166,7 @@ class ClusterDecisions(Decisions):
             self._take_over(event.key, event.current)
         except (Corrupt, ValueError) as error:
             log.error("stages.unreadable", key=event.key, error=str(error))
-        self._wake()
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._changed.wake()
 
     def _take_over(self, key: str, current: KeyValue | None) -> None:
         if key.startswith(QUERIES):
@@ -272,7 +269,7 @@ class ClusterDecisions(Decisions):
         self._is_listing = True
         self._tasks.spawn(self._complete_list(doubtful), "staged writes listed")
         self._orphans = {number: keys for number, keys in self._orphans.items() if self._listed(number, keys, listed)}
-        self._wake()
+        self._changed.wake()
 
     async def _complete_list(self, doubtful: list[str]) -> None:
         """Make what was listed complete: its pages are of different moments, and a decision on a later page may be
@@ -287,7 +284,7 @@ class ClusterDecisions(Decisions):
 
         await until_done(
             ask,
-            RetryBackoff(self._random),
+            RetryBackoff(),
             self._clock,
             lambda error: log.warning("stages.not_listed", error=error.message),
         )

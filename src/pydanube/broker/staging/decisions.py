@@ -39,7 +39,6 @@ from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_al
 from pydanube.model.errors import DanubeError
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
-from pydanube.runtime.randomness import seeded
 from pydanube.runtime.retry import RetryBackoff, until_done
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
@@ -89,7 +88,6 @@ class Decisions:
         self._objects = objects
         self._reader = reader
         self._clock = clock
-        self._random = seeded(0)  # the same for each broker: a simulation repeats it
         self._tasks = Tasks()
         self.publisher = StagePublisher(registry, partitions, reader, clock, self._tasks, self._partition_done)
         self._by_query: dict[int, dict[int, Decision]] = {}
@@ -225,7 +223,7 @@ class Decisions:
     async def _spread(self, decision: Decision) -> None:
         """Write a pending key for each partition that gets messages. Idempotent; repeated until it succeeds, here or at
         another broker."""
-        backoff = RetryBackoff(self._random)
+        backoff = RetryBackoff()
         while not decision.spread and not decision.forgotten:
             try:
                 plan = sorted(await decision.plan(self._reader))
@@ -364,7 +362,7 @@ class Decisions:
         for part in split_writes(writes):
             await until_done(
                 partial(self._store.transact, [], part),
-                RetryBackoff(self._random),
+                RetryBackoff(),
                 self._clock,
                 lambda error: log.warning("stages.not_noted", error=error.message),
             )

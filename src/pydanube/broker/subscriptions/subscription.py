@@ -574,9 +574,9 @@ class LiveSubscription:
     def ack_any(self, offsets: Sequence[int]) -> None:
         """Acknowledge these messages, whichever consumer received them. If the subscription was ever sought, only those
         that are in flight: the others may have been delivered before the seek."""
-        ranges = merged(clip([(offset, offset + 1) for offset in sorted(offsets)], self._stream.end_offset))
+        ranges = [(offset, offset + 1) for offset in sorted(offsets)]
         if self.generation:
-            ranges = self.dispatcher.in_flight_to(None, ranges)
+            ranges = self.dispatcher.in_flight_to(None, merged(clip(ranges, self._stream.end_offset)))
         if not self._is_closed:
             self._ack_now(ranges, None)
 

@@ -38,6 +38,7 @@ from pydanube.model.storage import (
     StorageVerified,
 )
 from pydanube.operations import AnswerT, Operation, answer_of
+from pydanube.runtime.rates import Pacer
 from pydanube.runtime.tasks import run_together
 
 STEP_BYTES: Final = 8 * 1024 * 1024
@@ -166,8 +167,8 @@ class StorageAdmin(Openable):
         """
         if rate is not None:
             check_number("rate", rate, 1, 1e15)
-        name, clock = _checked_name(topic), self._brokers.clock
-        begin, step_bytes = clock.monotonic(), STEP_BYTES if rate is None else int(min(STEP_BYTES, rate))
+        name, pace = _checked_name(topic), Pacer(rate, self._brokers.clock)
+        step_bytes = STEP_BYTES if rate is None else int(min(STEP_BYTES, rate))
         found, place = StorageVerified(), StoragePlace()
         while True:
             request = requests.VerifyStorage(topic=name, place=place, bytes_max=step_bytes)
@@ -178,8 +179,7 @@ class StorageAdmin(Openable):
             if answer.next is None:
                 return found
             place = answer.next
-            if rate is not None:
-                await clock.sleep(max(0.0, begin + found.bytes / rate - clock.monotonic()))
+            await pace.take(answer.verified.bytes)
 
     async def collect_garbage(
         self,

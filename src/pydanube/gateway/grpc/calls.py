@@ -37,6 +37,7 @@ from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.core.identity import NOBODY, Credentials, Identity
 from pydanube.gateway.native.publish_memory import PublishShare
 from pydanube.gateway.unproven_work import UnprovenClient, UnprovenWork
+from pydanube.model.addresses import split_host_port
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
 from pydanube.runtime.budget import Budget
 from pydanube.runtime.network import counted_address
@@ -488,7 +489,7 @@ def _host(peer: str) -> tuple[str, str]:
     """Return the kind of a client's address, and it without its port: of `ipv6:[::1]:5000` (which may be escaped) that
     is `::1`."""
     kind, _, rest = peer.replace("%5B", "[").replace("%5D", "]").partition(":")
-    return kind, rest.rpartition(":")[0].strip("[]")
+    return kind, split_host_port(rest)[0]
 
 
 def _address(peer: str) -> str:

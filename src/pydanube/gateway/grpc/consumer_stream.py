@@ -8,7 +8,6 @@ reads nothing while others wait for that memory is disconnected.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -19,6 +18,7 @@ from pydanube.codec.batch import Batch
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.limits import KIB
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.events import Signal
 from pydanube.runtime.telemetry import get_logger
 
 from .calls import Call
@@ -64,7 +64,7 @@ class ConsumerStream:
         unread.watch(self._disconnect)
         self._deliveries: deque[Delivery] = deque()
         self._error: DanubeError | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._woken = Signal()
         self._sent = 0
 
     # -- called by the broker ------------------------------------------------------------------------------------------
@@ -80,13 +80,13 @@ class ConsumerStream:
         opened = Batch.trust(batch)
         rows = [row for start, end in ranges for row in range(start, end)] if ranges else range(opened.count)
         self._keep(opened, rows, len(batch))
-        self._wake()
+        self._woken.wake()
 
     def deliver_whole(self, batches: Sequence[memoryview], epoch: int) -> None:
         for view in batches:
             batch = Batch.trust(view)
             self._keep(batch, range(batch.count), len(view))
-        self._wake()
+        self._woken.wake()
 
     def _keep(self, batch: Batch, rows: Sequence[int], size_bytes: int) -> None:
         self._unread.take(size_bytes)
@@ -98,7 +98,7 @@ class ConsumerStream:
     def closed(self, error: DanubeError) -> None:
         """End the stream: the consumer was detached, and nothing more is sent."""
         self._error = error
-        self._wake()
+        self._woken.wake()
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -117,8 +117,7 @@ class ConsumerStream:
             if self._error is not None:
                 self._deliveries.clear()
                 raise Unavailable(self._error.message)
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            await self._woken.wait()
 
     async def _send(self, delivery: Delivery, attached: Consumer) -> None:
         for row in delivery.rows:
@@ -161,7 +160,3 @@ class ConsumerStream:
             message.schema_version = header.schema_version
         encoded: bytes = message.SerializeToString()
         return encoded
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)

@@ -25,6 +25,7 @@ from typing import Any, Final, cast
 from pydanube.core.identity import PeerCertificate
 from pydanube.gateway import peer_certificates
 from pydanube.gateway.places import Places
+from pydanube.model.addresses import host_port
 from pydanube.model.errors import Unavailable
 from pydanube.runtime.network import address_of, open_server
 from pydanube.runtime.tasks import Tasks
@@ -197,7 +198,7 @@ class ClientSide(_Side):
             return
         self._has_place = True
         self._front.clients.add(self)
-        self.address = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+        self.address = f"{'ipv6' if ':' in host else 'ipv4'}:{host_port(host, port)}"
         self.transport.pause_reading()
         self._front.tasks.spawn(self._connect(), "grpc connection")
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +28,7 @@ from pydanube.broker.cluster.peers import PeerPublished
 from pydanube.codec.native import frames
 from pydanube.codec.native import requests as wire
 from pydanube.codec.native.frames import Frame, FrameKind
+from pydanube.model.addresses import split_host_port
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, NotOwner, Unavailable
 from pydanube.model.limits import CONTROL_BYTES_MAX
@@ -36,7 +36,7 @@ from pydanube.model.names import TopicName
 from pydanube.operations import CALL_SECONDS
 from pydanube.runtime import network
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.tasks import Tasks, complete
 from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.tls_transport import TlsFailed
 from pydanube.version import __version__
@@ -466,7 +466,7 @@ class PeerConnection:
         self._unanswered_bytes -= batch.size
         batch.handle.unanswered -= 1
         batch.handle.used_at = self._clock.monotonic()
-        _complete(batch.answered, result)
+        complete(batch.answered, result)
         self._wake_waiting()
 
     def _wake_waiting(self) -> None:
@@ -503,20 +503,11 @@ class PeerConnection:
 
 def _answer(waiting: asyncio.Future[AnswerT], kind: type[AnswerT], found: memoryview | DanubeError) -> None:
     """Complete a request. An answer that cannot be read raises, which ends the connection and fails the request."""
-    _complete(waiting, found if isinstance(found, DanubeError) else wire.decode(found, kind))
-
-
-def _complete(waiting: asyncio.Future[T], result: T | DanubeError) -> None:
-    if waiting.done():
-        return
-    if isinstance(result, DanubeError):
-        waiting.set_exception(result)
-    else:
-        waiting.set_result(result)
+    complete(waiting, found if isinstance(found, DanubeError) else wire.decode(found, kind))
 
 
 def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    with suppress(ValueError):
-        return host.removeprefix("[").removesuffix("]"), int(port)
+    host, port = split_host_port(address)
+    if host and port and port.isdecimal():
+        return host, int(port)
     raise Unavailable(f"{address!r} is no address of a native listener")

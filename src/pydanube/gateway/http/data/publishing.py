@@ -8,12 +8,12 @@ stored whole or not at all. Batches for partitions that other brokers own are se
 from __future__ import annotations
 
 import asyncio
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
 
-from pydanube.broker import QUOTA_WAIT_S_MAX, Broker, Published, SharedProducer, shared_id
+from pydanube.broker import QUOTA_WAIT_S_MAX, Broker, PublishDone, SharedProducer, shared_id
 from pydanube.broker.topic_addresses import Place
 from pydanube.codec.batch import encode
 from pydanube.core.access import Principal
@@ -24,6 +24,7 @@ from pydanube.model.key_hash import fnv1a_64
 from pydanube.model.limits import KEY_BYTES_MAX
 from pydanube.model.names import TopicAddress, TopicName
 from pydanube.runtime.randomness import seeded
+from pydanube.runtime.tasks import outcome_of
 
 from .messages import MessageColumns
 
@@ -164,11 +165,12 @@ class Publisher:
         if not messages.is_batch:
             return await self._sends.send(principal, shared, messages.first(), *schema)
         producer = shared.producer
-        batch = _encode(messages, shared.name, producer.producer_id, producer.producer_epoch, schema)
-        stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        answer = partial(_answer, stored)
-        self._broker.publish(principal, producer, memoryview(batch), answer, QUOTA_WAIT_S_MAX)
-        return await stored
+        sent = memoryview(_encode(messages, shared.name, producer.producer_id, producer.producer_epoch, schema))
+
+        def publish(done: PublishDone) -> None:
+            self._broker.publish(principal, producer, sent, done, QUOTA_WAIT_S_MAX)
+
+        return (await outcome_of(publish)).base_offset
 
 
 class _Elsewhere(NamedTuple):
@@ -196,15 +198,6 @@ def _encode(
         schema_id=schema[0],
         schema_version=schema[1],
     )
-
-
-def _answer(stored: asyncio.Future[int], outcome: Published | DanubeError) -> None:
-    if stored.done():  # the request was cancelled
-        return
-    if isinstance(outcome, DanubeError):
-        stored.set_exception(outcome)
-    else:
-        stored.set_result(outcome.base_offset)
 
 
 def _joined(rows: dict[int, list[int] | range], outcomes: list[int | BaseException], count: int) -> list[StoredAt]:
