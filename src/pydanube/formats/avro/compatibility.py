@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from pydanube.formats import ParsedSchema
-from pydanube.formats.compatibility import Incompatibility
+from pydanube.model.schemas import Incompatibility
 
 from .read import field_sources
 from .schema import AvroSchema

@@ -20,15 +20,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import jsonschema_rs
 
+from pydanube.model.schemas import Incompatibility
+
 from .documents import Node, bundle, shorten
 from .schema import JsonSchema, compile_document
-
-if TYPE_CHECKING:
-    from pydanube.formats.compatibility import Incompatibility
 
 STEPS_MAX: Final = 20_000
 _LEVELS_MAX: Final = 40
@@ -47,8 +46,6 @@ Problem = tuple[str, str]
 
 def find(reader: JsonSchema, writer: JsonSchema) -> list[Incompatibility]:
     """Return every reason why a value that `writer` allows may not be allowed by `reader`."""
-    from pydanube.formats.compatibility import Incompatibility
-
     if reader.canonical == writer.canonical:
         return []
     comparison = _Comparison()

@@ -15,20 +15,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import jsonschema_rs
 import msgspec
 
+from pydanube.formats.registry import AnyBytes, InvalidRow, ParsedSchema
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import MESSAGE_BYTES_MAX
 from pydanube.model.schemas import SchemaDefinition
 
 from . import documents
 from .documents import Graph, Node, bundle, has_infinite, nested_deeper_than, shorten
-
-if TYPE_CHECKING:
-    from pydanube.formats.registry import AnyBytes, InvalidRow, ParsedSchema
 
 PAYLOAD_NESTING_MAX: Final = 256
 """Levels of a payload. The library has no limit of its own and overflows the stack at some ten thousand."""
@@ -131,8 +129,6 @@ class JsonSchema:
         return payload
 
     def _find_invalid(self, payloads: Sequence[AnyBytes]) -> InvalidRow | None:
-        from pydanube.formats.registry import InvalidRow
-
         for row, payload in enumerate(payloads):
             try:
                 self._check_looks(payload)
