@@ -22,7 +22,7 @@ import fastavro
 import msgspec
 from fastavro.types import Schema
 
-from pydanube.formats.registry import AnyBytes, InvalidRow, ParsedSchema
+from pydanube.formats.registry import AnyBytes, InvalidRow, ParsedSchema, one_line
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 
@@ -145,7 +145,7 @@ class AvroSchema:
                 value = _complete(self.root, value)
             fastavro.schemaless_writer(stream, self._fastavro, {_ROOT: value}, strict=True)
         except Exception as error:  # whatever the value makes fastavro raise: its own errors, TypeError, OverflowError
-            raise Invalid(_one_line(error)) from None
+            raise Invalid(one_line(f"{type(error).__name__}: {error}")) from None
         data = stream.getvalue()
         fault = self._check.find_fault(data)
         if fault is not None:
@@ -161,10 +161,6 @@ class AvroSchema:
             schemas[id(avro_type)]._write(part)
 
         return _find_misfit(self.root, value, write)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:250]
 
 
 def _fastavro_json(root: AvroType) -> Any:

@@ -24,9 +24,10 @@ from typing import Any, Final
 
 import jsonschema_rs
 
+from pydanube.formats.registry import one_line
 from pydanube.model.schemas import Incompatibility
 
-from .documents import Node, bundle, shorten
+from .documents import Node, bundle
 from .schema import JsonSchema, compile_document
 
 STEPS_MAX: Final = 20_000
@@ -55,7 +56,7 @@ def find(reader: JsonSchema, writer: JsonSchema) -> list[Incompatibility]:
         problems = [("$", f"{_UNDECIDED}: the schemas need more than {STEPS_MAX} comparisons")]
     except RecursionError:
         problems = [("$", f"{_UNDECIDED}: the schemas are nested too deeply")]
-    return [Incompatibility(path, shorten(reason)) for path, reason in dict.fromkeys(problems)]
+    return [Incompatibility(path, one_line(reason)) for path, reason in dict.fromkeys(problems)]
 
 
 class _TooLarge(Exception):
@@ -639,11 +640,11 @@ def _compare_strings(writer: Writer, facts: _Facts, reader: Fragment, path: str)
     yield from _compare_limits(facts, reader, path, ("minLength", "maxLength"), "characters")
     if "pattern" in reader:
         given = [part["pattern"] for part in writer if "pattern" in part]
-        shown = shorten(reader["pattern"], 80)
+        shown = one_line(reader["pattern"], 80)
         if not given:
             yield path, f"the pattern {shown!r} was added"
         elif reader["pattern"] not in given:
-            yield path, f"{_UNDECIDED}: the pattern {shorten(given[0], 80)!r} was changed to {shown!r}"
+            yield path, f"{_UNDECIDED}: the pattern {one_line(given[0], 80)!r} was changed to {shown!r}"
 
 
 def _compare_limits(

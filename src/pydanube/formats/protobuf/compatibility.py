@@ -41,7 +41,7 @@ from google.protobuf import descriptor_pb2
 from pydanube.formats import ParsedSchema
 from pydanube.model.schemas import Incompatibility
 
-from .files import enums, messages
+from .files import enums, find_reserved, messages
 from .schema import ParsedProtobuf
 
 _PATH_CHARACTERS_MAX: Final = 200
@@ -258,27 +258,12 @@ def _find_reuse(new: _Types, old: _Types) -> Iterator[Incompatibility]:
     for name, message in new.messages.items():
         before = old.messages.get(name)
         if before is not None:
-            ranges = [(one.start, one.end) for one in before.reserved_range]
-            used = [(field.name, field.number) for field in message.field]
-            yield from _reused(name, used, ranges, set(before.reserved_name))
+            ranges = [(one.start, one.end - 1) for one in before.reserved_range]
+            for field, what in find_reserved(message.field, ranges, before.reserved_name):
+                yield Incompatibility(f"{name}.{field}", f"{what} was reserved")
     for name, enum in new.enums.items():
         before = old.enums.get(name)
         if before is not None:
-            ranges = [(one.start, one.end + 1) for one in before.reserved_range]
-            used = [(value.name, value.number) for value in enum.value]
-            yield from _reused(name, used, ranges, set(before.reserved_name))
-
-
-def _reused(
-    path: str, used: list[tuple[str, int]], ranges: list[tuple[int, int]], names: set[str]
-) -> Iterator[Incompatibility]:
-    """Yield what has a number in one of the ranges, which do not overlap, or one of the names."""
-    ordered = sorted(ranges)
-    position = 0
-    for name, number in sorted(used, key=lambda one: one[1]):
-        while position < len(ordered) and ordered[position][1] <= number:
-            position += 1
-        if position < len(ordered) and ordered[position][0] <= number:
-            yield Incompatibility(f"{path}.{name}", f"the number {number} was reserved")
-        if name in names:
-            yield Incompatibility(f"{path}.{name}", f"the name {name} was reserved")
+            ranges = [(one.start, one.end) for one in before.reserved_range]
+            for value, what in find_reserved(enum.value, ranges, before.reserved_name):
+                yield Incompatibility(f"{name}.{value}", f"{what} was reserved")

@@ -25,7 +25,7 @@ from typing import Any, Final
 from google.protobuf import descriptor_pb2, json_format, message_factory
 from google.protobuf.message import DecodeError, EncodeError, Message
 
-from pydanube.formats.registry import AnyBytes, InvalidRow, ParsedSchema
+from pydanube.formats.registry import AnyBytes, InvalidRow, ParsedSchema, one_line
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition
 
@@ -39,7 +39,6 @@ from .files import (
     is_proto2,
     load,
     messages,
-    one_line,
     resolved,
     verifying_utf8,
 )
