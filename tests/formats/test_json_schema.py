@@ -3,7 +3,6 @@
 import contextlib
 import json
 import socket
-import sys
 
 import msgspec
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from pydanube.formats import InvalidRow, parse_schema
 from pydanube.formats.registry import fingerprint
-from pydanube.model.errors import Invalid, Refused
+from pydanube.model.errors import Invalid
 from pydanube.model.limits import SCHEMA_BYTES_MAX
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 
@@ -413,14 +412,6 @@ def test_references_into_a_large_nested_schema_are_refused_before_they_multiply(
 def test_long_chains_of_references_work():
     chain = {str(at): {"$ref": f"#/$defs/{at + 1}"} for at in range(5_000)}
     assert parse({"$ref": "#/$defs/0", "$defs": {**chain, "5000": {"type": "null"}}}).check([b"null", b"1"]).row == 1
-
-
-def test_a_missing_library_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "jsonschema_rs", None)
-    monkeypatch.delitem(sys.modules, "pydanube.formats.json.schema", raising=False)
-    monkeypatch.delattr("pydanube.formats.json.schema", raising=False)
-    with pytest.raises(Refused, match=r"jsonschema_rs.*pip install 'pydanube\[schemas\]'"):
-        parse(ORDER)
 
 
 # -- canonical form

@@ -162,10 +162,13 @@ from pydanube.model.errors import Refused
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 for kind in (SchemaFormat.BYTES, SchemaFormat.STRING, SchemaFormat.NUMBER):
     parse_schema(SchemaDefinition(kind, "")).check([b"1"])
-try:
-    parse_schema(SchemaDefinition(SchemaFormat.AVRO, '"string"'))
-except Refused as error:
-    print(error)
+for kind in (SchemaFormat.AVRO, SchemaFormat.JSON, SchemaFormat.PROTOBUF):
+    try:
+        parse_schema(SchemaDefinition(kind, '"string"'))
+    except Refused as error:
+        print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert "pip install 'pydanube[schemas]'" in done.stdout
+    refusals = done.stdout.splitlines()
+    assert len(refusals) == 3 and all("pip install 'pydanube[schemas]'" in one for one in refusals)
+    assert "jsonschema_rs" in refusals[1]

@@ -13,7 +13,7 @@ from pydanube.formats.protobuf.files import FILES_MAX
 from pydanube.formats.protobuf.schema import join_message_indexes, split_message_indexes
 from pydanube.formats.protobuf.text import NESTING_MAX, TOKENS_MAX
 from pydanube.formats.registry import fingerprint
-from pydanube.model.errors import Invalid, Refused
+from pydanube.model.errors import Invalid
 from pydanube.model.limits import PROTO_TEXT_BYTES_MAX, SCHEMA_BYTES_MAX
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 
@@ -444,14 +444,3 @@ def test_two_schemas_with_the_same_names_do_not_meet():
     other = parse('syntax = "proto3"; message M { int32 a = 1; }')
     assert one.decode(b"\x0a\x01x").a == "x"
     assert other.decode(b"\x08\x05").a == 5
-
-
-def test_without_the_libraries_the_error_says_what_to_install(monkeypatch):
-    import sys
-
-    from pydanube.formats import protobuf
-
-    monkeypatch.setitem(sys.modules, "pydanube.formats.protobuf.schema", None)
-    monkeypatch.delattr(protobuf, "schema")
-    with pytest.raises(Refused, match=r"pip install 'pydanube\[schemas\]'"):
-        parse("message M { }")

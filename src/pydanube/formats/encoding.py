@@ -27,7 +27,7 @@ from pyarrow import types
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaFormat
 
-from .registry import ParsedSchema
+from .registry import ParsedSchema, shown
 
 if TYPE_CHECKING:
     from pydanube.formats.avro.schema import AvroSchema
@@ -227,16 +227,11 @@ def refuse_values(wrong: IntArray, values: pa.Array, reason: str) -> None:
     """Raise Misfit for the first row that is true in `wrong`, if there is one, with its value and the reason."""
     rows = np.flatnonzero(wrong)
     if len(rows):
-        raise Misfit(int(rows[0]), f"is {_shown(values[int(rows[0])].as_py())}, {reason}")
+        raise Misfit(int(rows[0]), f"is {shown(values[int(rows[0])].as_py())}, {reason}")
 
 
 def first_null(values: pa.Array) -> int:
     return int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 # -- arrays of bytes ---------------------------------------------------------------------------------------------------

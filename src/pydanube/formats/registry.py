@@ -69,35 +69,38 @@ def parse_schema(
         raise Invalid(f"the definition is not text: {error.reason} at character {error.start}") from None
     if size > SCHEMA_BYTES_MAX:
         raise Invalid(f"a definition of {size} bytes is larger than a schema may be, which is {SCHEMA_BYTES_MAX}")
-    match definition.format:
-        case SchemaFormat.BYTES | SchemaFormat.STRING | SchemaFormat.NUMBER:
-            return _parse_primitive(definition)
-        case SchemaFormat.PROTOBUF:
-            try:
+    try:
+        match definition.format:
+            case SchemaFormat.BYTES | SchemaFormat.STRING | SchemaFormat.NUMBER:
+                return _parse_primitive(definition)
+            case SchemaFormat.PROTOBUF:
                 from pydanube.formats.protobuf import schema as protobuf
-            except ImportError as error:
-                raise missing_library(error) from None
-            return protobuf.parse(definition, references or {})
-        case SchemaFormat.AVRO:
-            try:
+
+                return protobuf.parse(definition, references or {})
+            case SchemaFormat.AVRO:
                 from pydanube.formats.avro import schema as avro
-            except ImportError as error:
-                raise missing_library(error) from None
-            return avro.parse(definition, references or {})
-        case SchemaFormat.JSON:
-            try:
+
+                return avro.parse(definition, references or {})
+            case SchemaFormat.JSON:
                 from pydanube.formats.json import schema as json
-            except ImportError as error:
-                raise missing_library(error) from None
-            return json.parse(definition, references or {})
-        case unsupported:
-            raise Refused(f"schemas of the format {unsupported} are not supported")
+
+                return json.parse(definition, references or {})
+            case unsupported:
+                raise Refused(f"schemas of the format {unsupported} are not supported")
+    except ImportError as error:
+        raise missing_library(error) from None
 
 
 def one_line(reason: object, characters: int = 300) -> str:
     """Return the text of an error in one line of bounded length."""
     text = " ".join(str(reason)[: 4 * characters].split())
     return text if len(text) <= characters else f"{text[: characters - 3]}..."
+
+
+def shown(value: object) -> str:
+    """Return a value as an error shows it."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def missing_library(error: ImportError) -> Refused:

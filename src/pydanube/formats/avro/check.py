@@ -57,9 +57,10 @@ class DatumCheck:
         """Return the first payload that is not valid with the reason, or None."""
         suspects = self.find_suspects(payloads) if len(payloads) >= _FEW else range(len(payloads))
         for row in suspects:
-            reason = self.find_fault(bytes(payloads[row]))
-            if reason is not None:
-                return row, reason
+            try:
+                read_payload(self._read, bytes(payloads[row]))
+            except BadDatum as error:
+                return row, error.describe()
         return None
 
     def find_fault(self, payload: bytes) -> str | None:

@@ -206,6 +206,8 @@ class Check(Resolution):
     """Builds functions that read data of a type only to check it. The values have no meaning."""
 
     def build_primitive(self, reader: AvroType, writer: AvroType) -> Read:
+        if writer.kind == "long" and writer.logical is None:
+            return _skip_long
         size = writer.size if isinstance(writer, Fixed) else {"float": 4, "double": 8}.get(writer.kind)
         if size is None or writer.is_decimal:
             return raw_reader(writer)
@@ -445,6 +447,10 @@ def _read_long(data: bytes, pos: int, depth: int) -> tuple[int, int]:
     if number >> 64:
         raise BadDatum("a number has more than 64 bits")
     return (number >> 1) ^ -(number & 1), pos
+
+
+def _skip_long(data: bytes, pos: int, depth: int) -> tuple[Any, int]:
+    return (None, pos + 1) if data[pos] < 128 else _read_long(data, pos, depth)
 
 
 def _read_length(data: bytes, pos: int) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
+from pydanube.formats.registry import shown
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition
 
@@ -234,7 +235,7 @@ class _Parser:
             case dict():
                 parsed = self._parse_object(value, namespace, where, depth)
             case _:
-                raise Invalid(f"{where}: a type is a name, an object or a list, not {_shown(value)}")
+                raise Invalid(f"{where}: a type is a name, an object or a list, not {shown(value)}")
         parsed.height = 1 + max((one.height for one in children(parsed)), default=0)
         if parsed.height > NESTING_MAX:
             raise Invalid(f"{where}: types are nested more than {NESTING_MAX} deep")
@@ -250,7 +251,7 @@ class _Parser:
         for candidate in candidates:
             if candidate in self._references:
                 return self._load(candidate, where)
-        raise Invalid(f"{where}: the type {_shown(name)} is not defined here, and no reference has this name")
+        raise Invalid(f"{where}: the type {shown(name)} is not defined here, and no reference has this name")
 
     def _load(self, name: str, where: str) -> AvroType:
         """Parse the definition of a reference, and return the type that it defines under its name."""
@@ -316,12 +317,12 @@ class _Parser:
         seen: set[str] = set()
         for one in fields:
             if not isinstance(one, dict):
-                raise Invalid(f"{where}: a field of {name} is not an object but {_shown(one)}")
+                raise Invalid(f"{where}: a field of {name} is not an object but {shown(one)}")
             field_name = one.get("name")
             if not isinstance(field_name, str) or not _NAME.fullmatch(field_name):
-                raise Invalid(f"{where}: {_shown(field_name)} is not a name of a field")
+                raise Invalid(f"{where}: {shown(field_name)} is not a name of a field")
             if field_name in seen:
-                raise Invalid(f"{where}: the field {_shown(field_name)} is there twice")
+                raise Invalid(f"{where}: the field {shown(field_name)} is there twice")
             seen.add(field_name)
             at = extend_path(where, f".{field_name}")
             parsed = Field(
@@ -340,10 +341,10 @@ class _Parser:
         symbols = _names(_required(value, "symbols", where), _NAME, f"{where}: symbols of {name}")
         if len(set(symbols)) < len(symbols):
             twice, _ = Counter(symbols).most_common(1)[0]
-            raise Invalid(f"{where}: the enum {name} has the symbol {_shown(twice)} twice")
+            raise Invalid(f"{where}: the enum {name} has the symbol {shown(twice)} twice")
         default = value.get("default")
         if default is not None and default not in symbols:
-            raise Invalid(f"{where}: the default {_shown(default)} is not a symbol of the enum {name}")
+            raise Invalid(f"{where}: the default {shown(default)} is not a symbol of the enum {name}")
         parsed = EnumType(kind="enum", name=name, aliases=aliases, symbols=symbols, default=default)
         self._names[name] = parsed
         return parsed
@@ -352,7 +353,7 @@ class _Parser:
         name, aliases, _ = self._parse_names(value, namespace, where)
         size = _required(value, "size", where)
         if type(size) is not int or not 0 <= size <= FIXED_SIZE_MAX:
-            raise Invalid(f"{where}: {_shown(size)} is not the size of a fixed: use 0 to {FIXED_SIZE_MAX}")
+            raise Invalid(f"{where}: {shown(size)} is not the size of a fixed: use 0 to {FIXED_SIZE_MAX}")
         parsed = Fixed(kind="fixed", name=name, aliases=aliases, size=size)
         _annotate(parsed, value, where)
         self._names[name] = parsed
@@ -362,12 +363,12 @@ class _Parser:
         """Return the full name, the full names of the aliases, and the namespace for the types inside."""
         name = _required(value, "name", where)
         if not isinstance(name, str) or not _FULL_NAME.fullmatch(name):
-            raise Invalid(f"{where}: {_shown(name)} is not a name of a type")
+            raise Invalid(f"{where}: {shown(name)} is not a name of a type")
         own = value.get("namespace", namespace)
         if own is None:
             own = ""
         if not isinstance(own, str) or (own and not _FULL_NAME.fullmatch(own)):
-            raise Invalid(f"{where}: {_shown(own)} is not a namespace")
+            raise Invalid(f"{where}: {shown(own)} is not a namespace")
         if "." in name:
             own = name.rpartition(".")[0]
         full = _qualify(name, own)
@@ -389,10 +390,10 @@ def _names(value: Any, pattern: re.Pattern[str], where: str) -> tuple[str, ...]:
     if value is None:
         return ()
     if not isinstance(value, list):
-        raise Invalid(f"{where}: {_shown(value)} is not a list of names")
+        raise Invalid(f"{where}: {shown(value)} is not a list of names")
     for one in value:
         if not isinstance(one, str) or not pattern.fullmatch(one):
-            raise Invalid(f"{where}: {_shown(one)} is not a name")
+            raise Invalid(f"{where}: {shown(one)} is not a name")
     return tuple(value)
 
 
@@ -404,11 +405,6 @@ def extend_path(where: str, step: str) -> str:
     """Return the path of what is below `where`, without its beginning where it is long."""
     path = where + step
     return path if len(path) <= 200 else f"...{path[-190:]}"
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _annotate(avro_type: AvroType, value: dict[str, Any], where: str) -> None:
@@ -504,7 +500,7 @@ def _json_value(avro_type: AvroType, value: Any, depth: int, counter: _ValueCoun
                         return below(branch, value)
                     except Invalid:
                         continue
-            raise Invalid(f"{_shown(value)} fits no type of the {avro_type.title}")
+            raise Invalid(f"{shown(value)} fits no type of the {avro_type.title}")
         case Record() if isinstance(value, dict):
             parts = {}
             for one in avro_type.fields:
@@ -518,7 +514,7 @@ def _json_value(avro_type: AvroType, value: Any, depth: int, counter: _ValueCoun
             return avro_type, {key: below(avro_type.values, one) for key, one in value.items()}
         case _ if _fits(avro_type, value):
             return avro_type, _primitive_value(avro_type, value)
-    raise Invalid(f"{_shown(value)} is not a value of {avro_type.title}")
+    raise Invalid(f"{shown(value)} is not a value of {avro_type.title}")
 
 
 def _fits(avro_type: AvroType, value: Any) -> bool:
