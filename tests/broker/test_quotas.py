@@ -620,9 +620,9 @@ async def test_a_batch_that_is_sent_on_counts_for_its_principal_here_and_for_its
         await both.create(TOPIC, 1, b=[0])
         await set_quota(both.a, "user:alice", publish_bytes_per_s=10)
         batch = memoryview(encode([b"x" * 1000], publish_times=1))
-        await both.a.publish_elsewhere(ALICE, "b", TOPIC, 0, batch)
-        late = asyncio.ensure_future(both.a.publish_elsewhere(ALICE, "b", TOPIC, 0, batch))
-        await both.a.publish_elsewhere(BOB, "b", TOPIC, 0, batch)
+        await both.a.publisher.publish(ALICE, TOPIC, 0, batch)
+        late = asyncio.ensure_future(both.a.publisher.publish(ALICE, TOPIC, 0, batch))
+        await both.a.publisher.publish(BOB, TOPIC, 0, batch)
         await pass_time(both.a, clock, WAIT_S_MAX + 0.2)
         with pytest.raises(Full, match="publish_bytes_per_s=10"):
             await late

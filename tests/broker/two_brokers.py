@@ -11,17 +11,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 from broker_harness import SETTINGS, TIERING
 
-from pydanube.broker import Broker, BrokerParts, Published
+from pydanube.broker import Broker, BrokerParts
 from pydanube.broker.cluster.membership import MembershipListener
 from pydanube.broker.cluster.owners import ClusterOwners
 from pydanube.broker.cluster.parts import ClusterParts
-from pydanube.broker.cluster.peers import PeerPublished
 from pydanube.broker.registry.records import PartitionRecord, pack, partition_key
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.batch import Batch
@@ -33,13 +33,14 @@ from pydanube.metadata.following import Follower
 from pydanube.metadata.store import Compare, Put
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
-from pydanube.model.errors import DanubeError, Unavailable
+from pydanube.model.errors import Unavailable
+from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.objects import ObjectStore
-from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.tasks import Tasks, outcome_of
 from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity, WalSettings
 
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
@@ -147,22 +148,13 @@ class DirectPeers:
             raise Unavailable(f"the answer of broker {broker!r} was lost")
         return found
 
-    async def publish(self, broker: str, topic: TopicName, partition: int, batch: memoryview) -> PeerPublished:
+    async def publish(self, broker: str, topic: TopicName, partition: int, batch: memoryview) -> Published:
         other = self._table.reach(broker, batch)
         owned = await other._partitions.get(topic, partition)
-        answered: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
-
-        def done(outcome: Published | DanubeError) -> None:
-            if isinstance(outcome, DanubeError):
-                answered.set_exception(outcome)
-            else:
-                answered.set_result(outcome)
-
-        owned.publish(Batch.open(memoryview(bytearray(batch))), done)
-        found = await answered
+        found: Published = await outcome_of(partial(owned.publish, Batch.open(memoryview(bytearray(batch)))))
         if self._table.lose_answers:
             raise Unavailable(f"the answer of broker {broker!r} was lost")
-        return PeerPublished(found.base_offset, owned.epoch, False)
+        return found._replace(duplicate=False)
 
 
 class _Caller:

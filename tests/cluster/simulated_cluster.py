@@ -25,7 +25,6 @@ from pydanube.broker.cluster.cluster_membership import ClusterMembership
 from pydanube.broker.cluster.loads import ClusterLoads
 from pydanube.broker.cluster.owners import ClusterOwners
 from pydanube.broker.cluster.parts import ClusterParts
-from pydanube.broker.cluster.peers import PeerPublished
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.native import requests as wire
 from pydanube.core.access import AllowAll
@@ -36,6 +35,7 @@ from pydanube.metadata.store import Event, KeyValue
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, NotOwner, Unavailable
+from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.objects.store import Buffer, Capabilities, ObjectInfo
@@ -346,7 +346,7 @@ class SimulatedPeers:
         found = await self._world.ask(other, lambda broker: perform(_Caller(broker), decoded))  # type: ignore[arg-type]
         return wire.decode(memoryview(found), answer)
 
-    async def publish(self, broker: str, topic: TopicName, partition: int, batch: memoryview) -> PeerPublished:
+    async def publish(self, broker: str, topic: TopicName, partition: int, batch: memoryview) -> Published:
         raise AssertionError("no letter and no stage is published here")
 
 

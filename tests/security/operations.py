@@ -148,7 +148,7 @@ FACADE: Final[dict[str, Row]] = {
     "throttle.publish": Row(
         ANYONE, lambda w, p: w.broker.throttle.publish(p, w.producer, memoryview(b"x"), _ignore, _ignore, 1)
     ),
-    "throttle.publish_elsewhere": Row(ANYONE, lambda w, p: w.broker.throttle.publish_elsewhere(p, 1)),
+    "throttle.forward": Row(ANYONE, lambda w, p: w.broker.throttle.forward(p, 1)),
     "throttle.request": Row(ANYONE, lambda w, p: w.broker.throttle.request(p, str(TOPIC))),
     "throttle.stage": Row(ANYONE, lambda w, p: w.broker.throttle.stage(p, "default", 1)),
     "check_is_peer": Row(CLUSTER, lambda w, p: w.broker.check_is_peer(p)),
@@ -172,8 +172,8 @@ FACADE: Final[dict[str, Row]] = {
     "owner_elsewhere": Row(DESCRIBE, lambda w, p: w.broker.owner_elsewhere(p, TOPIC, 0)),
     "owner_names": Row(DESCRIBE, lambda w, p: w.broker.owner_names(p, TOPIC)),
     "publish": Row(PRODUCE, lambda w, p: publish(w.broker, p, w.producer)),
-    "publish_elsewhere": Row(
-        PRODUCE, lambda w, p: w.broker.publish_elsewhere(p, "b", TOPIC, 0, memoryview(encode([b"x"], publish_times=1)))
+    "publisher.publish": Row(
+        PRODUCE, lambda w, p: w.broker.publisher.publish(p, TOPIC, 0, memoryview(encode([b"x"], publish_times=1)))
     ),
     "set_ack_level": Row(ADMINISTER, lambda w, p: w.broker.set_ack_level(p, TOPIC, AckLevel.DURABLE)),
     "take_over_topic": Row(ADMINISTER, lambda w, p: w.broker.take_over_topic(p, TOPIC, None, False)),
@@ -405,6 +405,7 @@ UNCHECKED: Final[dict[str, str]] = {
     "metrics.refuse": "counts",
     "policies.apply": "the broker itself",
     "policies.apply_namespace": "the broker itself",
+    "publisher.publish_own": "the broker itself",
     "quotas.follow": "the broker itself",
     "quotas.load": "the broker itself",
     "throttle.add_full": "the broker itself",

@@ -43,10 +43,11 @@ from pydanube.broker.registry.registry import Registry, RegistryListener
 from pydanube.broker.schemas.schemas import Schemas
 from pydanube.broker.security.administration import AccessAdministration
 from pydanube.broker.security.audit import AuditParts, AuditTrail, EventSink
-from pydanube.broker.security.audit_operations import AuditedAuthorizer, Origin, count_traffic
+from pydanube.broker.security.audit_operations import AuditedAuthorizer, Origin
 from pydanube.broker.security.audit_topic import TopicSink
 from pydanube.broker.security.security import Security, SecurityParts
 from pydanube.broker.staging.staging import Staging
+from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics
 from pydanube.broker.subscriptions.single_acks import SingleAcks
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
 from pydanube.broker.tiering.administration import StorageAdministration
@@ -64,6 +65,7 @@ from pydanube.model.dead_letters import LETTER_PRODUCER
 from pydanube.model.errors import AlreadyExists, DanubeError, Denied, Invalid, NotFound, NotOwner, Refused, Unavailable
 from pydanube.model.leftovers import Loss
 from pydanube.model.limits import MIB
+from pydanube.model.messages import Published
 from pydanube.model.metrics import MetricFamily
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
@@ -97,6 +99,7 @@ from .peer_requests import PeerRequests
 from .policies import PolicyAdministration
 from .producers import Access, Producer, Producers
 from .publish_checks import PayloadCheck, check_publishable
+from .publishing import PartitionPublisher
 from .shared_producers import SharedProducers
 from .statistics import Statistics
 from .topic_addresses import TopicAddresses
@@ -235,7 +238,18 @@ class Broker:
         self.decompression = DecompressionBudget()
         """Must be asked before a compressed batch is passed to `publish`."""
         self.subscriptions = Subscriptions(registry, self._partitions, authorizer, self.decompression, gathering)
-        self.dead_letters = DeadLetters(registry, self._partitions, self.subscriptions, authorizer, self, self._cluster)
+        self.publisher = PartitionPublisher(
+            registry, self._partitions, self._producers, self._cluster, authorizer, self.throttle, self.publish
+        )
+        self.dead_letters = DeadLetters(
+            registry,
+            self._partitions,
+            self.subscriptions,
+            authorizer,
+            self.publisher,
+            self.decompression,
+            self._cluster,
+        )
         self.single_acks = SingleAcks(registry, self._partitions, authorizer)
         self.shared_producers = SharedProducers(self._producers, self.addresses, authorizer, clock, parts.tasks)
         self.consumer_sessions = ConsumerSessions(
@@ -288,7 +302,16 @@ class Broker:
             clock,
             self.metrics,
         )
-        self.leftovers = Leftovers(registry, parts.store, writer, self._cluster, gathering, authorizer, self)
+        self.leftovers = Leftovers(
+            registry,
+            parts.store,
+            writer,
+            self._cluster,
+            gathering,
+            authorizer,
+            self.publisher,
+            self.decompression,
+        )
         self._changing_level = asyncio.Lock()
         self._lifetimes = Expiration(
             registry, self._partitions, self.subscriptions, self._deletion, clock, self._cluster
@@ -329,12 +352,11 @@ class Broker:
             self._cluster,
             PartitionSettings(settings.offset_block, settings.remembered_max),
             policies,
-            lambda: self.address,
             open_partitions,
             self.metrics,
             self._tiers,
             throttle=self.throttle,
-            check_letter=self._check_letter,
+            dead_letters=DeadLetterTopics(parts.registry, self._publish_own, lambda: self.address, self._check_letter),
             unread=self.unread,
         )
 
@@ -347,11 +369,15 @@ class Broker:
             self.audit.refuse(origin, WRITE_DEAD_LETTER, Action.PRODUCE, str(topic), error)
             raise
 
+    async def _publish_own(self, topic: TopicName, partition: int, batch: memoryview) -> Published:
+        """See PartitionPublisher, which is made after the partitions."""
+        return await self.publisher.publish_own(topic, partition, batch)
+
     def _audit_sink(self, audit: AuditParts) -> EventSink:
         if not isinstance(audit.to, TopicName):
             return audit.to
-        place, publisher = self._partitions.placement.place_quietly, self._partitions.own_publisher
-        return TopicSink(audit.to, self._registry, publisher, place, self._default_level, self._clock)
+        place = self._partitions.placement.place_quietly
+        return TopicSink(audit.to, self._registry, self._publish_own, place, self._default_level, self._clock)
 
     def _reactions(self) -> RegistryListener:
         """Return what open partitions do when the registry changes, by this broker or by another one."""
@@ -999,20 +1025,6 @@ class Broker:
     def is_alone(self) -> bool:
         """Whether this broker is no part of a cluster."""
         return self._cluster.membership.is_alone
-
-    async def publish_elsewhere(
-        self, principal: Principal, owner: str, topic: TopicName, partition: int, batch: memoryview
-    ) -> int:
-        """Have the broker named `owner` append a batch to a partition that it owns, and return the first offset.
-
-        It checks the batch as if a client had sent it there. Cancelled or Unavailable: it may have been appended.
-        """
-        self._authorizer.check(principal, Action.PRODUCE, str(topic))
-        if self.throttle.is_active:
-            await self.throttle.publish_elsewhere(principal, len(batch))
-        published = await self._cluster.peers.publish(owner, topic, partition, batch)
-        count_traffic(Action.PRODUCE, str(topic), Batch.trust(batch).count, len(batch))
-        return published.base_offset
 
     def _check_batch(self, producer: Producer, view: memoryview) -> tuple[Batch, PayloadCheck | None]:
         """Return the batch, and the check of its payloads that remains to be done, if any."""

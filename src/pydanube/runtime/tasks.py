@@ -2,7 +2,7 @@
 
 Coroutines that run concurrently while the caller waits for all of them use `run_together`. Any other task outside a
 TaskGroup belongs to a `Tasks`: it is not lost to the garbage collector, its failure is noticed when it happens, and it
-does not run on after `close`.
+does not run on after `close`. What answers by a callback is awaited with `outcome_of`.
 
 Invariants
     every task spawned here is finished when `close` has returned
@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, Self, TypeVar
 
-from pydanube.model.errors import Unavailable
+from pydanube.model.errors import DanubeError, Unavailable
 
 from .telemetry import get_logger
 
@@ -56,6 +56,22 @@ async def run_together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     if failed is not None or (failed := last) is not None:
         failed.result()
     return [task.result() for task in running]
+
+
+async def outcome_of(start: Callable[[Callable[[T | DanubeError], None]], None]) -> T:
+    """Call `start` with a callback, and return what that is called with, or raise it if it is an error. Cancelled: what
+    was started goes on."""
+    answered: asyncio.Future[T | DanubeError] = asyncio.get_running_loop().create_future()
+
+    def done(outcome: T | DanubeError) -> None:
+        if not answered.done():
+            answered.set_result(outcome)
+
+    start(done)
+    outcome = await answered
+    if isinstance(outcome, DanubeError):
+        raise outcome
+    return outcome
 
 
 def _failed(tasks: Iterable[asyncio.Task[T]]) -> asyncio.Task[T] | None:

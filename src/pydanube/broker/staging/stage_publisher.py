@@ -23,12 +23,12 @@ from typing import Final
 from pydanube.broker.cluster.owners import Key
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
-from pydanube.broker.partitions.publish_queue import Published
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.batch import Batch, encode_rows_from, with_producer
 from pydanube.core.staging import STAGED_PRODUCER, epoch_of, rows_to_skip
 from pydanube.model.errors import DanubeError, NotFound
 from pydanube.model.limits import MIB, PRODUCER_BATCHES_IN_FLIGHT_MAX
+from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.events import Signal

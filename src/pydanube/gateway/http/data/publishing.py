@@ -24,6 +24,7 @@ from pydanube.model.key_hash import fnv1a_64
 from pydanube.model.limits import KEY_BYTES_MAX
 from pydanube.model.names import TopicAddress, TopicName
 from pydanube.runtime.randomness import seeded
+from pydanube.runtime.tasks import outcome_of
 
 from .messages import MessageColumns
 
@@ -136,10 +137,11 @@ class Publisher:
     async def _producer(
         self, principal: Principal, topic: TopicName, partition: int, is_partitioned: bool, name: str
     ) -> SharedProducer | _Elsewhere:
-        """Return the producer that all requests share which use this name, or who owns the partition instead."""
+        """Return the producer that all requests share which use this name, unless another broker owns the
+        partition."""
         address = topic.partition(partition) if is_partitioned else str(topic)
-        if (owner := self._broker.other_owner(topic, partition)) is not None:
-            return _Elsewhere(owner.name, topic, partition, name, shared_id(address, name, principal.owner_id))
+        if self._broker.other_owner(topic, partition) is not None:
+            return _Elsewhere(topic, partition, name, shared_id(address, name, principal.owner_id))
         producers = self._broker.shared_producers
         found = producers.find(principal, shared_id(address, name, principal.owner_id), address, name)
         if found is not None:
@@ -156,22 +158,20 @@ class Publisher:
         """Publish messages to one partition and return the offset of the first."""
         if isinstance(shared, _Elsewhere):
             batch = _encode(messages, shared.name, shared.producer_id, 0, schema)
-            place = shared.owner, shared.topic, shared.partition
-            return await self._broker.publish_elsewhere(principal, *place, memoryview(batch))
+            place = shared.topic, shared.partition
+            return (await self._broker.publisher.publish(principal, *place, memoryview(batch))).base_offset
         if not messages.is_batch:
             return await self._sends.send(principal, shared, messages.first(), *schema)
         producer = shared.producer
         batch = _encode(messages, shared.name, producer.producer_id, producer.producer_epoch, schema)
-        stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        answer = partial(_answer, stored)
-        self._broker.publish(principal, producer, memoryview(batch), answer, QUOTA_WAIT_S_MAX)
-        return await stored
+        publish = partial(self._broker.publish, principal, producer, memoryview(batch), patience_s=QUOTA_WAIT_S_MAX)
+        published: Published = await outcome_of(publish)
+        return published.base_offset
 
 
 class _Elsewhere(NamedTuple):
     """A partition of another broker, and the producer that all requests share which use its name."""
 
-    owner: str
     topic: TopicName
     partition: int
     name: str
@@ -193,15 +193,6 @@ def _encode(
         schema_id=schema[0],
         schema_version=schema[1],
     )
-
-
-def _answer(stored: asyncio.Future[int], outcome: Published | DanubeError) -> None:
-    if stored.done():  # the request was cancelled
-        return
-    if isinstance(outcome, DanubeError):
-        stored.set_exception(outcome)
-    else:
-        stored.set_result(outcome.base_offset)
 
 
 def _joined(rows: dict[int, list[int] | range], outcomes: list[int | BaseException], count: int) -> list[StoredAt]:
