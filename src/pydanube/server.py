@@ -309,10 +309,7 @@ class Server:
         opened = await (self._open_alone(node) if is_in_directory else self._open_member(node))
         store, directory, objects, founder = opened
         registry = self._registry = Registry(store, clock, self._components.levels)
-        follower = Follower(store, clock)
-        if founder is not None:
-            registry.follow(follower)
-            await follower.start()
+        follower = registry.follower
         await registry.load()
         writer = await self._open_log(opened, await registry.known_ledgers(opened.is_own_log))
         await self._save_revision(store, directory, writer)
@@ -340,7 +337,6 @@ class Server:
             _tiering_settings(settings),
             lambda: self._metadata_trouble,
             cluster,
-            None if founder is None else follower,
             security,
             self._audit(),
         )
@@ -351,7 +347,6 @@ class Server:
         if security is not None:
             await create_first_key(security.store, clock, self._components.disk, directory.path)
         if founder is not None:
-            tasks.spawn(follower.run(), "metadata following")
             tasks.spawn(self._give_up_older_metadata(opened, membership, writer), "older metadata")
         self._run_tasks(broker, tasks)
         tasks.spawn(self._keep_saving_revision(opened, writer), "metadata revision remembering")

@@ -132,10 +132,10 @@ async def open_cluster(
             parts.push_async_callback(writer.close)
             tasks = Tasks()
             parts.push_async_callback(tasks.close)
-            follower = Follower(store, clock)
+            registry = Registry(store, clock)
+            follower = registry.follower
             peers = NativePeers(membership, clock, tasks)
             cluster_parts = ClusterParts(membership, SeenOwners(membership, follower), peers, ClusterLoads(follower))
-            registry = Registry(store, clock)
             made_of = BrokerParts(
                 store,
                 registry,
@@ -147,13 +147,10 @@ async def open_cluster(
                 objects,
                 TIERING,
                 cluster=cluster_parts,
-                follower=follower,
             )
             broker = Broker(made_of, replace(SETTINGS, node=name, **changes))
-            await follower.start()
             await registry.load()
-            await broker.schemas.start()
-            tasks.spawn(follower.run(), f"follow {name}")
+            await broker._follow()
             parts.push_async_callback(broker.close)
             server = NativeServer(broker, settings or NativeSettings(), clock, tasks)
             host, port = await server.start("127.0.0.1", 0)

@@ -20,7 +20,6 @@ from pydanube.broker.cluster.peers import NoPeers
 from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import ANONYMOUS, AllowAll
 from pydanube.metadata.embedded import EmbeddedStore
-from pydanube.metadata.following import Follower
 from pydanube.metadata.store import Compare, MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
@@ -186,7 +185,7 @@ class Cluster:
         parts.push_async_callback(writer.close)
         tasks = Tasks()
         parts.push_async_callback(tasks.close)
-        follower = Follower(self.store, clock)
+        follower = registry.follower
         cluster = ClusterParts(member, ClusterOwners(member, follower), NoPeers(), ClusterLoads(follower))
         address = BrokerAddresses(f"{name}:7080")
         made_of = BrokerParts(
@@ -199,11 +198,11 @@ class Cluster:
             lambda: address,
             tiering=TIERING,
             cluster=cluster,
-            follower=follower,
         )
         broker = Broker(made_of, replace(SETTINGS, node=name))
         await broker.start()
-        following = tasks.spawn(follower.run(), f"follow {name}")
+        following = broker._following
+        assert following is not None
         if run:
             broker.joined()
         parts.push_async_callback(broker.close)

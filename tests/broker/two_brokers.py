@@ -29,7 +29,6 @@ from pydanube.codec.native import requests as wire
 from pydanube.core.access import ANONYMOUS, AllowAll
 from pydanube.gateway.native.requests import perform
 from pydanube.metadata.embedded import EmbeddedStore
-from pydanube.metadata.following import Follower
 from pydanube.metadata.store import Compare, Put
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
@@ -186,8 +185,7 @@ class TwoBrokers:
         key = (self.registry.topic(topic).topic_id, index)
         written = await self.store.transact([], [Put(partition_key(*key), pack(PartitionRecord(assigned=name)))])
         for broker in (self.a, self.b):
-            assert broker._follower is not None
-            await broker._follower.reached(written.revision)
+            await broker._registry.follower.reached(written.revision)
 
     async def create(self, topic: TopicName, partitions: int = 0, **owners: list[int]) -> int:
         """Create a topic whose partitions belong to `a`, except for those that `b` or `nobody` names; return its id."""
@@ -255,9 +253,8 @@ async def _open(
     parts.push_async_callback(writer.close)
     tasks = Tasks()
     parts.push_async_callback(tasks.close)
-    follower, membership = Follower(store, clock), TableMembership(table, session)
-    cluster = ClusterParts(membership, ClusterOwners(membership, follower), DirectPeers(table))
-    registry = Registry(store, clock)
+    registry, membership = Registry(store, clock), TableMembership(table, session)
+    cluster = ClusterParts(membership, ClusterOwners(membership, registry.follower), DirectPeers(table))
     await registry.load()
     broker_parts = BrokerParts(
         store,
@@ -270,12 +267,11 @@ async def _open(
         objects,
         replace(TIERING),
         cluster=cluster,
-        follower=follower,
     )
     broker = Broker(broker_parts, replace(SETTINGS, node=name))
-    await follower.start()
-    table.following[name] = tasks.spawn(follower.run(), f"metadata following {name}")
-    await broker.schemas.start()
+    await broker._follow()
+    assert broker._following is not None
+    table.following[name] = broker._following
     if objects is not None:
         await broker.staging.start()
     parts.push_async_callback(broker.close)

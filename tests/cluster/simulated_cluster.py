@@ -30,7 +30,6 @@ from pydanube.codec.native import requests as wire
 from pydanube.core.access import AllowAll
 from pydanube.gateway.native.requests import perform
 from pydanube.metadata.embedded import EmbeddedStore
-from pydanube.metadata.following import Follower
 from pydanube.metadata.store import Event, KeyValue
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
@@ -294,7 +293,7 @@ class SimulatedBroker:
         self._closing = AsyncExitStack()
         self._closing.push_async_callback(writer.close)
         self._closing.push_async_callback(tasks.close)
-        follower = Follower(store, clock)
+        follower = registry.follower
         addresses = BrokerAddresses(self.address)
         session = BrokerSession(self.name, 0, addresses, log=identity.incarnation)
         membership = ClusterMembership(store, follower, clock, tasks, lambda: session, "log-a", SESSION_S)
@@ -312,13 +311,11 @@ class SimulatedBroker:
             ObjectsLine(world.objects, world.line_faults, self.name),
             replace(TIERING, segment_age_s=world.segment_age_s, segment_bytes=4096),
             cluster=cluster,
-            follower=follower,
         )
         broker = Broker(parts, replace(SETTINGS, node=self.name))
         self._closing.push_async_callback(membership.leave)
         self._closing.push_async_callback(broker.close)
         await broker.start()
-        tasks.spawn(follower.run(), "metadata following")
         assert broker._tiers is not None
         tasks.spawn(broker._tiers.run(), "object storage")
         await membership.join()

@@ -57,7 +57,6 @@ from pydanube.codec.native import requests as wire
 from pydanube.codec.native.conversions import start_of, topic_description
 from pydanube.core.access import BROKER, Action, Authorizer, Principal, visible_subscriptions
 from pydanube.core.access_rules import AccessRules
-from pydanube.metadata.following import Follower
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession, Network, is_inside
@@ -161,9 +160,6 @@ class BrokerParts:
     """Returns what is wrong with the disk of the metadata, in one sentence; empty while nothing is."""
     cluster: ClusterParts | None = None
     """Without it, this broker is no part of a cluster and owns every partition."""
-    follower: Follower | None = None
-    """Tells what other brokers change in the metadata; the caller runs it after `Broker.start`. A broker alone has
-    none."""
     security: SecurityParts | None = None
     """Without it, there is no authentication. With it, `authorizer` is its rules."""
     audit: AuditParts | None = None
@@ -322,12 +318,10 @@ class Broker:
         if isinstance(parts.authorizer, AccessRules):
             parts.authorizer.on_changed = self._review.rules_changed
         registry.subscribe(self._reactions())
-        self._follower = parts.follower
-        if self._follower is not None:
-            registry.follow(self._follower)
-            self.schemas.follow(self._follower)
-            self.security.follow(self._follower)
-            self.quotas.follow(self._follower)
+        self.security.follow(registry.follower)
+        self.quotas.follow(registry.follower)
+        self._following: asyncio.Task[None] | None = None
+        """Follows the metadata, from the start on."""
 
     def _make_partitions(
         self, parts: BrokerParts, settings: BrokerSettings, policies: EffectivePolicies, open_partitions: PartitionTable
@@ -542,16 +536,19 @@ class Broker:
         """Load roles and schemas, and continue what was unfinished when the broker last stopped. Call this before the
         listeners open."""
         self.audit.start(self._tasks)
-        if self._follower is not None:
-            await self._follower.list_added()
-        await self.security.load()
-        await self.quotas.load()
-        await self.schemas.start()
+        await self._follow()
         if self._staging is not None:
             await self._staging.start()
         self._partitions.log_released()
         if self._slices is not None:
             self._tasks.spawn(self._check_slices(), "store checking")
+
+    async def _follow(self) -> None:
+        """Read roles, quotas and schemas, and follow from then on what is changed in the metadata."""
+        follower = self._registry.follower
+        await follower.list_added()
+        self.schemas.check_complete()
+        self._following = self._tasks.spawn(follower.run(), "metadata following")
 
     def joined(self) -> None:
         """Begin the work of a broker of a cluster: open its partitions, place others, tell its load. Call this once it
