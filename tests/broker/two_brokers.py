@@ -273,6 +273,6 @@ async def _open(
     assert broker._following is not None
     table.following[name] = broker._following
     if objects is not None:
-        await broker.staging.start()
+        broker.staging.start()
     parts.push_async_callback(broker.close)
     return broker

@@ -538,13 +538,15 @@ class Broker:
         self.audit.start(self._tasks)
         await self._follow()
         if self._staging is not None:
-            await self._staging.start()
+            self._staging.start()
         self._partitions.log_released()
         if self._slices is not None:
             self._tasks.spawn(self._check_slices(), "store checking")
 
     async def _follow(self) -> None:
-        """Read roles, quotas and schemas, and follow from then on what is changed in the metadata."""
+        """Read roles, quotas, schemas and staged writes, and follow from then on what is changed in the metadata."""
+        if self._following is not None:
+            return
         follower = self._registry.follower
         await follower.list_added()
         self.schemas.check_complete()

@@ -42,7 +42,6 @@ from pydanube.runtime.slices import Slices
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from .cluster_decisions import ClusterDecisions
 from .decisions import WRITES_AT_ONCE, Decisions, decision_writes
 from .expiry import StageExpiry
 from .query_records import LOST_COMPARISONS_MAX, KnownQuery, QueryRecords, lost_comparisons
@@ -115,11 +114,8 @@ class Staging:
             decompression,
             schemas,
         )
-        parts = (registry, partitions, store, tiers.objects, self._reader, clock)
-        self.decisions = (
-            Decisions(*parts)
-            if cluster.membership.is_alone
-            else ClusterDecisions(*parts, cluster=cluster, query_changed=self._records.changed)
+        self.decisions = Decisions(
+            registry, partitions, store, tiers.objects, self._reader, clock, cluster, self._records.changed
         )
         self.expiry = StageExpiry(
             tiers.objects,
@@ -136,9 +132,9 @@ class Staging:
         """By the number of the query: the batch id of a decision that may have been written. The metadata failed, or
         the commit was cancelled, at that moment."""
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """Continue with earlier decisions, and start the expiry of stages."""
-        await self.decisions.load()
+        self.decisions.start()
         self._tasks.spawn(self.expiry.run(), "expiry of stages")
 
     def drain(self) -> None:
@@ -258,7 +254,7 @@ class Staging:
                 self._tasks.spawn(self._resolve_later(decision), f"doubts about {decision}")
             raise
         if written:
-            self.decisions.add(decision, keys)
+            self.decisions.add(decision)
         else:
             self.decisions.unexpect(decision)
         return written
