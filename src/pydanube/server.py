@@ -25,7 +25,7 @@ import msgspec
 from .broker import Broker, BrokerParts, BrokerSettings
 from .broker.cluster.cluster_membership import ClusterMembership
 from .broker.cluster.joining import METADATA_PART, Joining, join_cluster, refuse_copy
-from .broker.cluster.loads import ClusterLoads
+from .broker.cluster.loads import Loads
 from .broker.cluster.node_records import FOUNDER_LOG_KEY, IDENTITY_KEY, log_key
 from .broker.cluster.owners import ClusterOwners
 from .broker.cluster.parts import ClusterParts, sole_cluster
@@ -464,7 +464,7 @@ class Server:
         token, tls = self._peer_credentials()
         peers = NativePeers(membership, self._components.clock, tasks, token, tls)
         self._parts.callback(peers.close)
-        return ClusterParts(membership, ClusterOwners(membership, follower), peers, ClusterLoads(follower))
+        return ClusterParts(membership, ClusterOwners(membership, follower), peers, Loads(follower))
 
     def _peer_credentials(self) -> tuple[str, Callable[[], ssl.SSLContext] | None]:
         """Return the token that this broker shows to the others, and what makes the TLS contexts of connections to

@@ -15,7 +15,7 @@ from metadata_harness import FaultyStore
 
 from pydanube.broker import Broker, BrokerParts
 from pydanube.broker.cluster.cluster_membership import ClusterMembership
-from pydanube.broker.cluster.loads import ClusterLoads
+from pydanube.broker.cluster.loads import Loads
 from pydanube.broker.cluster.owners import ClusterOwners
 from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.cluster.peers import NoPeers
@@ -97,7 +97,7 @@ class MovingCluster:
         session = BrokerSession(name, 0, BrokerAddresses(f"{name}.test:6650"), log=log)
         membership = ClusterMembership(store, follower, clock, tasks, lambda: session, "log-a", SESSION_S)
         parts.push_async_callback(membership.leave)
-        cluster = ClusterParts(membership, ClusterOwners(membership, follower), NoPeers(), ClusterLoads(follower))
+        cluster = ClusterParts(membership, ClusterOwners(membership, follower), NoPeers(), Loads(follower))
         made_of = BrokerParts(
             store,
             registry,

@@ -17,7 +17,7 @@ from placing_harness import Member as Membership
 from placing_harness import Sessions
 
 from pydanube.broker import Broker, BrokerParts
-from pydanube.broker.cluster.loads import ClusterLoads
+from pydanube.broker.cluster.loads import Loads
 from pydanube.broker.cluster.owners import ClusterOwners
 from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.registry.records import PartitionRecord, pack, partition_key
@@ -135,7 +135,7 @@ async def open_cluster(
             registry = Registry(store, clock)
             follower = registry.follower
             peers = NativePeers(membership, clock, tasks)
-            cluster_parts = ClusterParts(membership, SeenOwners(membership, follower), peers, ClusterLoads(follower))
+            cluster_parts = ClusterParts(membership, SeenOwners(membership, follower), peers, Loads(follower))
             made_of = BrokerParts(
                 store,
                 registry,

@@ -12,7 +12,7 @@ from typing import Any
 from broker_harness import SETTINGS, TIERING, TOPIC
 
 from pydanube.broker import Broker, BrokerParts
-from pydanube.broker.cluster.loads import ClusterLoads
+from pydanube.broker.cluster.loads import Loads
 from pydanube.broker.cluster.membership import MembershipListener
 from pydanube.broker.cluster.owners import ClusterOwners
 from pydanube.broker.cluster.parts import ClusterParts
@@ -186,7 +186,7 @@ class Cluster:
         tasks = Tasks()
         parts.push_async_callback(tasks.close)
         follower = registry.follower
-        cluster = ClusterParts(member, ClusterOwners(member, follower), NoPeers(), ClusterLoads(follower))
+        cluster = ClusterParts(member, ClusterOwners(member, follower), NoPeers(), Loads(follower))
         address = BrokerAddresses(f"{name}:7080")
         made_of = BrokerParts(
             self.store,

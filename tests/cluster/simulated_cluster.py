@@ -22,7 +22,7 @@ from virtual_time import SimulatedProcess, VirtualClock, outside
 
 from pydanube.broker import Broker, BrokerParts
 from pydanube.broker.cluster.cluster_membership import ClusterMembership
-from pydanube.broker.cluster.loads import ClusterLoads
+from pydanube.broker.cluster.loads import Loads
 from pydanube.broker.cluster.owners import ClusterOwners
 from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.registry.registry import Registry
@@ -297,9 +297,7 @@ class SimulatedBroker:
         addresses = BrokerAddresses(self.address)
         session = BrokerSession(self.name, 0, addresses, log=identity.incarnation)
         membership = ClusterMembership(store, follower, clock, tasks, lambda: session, "log-a", SESSION_S)
-        cluster = ClusterParts(
-            membership, ClusterOwners(membership, follower), SimulatedPeers(world), ClusterLoads(follower)
-        )
+        cluster = ClusterParts(membership, ClusterOwners(membership, follower), SimulatedPeers(world), Loads(follower))
         parts = BrokerParts(
             store,
             registry,
