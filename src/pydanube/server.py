@@ -530,19 +530,19 @@ class Server:
         reserved = GRPC_DESCRIPTORS * grpc_places + places.connections + 3 * places.at_once
         tls = self._listener_tls
         self._native = NativeServer(broker, _native_settings(settings, reserved), clock, tasks, tls.get(NATIVE))
-        memory = self._native.publish_memory
+        memory, work = self._native.publish_memory, self._native.unproven_work
         if HTTP in listeners:
             from .gateway.http import HttpServer  # imports a web framework: only where it is used
 
             http_settings = _http_settings(settings, places)
-            self._http = HttpServer(broker, http_settings, clock, tasks, memory, tls.get(HTTP))
+            self._http = HttpServer(broker, http_settings, clock, tasks, memory, tls.get(HTTP), work)
             self.http_address = await self._on_port(HTTP, self._http.start)
         if grpc_places:
             from .gateway.grpc import GrpcServer  # imports grpcio, which is an extra
 
             grpc_settings = _grpc_settings(settings, grpc_places)
             certificates = tls.get(GRPC), tls.get(ADMIN)
-            self._grpc = GrpcServer(broker, grpc_settings, clock, tasks, memory, *certificates)
+            self._grpc = GrpcServer(broker, grpc_settings, clock, tasks, memory, *certificates, work)
             if GRPC in listeners:
                 self.grpc_address = await self._on_port(GRPC, self._grpc.open_data)
             if ADMIN in listeners:

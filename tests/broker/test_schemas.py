@@ -11,8 +11,8 @@ from metadata_harness import FaultyStore, puts
 from pydanube.broker.registry.records import pack
 from pydanube.broker.schemas import records
 from pydanube.broker.tiering.disaster_recovery import rebuild
-from pydanube.codec.schemas import primitives
 from pydanube.core.access import ANONYMOUS, Action
+from pydanube.formats import registry
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.model import limits
 from pydanube.model.errors import Denied, Full, Invalid, NotFound, Refused, Unavailable
@@ -227,7 +227,7 @@ async def test_no_id_and_no_version_is_used_again_after_a_deletion(tmp_path):
 
 async def test_a_subject_of_many_versions_is_removed_whole(broker, monkeypatch):
     number = iter(range(1000))
-    monkeypatch.setattr(primitives.PrimitiveSchema, "canonical", property(lambda self: b"%d" % next(number)))
+    monkeypatch.setattr(registry.PrimitiveSchema, "canonical", property(lambda self: b"%d" % next(number)))
     for one in range(200):
         await register(broker, "orders", SchemaDefinition(SchemaFormat.STRING, str(one)))
     assert len(await broker.schemas.delete_subject(ANONYMOUS, "orders")) == 200
@@ -243,9 +243,9 @@ def referring(monkeypatch):
     """Lets the format string have references, whose texts become part of its meaning."""
 
     def parse(definition):
-        return primitives.PrimitiveSchema(definition)
+        return registry.PrimitiveSchema(definition)
 
-    monkeypatch.setattr(primitives, "parse", parse)
+    monkeypatch.setattr(registry, "_parse_primitive", parse)
 
 
 def refer(*references):

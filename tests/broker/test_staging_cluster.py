@@ -166,7 +166,7 @@ async def test_nothing_is_published_before_all_pending_keys_of_a_decision_are_wr
         topic_id = await prepare(pair)
         query = Query(pair.a)
         stage = await query.stage(0, {0: [b"a"], 1: [b"b"]})
-        known = await pair.a.staging._records.find("query")
+        known = await pair.a.staging._records.find(ANONYMOUS, "query")
         number = known.record.number
         record = DecisionRecord("query", [stage])
         await pair.store.transact([], [Put(decision_key(number, 0), pack(record))])
@@ -218,7 +218,9 @@ async def test_pending_keys_of_a_late_spread_do_not_come_back(tmp_path, objects,
         await prepare(pair)
         query = Query(pair.a)
         stage = await query.stage(0, {0: [b"a"], 1: [b"b"]})
-        slow = module.Decision("query", (await pair.a.staging._records.find("query")).record.number, 0, [stage])
+        slow = module.Decision(
+            "query", (await pair.a.staging._records.find(ANONYMOUS, "query")).record.number, 0, [stage]
+        )
         plan = sorted(await slow.plan(pair.a.staging._reader))
         assert await query.commit(0, stage) == (False, True)
         assert await decisions(pair.b)._write_pending(slow, plan) is not True
@@ -294,7 +296,7 @@ async def test_the_owner_pins_a_query_whose_pending_key_another_broker_wrote(tmp
         topic_id = await pair.create(TOPIC, 2, nobody=[1])
         stage = await Query(pair.a).stage(0, {1: [b"b"]})
         await Query(pair.a).commit(0, stage, wait_ms=0)
-        number = (await pair.a.staging._records.find("query")).record.number
+        number = (await pair.a.staging._records.find(ANONYMOUS, "query")).record.number
         assert await pair.b._partitions._staged_producers(topic_id, 1) == {number | STAGED_PRODUCER}
 
 

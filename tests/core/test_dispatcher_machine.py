@@ -306,6 +306,13 @@ class DispatcherMachine(DispatcherModel):
             self.reasons[offset] = "given up"
         self._exhausted(exhausted, set(offsets))
 
+    @precondition(lambda self: self.in_flight)
+    @rule(skip=st.integers(0, 8), count=st.integers(1, 5))
+    def give_back(self, skip, count):
+        """Give back what a listener kept and did not send: that is no failure."""
+        for offset in sorted(self.in_flight)[skip : skip + count]:
+            self.dispatcher.give_back([(offset, offset + 1)], self.in_flight.pop(offset))
+
     def _time_out(self) -> None:
         by_time = sorted((since_us, offset) for offset, since_us in self._timed().items())
         assert self.dispatcher.next_timeout_us == by_time[0][0] + self.policy.ack_timeout_ms * MS

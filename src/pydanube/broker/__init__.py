@@ -19,7 +19,7 @@ Lives here      the facade (facade.py) and what every call passes: producers, pu
                 lifecycle/      retention, time to live, deletion of topics
                 staging/        batches of Spark queries, staged and published all at once
                 tiering/        object storage: uploads, restore, administration
-May import      model, codec, core, runtime, metadata, storage
+May import      model, codec, formats, core, runtime, metadata, storage
 Flows through   a listener hands over a batch; decide, stamp, log, visible, answer, deliver
 Never           sockets, frames, HTTP; a decision that core/ could make without I/O
 """
@@ -40,12 +40,14 @@ from .metrics import ListenerMetrics
 from .producers import Producer, shared_id
 from .shared_producers import SharedProducer
 from .unread_memory import SMALL_BYTES as UNREAD_SMALL_BYTES
+from .unread_memory import STALLED_S as UNREAD_STALLED_S
 from .unread_memory import UnreadMemory, UnreadPart
 
 __all__ = [
     "PEER",
     "QUOTA_WAIT_S_MAX",
     "UNREAD_SMALL_BYTES",
+    "UNREAD_STALLED_S",
     "Attachment",
     "Broker",
     "BrokerParts",

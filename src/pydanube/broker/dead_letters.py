@@ -51,9 +51,10 @@ from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.telemetry import get_logger
 
 from .decompression import DecompressionBudget
-from .message_reading import Range, read_messages
+from .message_reading import MADE_TIMES, Range, read_messages
 from .producers import shared_id
 from .publishing import PartitionPublisher
+from .unread_memory import UnreadMemory
 
 log = get_logger(__name__)
 
@@ -103,6 +104,7 @@ class DeadLetters:
         authorizer: Authorizer,
         publisher: PartitionPublisher,
         decompression: DecompressionBudget,
+        unread: UnreadMemory,
         cluster: ClusterParts,
     ) -> None:
         self._registry = registry
@@ -111,6 +113,7 @@ class DeadLetters:
         self._authorizer = authorizer
         self._publisher = publisher
         self._decompression = decompression
+        self._unread = unread
         self._cluster = cluster
         self._steps: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
         """By topic id. Without it, two redrives at the same time would send every letter twice."""
@@ -143,8 +146,10 @@ class DeadLetters:
         live = None if redriven else self._redrive_subscription(topic, owned)
         ranges = [(start, owned.stream.end_offset)] if live is None else live.backlog_ranges(start, count + 1)
         found: list[StoredMessage] = []
-        left = BYTES_AT_ONCE
-        async with aclosing(self._read(owned, ranges)) as messages:
+        async with (
+            self._unread.reading(principal, BYTES_AT_ONCE, MADE_TIMES) as left,
+            aclosing(self._read(owned, ranges)) as messages,
+        ):
             async for message in messages:
                 if len(found) == count or left <= 0:
                     return LetterPage(found, message.offset)

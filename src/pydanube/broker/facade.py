@@ -43,11 +43,11 @@ from pydanube.broker.registry.registry import Registry, RegistryListener
 from pydanube.broker.schemas.schemas import Schemas
 from pydanube.broker.security.administration import AccessAdministration
 from pydanube.broker.security.audit import AuditParts, AuditTrail, EventSink
-from pydanube.broker.security.audit_operations import AuditedAuthorizer, Origin
+from pydanube.broker.security.audit_operations import AuditedAuthorizer
 from pydanube.broker.security.audit_topic import TopicSink
 from pydanube.broker.security.security import Security, SecurityParts
 from pydanube.broker.staging.staging import Staging
-from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics
+from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics, LetterRights
 from pydanube.broker.subscriptions.single_acks import SingleAcks
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
 from pydanube.broker.tiering.administration import StorageAdministration
@@ -61,7 +61,7 @@ from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession, Network, is_inside
 from pydanube.model.dead_letters import LETTER_PRODUCER
-from pydanube.model.errors import AlreadyExists, DanubeError, Denied, Invalid, NotFound, NotOwner, Refused, Unavailable
+from pydanube.model.errors import AlreadyExists, DanubeError, Invalid, NotFound, NotOwner, Refused, Unavailable
 from pydanube.model.leftovers import Loss
 from pydanube.model.limits import MIB
 from pydanube.model.messages import Published
@@ -106,9 +106,6 @@ from .unread_memory import UnreadMemory
 from .visibility import Visibility
 
 log = get_logger(__name__)
-
-WRITE_DEAD_LETTER: Final = "writeDeadLetter"
-"""The operation of the audit event for a dead letter that the broker may not write any more."""
 
 TELL_SECONDS: Final = 2.0
 """How long a broker that stops tries to tell the others. While the metadata is away, it can give them nothing."""
@@ -233,7 +230,9 @@ class Broker:
         self.policies = PolicyAdministration(registry, self._partitions, policies, authorizer)
         self.decompression = DecompressionBudget()
         """Must be asked before a compressed batch is passed to `publish`."""
-        self.subscriptions = Subscriptions(registry, self._partitions, authorizer, self.decompression, gathering)
+        self.subscriptions = Subscriptions(
+            registry, self._partitions, authorizer, self.decompression, self.unread, gathering
+        )
         self.publisher = PartitionPublisher(
             registry, self._partitions, self._producers, self._cluster, authorizer, self.throttle, self.publish
         )
@@ -244,6 +243,7 @@ class Broker:
             authorizer,
             self.publisher,
             self.decompression,
+            self.unread,
             self._cluster,
         )
         self.single_acks = SingleAcks(registry, self._partitions, authorizer)
@@ -350,18 +350,11 @@ class Broker:
             self.metrics,
             self._tiers,
             throttle=self.throttle,
-            dead_letters=DeadLetterTopics(parts.registry, self._publish_own, lambda: self.address, self._check_letter),
+            dead_letters=DeadLetterTopics(
+                parts.registry, self._publish_own, lambda: self.address, LetterRights(parts.authorizer, self.audit)
+            ),
             unread=self.unread,
         )
-
-    def _check_letter(self, principal: Principal, topic: TopicName) -> None:
-        """See LetterCheck."""
-        try:
-            self._batch_authorizer.check(principal, Action.PRODUCE, str(topic))
-        except Denied as error:
-            origin = Origin("", "", principal.id)
-            self.audit.refuse(origin, WRITE_DEAD_LETTER, Action.PRODUCE, str(topic), error)
-            raise
 
     async def _publish_own(self, topic: TopicName, partition: int, batch: memoryview) -> Published:
         """See PartitionPublisher, which is made after the partitions."""
@@ -387,8 +380,10 @@ class Broker:
         )
 
     def _topic_changed(self, topic: TopicName, former: TopicRecord | None, record: TopicRecord) -> None:
-        if former is None and self.throttle.is_active:
-            self._stored_bytes.topic_created(topic, record)
+        if former is None:
+            self._partitions.dead_letters.wake_retries()
+            if self.throttle.is_active:
+                self._stored_bytes.topic_created(topic, record)
         if former is not None and former.policies != record.policies:
             self.policies.apply(topic)
         if former is not None and former.binding != record.binding:

@@ -244,6 +244,12 @@ class FramedConnection(asyncio.BufferedProtocol):
         return bool(ended.poll(0))
 
     @property
+    def handshake_s(self) -> float:
+        """The processor time that TLS took to shake hands; 0 without TLS."""
+        seconds: float = self._transport.get_extra_info("handshake_s", 0.0)
+        return seconds
+
+    @property
     def peer_certificate(self) -> bytes | None:
         """The certificate that the peer has proven to hold, as DER; None if it showed none."""
         encrypted: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")

@@ -35,7 +35,7 @@ from pydanube.broker.registry.policies import EffectivePolicies
 from pydanube.broker.registry.records import SubscriptionRecord, TopicRecord, pending_of, pending_of_key
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.registry.tombstones import Tombstones
-from pydanube.broker.subscriptions.dead_letters import DeadLetterPublisher
+from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics
 from pydanube.broker.subscriptions.subscription import LiveSubscription, SubscriptionContext
 from pydanube.broker.unread_memory import UnreadMemory
 from pydanube.core.dispatch.cursor import Cursor
@@ -115,7 +115,7 @@ class Partitions:
         tiering: Tiering | None = None,
         *,
         throttle: Throttle,
-        dead_letters: DeadLetterPublisher,
+        dead_letters: DeadLetterTopics,
         unread: UnreadMemory,
     ) -> None:
         """`cluster`: this broker and the others. `open_partitions` is filled here. Without `tiering` the log keeps
@@ -133,7 +133,7 @@ class Partitions:
         self._tiering = tiering
         self._throttle = throttle
         self._unread = unread
-        self._dead_letters = dead_letters
+        self.dead_letters = dead_letters
         self._ledger_ids = IdBlocks(store, LEDGER_COUNTER, 1000)
         # A broker of a cluster opens many partitions at once. The store of a broker alone joins transactions itself.
         is_alone = cluster.membership.is_alone
@@ -535,7 +535,7 @@ class Partitions:
                 self._tasks,
                 self._clock,
                 lambda: partition.epoch,
-                self._dead_letters,
+                self.dead_letters,
                 self._metrics,
                 partition.ownership,
                 self._throttle,

@@ -52,6 +52,7 @@ from .records import (
     AccessRecord,
     ConsumerRecord,
     NamespaceRecord,
+    PolicyMaker,
     ProducerRecord,
     SubscriptionRecord,
     TopicRecord,
@@ -680,7 +681,7 @@ class Registry:
         failure_policy: FailurePolicy = NATIVE,
         subscriptions_max: int | None = 0,
         created_by: str = "",
-        policy_by: list[str] | None = None,
+        policy_maker: PolicyMaker | None = None,
     ) -> tuple[SubscriptionRecord, bool]:
         """Return the subscription, and whether this call created it. Its start is durable on return.
 
@@ -694,7 +695,7 @@ class Registry:
                 self._clock.now_us(),
                 None if failure_policy == NATIVE else failure_policy,
                 created_by=created_by,
-                policy_by=policy_by,
+                policy_maker=policy_maker,
             )
             create = partial(self._create_subscription, topic, topic_id, name, record, subscriptions_max or 0)
             return await try_again(create)
@@ -749,7 +750,7 @@ class Registry:
         return self._subscriptions.get(topic_record.topic_id, {}).get(name)
 
     async def change_subscription(
-        self, topic: TopicName, name: str, expected: str = "", **changes: FailurePolicy | int | list[str] | None
+        self, topic: TopicName, name: str, expected: str = "", **changes: FailurePolicy | PolicyMaker | int | None
     ) -> SubscriptionRecord:
         """Change these fields of the subscription's record, and return it; durable on return."""
 

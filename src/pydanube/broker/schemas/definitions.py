@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
 
-from pydanube.codec.schemas import ParsedSchema, parse_schema
+from pydanube.formats import ParsedSchema, parse_schema
 from pydanube.model.errors import Invalid, NotFound, Refused
 from pydanube.model.limits import MIB, SCHEMA_BYTES_MAX, SCHEMA_REFERENCES_MAX
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat

@@ -20,10 +20,10 @@ from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.audit_operations import note_change
 from pydanube.broker.visibility import hide
-from pydanube.codec.schemas import ParsedSchema
-from pydanube.codec.schemas.parsed import fingerprint
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
-from pydanube.core.compatibility import check_compatible
+from pydanube.formats import ParsedSchema
+from pydanube.formats.compatibility import check_compatible
+from pydanube.formats.registry import fingerprint
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.errors import Invalid, NotFound, Refused, Unavailable
 from pydanube.model.limits import (

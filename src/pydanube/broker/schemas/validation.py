@@ -29,7 +29,7 @@ from pydanube.broker.publish_checks import Fenceable, PayloadCheck, SchemaCheck
 from pydanube.codec.batch import Batch, Codec
 from pydanube.codec.batch.columns import Int32Array
 from pydanube.codec.batch.header import BatchHeader
-from pydanube.codec.schemas import InvalidRow, ParsedSchema
+from pydanube.formats import InvalidRow, ParsedSchema
 from pydanube.model.errors import DanubeError, Invalid, Unavailable
 from pydanube.model.schemas import Binding, Framing, ValidationPolicy
 from pydanube.runtime.clock import Clock

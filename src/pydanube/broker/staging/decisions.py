@@ -48,7 +48,6 @@ from pydanube.broker.registry.records import (
     pack,
     pending_key,
     pending_of_key,
-    query_of_key,
     unpack,
 )
 from pydanube.broker.registry.registry import Registry, RegistryListener
@@ -117,7 +116,7 @@ class Decisions:
         cluster: ClusterParts,
         query_changed: Callable[[str, QueryRecord | None], None],
     ) -> None:
-        """`query_changed` is called with the record of every query that a broker changes."""
+        """`query_changed` is called with the key and the record of every query that a broker changes."""
         self._registry = registry
         self._partitions = partitions
         self._store = store
@@ -275,7 +274,7 @@ class Decisions:
 
     def _take_over(self, key: str, current: KeyValue | None) -> None:
         if key.startswith(QUERIES):
-            self._query_changed(query_of_key(key), None if current is None else unpack(current.value, QueryRecord))
+            self._query_changed(key, None if current is None else unpack(current.value, QueryRecord))
         elif key.startswith(DECISIONS):
             self._decision_changed(*decision_of_key(key), current)
         elif key.startswith(PENDING):

@@ -97,7 +97,7 @@ class StageWriter:
             raise full
         parts = await self._check_batches(request, topics, body)
         await self._tiers.check_ours()
-        record = await self._records.enter_run(principal, request.query, request.run)
+        record = await self._records.enter_run(principal, request.query, request.run, _namespace(request))
         name = self._name(record, request)
         named = [(one.topic_id, str(topic)) for topic, one in topics.items()]
         pieces, index = stage.encode(self._clock.now_us(), named, parts)
@@ -168,6 +168,10 @@ class StageWriter:
     def _name(self, record: QueryRecord, request: StageRequest) -> StageName:
         at = stage_time(record, self._clock.now_us())
         return StageName(at, request.task, request.attempt, request.part, identity()[:RANDOM_DIGITS])
+
+
+def _namespace(request: StageRequest) -> str:
+    return request.sections[0].topic.namespace
 
 
 def _split_body(request: StageRequest, body: memoryview) -> Iterator[memoryview]:

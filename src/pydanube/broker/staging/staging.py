@@ -38,6 +38,7 @@ from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.staging import StagedQuery, check_batch_id, check_query
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.events import Signal
 from pydanube.runtime.slices import Slices
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
@@ -131,6 +132,8 @@ class Staging:
         self._uncertain: dict[int, int] = {}
         """By the number of the query: the batch id of a decision that may have been written. The metadata failed, or
         the commit was cancelled, at that moment."""
+        self._resolved = Signal()
+        """Ends the pauses of those that look whether it was written."""
 
     def start(self) -> None:
         """Continue with earlier decisions, and start the expiry of stages."""
@@ -180,12 +183,15 @@ class Staging:
     ) -> tuple[bool, Decision | None]:
         """Return whether the batch was committed before, and its decision unless that is over."""
         for _ in range(LOST_COMPARISONS_MAX):
-            known = await self._records.find(request.query)
+            known = await self._records.find(principal, request.query)
             if known is None:
-                if not names:
-                    await self._check_may_publish(principal)
-                known = await self._records.new(request.query, request.run)
-            self._records.check_owner(principal, known.record)
+                namespace = await self._check_may_publish(principal)
+                if names:
+                    raise Refused(
+                        f"query {request.query!r} is not known here, so its stages are not there: nothing was "
+                        f"published; stage the batch again"
+                    )
+                known = await self._records.new(principal, request.query, request.run, namespace)
             number = known.record.number
             await self._resolve_uncertain(number)
             now_us = self._clock.now_us()
@@ -206,16 +212,18 @@ class Staging:
                 return False, decision if decision.stages else None
         raise lost_comparisons(request.query)
 
-    async def _check_may_publish(self, principal: Principal) -> None:
-        """Raise Denied if the principal may publish to no topic: it has no use for a query, which would be kept."""
+    async def _check_may_publish(self, principal: Principal) -> str:
+        """Return the namespace in which the principal may publish; empty: everywhere. Raises Denied if it may publish
+        to no topic: it has no use for a query, which would be kept."""
         if self._authorizer.allows(principal, Action.PRODUCE, BROKER):
-            return
+            return ""
         slices = Slices(self._clock)
         for topic in self._registry.topics():
             if self._authorizer.allows(principal, Action.PRODUCE, str(topic)):
-                return
+                return topic.namespace
             await slices.pause_if_spent()
         self._authorizer.check(principal, Action.PRODUCE, BROKER)
+        return ""
 
     async def _check_stages(self, principal: Principal, decision: Decision) -> None:
         """Raise unless all stages exist, are intact, and belong to topics that the principal may publish to."""
@@ -265,11 +273,16 @@ class Staging:
         if batch_id is not None:
             await self.decisions.adopt(number, batch_id)
             del self._uncertain[number]
+            self._resolved.wake()
 
     async def _resolve_later(self, decision: Decision) -> None:
         """Resolve an uncertain decision in the background, in case the caller does not repeat the commit."""
-        while decision.number in self._uncertain:
-            await self._clock.sleep(UNCERTAIN_RETRY_S)
+
+        def is_resolved() -> bool:
+            return self._uncertain.get(decision.number) != decision.batch_id
+
+        while not is_resolved():
+            await self._resolved.wait_for(is_resolved, UNCERTAIN_RETRY_S, self._clock)
             with suppress(DanubeError):
                 async with self._records.locked(decision.query):
                     await self._resolve_uncertain(decision.number)
@@ -279,23 +292,23 @@ class Staging:
     async def queries(self, principal: Principal, after: str, count: int) -> tuple[list[StagedQuery], str]:
         """Return a page of queries, ordered by name, and the name after which the next page begins (empty: done). A
         caller that may not describe the cluster sees its own."""
-        if after:
-            check_query("query", after)
         count = max(1, min(count, QUERIES_MAX))
         sees_all = self._authorizer.allows(principal, Action.DESCRIBE, BROKER)
         found: list[StagedQuery] = []
+        token = ""
         room, read_max = PAGE_BYTES, count + 1 if sees_all else QUERIES_MAX
         while True:
             page = await self._records.page(after, read_max)
             for one in page:
-                if sees_all or one.owner == principal.owner_id != "":
+                if sees_all or one.record.owner == principal.owner_id != "":
                     if len(found) == count or room <= 0:
-                        return found, found[-1].query  # never a query that the caller may not see
-                    found.append(self._describe(one))
+                        return found, token  # never that of a query that the caller may not see
+                    found.append(self._describe(one.record))
+                    token = one.page_token
                     room -= len(msgspec.msgpack.encode(found[-1]))
             if len(page) < read_max:
                 return found, ""
-            after = page[-1].query
+            after = page[-1].page_token
 
     def _describe(self, record: QueryRecord) -> StagedQuery:
         decisions = self.decisions.of(record.number)
@@ -306,17 +319,21 @@ class Staging:
             last_commit_at=record.last_commit_at,
             pending=sum(len(one.waiting) or (not one.applied) for one in decisions),
             obstacle=next((why for one in decisions for why in one.obstacles.values()), "")[:OBSTACLE_CHARACTERS],
+            namespace=record.namespace,
+            owner=record.owner,
         )
 
-    async def forget(self, principal: Principal, query: str) -> None:
+    async def forget(self, principal: Principal, query: str, owner: str = "") -> None:
         """Remove a query with its decisions and stages, published or not. Its batch ids can be used again. The
-        principal that it belongs to may do that, and those that may administer the cluster.
+        principal that it belongs to may do that, and those that may administer the cluster. `owner` names the principal
+        that it belongs to, where several have a query of this name.
 
         Cancelled: a part may be removed; remaining decisions are published.
         """
         check_query("query", query)
         async with self._records.locked(query):
-            known = await self._records.find(query)
+            find = self._records.find_of(owner, query) if owner else self._records.find(principal, query)
+            known = await find
             if known is None or known.record.owner == "" or known.record.owner != principal.owner_id:
                 self._authorizer.check(principal, Action.ADMINISTER, BROKER)
             else:
@@ -326,7 +343,9 @@ class Staging:
                 raise NotFound(f"query {query!r} is not known here: `danube queries list` shows those that are")
             if not await self._records.remove(known):
                 raise Unavailable(f"query {query!r} was changed at the same moment: try again")
-            await self.decisions.forget(known.record.number, self._uncertain.pop(known.record.number, None))
+            uncertain = self._uncertain.pop(known.record.number, None)
+            self._resolved.wake()
+            await self.decisions.forget(known.record.number, uncertain)
         prefix = stages_of(known.record.number)
         keys = [info.key async for info in self._tiers.objects.list(prefix)]
         for start in range(0, len(keys), WRITES_AT_ONCE):

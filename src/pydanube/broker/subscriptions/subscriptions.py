@@ -15,13 +15,14 @@ from typing import Any, Final
 
 from pydanube.broker.cluster.gathering import Gathering, Shares
 from pydanube.broker.decompression import DecompressionBudget
+from pydanube.broker.message_reading import MADE_TIMES
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.partitions.state_ledger import complete
 from pydanube.broker.registry.records import SubscriptionRecord, version_of
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.audit_operations import note_change
-from pydanube.broker.unread_memory import UnreadPart
+from pydanube.broker.unread_memory import UnreadMemory, UnreadPart
 from pydanube.codec.native import requests as wire
 from pydanube.codec.native.conversions import start_of, subscription_description
 from pydanube.core.access import Action, Authorizer, Principal, visible_subscriptions
@@ -88,12 +89,14 @@ class Subscriptions:
         partitions: Partitions,
         authorizer: Authorizer,
         decompression: DecompressionBudget,
+        unread: UnreadMemory,
         gathering: Gathering,
     ) -> None:
         self._registry = registry
         self._partitions = partitions
         self._authorizer = authorizer
         self._decompression = decompression
+        self._unread = unread
         self._gathering = gathering
 
     async def subscribe(
@@ -394,6 +397,8 @@ class Subscriptions:
             live = self._partitions.add_subscription(partition, name, record)
             if former is not None and former.failure() != record.failure():
                 live.set_failure_policy(record.failure())
+            elif former is not None and former.maker() != record.maker():
+                live.retry_dead_letters()
             if former is not None and former.unacked_max != record.unacked_max:
                 live.set_unacked_max(record.unacked_max)
 
@@ -716,15 +721,16 @@ class Subscriptions:
     ) -> list[BacklogMessage]:
         """Return the first `count` messages that are not acknowledged, of one partition or, if that is -1, of all.
 
-        There are fewer if they have more than PEEKED_BYTES_MAX bytes together, or if another owner cannot send as many
-        in one answer.
+        There are fewer if they have more than PEEKED_BYTES_MAX bytes together, or than the memory of what clients have
+        not read has free, or if another owner cannot send as many in one answer.
         """
         self._check(principal, Action.CONSUME, topic, subscription)
         shares = self._shares(topic, partition, own_only)
         request = wire.PeekMessages(
             topic=str(topic), subscription=subscription, messages_max=count, partition=partition
         )
-        found = await self._peek_own(topic, subscription, count, shares.own)
+        async with self._unread.reading(principal, PEEKED_BYTES_MAX, MADE_TIMES) as bytes_max:
+            found = await self._peek_own(topic, subscription, count, shares.own, bytes_max)
         asked = await self._gathering.ask(dict.fromkeys(shares.others, request), wire.MessagesPeeked)
         for answer in asked.values():
             if isinstance(answer, DanubeError):
@@ -733,10 +739,10 @@ class Subscriptions:
         return sorted(found, key=lambda one: (one.message.partition, one.message.offset))[:count]
 
     async def _peek_own(
-        self, topic: TopicName, subscription: str, count: int, own: Sequence[int]
+        self, topic: TopicName, subscription: str, count: int, own: Sequence[int], bytes_max: int
     ) -> list[BacklogMessage]:
         found: list[BacklogMessage] = []
-        left = PEEKED_BYTES_MAX
+        left = bytes_max
         for one, live in await self._on_stored_partitions(topic, subscription, own):
             after = 0
             while len(found) < count and left > 0:
@@ -761,8 +767,9 @@ class Subscriptions:
         await self._registry.refresh_subscription(topic, subscription)
         self._registry.subscription(topic, subscription)
         await self._prepare_dead_letters(principal, topic, policy)
-        maker = policy_maker(principal, policy)
-        await self._registry.change_subscription(topic, subscription, expected, failure_policy=policy, policy_by=maker)
+        await self._registry.change_subscription(
+            topic, subscription, expected, failure_policy=policy, policy_maker=policy_maker(principal, policy)
+        )
         log.info("subscription.failure_policy_changed", topic=str(topic), subscription=subscription)
 
     async def unacked_max(self, principal: Principal, topic: TopicName, subscription: str) -> int:

@@ -733,9 +733,11 @@ class ListStagedQueries(Request, tag="stage.queries"):
 
 
 class ForgetStagedQuery(Request, tag="stage.forget"):
-    """Forget a query and its stages -> Done. Afterwards its batch ids count as new."""
+    """Forget a query and its stages -> Done. Afterwards its batch ids count as new. `owner`: the principal that it
+    belongs to, where several have a query of this name; empty: the one that the caller means by it."""
 
     query: str
+    owner: str = ""
 
 
 class RegisterSchema(Request, tag="schema.register"):

@@ -27,7 +27,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
-from pydanube.broker import ListenerMetrics
+from pydanube.broker import UNREAD_SMALL_BYTES, ListenerMetrics, UnreadMemory
 from pydanube.broker.freshness import Freshness
 from pydanube.broker.quotas.throttle import Throttle
 from pydanube.broker.security.audit import AuditTrail
@@ -35,7 +35,9 @@ from pydanube.broker.security.audit_operations import UNAUDITED, AuditedOperatio
 from pydanube.broker.security.security import Security
 from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.core.identity import NOBODY, Credentials, Identity
+from pydanube.gateway.unproven_work import UnprovenClient, UnprovenWork
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
+from pydanube.runtime.budget import Budget
 from pydanube.runtime.network import counted_address
 from pydanube.runtime.protobuf import ProtobufSchema, ServiceMethod
 from pydanube.runtime.telemetry import get_logger
@@ -61,8 +63,14 @@ _COUNTED_BYTES_MIN: Final = 4_096
 """Smaller requests, such as acks, are not counted in memory: the number of calls limits them."""
 
 
-_BOTH_STREAMS_MAX: Final = 4
+CALL_S: Final = 0.0005
+"""What a call costs before its handler runs, and when it is refused, which gRPC does and nobody measures."""
+
+_BOTH_STREAMS_MAX: Final = 16
 _BOTH_STREAMS_S: Final = 60
+
+_ANSWER_TIMES: Final = 2
+"""In the memory of what clients have not received, an answer takes this many times its size: itself and gRPC's copy."""
 
 
 class Memory(Protocol):
@@ -75,9 +83,18 @@ class Memory(Protocol):
 class Call:
     """One running call, as a service sees it."""
 
-    __slots__ = ("context", "peer", "principal", "request_bytes")
+    __slots__ = ("_peers", "context", "peer", "principal", "request_bytes")
 
-    def __init__(self, context: Any, request_bytes: int, principal: Principal = ANONYMOUS, peer: str = "") -> None:
+    def __init__(
+        self,
+        context: Any,
+        request_bytes: int,
+        principal: Principal = ANONYMOUS,
+        peer: str = "",
+        peers: Peers | None = None,
+    ) -> None:
+        """`peers` knows the connections of clients."""
+        self._peers = peers
         self.context = context
         self.peer = peer
         """The address of the client as gRPC writes it: `ipv4:127.0.0.1:5000`."""
@@ -100,6 +117,11 @@ class Call:
         makes this wait."""
         await self.context.write(message)
 
+    def disconnect(self) -> None:
+        """End the client's connection: gRPC keeps what it has taken of a message for as long as that is open."""
+        if self._peers is not None:
+            self._peers.abort(self.context)
+
 
 class CallLimits:
     """Counts running calls per client address and the bytes of their requests, and refuses new ones while draining."""
@@ -109,22 +131,27 @@ class CallLimits:
         calls_per_address_max: int,
         memory: Memory,
         intake: RequestIntake,
+        work: UnprovenWork,
         metrics: ListenerMetrics | None = None,
         security: Security | None = None,
         audit: AuditTrail | None = None,
         throttle: Throttle | None = None,
         freshness: Freshness | None = None,
+        unread: UnreadMemory | None = None,
         peers: Peers | None = None,
     ) -> None:
-        """`security` finds out who calls, and `throttle` holds callers to their quotas; None: the services are open to
-        everybody. `audit` records what callers do, `freshness` knows how old answers may be, and `peers` where calls
-        come from."""
+        """`work` is what callers cost before they have shown who they are. `security` finds out who calls, and
+        `throttle` holds callers to their quotas; None: the services are open to everybody. `audit` records what callers
+        do, `freshness` knows how old answers may be, `unread` counts answers, and `peers` knows where calls come from.
+        """
+        self.work = work
         self.peers = peers or Peers()
         self.intake = intake
         self.security = security
         self._audit = audit
         self._throttle = throttle
         self._freshness = freshness
+        self._unread = unread
         self._metrics = metrics or ListenerMetrics()
         self._per_address_max = calls_per_address_max
         self._addresses: Counter[str] = Counter()
@@ -204,6 +231,17 @@ class CallLimits:
         if self.security is not None:
             self.security.check_believed(caller)
 
+    def counted(self, call: Call, answer: bytes) -> bytes:
+        """Return an answer; a large one counts as unread until the call ends, which is when gRPC has sent it. Raises
+        Unavailable if no memory is free."""
+        if self._unread is not None and len(answer) > UNREAD_SMALL_BYTES:
+            part = self._unread.part(call.principal, _ANSWER_TIMES)
+            part.check_may_take(len(answer))
+            part.take(len(answer))
+            part.watch(call.disconnect)
+            call.context.add_done_callback(lambda _: part.close())
+        return answer
+
     def release(self, size: int) -> None:
         if size:
             self._memory.release(size)
@@ -248,7 +286,7 @@ def _handler(method: ServiceMethod, function: Any, limits: CallLimits, listener:
     """Return the handler of one method. To gRPC every request is a stream: it is received when we ask for it."""
     if method.request_streams:
         assert method.reply_streams, f"{method.path}: streams of requests with one reply are not supported"
-        handle = _both_streams(method, function)
+        handle = _both_streams(method, function, limits)
         return grpc.stream_stream_rpc_method_handler(handle, response_serializer=_serialize)
     if method.reply_streams:
         handle = _stream(method, function, limits, listener)
@@ -281,11 +319,11 @@ def _unary(method: ServiceMethod, function: Any, limits: CallLimits, listener: s
             disconnect = limits.connect(identity.principal, peer)
             data = await intake.receive(context)
             reserved = limits.reserve(len(data))
-            call = Call(context, len(data), identity.principal, peer)
+            call = Call(context, len(data), identity.principal, peer, limits.peers)
             request = _parsed(parse, data, method)
             await limits.admit(identity, request)
             with limits.audited(listener, method, peer, identity), limits.fresh(context):
-                return await function(call, request)
+                return limits.counted(call, _serialize(await function(call, request)))
         except Exception as error:
             data = call = request = None  # gRPC keeps the error, and with it this frame, for as long as the connection
             await _fail(context, method.path, error)
@@ -315,7 +353,7 @@ def _stream(method: ServiceMethod, function: Any, limits: CallLimits, listener: 
             disconnect = limits.connect(identity.principal, peer)
             data = await limits.intake.receive(context)
             limits.release(limits.reserve(len(data)))  # what is parsed of it is small
-            call = Call(context, len(data), identity.principal, peer)
+            call = Call(context, len(data), identity.principal, peer, limits.peers)
             request = _parsed(parse, data, method)
             del data
             await limits.admit(identity, request)
@@ -335,38 +373,62 @@ def _stream(method: ServiceMethod, function: Any, limits: CallLimits, listener: 
     return handle
 
 
-def _both_streams(method: ServiceMethod, function: Any) -> Handler:
-    """Return the handler of a method whose clients stream too, such as reflection: few at a time, and not for long."""
-    parse, running = method.request.FromString, 0
+def _both_streams(method: ServiceMethod, function: Any, limits: CallLimits) -> Handler:
+    """Return the handler of a method whose clients stream too, such as reflection: few at a time, each address with its
+    share, and not for long. Whoever calls has not shown who it is, also when the call is over."""
+    parse, streams = method.request.FromString, Budget(_BOTH_STREAMS_MAX)
 
-    async def parsed(requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    async def parsed(requests: AsyncIterator[bytes], context: Any, client: UnprovenClient) -> AsyncIterator[Any]:
         async for data in requests:
+            _check_unproven(limits, context, client)
             yield _parsed(parse, data, method)
 
     async def handle(requests: AsyncIterator[bytes], context: Any) -> None:
-        nonlocal running
-        running += 1
+        address, has_place = "", False
         try:
-            if running > _BOTH_STREAMS_MAX:
-                raise Full(f"{method.path} has {_BOTH_STREAMS_MAX} streams, as many as it may have: try again")
+            peer = limits.peers.address(context)
+            address = _address(peer)
+            if not (has_place := streams.take(1, address)):
+                raise Full(f"{method.path} has as many streams as it may have, or as {address} may: end some first")
+            client = limits.work.client(_host(peer)[1], CALL_S)
             async with asyncio.timeout(_BOTH_STREAMS_S):
-                await _write_all(context, function(Call(context, 0), parsed(requests)))
+                replies = function(Call(context, 0), parsed(requests, context, client))
+                await client.run(_write_all(context, replies))
         except TimeoutError:
             late = Status(StatusCode.DEADLINE_EXCEEDED, f"a stream of {method.path} lasts {_BOTH_STREAMS_S} seconds")
             await _fail(context, method.path, late)
         except Exception as error:
             await _fail(context, method.path, error)
         finally:
-            running -= 1
+            if has_place:
+                streams.give_back(1, address)
 
     return handle
 
 
+def _check_unproven(limits: CallLimits, context: Any, client: UnprovenClient) -> None:
+    """Raise Full, and end the connection of the call, if those at its address have cost too much already."""
+    if refusal := client.refusal():
+        limits.peers.disconnect(context)
+        raise Full(refusal)
+
+
 async def _authenticate(limits: CallLimits, context: Any, peer: str, listener: str) -> Identity:
     """Return who calls, by the header `authorization: Bearer` or its certificate. Raises Unauthenticated or Full."""
-    security = limits.security
+    security, client = limits.security, limits.work.client(_host(peer)[1], CALL_S)
     if security is None or not security.is_required:
+        _check_unproven(limits, context, client)
         return NOBODY
+    try:
+        identity = await client.run(_identify(limits, security, context, peer, listener))
+    except DanubeError:
+        _check_unproven(limits, context, client)
+        raise
+    client.proved()
+    return identity
+
+
+async def _identify(limits: CallLimits, security: Security, context: Any, peer: str, listener: str) -> Identity:
     given = [str(value) for name, value in context.invocation_metadata() or () if name == "authorization"]
     scheme, _, token = given[0].strip().partition(" ") if len(given) == 1 else ("", "", "")
     token = token.strip() if scheme.lower() == "bearer" else ""

@@ -2,7 +2,8 @@
 
 Flow control: the consumer has credit for WINDOW_MESSAGES and WINDOW_BYTES. Credit comes back when gRPC has taken the
 messages of a delivery, and gRPC takes no more than its client reads. What was delivered and is not taken counts in the
-memory that all clients share (`broker.unread_memory`), together with the message that is made of it.
+memory that all clients share (`broker.unread_memory`), together with the message that is made of it. A client that
+reads nothing while others wait for that memory is disconnected.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from pydanube.gateway.rows import Delivery, RowSink
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.limits import KIB
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.telemetry import get_logger
 
 from .calls import Call
 from .messages import API
+
+log = get_logger(__name__)
 
 WINDOW_MESSAGES: Final = 1_000
 WINDOW_BYTES: Final = 512 * KIB
@@ -44,6 +48,7 @@ class ConsumerStream(RowSink):
         self._url = url
         self._message_bytes_max = message_bytes_max
         self._unread = unread
+        unread.watch(self._disconnect)
         self._deliveries: deque[Delivery] = deque()
         self._error: DanubeError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -92,6 +97,11 @@ class ConsumerStream(RowSink):
                 self._give_up(attached, delivery.batch.offset_at(row), len(message))
             else:
                 await self._call.write(message)
+                self._unread.moved()
+
+    def _disconnect(self) -> None:
+        log.info("grpc.ended", peer=self._call.peer, reason="it does not read its messages")
+        self._call.disconnect()
 
     def _give_up(self, attached: Consumer, offset: int, size: int) -> None:
         reason = f"the message has {size} bytes, and clients of the Danube gRPC API take {self._message_bytes_max}"

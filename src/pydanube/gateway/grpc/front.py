@@ -34,6 +34,13 @@ _SOCKET_PATH_BYTES_MAX: Final = 80
 """Operating systems take a little more than 100; the names of connections need some of it."""
 
 
+LAST_BYTES_S: Final = 5.0
+"""A connection that gRPC has ended, and whose client reads nothing, has its place for this long."""
+
+LAST_ANSWER_S: Final = 0.5
+"""How long a client that is disconnected has to read why."""
+
+
 class Peers:
     """The clients of all gRPC listeners, by what gRPC says is the peer of a call."""
 
@@ -51,6 +58,17 @@ class Peers:
         is gone."""
         peer: str = context.peer()
         return self._client(peer).address if peer.startswith("unix:") else peer
+
+    def disconnect(self, context: Any) -> None:
+        """Disconnect the client of a call once what was answered has been sent."""
+        found = self._clients.get(context.peer())
+        if found is not None:
+            found.disconnect()
+
+    def abort(self, context: Any) -> None:
+        """End the connection that a call came on; what was sent and has not arrived is dropped."""
+        if (client := self._clients.get(context.peer())) is not None:
+            client.transport.abort()
 
     def certificate(self, context: Any) -> PeerCertificate | None:
         """Return the certificate that the client of a call has proven to hold. Raises Invalid and Unavailable."""
@@ -122,6 +140,7 @@ class _Side(asyncio.Protocol):
 
     transport: asyncio.Transport
     other: _Side | None = None
+    _ending: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -139,8 +158,19 @@ class _Side(asyncio.Protocol):
             self.other.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._ending is not None:
+            self._ending.cancel()
         if self.other is not None:
-            self.other.transport.close()
+            self.other.end()
+
+    def end(self) -> None:
+        """Close the connection once the peer has read what was written; one that does not read is disconnected."""
+        self.transport.close()
+        self._abort_in(LAST_BYTES_S)
+
+    def _abort_in(self, seconds: float) -> None:
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().call_later(seconds, self.transport.abort)
 
 
 class ClientSide(_Side):
@@ -165,6 +195,12 @@ class ClientSide(_Side):
         self.address = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
         self.transport.pause_reading()
         self._front.tasks.spawn(self._connect(), "grpc connection")
+
+    def disconnect(self) -> None:
+        """Read nothing more, and disconnect the client after a moment, in which it gets its answers."""
+        if not self.transport.is_closing():
+            self.transport.pause_reading()
+            self._abort_in(LAST_ANSWER_S)
 
     async def _connect(self) -> None:
         """Connect to gRPC's server from a name of its own, and begin to read."""

@@ -14,6 +14,7 @@ import grpc.aio
 
 from pydanube.broker import Broker, ListenerMetrics
 from pydanube.gateway.places import Places
+from pydanube.gateway.unproven_work import UnprovenWork
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
@@ -61,8 +62,11 @@ class GrpcServer:
         memory: Memory,
         data_certificates: ServerCertificates | None = None,
         admin_certificates: ServerCertificates | None = None,
+        work: UnprovenWork | None = None,
     ) -> None:
-        """The certificates are those that connections of the two listeners are encrypted with; None: they are not."""
+        """The certificates are those that connections of the two listeners are encrypted with; None: they are not.
+        `work` is what clients of all listeners cost before they have shown who they are; None: these two count by
+        themselves."""
         self.settings = settings
         self._data_certificates = data_certificates
         self._admin_certificates = admin_certificates
@@ -71,11 +75,13 @@ class GrpcServer:
         self._tasks = tasks
         intake = RequestIntake(clock)
         metrics = broker.metrics.listener("grpc")
-        places = settings.calls_per_address_max
+        calls_max = settings.calls_per_address_max
+        self._work = work = work or UnprovenWork(clock, lambda: broker.security.is_required)
         self._peers = peers = Peers()
-        checks = broker.security, broker.audit, broker.throttle, broker.freshness
-        self._limits = CallLimits(places, memory, intake, metrics, *checks, peers=peers)
-        self._tool_limits = CallLimits(_TOOL_CALLS_PER_ADDRESS_MAX, memory, intake, peers=peers)  # never drains
+        checks = broker.security, broker.audit, broker.throttle, broker.freshness, broker.unread
+        self._limits = CallLimits(calls_max, memory, intake, work, metrics, *checks, peers=peers)
+        most = _TOOL_CALLS_PER_ADDRESS_MAX
+        self._tool_limits = CallLimits(most, memory, intake, work, peers=peers)  # never drains
         self._fronts: list[Front] = []
         """Those of the ports that are open."""
         self._servers: list[Any] = []
@@ -92,7 +98,7 @@ class GrpcServer:
         """Bind the data port (0 uses a free one) and return its address. Raises OSError where that is impossible."""
         services = {one.name: service for one, service in self._services if one.data}
         settings, advice = self.settings, "ask for administration on the admin port"
-        places = Places(GRPC, settings.connections_max, settings.connections_per_address_max, ListenerMetrics())
+        places = self._places(GRPC, settings.connections_max, settings.connections_per_address_max)
         self.data_address = await self._open(host, port, services, places, advice, self._data_certificates, GRPC)
         return self.data_address
 
@@ -101,9 +107,12 @@ class GrpcServer:
         services = {one.name: service for one, service in self._services if one.admin}
         settings, advice = self.settings, "producers and consumers use the data port"
         most, per_address_max = settings.admin_connections_max, settings.admin_connections_per_address_max
-        places = Places(ADMIN, most, per_address_max, ListenerMetrics())
+        places = self._places(ADMIN, most, per_address_max)
         self.admin_address = await self._open(host, port, services, places, advice, self._admin_certificates, ADMIN)
         return self.admin_address
+
+    def _places(self, listener: str, connections_max: int, per_address_max: int) -> Places:
+        return Places(listener, connections_max, per_address_max, ListenerMetrics(), self._work)
 
     async def start(self) -> None:
         """Serve on the ports that are open."""

@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 from pydanube.broker import Broker
 from pydanube.gateway.native.publish_memory import PublishMemory
 from pydanube.gateway.places import Places
+from pydanube.gateway.unproven_work import UnprovenClient, UnprovenWork
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.network import address_of, open_server
 from pydanube.runtime.tasks import Tasks
@@ -55,9 +56,11 @@ class HttpServer:
         tasks: Tasks,
         memory: PublishMemory | None = None,
         certificates: ServerCertificates | None = None,
+        work: UnprovenWork | None = None,
     ) -> None:
         """`memory` counts the bytes that all listeners have published and not answered; None: it is not counted.
-        `certificates` are those that connections are encrypted with; None: they are not."""
+        `certificates` are those that connections are encrypted with; None: they are not. `work` is what clients of all
+        listeners cost before they have shown who they are; None: this listener counts by itself."""
         self.settings = settings
         self._certificates = certificates
         self._clock = clock
@@ -84,7 +87,8 @@ class HttpServer:
         self._invalid = 0
         self._metrics = broker.metrics.listener("http")
         places_max, per_address_max = settings.connections_max, settings.connections_per_address_max
-        self._places = Places("http", places_max, per_address_max, self._metrics, "HTTP")
+        work = work or UnprovenWork(clock, lambda: broker.security.is_required)
+        self._places = Places("http", places_max, per_address_max, self._metrics, work, "HTTP")
         self._server: asyncio.Server | None = None
         self._rounds: asyncio.Task[None] | None = None
 
@@ -154,6 +158,10 @@ class HttpServer:
         if not refusal:
             self._connections.add(connection)
         return refusal
+
+    def measure(self, connection: HttpConnection) -> UnprovenClient:
+        handshake_s: float = connection.transport.get_extra_info("handshake_s", 0.0)
+        return self._places.client(_host_of_client(connection), handshake_s)
 
     def upgrade(self, connection: HttpConnection, upgraded: WebSocketConnection) -> None:
         """Count a WebSocket in the place of the connection that it was."""

@@ -90,6 +90,11 @@ class Fetches:
         """Cancel all fetches with `error` and return all memory: the connection ends."""
         self.cancel(error)
         self.memory.close()
+        self._writable.set()
+
+    async def until_writable(self) -> None:
+        """Wait until the client has read enough of what was sent, or the connection is closed."""
+        await self._writable.wait()
 
     def cancel(self, error: DanubeError) -> None:
         """Stop all running fetches and answer each with `error`."""
@@ -127,7 +132,7 @@ class Fetches:
             turn, sent_bytes = await self._turn(principal, topic, bytes_max), 0
             try:
                 async with self._places:
-                    await self._writable.wait()
+                    await self.until_writable()
                     reserved_bytes = await self.memory.reserve(turn.bytes_max, least_bytes)
                     try:
                         fetched = await read(start, reserved_bytes, 0)

@@ -12,6 +12,8 @@ from __future__ import annotations
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
+from pydanube.runtime.budget import fits_share
+
 
 class PauseReason:
     """Why the listener does not read from a session: bits of a plain number, because every publish checks them."""
@@ -76,7 +78,7 @@ class PublishMemory:
         self.used_bytes += size
         session.publish_bytes += size
         share.used_bytes += size
-        if share.used_bytes > self._limit_bytes - self.used_bytes:
+        if not fits_share(share.used_bytes, 0, self._limit_bytes - self.used_bytes):
             session.pause_for(PauseReason.MEMORY)
             share.waiting.add(session)
             self._waiting.add(share)
@@ -91,7 +93,7 @@ class PublishMemory:
     def reserve(self, size: int) -> bool:
         """Take memory for a request of a listener that cannot stop reading from a client; return False, without effect,
         if such requests already have as much as is still free. One at a time is always accepted."""
-        if self._reserved_bytes and self._reserved_bytes + size > self._limit_bytes - self.used_bytes:
+        if self._reserved_bytes and not fits_share(self._reserved_bytes, size, self._limit_bytes - self.used_bytes):
             return False
         self._reserved_bytes += size
         self.used_bytes += size

@@ -761,7 +761,7 @@ async def _list_staged_queries(caller: Caller, request: wire.ListStagedQueries) 
 
 
 async def _forget_staged_query(caller: Caller, request: wire.ForgetStagedQuery) -> wire.Done:
-    await caller.broker.staging.forget(caller.principal, request.query)
+    await caller.broker.staging.forget(caller.principal, request.query, request.owner)
     return wire.Done()
 
 

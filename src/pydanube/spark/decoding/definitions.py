@@ -10,7 +10,7 @@ from collections import OrderedDict
 from typing import Final
 
 from pydanube.client.blocking.client import BlockingClient
-from pydanube.codec.schemas.columns import ColumnDecoder, column_decoder
+from pydanube.formats.columns import ColumnDecoder, column_decoder
 from pydanube.model.errors import Denied, Invalid, NotFound, Refused
 from pydanube.model.schemas import SchemaVersion
 from pydanube.spark import connections

@@ -5,9 +5,12 @@
 ```
 
 Objects are read in ranges of one or two megabytes, never whole. Ranges and footers stay in a cache of bounded size that
-all partitions share. Sequential readers get the next ranges by read-ahead.
+all partitions share. Sequential readers get the next ranges by read-ahead. However many read at different places, what
+is being loaded takes no more than the cache besides it, and a small part of a range is copied, so that it does not keep
+the whole range in memory.
 
 Invariants
+    the ranges that are being loaded have no more bytes than the cache may have, or are one
     a batch is returned only after its checksums, its structure and its offsets were checked
     a damaged or missing object raises an error that names it; no offsets are skipped
     two concurrent readers of one range cause one read
@@ -18,8 +21,8 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -121,6 +124,31 @@ class LoadingCache(Generic[T]):
             self.size -= self._size_of(oldest)
 
 
+class _LoadingBytes:
+    """Limits what is loaded at the same time; more waits, in order."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._used_bytes = 0
+        self._turn = asyncio.Lock()
+        """Held by the first that waits."""
+        self._freed = asyncio.Event()
+
+    @asynccontextmanager
+    async def taken(self, size_bytes: int) -> AsyncIterator[None]:
+        """Count this much while the block runs. Cancelled while it waits: nothing is counted."""
+        async with self._turn:
+            while self._used_bytes and self._used_bytes + size_bytes > self._limit_bytes:
+                self._freed.clear()
+                await self._freed.wait()
+            self._used_bytes += size_bytes
+        try:
+            yield
+        finally:
+            self._used_bytes -= size_bytes
+            self._freed.set()
+
+
 class Footer(NamedTuple):
     """The cached part of an object's footer: all but the producer tables, which can be large."""
 
@@ -140,6 +168,7 @@ class SegmentReader:
         self._blocks: LoadingCache[list[memoryview]] = LoadingCache(
             tasks, cache_bytes, lambda views: sum(map(len, views))
         )
+        self._loading_bytes = _LoadingBytes(cache_bytes)
         self._loading_max = max(1, cache_bytes // READ_RANGE_BYTES // 2)
         """Limits read-ahead, so that it does not evict what was read ahead for other readers."""
         self._followed: OrderedDict[tuple[str, int], None] = OrderedDict()
@@ -158,12 +187,14 @@ class SegmentReader:
             self._read_ahead(segment, read_ranges, place)
         views: list[memoryview] = []
         while place < len(read_ranges) and (bytes_max > 0 or not views):
-            found = await self._block(segment, read_ranges[place])
-            for view in found:
-                if (views and bytes_max <= 0) or offsets_of(view)[1] <= offset:
+            block = await self._block(segment, read_ranges[place])
+            found: list[memoryview] = []
+            for view in block:
+                if ((views or found) and bytes_max <= 0) or offsets_of(view)[1] <= offset:
                     continue
-                views.append(view)
+                found.append(view)
                 bytes_max -= len(view)
+            views += _copied_if_few(found, block)
             place += 1
         return views
 
@@ -240,7 +271,8 @@ class SegmentReader:
 
     async def _load_block(self, segment: CatalogSegment, read_range: ReadRange) -> list[memoryview]:
         section = await self._section(segment)
-        block = await self._get(segment, read_range.start, read_range.end)
+        async with self._loading_bytes.taken(read_range.end - read_range.start):
+            block = await self._get(segment, read_range.start, read_range.end)
         return await asyncio.to_thread(section.split, block, read_range.start, f"object {segment.record.object}")
 
     async def _get(self, segment: CatalogSegment, start: int, end: int) -> memoryview:
@@ -252,6 +284,13 @@ class SegmentReader:
         if len(data) != end - start:
             raise Corrupt(f"object {key} ends at {start + len(data)} instead of {end}: put back a copy of it")
         return data
+
+
+def _copied_if_few(views: list[memoryview], block: list[memoryview]) -> list[memoryview]:
+    """Return copies of the views if they are a small part of the block, all of which a view keeps in memory."""
+    if 2 * sum(map(len, views)) > sum(map(len, block)):
+        return views
+    return [memoryview(bytes(view)) for view in views]
 
 
 def check_section(sections: list[SegmentSection], segment: CatalogSegment) -> None:

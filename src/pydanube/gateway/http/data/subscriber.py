@@ -4,14 +4,16 @@ it.
 What the broker delivers is kept here until the client takes it, message by message. Flow control: a partition gets
 credit only when nothing of it is kept any more, for as many messages as the client can take and for its part of
 WINDOW_BYTES. What is kept, and what is sent and not read, counts in the memory that all clients share
-(`broker.unread_memory`).
+(`broker.unread_memory`). While others wait for that memory, messages that no request takes go back to the subscription,
+and a client that does not read what it is sent is disconnected.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -24,7 +26,7 @@ from pydanube.model.names import TopicName
 from pydanube.runtime.clock import Clock
 
 from .messages import PayloadForm, encode_message
-from .pieces import MADE_TIMES
+from .pieces import MADE_TIMES, ClientConnection
 
 WINDOW_MESSAGES: Final = 1_000
 WINDOW_BYTES: Final = 512 * KIB
@@ -73,6 +75,9 @@ class Subscriber:
         self._broker = broker
         self._principal = principal
         self._unread = broker.unread.part(principal, MADE_TIMES)
+        self._unread.watch(self._give_up)
+        self._connection: ClientConnection | None = None
+        """That to which messages are being sent; None: to none."""
         self._attached = replace(attachment, unread=self._unread)
         self._sending_bytes = 0
         """The size of batches whose last message was taken, and which the client has not read."""
@@ -200,9 +205,36 @@ class Subscriber:
 
     def flushed(self) -> None:
         """Note that the client has read what was taken, but for what a connection may hold."""
+        self._unread.moved()
         if self._sending_bytes:
             self._unread.give_back(self._sending_bytes)
             self._sending_bytes = 0
+
+    @contextmanager
+    def sending(self, connection: ClientConnection) -> Iterator[None]:
+        """Surrounds what takes messages and sends them on this connection."""
+        self._connection = connection
+        try:
+            yield
+        finally:
+            self._connection = None
+
+    def _give_up(self) -> None:
+        """Give memory back to others: the client has received nothing for too long."""
+        if self._connection is not None:
+            self._connection.abort()
+        else:
+            self._give_back_kept()
+
+    def _give_back_kept(self) -> None:
+        """Give what is kept back to the subscription, which delivers it again."""
+        offsets: dict[int, list[int]] = {}
+        for one in self._kept:
+            rows = one.rows[self._taken :] if one is self._kept[0] else one.rows
+            offsets.setdefault(one.partition, []).extend(map(one.batch.offset_at, rows))
+        self._drop(lambda _: True)
+        for partition, given in offsets.items():
+            self._partitions[partition].consumer.give_back(_joined(sorted(given)))
 
     # -- acknowledging -------------------------------------------------------------------------------------------------
 
@@ -239,10 +271,13 @@ class Subscriber:
 
     def drop_kept(self, partition: int) -> None:
         """Forget what is kept of a partition whose subscription was sought: it is delivered anew."""
-        if self._kept and self._kept[0].partition == partition:
+        self._drop(lambda one: one.partition == partition)
+
+    def _drop(self, is_dropped: Callable[[Delivery], bool]) -> None:
+        if self._kept and is_dropped(self._kept[0]):
             self._taken = 0
-        self._unread.give_back(sum(one.size_bytes for one in self._kept if one.partition == partition))
-        self._kept = deque(one for one in self._kept if one.partition != partition)
+        self._unread.give_back(sum(one.size_bytes for one in self._kept if is_dropped(one)))
+        self._kept = deque(one for one in self._kept if not is_dropped(one))
 
     def end(self, error: DanubeError) -> None:
         self.error = self.error or error
