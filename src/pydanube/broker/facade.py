@@ -61,7 +61,16 @@ from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession, Network, is_inside
 from pydanube.model.dead_letters import LETTER_PRODUCER
-from pydanube.model.errors import AlreadyExists, DanubeError, Invalid, NotFound, NotOwner, Refused, Unavailable
+from pydanube.model.errors import (
+    AlreadyExists,
+    DanubeError,
+    Invalid,
+    NotFound,
+    NotOwner,
+    Refused,
+    Unavailable,
+    internal_error,
+)
 from pydanube.model.leftovers import Loss
 from pydanube.model.limits import MIB
 from pydanube.model.messages import Published
@@ -964,7 +973,7 @@ class Broker:
             self._publish(principal, producer, done, batch)
         except Exception as error:  # a bug, and the listener is not there any more to answer for it
             log.error("publish.crashed", topic=producer.topic, exc_info=error)
-            done(DanubeError(f"internal error: {type(error).__name__}; the broker's log has the details"))
+            done(internal_error("publish", error))
 
     def _publish(self, principal: Principal, producer: Producer, done: PublishDone, batch: memoryview) -> None:
         try:
