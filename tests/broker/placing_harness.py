@@ -43,7 +43,9 @@ class Sessions:
     def begin(self, name: str, zone: str = "") -> BrokerSession:
         self._incarnations += 1
         address = BrokerAddresses(f"{name}:7080")
-        session = BrokerSession(name, self._incarnations, address, log=f"log-{name}", zone=zone)
+        session = BrokerSession(
+            name, self._incarnations, address, log=f"log-{name}", zone=zone, proof=f"proof of {name}"
+        )
         self.living[name] = session
         self.away.pop(name, None)
         for member in self.members:

@@ -38,9 +38,10 @@ from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.objects.store import Buffer, Capabilities, ObjectInfo
-from pydanube.runtime.simdisk import SimDisk
+from pydanube.runtime.retry import JITTER
 from pydanube.runtime.tasks import Tasks
 from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity, WalSettings
+from simdisk import SimDisk
 
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
@@ -354,6 +355,7 @@ class SimulatedCluster:
 
     def __init__(self, seed: int, metadata: EmbeddedStore) -> None:
         self.chance = random.Random(seed)
+        JITTER.seed(seed)
         self.metadata = metadata
         self.line_faults = LineFaults(random.Random(self.chance.random()))
         self.segment_age_s = self.chance.choice([1, 5, 600])

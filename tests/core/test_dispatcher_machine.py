@@ -20,6 +20,7 @@ from pydanube.core.dispatch import dispatcher as dispatcher_module
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.dispatcher import Dispatcher
 from pydanube.core.dispatch.members import Member
+from pydanube.core.dispatch.ranges import merged
 from pydanube.model.errors import Refused
 from pydanube.model.failure import ACK_TIMEOUT, Poison
 from pydanube.model.topics import SubscriptionType
@@ -233,7 +234,7 @@ class DispatcherMachine(DispatcherModel):
         offsets = {offset for start, end in ranges for offset in range(start, end)}
         known = {offset for offset in offsets if self.dispatcher.cursor.is_acked(offset)}
         assert known - self.harness.stored.gone == (offsets & self.acked) - self.harness.stored.gone
-        assert self.dispatcher.ack(ranges) == len(offsets - known)
+        assert self.dispatcher.ack(merged(ranges)) == len(offsets - known)
         self._mark_acked(list(offsets))
 
     @precondition(lambda self: self.in_flight)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import time
 from typing import Any
 
 import fastavro
@@ -175,3 +176,20 @@ def test_long_arrays_in_few_rows_are_checked() -> None:
     long = write_long(20_000) + b"\2" * 20_000 + b"\0"
     assert not DatumCheck(schema.root).find_suspects([b"\0"] * 50 + [long])
     assert DatumCheck(schema.root).find_suspects([b"\0"] * 50 + [long[:-1]])
+
+
+def test_a_payload_that_says_too_much_does_not_cost_the_time_of_the_others() -> None:
+    schema = avro({"type": "array", "items": "int"})
+    long = write_long(200_000) + b"\2" * 200_000 + b"\0"
+    since = time.process_time()
+    assert DatumCheck(schema.root).find_suspects([long] + [write_long(200_000)] * 40) == list(range(1, 41))
+    assert DatumCheck(schema.root).find_suspects([b"\0"] * 40 + [write_long(200_000)] * 20) == list(range(40, 60))
+    assert time.process_time() - since < 10
+
+
+def test_a_tree_that_is_cut_off_ends() -> None:
+    branches = ["N", "null"]  # the zeros behind the data would go on with N twice, each time
+    tree = avro(
+        {"type": "record", "name": "N", "fields": [{"name": "l", "type": branches}, {"name": "r", "type": branches}]}
+    )
+    assert DatumCheck(tree.root).find_suspects([b"\2\2"] * 30 + [b"\0"] * 30) == list(range(30, 60))

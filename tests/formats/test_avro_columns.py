@@ -194,3 +194,17 @@ def test_a_field_that_only_the_writer_has_may_contain_itself() -> None:
     reader = avro({"type": "record", "name": "R", "fields": fields[1:]})
     payloads = [writer.encode({"tree": {"next": {"next": None}}, "n": one}) for one in range(30)]
     assert decode(reader, payloads, writer).values.to_pylist() == [{"n": one} for one in range(30)]
+
+
+def test_a_record_inside_itself_is_read_as_deep_as_the_reader_goes() -> None:
+    def node(name: str, inner: Any) -> dict[str, Any]:
+        fields = [{"name": "next", "type": ["null", inner]}, {"name": "v", "type": "int"}]
+        return {"type": "record", "name": name, "aliases": ["N"], "fields": fields}
+
+    leaf = {"type": "record", "name": "C", "aliases": ["N"], "fields": [{"name": "v", "type": "int"}]}
+    payloads = [b"\0\2"] * 30 + [b"\2\0\4\6"] * 30 + [b"\2\2\0\2\4\6"] * 30
+    values, errors = decode(avro(node("A", node("B", leaf))), payloads, avro(node("N", "N")))
+    assert not errors
+    assert values[0].as_py() == {"next": None, "v": 1}
+    assert values[30].as_py() == {"next": {"next": None, "v": 2}, "v": 3}
+    assert values[60].as_py() == {"next": {"next": {"v": 1}, "v": 2}, "v": 3}

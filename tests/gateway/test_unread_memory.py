@@ -25,6 +25,7 @@ from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import Principal
 from pydanube.gateway.grpc.consumer_stream import ConsumerStream
+from pydanube.model.errors import Denied
 from pydanube.model.limits import MIB
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 
@@ -189,6 +190,32 @@ async def test_what_is_kept_between_polls_goes_back_when_others_wait(monkeypatch
         assert acked.status == 204
 
 
+@pytest.mark.parametrize("kind", PATHS)
+async def test_what_is_kept_is_not_sent_any_more_when_the_right_ends(kind: str) -> None:
+    async with open_listener() as there, await Peer.connect(there) as peer:
+        async with pydanube.connect(there.broker_url) as client:
+            await client.create_topic(TOPIC, partitions=3)
+            async with client.producer(TOPIC) as producer:
+                for _ in range(3):
+                    await producer.send(b"x" * 8 * LARGE)
+        peer.stop_reading()
+        peer.send("GET", PATHS[kind](0), **(UPGRADE if kind == "websocket" else {}))
+        sessions = there.server._application._data.sessions._open
+        await there.until(lambda: any(one.subscriber._connection is not None for one in sessions.values()))
+        (session,) = sessions.values()
+        await there.until(lambda: len(session.subscriber._kept) == 2)  # one is being sent
+        for partition in list(session.subscriber._partitions.values()):
+            partition.consumer._subscription.detach_refused(lambda *_: Denied("may not consume any more"))
+        peer._writer.transport.resume_reading()  # type: ignore[attr-defined]
+        async with asyncio.timeout(60):
+            received = bytearray()
+            while b"may not consume any more" not in received[-1_000:]:
+                chunk = await peer._reader.read(1 << 16)
+                assert chunk, "the connection ended without a word"
+                received += chunk
+        assert received.count(b'"payload"') == 1
+
+
 async def until_given_back(there: HttpListener) -> None:
     """Wait for more memory than there is, until nobody holds any."""
     memory = there.broker.unread
@@ -309,3 +336,21 @@ def test_a_principal_may_hold_as_much_as_is_free_for_all() -> None:
     again = memory.part(Principal("greedy"))
     assert not again.may_take(MIB) and again.may_take(SMALL_BYTES)
     assert other.may_take(2 * MIB)
+
+
+async def test_few_reads_run_at_once_that_may_find_more_than_they_got_memory_for() -> None:
+    memory = UnreadMemory(10 * MIB, lambda: False)
+    running = most = 0
+
+    async def read(is_short: bool) -> None:
+        nonlocal running, most
+        async with memory.turn(is_short):
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0)
+            running -= 1
+
+    await asyncio.gather(*(read(True) for _ in range(20)))
+    assert most == unread_memory.SHORT_READS_MAX
+    await asyncio.gather(*(read(False) for _ in range(20)))
+    assert most == 20

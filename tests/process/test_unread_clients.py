@@ -4,6 +4,7 @@ them together stays within what docs/operations.md says, and a fifth more."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import resource
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from brokers import BrokerProcess
+from http2_peer import PartialRequest
 
 import pydanube
 from pydanube.codec.native import frames, requests
@@ -84,17 +86,30 @@ def native_consumer(broker: BrokerProcess, number: int) -> socket.socket:
     return line
 
 
+def requests_of_schemas(broker: BrokerProcess, _number: int) -> socket.socket:
+    """Ask for a large schema, over and over."""
+    hello = frames.encode(FrameKind.HELLO, requests.encode(requests.Hello(client="greedy")))
+    wanted = requests.encode(requests.GetSchema(subject="large"))
+    asked = b"".join(frames.encode(FrameKind.REQUEST, wanted, one) for one in range(1, 65))
+    return opened(broker.port, frames.PREAMBLE + hello + asked)
+
+
+def peeks(broker: BrokerProcess, _number: int) -> socket.socket:
+    return opened(broker.http_port, http(f"{BASE}/subscriptions/peeked/peek?limit=30"))
+
+
 KINDS: dict[str, Callable[[BrokerProcess, int], socket.socket]] = {
     "events of a subscription": events_of_a_subscription,
     "events of the topic": events_of_the_topic,
     "websocket": websocket,
     "fetches": fetches,
     "native consumer": native_consumer,
+    "requests": requests_of_schemas,
+    "peeks": peeks,
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_what_clients_do_not_read_is_bounded(tmp_path: Path, kind: str) -> None:
+def many_connections(directory: Path) -> BrokerProcess:
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     settings = {
         "DANUBE_CACHE_TAIL_BYTES": "1MiB",  # so that messages are read from the log, into memory
@@ -102,11 +117,21 @@ async def test_what_clients_do_not_read_is_bounded(tmp_path: Path, kind: str) ->
         "DANUBE_LIMITS_CONNECTIONS_PER_ADDRESS_MAX": "5000",
         "DANUBE_LIMITS_HTTP_CONNECTIONS_MAX": "5000",
         "DANUBE_HTTP_CONSUMERS_MAX": "5000",
+        "DANUBE_GRPC_CONNECTIONS_MAX": "5000",
     }
-    with BrokerProcess(tmp_path / "data", environment=settings) as broker, ExitStack() as lines:
+    return BrokerProcess(directory / "data", environment=settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_clients_do_not_read_is_bounded(tmp_path: Path, kind: str) -> None:
+    with many_connections(tmp_path) as broker, ExitStack() as lines:
         async with pydanube.connect(broker.url) as client, client.producer(TOPIC) as producer:
             for _ in range(MESSAGES):
                 await producer.send(os.urandom(LARGE))
+            await client.create_subscription(TOPIC, "peeked", start="earliest")
+            symbols = [f"symbol_{number}" for number in range(30_000)]
+            definition = json.dumps({"type": "enum", "name": "E", "symbols": symbols})
+            await client.schemas.register("large", definition, format="avro")
         before = most = broker.resident_bytes()
         for number in range(CLIENTS):
             line = await asyncio.to_thread(KINDS[kind], broker, number)
@@ -120,4 +145,18 @@ async def test_what_clients_do_not_read_is_bounded(tmp_path: Path, kind: str) ->
             most = max(most, broker.resident_bytes())
             await asyncio.sleep(0.1)
         print(f"{kind}: grew by {(most - before) // MIB} MiB, {(broker.resident_bytes() - before) // MIB} at the end")
+        assert most - before < 1.2 * (UNREAD_BYTES + CLIENTS * (SMALL_BYTES + CONNECTION_BYTES))
+
+
+async def test_large_publishes_over_grpc_that_arrive_at_once_are_bounded(tmp_path: Path) -> None:
+    with many_connections(tmp_path) as broker:
+        before = most = broker.resident_bytes()
+        address, path = f"127.0.0.1:{broker.grpc_port}", "/danube.ProducerService/SendMessage"
+        calls = [await PartialRequest.open(address, path, 10 * MIB) for _ in range(CLIENTS)]
+        for _ in range(WATCHED_S * 10):
+            most = max(most, broker.resident_bytes())
+            await asyncio.sleep(0.1)
+        for call in calls:
+            await call.close()
+        print(f"publishes over gRPC: grew by {(most - before) // MIB} MiB")
         assert most - before < 1.2 * (UNREAD_BYTES + CLIENTS * (SMALL_BYTES + CONNECTION_BYTES))

@@ -25,10 +25,10 @@ from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.disk import ByteBuffer, DiskFile, OsDisk
-from pydanube.runtime.simdisk import PowerCut
 from pydanube.storage.wal import DurabilityLevel, LogListener, LogWriter, WalSettings
 from pydanube.storage.wal.engine_guard import EngineGuard
 from pydanube.storage.wal.writer import CLOSE_SECONDS, SLOW_WRITE_SECONDS
+from simdisk import PowerCut
 
 SETTINGS = WalSettings(file_bytes=1 << 20, cure_ms=20, lazy_sync_ms=20, written_sync_ms=20, fill_bytes=0)
 LAZY_FOR_EVER = WalSettings(lazy_sync_ms=600_000, written_sync_ms=600_000, fill_bytes=0)

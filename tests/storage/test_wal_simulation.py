@@ -12,8 +12,8 @@ from wal_mutants import MUTANTS
 from wal_simulation import Simulation, Violation
 
 from exhaustive import several
-from pydanube.runtime.simdisk import PowerCut
 from pydanube.storage.wal import WalSettings
+from simdisk import PowerCut
 
 SEEDS = several(100, 500)
 CHUNK = 50

@@ -17,8 +17,8 @@ from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import DanubeError, Refused
 from pydanube.model.limits import RECORD_BODY_BYTES_MAX
 from pydanube.runtime.disk import DiskFile, OsDisk
-from pydanube.runtime.simdisk import SimDisk
 from pydanube.storage.wal import DurabilityLevel, LogListener, LogWriter, WalSettings
+from simdisk import SimDisk
 
 
 class CountingDisk(OsDisk):

@@ -19,7 +19,7 @@ Lives here      the facade (facade.py) and what every call passes: producers, pu
                 lifecycle/      retention, time to live, deletion of topics
                 staging/        batches of Spark queries, staged and published all at once
                 tiering/        object storage: uploads, restore, administration
-May import      model, codec, formats, core, runtime, metadata, storage
+May import      model, operations, codec, formats, core, runtime, metadata, storage
 Flows through   a listener hands over a batch; decide, stamp, log, visible, answer, deliver
 Never           sockets, frames, HTTP; a decision that core/ could make without I/O
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,7 +22,6 @@ from pydanube.broker.cluster.takeover import Takeover, no_cursors
 from pydanube.broker.cluster.upgrade import Upgrade
 from pydanube.broker.lifecycle.expiration import Expiration
 from pydanube.broker.lifecycle.topic_deletion import TopicDeletion
-from pydanube.broker.lifecycle.truncation import truncate
 from pydanube.broker.partitions.broker_slices import BrokerSlices, SliceCounts, SliceSettings
 from pydanube.broker.partitions.draining import Draining
 from pydanube.broker.partitions.open_partitions import Partitions, PartitionSettings
@@ -32,7 +31,6 @@ from pydanube.broker.partitions.partition_table import PartitionTable
 from pydanube.broker.partitions.publish_queue import PublishDone
 from pydanube.broker.partitions.recovery import PartitionRecovery
 from pydanube.broker.partitions.store_loss import StoreLoss
-from pydanube.broker.partitions.stored_partition import StoredPartition
 from pydanube.broker.partitions.unlisted_bytes import UnlistedBytes
 from pydanube.broker.quotas.administration import Quotas
 from pydanube.broker.quotas.stored_bytes import StoredBytes
@@ -57,6 +55,7 @@ from pydanube.codec.native import requests as wire
 from pydanube.codec.native.conversions import start_of, topic_description
 from pydanube.core.access import BROKER, Action, Authorizer, Principal, visible_subscriptions
 from pydanube.core.access_rules import AccessRules
+from pydanube.core.staging import STAGED_PRODUCER
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession, Network, is_inside
@@ -84,6 +83,7 @@ from pydanube.model.topics import (
     TopicConfig,
     TopicDescription,
 )
+from pydanube.operations import Operation
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
@@ -111,6 +111,7 @@ from .publishing import PartitionPublisher
 from .shared_producers import SharedProducers
 from .statistics import Statistics
 from .topic_addresses import TopicAddresses
+from .topic_changes import TopicChanges
 from .unread_memory import UnreadMemory
 from .visibility import Visibility
 
@@ -317,12 +318,14 @@ class Broker:
             self.publisher,
             self.decompression,
         )
-        self._changing_level = asyncio.Lock()
+        self.topics = TopicChanges(registry, self._partitions, writer, gathering, self._check_storing)
         self._lifetimes = Expiration(
             registry, self._partitions, self.subscriptions, self._deletion, clock, self._cluster
         )
         self._compaction = MetadataCompaction(parts.store, self._cluster.membership, clock)
-        self.peer_requests = PeerRequests(authorizer, self.security, self._producers, self._lifetimes.unused)
+        self.peer_requests = PeerRequests(
+            authorizer, self.security, self._producers, self._lifetimes.unused, self._cluster.membership
+        )
         self._review = AccessReview(authorizer, self._producers, self._partitions, clock, parts.tasks)
         if isinstance(parts.authorizer, AccessRules):
             parts.authorizer.on_changed = self._review.rules_changed
@@ -398,15 +401,7 @@ class Broker:
         if former is not None and former.binding != record.binding:
             self.schemas.apply(topic)
         if former is not None and former.ack_level != record.ack_level and former.topic_id == record.topic_id:
-            self._tasks.spawn(self._follow_ack_level(topic), f"ack level of {topic}")
-
-    async def _follow_ack_level(self, topic: TopicName) -> None:
-        """Open the partitions of a topic under the ack level that it has now. Cancelled or failed: the next opening of
-        each does it."""
-        try:
-            await self._open_under_new_level(topic, ())
-        except DanubeError as error:
-            log.warning("topic.ack_level_not_changed", topic=str(topic), error=error.message)
+            self._tasks.spawn(self.topics.follow_ack_level(topic), f"ack level of {topic}")
 
     def _open_slices(self, parts: BrokerParts, settings: BrokerSettings) -> BrokerSlices | None:
         """Return the slices of `stored` topics, which are in the object storage; None if there is none."""
@@ -439,6 +434,12 @@ class Broker:
             raise Refused("this broker has no object storage, where `stored` topics are kept: set storage.url")
         with suppress(Unavailable):  # then the topic waits for the store
             await self._check_store()
+
+    async def _check_storing(self, topic: TopicName) -> None:
+        """Raise Refused if a topic cannot become `stored`."""
+        if self._slices is None:
+            raise Refused(f"topic {topic} cannot be stored: this broker has no object storage; set storage.url")
+        await self._check_store()
 
     async def _check_store(self) -> None:
         """Raise Refused if the object store belongs to others, or cannot keep `stored` topics."""
@@ -680,65 +681,6 @@ class Broker:
         """Return the ack level of a topic that a first publish creates."""
         return self._settings.ack_level if self._settings.ack_level is not None else await self._default_level()
 
-    async def set_ack_level(
-        self, principal: Principal, topic: TopicName, level: AckLevel, own_only: bool = False
-    ) -> None:
-        """Change the ack level of a topic between `durable` and `stored`. On return every partition that has a broker
-        is open under the new level; others change when they are opened next.
-
-        Raises Refused if the topic or the level is of another kind, or the object store cannot keep `stored` topics.
-        Producers and consumers go on by themselves, as after `unload_topic`.
-        """
-        self._authorizer.check(principal, Action.ADMINISTER, str(topic))
-        await self._registry.refresh_topic(topic)
-        record = self._registry.topic(topic)
-        self._check_changeable(topic, record, level)
-        if level is AckLevel.STORED:
-            if self._slices is None:
-                raise Refused(f"topic {topic} cannot be stored: this broker has no object storage; set storage.url")
-            await self._check_store()
-        await self._registry.set_ack_level(topic, level)
-        indexes = range(record.config().partition_count)
-        shares = self._gathering.shares(record.topic_id, indexes, own_only)
-        request = wire.SetAckLevel(topic=str(topic), ack_level=str(level), own_only=True)
-        changed = await self._gathering.change(
-            shares,
-            self._open_under_new_level(topic, shares.own),
-            dict.fromkeys(shares.others, request),
-            wire.Done,
-            lambda _: dict.fromkeys(indexes),
-        )
-        changed.done(f"changing the ack level of {topic} to {level}")
-
-    def _check_changeable(self, topic: TopicName, record: TopicRecord, level: AckLevel) -> None:
-        changeable = (AckLevel.DURABLE, AckLevel.STORED)
-        if level not in changeable:
-            raise Refused(f"the ack level of topic {topic} cannot become {level}: use durable or stored")
-        if not record.reliable:
-            raise Refused(f"topic {topic} is not reliable and stores nothing: create a reliable topic instead")
-        if record.config().ack_level not in changeable:
-            raise Refused(
-                f"the ack level of topic {topic} is {record.ack_level}, and only durable and stored can be changed: "
-                f"create another topic"
-            )
-
-    async def _open_under_new_level(self, topic: TopicName, indexes: Sequence[int]) -> dict[int, None]:
-        """Close the partitions of this broker that are open under another ack level than their topic has, and open them
-        again. Partitions that have no broker stay closed."""
-        async with self._changing_level:
-            record = self._registry.topic(topic)
-            level = record.config().ack_level
-            if any(one.ack_level is not level for one in self._open_stored(record.topic_id)):
-                partitions = await self._partitions.unload(topic)
-                log.info("topic.ack_level_changed", topic=str(topic), partitions=partitions, ack_level=str(level))
-        for index in indexes:
-            if self._partitions.routing.is_own(record.topic_id, index):
-                await self._partitions.get(topic, index)
-        return dict.fromkeys(indexes)
-
-    def _open_stored(self, topic_id: int) -> list[StoredPartition]:
-        return [one for one in self._partitions.open_of(topic_id) if isinstance(one, StoredPartition)]
-
     async def take_over_topic(
         self, principal: Principal, topic: TopicName, partition: int | None, accept_loss: bool
     ) -> list[Loss]:
@@ -753,61 +695,6 @@ class Broker:
         await self._registry.grow_topic(topic, partitions, expected)
         log.info("topic.grown", topic=str(topic), partitions=partitions)
         await self._partitions.placement.place_quietly(topic)
-
-    async def unload_topic(self, principal: Principal, topic: TopicName, own_only: bool = False) -> None:
-        """Close the partitions of a topic in an orderly way; each is opened again when it is used next. With
-        `own_only`, here and in other calls, only those that this broker owns; otherwise the other owners are asked too.
-
-        On return every publish is answered and every ack is synced. Producers and consumers get NotOwner, which makes
-        native clients open them again; what was delivered and not acked is then redelivered.
-        """
-        self._authorizer.check(principal, Action.ADMINISTER, str(topic))
-        await self._registry.refresh_topic(topic)
-        record = self._registry.topic(topic)
-        config = record.config()
-        if config.reliable and config.ack_level is AckLevel.MEMORY:
-            raise Refused(
-                f"topic {topic} keeps its messages in memory only, and would lose them: it cannot be unloaded"
-            )
-        if config.reliable and self._writer.read_only is not None:
-            raise self._writer.read_only
-        shares = self._gathering.shares(record.topic_id, range(config.partition_count), own_only)
-        request = wire.UnloadTopic(topic=str(topic), own_only=True)
-        unloaded = await self._gathering.change(
-            shares,
-            self._unload_own(topic, shares.own),
-            dict.fromkeys(shares.others, request),
-            wire.Done,
-            lambda _: dict.fromkeys(range(config.partition_count)),
-        )
-        unloaded.done(f"unloading {topic}")
-
-    async def _unload_own(self, topic: TopicName, own: Sequence[int]) -> dict[int, None]:
-        partitions = await self._partitions.unload(topic)
-        log.info("topic.unloaded", topic=str(topic), partitions=partitions)
-        return dict.fromkeys(own)
-
-    async def truncate_topic(
-        self, principal: Principal, topic: TopicName, offsets: Mapping[int, int], own_only: bool = False
-    ) -> dict[int, int]:
-        """Delete everything before the offsets, by partition; durable on return. Return where each begins now.
-
-        If an offset is past the end of its partition, nothing is deleted in the partitions of the same owner.
-        """
-        self._authorizer.check(principal, Action.DELETE, str(topic))
-        await self._registry.refresh_topic(topic)
-        if own_only or self._gathering.is_alone:
-            return await truncate(self._registry, self._partitions, topic, offsets)
-        shares = self._gathering.shares(self._registry.topic(topic).topic_id, offsets)
-        requests = {
-            broker: wire.TruncateTopic(
-                topic=str(topic), offsets=[(index, offsets[index]) for index in indexes], own_only=True
-            )
-            for broker, indexes in shares.others.items()
-        }
-        own = truncate(self._registry, self._partitions, topic, {index: offsets[index] for index in shares.own})
-        starts = await self._gathering.change(shares, own, requests, wire.Positions, lambda one: dict(one.positions))
-        return starts.done(f"truncating {topic}")
 
     async def delete_topic(self, principal: Principal, topic: TopicName, expected: str = "") -> None:
         """Delete a topic and everything in it; its producers and consumers get an error."""
@@ -902,11 +789,13 @@ class Broker:
             principal, topic, partition, name, producer_id, producer_epoch, access, opener
         )
 
-    async def open_forwarder(self, principal: Principal, topic: TopicName, partition: int) -> Producer:
+    async def open_forwarder(
+        self, principal: Principal, topic: TopicName, partition: int, is_proven: bool = False
+    ) -> Producer:
         """Open a handle for batches that another broker forwards: each is signed by its own producer, which that broker
-        has checked. So only brokers may do that."""
+        has checked. So only brokers may do that. `is_proven`: see PeerRequests.is_proven."""
         self.check_is_peer(principal)
-        return await self._producers.open_forwarder(principal, topic, partition)
+        return await self._producers.open_forwarder(principal, topic, partition, is_proven)
 
     def note_client(self, address: str) -> None:
         """Have the task that calls this tell a client of this IP address the addresses of brokers that it can reach:
@@ -927,6 +816,13 @@ class Broker:
     def check_is_peer(self, principal: Principal) -> None:
         """Raise Denied if the caller is not a broker of this cluster."""
         self.peer_requests.check(principal)
+
+    def check_needs(self, principal: Principal, operation: Operation[Any]) -> None:
+        """Raise Denied if the caller may not ask for an operation, as far as the class of that says what it needs."""
+        if operation.for_brokers:
+            self.check_is_peer(principal)
+        if operation.needs is not None:
+            self._authorizer.check(principal, operation.needs.action, operation.needs.resource(operation))
 
     def check_may_publish(self, principal: Principal, topic: TopicName) -> None:
         """Raise Denied if the principal may not publish to the topic, before anything is done for its producer."""
@@ -1042,6 +938,8 @@ class Broker:
                 f"the batch is signed by producer {header.producer_id} epoch {header.producer_epoch}, "
                 f"the handle by {producer.producer_id} epoch {producer.producer_epoch}"
             )
+        if producer.forwards and header.producer_id & STAGED_PRODUCER:
+            _check_forwarded(producer, header.producer_id)
         is_of_client = header.producer_id not in (0, LETTER_PRODUCER)
         if producer.forwards and is_of_client and self._producers.is_held(producer.partition.ownership.topic_id):
             raise Refused(f"topic {producer.topic} has a producer with exclusive access: wait until it is closed")
@@ -1095,3 +993,12 @@ class Broker:
             request = wire.FindOffset(topic=str(topic), partition=partition, position=start, own_only=True)
             return (await self._gathering.forward(owner, request, wire.Offset)).offset
         return await (await self._partitions.get(topic, partition)).resolve(position)
+
+
+def _check_forwarded(producer: Producer, producer_id: int) -> None:
+    """Raise Invalid unless a batch with a reserved id may be forwarded: dead letters may, by a broker. What staged
+    queries publish is written where it is read, and never forwarded."""
+    if producer_id != LETTER_PRODUCER:
+        raise Invalid(f"producer id {producer_id} stands for a staged query: only the broker publishes with it")
+    if not producer.is_proven:
+        raise Invalid("only a broker of this cluster publishes dead letters, and this caller has not shown to be one")

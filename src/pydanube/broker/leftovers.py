@@ -46,6 +46,7 @@ from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.leftovers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, ORIGINAL_TOPIC, Leftover, SalvageStep
 from pydanube.model.limits import ATTRIBUTES_PER_MESSAGE_MAX, MIB, PRODUCER_BATCHES_IN_FLIGHT_MAX
 from pydanube.model.names import TopicName
+from pydanube.operations.brokers import LeftoversListed, ListLeftovers
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.wal import LedgerSummary, LogWriter
 
@@ -128,11 +129,11 @@ class Leftovers:
                 found += await self._describe(lost)
             elif not own_only:
                 others.setdefault(holder, []).append(lost)
-        asked = {name: wire.ListLeftovers(own_only=True) for name in others if name}
-        answers = await self._gathering.ask(asked, wire.LeftoversListed)
+        asked = {name: ListLeftovers(own_only=True) for name in others if name}
+        answers = await self._gathering.ask(asked, LeftoversListed)
         for name, some in others.items():
             answer = answers.get(name)
-            if isinstance(answer, wire.LeftoversListed):
+            if isinstance(answer, LeftoversListed):
                 found += [one for one in answer.leftovers if is_visible(TopicName.parse(one.topic))]
             else:
                 reason = answer.message if answer is not None else "the broker is away"

@@ -42,6 +42,7 @@ from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, Denied, Full, Invalid, Refused, StaleEpoch, Unavailable
 from pydanube.model.limits import PRODUCER_NAME_BYTES_MAX
 from pydanube.model.names import TopicName
+from pydanube.runtime.tasks import ignore
 
 Access = Literal["shared", "exclusive"]
 
@@ -67,6 +68,7 @@ class Producer:
         "fenced",
         "forwards",
         "is_closed",
+        "is_proven",
         "namespace",
         "owner_epoch",
         "partition",
@@ -100,6 +102,8 @@ class Producer:
         self.fenced: DanubeError | None = None
         self.forwards = False
         """Whether it publishes batches of any producers, which another broker forwards."""
+        self.is_proven = False
+        """Whether that is surely another broker, also without authentication."""
         self.session: AuditSession | None = None
         """Counts what is published, for the audit; None: that is not recorded."""
         self._group = group
@@ -299,12 +303,14 @@ class Producers:
                     group.hold(producer_id)
                 return producer
 
-    async def open_forwarder(self, principal: Principal, topic: TopicName, partition: int) -> Producer:
+    async def open_forwarder(
+        self, principal: Principal, topic: TopicName, partition: int, is_proven: bool = False
+    ) -> Producer:
         """Return a handle that publishes batches of any producers. It counts as none of the topic's producers, fences
         nobody and is not fenced: the producers of its batches were admitted by the broker that forwards them."""
         owned = await self._partitions.get(topic, partition)
-        producer = Producer(str(topic), owned, ProducerRecord(0), TopicProducers(0, _nothing), principal=principal)
-        producer.forwards = True
+        producer = Producer(str(topic), owned, ProducerRecord(0), TopicProducers(0, ignore), principal=principal)
+        producer.forwards, producer.is_proven = True, is_proven
         return producer
 
     async def _admit(
@@ -473,10 +479,6 @@ class Producers:
                 f"topic {topic} has {live} producers, and its policy producers_max is {limit}: close one, or "
                 f"raise it with `danube topics policies {topic} --set producers_max=N`"
             )
-
-
-def _nothing() -> None:
-    """Do nothing: the group of a forwarder is never empty, because it never had a member."""
 
 
 def _is_same_opener(opener: int, other: int) -> bool:

@@ -11,13 +11,14 @@ is held for it: its listener gives messages back that are not being sent, or dis
 Invariants
     used_bytes is the sum of what all parts hold
     used_bytes stays within the limit, or is one read, plus SMALL_BYTES for each client that holds nothing else
+    what is read beyond that is at most SHORT_READS_MAX batches, which are dropped if there is no memory for them
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -25,6 +26,7 @@ from pydanube.core.access import Principal
 from pydanube.model.errors import Unavailable
 from pydanube.model.limits import BATCH_BYTES_MAX, KIB, MIB
 from pydanube.runtime.budget import fits_share
+from pydanube.runtime.events import Signal
 
 SMALL_BYTES: Final = 64 * KIB
 """What a client that holds nothing may be given while no memory is free."""
@@ -34,6 +36,9 @@ STALLED_S: Final = 5.0
 
 SLOW_BYTES_PER_S: Final = MIB
 """How fast a client receives at least what is held for it, beyond STALLED_S, while others wait for memory."""
+
+SHORT_READS_MAX: Final = 4
+"""A read that got less memory than it wanted may find a batch that is larger: only so many run at the same time."""
 
 WAIT_S: Final = 2.0
 """How long a read waits for memory before it is refused."""
@@ -75,8 +80,9 @@ class UnreadMemory:
         """Those whose clients lose what is held for them when they receive nothing."""
         self._is_shared = is_shared
         self._principals: WeakValueDictionary[str, PrincipalBytes] = WeakValueDictionary()
-        self._freed = asyncio.Event()
+        self._freed = Signal()
         self._waiting: dict[object, _Waiter] = {}
+        self._short_reads = asyncio.Semaphore(SHORT_READS_MAX)
         self._wake_planned = False
 
     @property
@@ -107,17 +113,14 @@ class UnreadMemory:
         self.used_bytes += change_bytes
         assert self.used_bytes >= 0
         if change_bytes < 0:
-            self._freed.set()
+            self._freed.wake()
             if self._waiting and not self._wake_planned:
                 self._wake_planned = True
                 asyncio.get_running_loop().call_soon(self._wake)
 
     async def wait(self) -> None:
         """Wait until memory was returned, but at most CHECK_INTERVAL_S."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CHECK_INTERVAL_S):
-                await self._freed.wait()
-        self._freed.clear()
+        await self._freed.wait(CHECK_INTERVAL_S)
 
     def fits(self, wanted_bytes: int, owner: PrincipalBytes | None = None) -> bool:
         """Return whether `wanted_bytes` are free. If not, first ask every part what its client has received."""
@@ -142,6 +145,12 @@ class UnreadMemory:
             self.refresh()
         for part in list(self.watched):
             part.check(now)
+
+    @asynccontextmanager
+    async def turn(self, is_short: bool) -> AsyncIterator[None]:
+        """Surrounds a read. `is_short`: it got less memory than it wanted, and waits for its turn."""
+        async with self._short_reads if is_short else nullcontext():
+            yield
 
     @asynccontextmanager
     async def reading(self, principal: Principal, wanted_bytes: int, weight: int = 1) -> AsyncIterator[int]:

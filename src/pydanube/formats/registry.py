@@ -94,6 +94,12 @@ def parse_schema(
             raise Refused(f"schemas of the format {unsupported} are not supported")
 
 
+def one_line(reason: object, characters: int = 300) -> str:
+    """Return the text of an error in one line of bounded length."""
+    text = " ".join(str(reason)[: 4 * characters].split())
+    return text if len(text) <= characters else f"{text[: characters - 3]}..."
+
+
 def missing_library(error: ImportError) -> Refused:
     """Return the error that says what to install for a format whose libraries are missing."""
     return Refused(

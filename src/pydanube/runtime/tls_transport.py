@@ -36,6 +36,7 @@ from weakref import WeakKeyDictionary
 from pydanube.model.limits import KIB
 
 from .clock import processor_time
+from .tasks import mark_retrieved
 
 RECEIVE_BYTES: Final = 256 * KIB
 """How much is received at once: all connections of an event loop receive into one buffer."""
@@ -223,7 +224,7 @@ class TlsProtocol(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._received = _receive_buffer(self._loop)
         self._done: asyncio.Future[None] = self._loop.create_future()
-        self._done.add_done_callback(_mark_retrieved)
+        self._done.add_done_callback(mark_retrieved)
         self._timer: asyncio.TimerHandle | None = None
         self._address = ""
         self._is_counted = False
@@ -530,12 +531,6 @@ def _receive_buffer(loop: asyncio.AbstractEventLoop) -> memoryview:
     if found is None:
         found = _receive_buffers[loop] = memoryview(bytearray(RECEIVE_BYTES))
     return found
-
-
-def _mark_retrieved(done: asyncio.Future[None]) -> None:
-    """Mark the exception as retrieved, so that asyncio does not log it."""
-    if not done.cancelled():
-        done.exception()
 
 
 _REASONS: Final = {

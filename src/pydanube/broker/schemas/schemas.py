@@ -157,7 +157,7 @@ class Schemas:
             if not may_create:
                 found = await self._find_registered(principal, subject, definition)
             else:
-                found = await self._register(subject, definition, notes, version)
+                found = await self._register(subject, definition, notes, version, self._user(principal))
             _check_version(version, found.version)
             return found
 
@@ -178,13 +178,13 @@ class Schemas:
             self._check(principal, Action.DESCRIBE, one.subject)
 
     async def _register(
-        self, subject: str, definition: SchemaDefinition, notes: VersionNotes, version: int | None = None
+        self, subject: str, definition: SchemaDefinition, notes: VersionNotes, version: int | None, user: str
     ) -> RegisteredVersion:
         parsed = await self._definitions.parse(definition)
         mark = fingerprint(parsed)
         if (found := self._registered(subject, definition, mark)) is not None:
             return found
-        return await self._subjects.change(lambda: self._add(subject, definition, parsed, mark, notes, version))
+        return await self._subjects.change(lambda: self._add(subject, definition, parsed, mark, notes, version, user))
 
     async def _add(
         self,
@@ -194,6 +194,7 @@ class Schemas:
         mark: str,
         notes: VersionNotes,
         wanted: int | None,
+        user: str,
     ) -> RegisteredVersion:
         """Check and store a version, within `Subjects.change`."""
         if (found := self._registered(subject, definition, mark)) is not None:
@@ -211,7 +212,7 @@ class Schemas:
             if len(reasons) > REASONS_MAX:
                 listed += f"; and {len(reasons) - REASONS_MAX} more"
             raise Refused(f"the definition is not compatible ({level}) with subject {subject!r}: {listed}")
-        version = await self._subjects.add(subject, definition, mark, notes)
+        version = await self._subjects.add(subject, definition, mark, notes, user)
         log.info("schema.registered", subject=subject, version=version, format=str(definition.format))
         registered = self._registered(subject, definition, mark)
         if registered is None:
@@ -620,7 +621,8 @@ class Schemas:
         later registrations. A subject may be set before its first version is registered. Raises Conflict if the version
         is not `expected`."""
         self._named(principal, Action.ADMINISTER, subject)
-        await self._subjects.change(lambda: self._subjects.set_compatibility(subject, level, expected))
+        user = self._user(principal)
+        await self._subjects.change(lambda: self._subjects.set_compatibility(subject, level, expected, user))
         log.info("schemas.compatibility_set", subject=subject or "", level=str(level or ""))
         return CompatibilityReport(*self._subjects.compatibility(self._subjects.find(subject) if subject else None))
 
@@ -632,7 +634,7 @@ class Schemas:
         """Set whether versions may be registered and deleted, of a subject (None: the default applies again) or without
         one of all subjects that set nothing."""
         self._named(principal, Action.ADMINISTER, subject)
-        await self._subjects.change(lambda: self._subjects.set_mode(subject, mode))
+        await self._subjects.change(lambda: self._subjects.set_mode(subject, mode, self._user(principal)))
         log.info("schemas.mode_set", subject=subject or "", mode=str(mode or ""))
         return ModeReport(*self._subjects.mode(self._subjects.find(subject) if subject else None))
 
@@ -647,6 +649,11 @@ class Schemas:
         await self._subjects.change(attempt)
 
     # -- helpers -------------------------------------------------------------------------------------------------------
+
+    def _user(self, principal: Principal) -> str:
+        """Return whose share of all subjects a new one takes; empty: that of nobody, as who administers the cluster may
+        make all of them."""
+        return "" if self._authorizer.allows(principal, Action.ADMINISTER, BROKER) else principal.id
 
     def _check(self, principal: Principal, action: Action, subject: str) -> None:
         resource = _resource(subject)

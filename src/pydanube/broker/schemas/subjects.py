@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
@@ -27,6 +28,7 @@ from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_al
 from pydanube.model.errors import Corrupt, Full, NotFound, Refused
 from pydanube.model.limits import METADATA_OPERATIONS_MAX, SCHEMA_SUBJECTS_MAX, SCHEMA_VERSIONS_MAX
 from pydanube.model.schemas import Compatibility, RegistryMode, SchemaDefinition, SchemaVersion, VersionNotes
+from pydanube.runtime.budget import fits_share
 from pydanube.runtime.clock import Clock
 
 from . import records
@@ -122,6 +124,8 @@ class Subjects:
         """By schema id: versions whose subject was not heard of yet."""
         self._subjects: dict[str, Subject] = {}
         self._by_schema_id: dict[int, Subject] = {}
+        self._created: Counter[str] = Counter()
+        """How many subjects each principal has made that has a share."""
         self._by_global_id: dict[int, list[Place]] = {}
         """The versions with each global id, in the order of their registration as far as that is known."""
         self._global_ids: dict[str, int] = {}
@@ -269,14 +273,17 @@ class Subjects:
 
     # -- writing, within `change`; each raises Outrun if another broker was faster -------------------------------------
 
-    async def add(self, name: str, definition: SchemaDefinition, fingerprint: str, notes: VersionNotes) -> int:
-        """Store a new version, and return it. It is durable on return.
+    async def add(
+        self, name: str, definition: SchemaDefinition, fingerprint: str, notes: VersionNotes, user: str = ""
+    ) -> int:
+        """Store a new version, and return it. It is durable on return. A subject that is new takes the share of `user`;
+        empty: nobody's.
 
         The subject, the version and the ids are written in one transaction, which compares what was there before.
         Cancelled: the broker is closing, and the version may be stored.
         """
         former = self._subjects.get(name)
-        self._check_room(former)
+        self._check_room(former, user)
         if former is not None and len(former.versions) >= SCHEMA_VERSIONS_MAX:
             raise Full(
                 f"subject {name!r} has {len(former.versions)} versions, and no more are possible: delete some for good"
@@ -287,7 +294,7 @@ class Subjects:
         if former is None:
             compares.append(Compare.missing(records.subject_key(name)))
             _raise_counter(SCHEMA_COUNTER, self._last_schema_id, compares, writes)
-            record = SubjectRecord(self._last_schema_id + 1, 1, created_at=now)
+            record = SubjectRecord(self._last_schema_id + 1, 1, created_at=now, created_by=user)
         else:
             compares.append(self._unchanged(records.subject_key(name)))
             record = msgspec.structs.replace(former.record, last_version=former.record.last_version + 1)
@@ -363,7 +370,9 @@ class Subjects:
         """Return the version of the record of a subject, or without one of the settings of all."""
         return version_of(self._settings if subject is None else subject.record)
 
-    async def set_compatibility(self, name: str | None, level: Compatibility | None, expected: str = "") -> None:
+    async def set_compatibility(
+        self, name: str | None, level: Compatibility | None, expected: str = "", user: str = ""
+    ) -> None:
         """Set the level of a subject, which need not have a version yet, or without a name the default of all. Raises
         Conflict if the record does not have the version `expected`; see registry.writing."""
         word = "" if level is None else str(level)
@@ -379,16 +388,16 @@ class Subjects:
                 self._store, records.subject_key(name), None if known is None else known.record, expected, what
             )
         if known is not None or level is not None:
-            subject = await self._made(name)
+            subject = await self._made(name, user)
             await self._replace_or_remove(subject, msgspec.structs.replace(subject.record, compatibility=word))
 
-    async def set_mode(self, name: str | None, mode: RegistryMode | None) -> None:
+    async def set_mode(self, name: str | None, mode: RegistryMode | None, user: str = "") -> None:
         """Set the mode of a subject, which need not have a version yet, or without a name the default of all."""
         word = "" if mode is None else str(mode)
         if name is None:
             await self._replace_settings(msgspec.structs.replace(self._settings, mode=word))
         elif name in self._subjects or mode is not None:
-            subject = await self._made(name)
+            subject = await self._made(name, user)
             await self._replace_or_remove(subject, msgspec.structs.replace(subject.record, mode=word))
 
     def check_unreferenced(self, subject: Subject, versions: Iterable[int], is_seen: Callable[[str], bool]) -> None:
@@ -406,19 +415,22 @@ class Subjects:
                 named = ", ".join(seen[:10]) or "subjects that you may not see"
                 raise Refused(f"version {version} of subject {subject.name!r} is used by {named}: delete those first")
 
-    def _check_room(self, former: Subject | None) -> None:
-        if former is None and len(self._subjects) >= SCHEMA_SUBJECTS_MAX:
+    def _check_room(self, former: Subject | None, user: str) -> None:
+        free, own = SCHEMA_SUBJECTS_MAX - len(self._subjects), self._created[user]
+        if former is None and free <= 0:
             raise Full(f"there are {len(self._subjects)} subjects, and no more are possible: delete some for good")
+        if former is None and user and not fits_share(own, 1, free):
+            raise Full(f"{user} has made {own} subjects, and the {free} that are left are for others: delete some")
 
-    async def _made(self, name: str) -> Subject:
+    async def _made(self, name: str, user: str) -> Subject:
         """Return the subject, and make it first if it does not exist: without a version."""
         former = self._subjects.get(name)
         if former is not None:
             return former
-        self._check_room(None)
+        self._check_room(None, user)
         key, record = (
             records.subject_key(name),
-            SubjectRecord(self._last_schema_id + 1, created_at=self._clock.now_us()),
+            SubjectRecord(self._last_schema_id + 1, created_at=self._clock.now_us(), created_by=user),
         )
         compares, writes = [Compare.missing(key)], list[Put | Delete]([Put(key, pack(record))])
         _raise_counter(SCHEMA_COUNTER, self._last_schema_id, compares, writes)
@@ -490,12 +502,16 @@ class Subjects:
             for version in list(former.versions):
                 self._drop(former, version)
             del self._subjects[name], self._by_schema_id[former.schema_id]
+            self._created[former.record.created_by] -= 1
+            if not self._created[former.record.created_by]:
+                del self._created[former.record.created_by]
             former = None
         if record is None or value is None:
             return
         if former is not None:
             former.replace(record, value)
             return
+        self._created[record.created_by] += 1
         subject = self._subjects[name] = self._by_schema_id[record.schema_id] = Subject(name, record, value)
         for version, index in sorted(self._orphans.pop(record.schema_id, {}).items()):
             self._add(subject, version, index)

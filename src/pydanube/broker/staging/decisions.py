@@ -57,8 +57,8 @@ from pydanube.metadata.store import Compare, Delete, Event, KeyValue, MetadataSt
 from pydanube.model.errors import Corrupt, DanubeError, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.events import Signal
 from pydanube.runtime.objects import ObjectStore
-from pydanube.runtime.randomness import seeded
 from pydanube.runtime.retry import RetryBackoff, until_done
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
@@ -125,7 +125,6 @@ class Decisions:
         self._clock = clock
         self._cluster = cluster
         self._query_changed = query_changed
-        self._random = seeded(0)  # the same for each broker: a simulation repeats it
         self._tasks = Tasks()
         self.publisher = StagePublisher(
             registry, partitions, reader, clock, self._tasks, cluster, self._partition_done, self._given_up
@@ -136,8 +135,8 @@ class Decisions:
         """Decisions that a commit of this broker is writing."""
         self._orphans: dict[Number, dict[Key, str]] = {}
         """Pending keys, with their topics, of decisions that are not known here."""
-        self._changed = asyncio.Event()
-        """Set, and replaced, when something was followed."""
+        self._changed = Signal()
+        """Woken when something was followed."""
         self._left: dict[Number, object] = {}
         """What was the same for the last two rounds."""
         self._done_keys: list[tuple[Decision, Key]] = []
@@ -266,11 +265,7 @@ class Decisions:
             self._take_over(event.key, event.current)
         except (Corrupt, ValueError) as error:
             log.error("stages.unreadable", key=event.key, error=str(error))
-        self._wake()
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._changed.wake()
 
     def _take_over(self, key: str, current: KeyValue | None) -> None:
         if key.startswith(QUERIES):
@@ -385,7 +380,7 @@ class Decisions:
             self._is_listing = True
             self._tasks.spawn(self._complete_list(doubtful), "staged writes listed")
         self._orphans = {number: keys for number, keys in self._orphans.items() if self._listed(number, keys, listed)}
-        self._wake()
+        self._changed.wake()
 
     async def _complete_list(self, doubtful: list[str]) -> None:
         """Make what was listed complete: its pages are of different moments, and a decision on a later page may be
@@ -400,7 +395,7 @@ class Decisions:
 
         await until_done(
             ask,
-            RetryBackoff(self._random),
+            RetryBackoff(),
             self._clock,
             lambda error: log.warning("stages.not_listed", error=error.message),
         )
@@ -431,7 +426,7 @@ class Decisions:
     async def _spread(self, decision: Decision) -> None:
         """Write a pending key for each partition that gets messages. Idempotent; repeated until it succeeds, here or at
         another broker."""
-        backoff = RetryBackoff(self._random)
+        backoff = RetryBackoff()
         while not decision.spread and not decision.forgotten:
             try:
                 plan = sorted(await decision.plan(self._reader))
@@ -567,7 +562,7 @@ class Decisions:
         for part in split_writes(writes):
             await until_done(
                 partial(self._store.transact, [], part),
-                RetryBackoff(self._random),
+                RetryBackoff(),
                 self._clock,
                 lambda error: log.warning("stages.not_noted", error=error.message),
             )

@@ -29,6 +29,7 @@ from pydanube.model.levels import STAGED_NAMESPACES
 from pydanube.model.limits import STAGED_QUERIES_MAX
 from pydanube.model.staging import check_query
 from pydanube.runtime.budget import fits_share
+from pydanube.runtime.cache import Cache
 from pydanube.runtime.clock import Clock
 
 LOST_COMPARISONS_MAX: Final = 20
@@ -85,7 +86,7 @@ class QueryRecords:
         self._authorizer = authorizer
         self._registry = registry
         self._clock = clock
-        self._cached: dict[str, QueryRecord] = {}
+        self._cached: Cache[str, QueryRecord] = Cache(CACHED_MAX)
         """By key."""
         self._keys: dict[int, str] = {}
         """Keys of queries by their numbers; refreshed when a number is not found."""
@@ -175,7 +176,7 @@ class QueryRecords:
                 if self._has_namespaces and not await self._is_reserved(namespace, query):
                     record = core.with_namespace(record, namespace)
                 if (known.revision and record is known.record) or await self.replace(known, record):
-                    self._cache(known.key, record)
+                    self._cached.put(known.key, record)
                     return record
         raise lost_comparisons(query)
 
@@ -244,7 +245,7 @@ class QueryRecords:
         meanwhile."""
         result = await self._store.transact(*_replacement(known, record, writes))
         if result.succeeded:
-            self._cache(known.key, record)
+            self._cached.put(known.key, record)
             if not known.revision:
                 self._count(record, 1)
         return result.succeeded
@@ -260,7 +261,7 @@ class QueryRecords:
         deleted, and cache it.
         """
         assert known.record.query in self._locks
-        self._cached.pop(known.key, None)
+        self._cached.drop(known.key)
         keys = [known.key]
         if known.record.namespace:
             keys.append(query_name_key(known.record.namespace, known.record.query))
@@ -273,9 +274,9 @@ class QueryRecords:
     def changed(self, key: str, record: QueryRecord | None) -> None:
         """Take over what another broker wrote under a key, or (None) that it removed the query."""
         if record is None:
-            self._cached.pop(key, None)
+            self._cached.drop(key)
         elif key in self._cached:
-            self._cached[key] = record
+            self._cached.put(key, record)
 
     async def page(self, after: str, count: int) -> list[KnownQuery]:
         """Return `count` records in the order of their names, from the one behind `after`, a page token, on; fewer at
@@ -295,12 +296,6 @@ class QueryRecords:
     async def all(self) -> AsyncIterator[KnownQuery]:
         async for one in list_all(self._store, QUERIES):
             yield _known(one)
-
-    def _cache(self, key: str, record: QueryRecord) -> None:
-        self._cached.pop(key, None)
-        self._cached[key] = record
-        if len(self._cached) > CACHED_MAX:
-            del self._cached[next(iter(self._cached))]
 
 
 def lost_comparisons(query: str) -> Unavailable:

@@ -33,9 +33,9 @@ from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.events import Signal
-from pydanube.runtime.randomness import seeded
 from pydanube.runtime.retry import RetryBackoff
-from pydanube.runtime.tasks import Tasks, run_together
+from pydanube.runtime.slices import Slices
+from pydanube.runtime.tasks import Tasks, outcome_of, run_together
 from pydanube.runtime.telemetry import get_logger
 
 from .stage_reader import StageReader, is_permanent, stages_of
@@ -50,9 +50,6 @@ IN_FLIGHT_BYTES_MAX: Final = 32 * MIB
 
 HELD_BYTES_MAX: Final = 32 * MIB
 """Limit of bytes that wait for publish rates without holding a slot, of all queues together."""
-
-TURN_BYTES: Final = 1 * MIB
-"""Bytes that are processed before other tasks get a turn."""
 
 RETRY_S_MIN: Final = 0.05
 RETRY_S_MAX: Final = 5.0
@@ -189,7 +186,6 @@ class StagePublisher:
         self._cluster = cluster
         self._done = done
         self._given_up = given_up
-        self._random = seeded(0)  # the same for each broker: a simulation repeats it
         self._queues: dict[QueueKey, deque[Decision]] = {}
         self._slots = asyncio.Semaphore(PUBLICATIONS_AT_ONCE)
         self._held_bytes = 0
@@ -229,7 +225,7 @@ class StagePublisher:
     async def _publish_until_done(self, key: Key, decision: Decision) -> bool:
         """Retry until the partition has all messages, also from another broker, or the topic was deleted, or the query
         was removed. Returns False if another broker owns the partition by now, and has to go on."""
-        tries, backoff = 0, RetryBackoff(self._random, RETRY_S_MIN, RETRY_S_MAX)
+        tries, backoff = 0, RetryBackoff(RETRY_S_MIN, RETRY_S_MAX)
         while decision.is_needed_by(key):
             if not self._cluster.is_own(*key):
                 return False
@@ -338,24 +334,21 @@ class StagePublisher:
         has a part of a batch (it was committed before a restore, in batches of other sizes), only the rest is
         published. Raises the first failure, after all batches in flight were answered.
         """
-        unbroken = 0
+        slices = Slices(self._clock)
         for view in batches:
             batch = Batch.trust(view)
             first, end = max(sequence, skipped), sequence + batch.count
             if first < end:
                 wanted = view if first == sequence else encode_rows_from(batch, first - sequence)
                 signed = with_producer(wanted, decision.producer_id, epoch_of(decision.batch_id), first)
-                partition.publish(Batch.trust(signed), in_flight.expect(len(signed)))
-                unbroken += len(signed)
+                in_flight.add(len(signed), outcome_of(partial(partition.publish, Batch.trust(signed))))
                 if partition.is_held_back and self._held_bytes + in_flight.bytes <= HELD_BYTES_MAX:
                     return end
             sequence = end
             room = IN_FLIGHT_BYTES_MAX // min(len(self._queues), PUBLICATIONS_AT_ONCE)
             if in_flight.bytes >= room or in_flight.batches >= PRODUCER_BATCHES_IN_FLIGHT_MAX:
                 await in_flight.wait_all()
-            elif unbroken >= TURN_BYTES:
-                unbroken = 0
-                await asyncio.sleep(0)
+            await slices.pause_if_spent()
         await in_flight.wait_all()
         return sequence
 
@@ -365,28 +358,19 @@ class _InFlight:
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._answers: list[asyncio.Future[Published | DanubeError]] = []
+        self._answers: list[asyncio.Future[Published]] = []
 
     @property
     def batches(self) -> int:
         return len(self._answers)
 
-    def expect(self, size: int) -> Callable[[Published | DanubeError], None]:
-        """Count a batch of `size` bytes, and return the callback for its result."""
+    def add(self, size: int, answer: asyncio.Future[Published]) -> None:
         self.bytes += size
-        answer: asyncio.Future[Published | DanubeError] = asyncio.get_running_loop().create_future()
         self._answers.append(answer)
-
-        def done(outcome: Published | DanubeError) -> None:
-            if not answer.done():  # the waiting task may have been cancelled
-                answer.set_result(outcome)
-
-        return done
 
     async def wait_all(self) -> None:
         """Wait for all batches in flight; raise the first failure."""
         answers, self._answers, self.bytes = self._answers, [], 0
-        outcomes = [await answer for answer in answers]
-        for outcome in outcomes:
-            if isinstance(outcome, DanubeError):
+        for outcome in await asyncio.gather(*answers, return_exceptions=True):
+            if isinstance(outcome, BaseException):
                 raise outcome

@@ -39,6 +39,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.staging import StagedQuery, check_batch_id, check_query
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.events import Signal
+from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.slices import Slices
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
@@ -53,7 +54,7 @@ from .stage_writer import StageRequest, StageWriter
 log = get_logger(__name__)
 
 UNCERTAIN_RETRY_S: Final = 1.0
-"""Pause before the metadata is read again after it failed."""
+"""The longest pause before the metadata is read again after it failed."""
 
 WAIT_S_MAX: Final = 60.0
 """The longest time that a commit waits for its messages to be published; the caller may repeat the commit."""
@@ -102,7 +103,8 @@ class Staging:
         self._clock = clock
         self._tiers = tiers
         self._records = QueryRecords(store, registry, clock, authorizer)
-        self._reader = StageReader(tiers.objects)
+        self._tasks = Tasks()
+        self._reader = StageReader(tiers.objects, self._tasks)
         self._writer = StageWriter(
             registry,
             partitions,
@@ -127,7 +129,6 @@ class Staging:
             tiers.settings.staged_query_keep_s,
             cluster.membership.is_coordinator,
         )
-        self._tasks = Tasks()
         self._committing: set[Decision] = set()
         self._uncertain: dict[int, int] = {}
         """By the number of the query: the batch id of a decision that may have been written. The metadata failed, or
@@ -281,8 +282,9 @@ class Staging:
         def is_resolved() -> bool:
             return self._uncertain.get(decision.number) != decision.batch_id
 
+        backoff = RetryBackoff(UNCERTAIN_RETRY_S, UNCERTAIN_RETRY_S)
         while not is_resolved():
-            await self._resolved.wait_for(is_resolved, UNCERTAIN_RETRY_S, self._clock)
+            await self._resolved.wait_for(is_resolved, backoff.next(), self._clock)
             with suppress(DanubeError):
                 async with self._records.locked(decision.query):
                     await self._resolve_uncertain(decision.number)

@@ -488,7 +488,8 @@ class LiveSubscription:
         while True:
             taken_bytes = await self._reading.reserve_when_free(max(bytes_max, 1), least_bytes)
             try:
-                views = await self._stream.read(offset, min(bytes_max, taken_bytes))
+                async with self._unread.turn(taken_bytes < bytes_max):
+                    views = await self._stream.read(offset, min(bytes_max, taken_bytes))
                 read_bytes = sum(map(len, views))
                 if read_bytes <= taken_bytes or self._reading.may_take(read_bytes - taken_bytes):
                     return views
@@ -573,9 +574,9 @@ class LiveSubscription:
     def ack_any(self, offsets: Sequence[int]) -> None:
         """Acknowledge these messages, whichever consumer received them. If the subscription was ever sought, only those
         that are in flight: the others may have been delivered before the seek."""
-        ranges = merged(clip([(offset, offset + 1) for offset in sorted(offsets)], self._stream.end_offset))
+        ranges = [(offset, offset + 1) for offset in sorted(offsets)]
         if self.generation:
-            ranges = self.dispatcher.in_flight_to(None, ranges)
+            ranges = self.dispatcher.in_flight_to(None, merged(clip(ranges, self._stream.end_offset)))
         if not self._is_closed:
             self._ack_now(ranges, None)
 

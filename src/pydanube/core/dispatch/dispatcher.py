@@ -358,8 +358,8 @@ class Dispatcher:
     # -- acks and nacks ------------------------------------------------------------------------------------------------
 
     def ack(self, ranges: Sequence[Range]) -> int:
-        """Mark the offsets as acknowledged and return how many of them were new."""
-        ranges = merged(ranges)
+        """Mark the offsets as acknowledged and return how many of them were new. The ranges ascend, and none touches
+        the next, as `merged` returns them."""
         added = self.cursor.ack_many(ranges)
         if not added:
             return 0

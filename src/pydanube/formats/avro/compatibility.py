@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from pydanube.formats import ParsedSchema
-from pydanube.formats.compatibility import Incompatibility
+from pydanube.model.schemas import Incompatibility
 
 from .read import field_sources
 from .schema import AvroSchema
@@ -28,6 +28,7 @@ from .types import (
     Record,
     Union,
     choose_branch,
+    extend_path,
     names_match,
     value_range,
 )
@@ -79,9 +80,9 @@ class _Comparison:
     def _compare_kinds(self, reader: AvroType, writer: AvroType, path: str) -> None:
         match reader, writer:
             case Array(), Array():
-                self._waiting.append((reader.items, writer.items, _path(path, "[]")))
+                self._waiting.append((reader.items, writer.items, extend_path(path, "[]")))
             case Map(), Map():
-                self._waiting.append((reader.values, writer.values, _path(path, "{}")))
+                self._waiting.append((reader.values, writer.values, extend_path(path, "{}")))
             case Named(), Named() if reader.kind == writer.kind:
                 self._compare_named(reader, writer, path)
             case _ if reader.kind == writer.kind or reader.kind in PROMOTIONS.get(writer.kind, frozenset()):
@@ -112,7 +113,7 @@ class _Comparison:
         self._records.add(pair)
         waiting = []
         for target, source in field_sources(reader, writer):
-            at = _path(path, f".{target.name}")
+            at = extend_path(path, f".{target.name}")
             if source is not None:
                 waiting.append((target.type, source.type, at))
             elif not target.has_default:
@@ -147,8 +148,3 @@ def _described(avro_type: AvroType) -> str:
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - _LISTED_MAX} more" if len(names) > _LISTED_MAX else ""
     return ", ".join(one[:100] for one in names[:_LISTED_MAX]) + more
-
-
-def _path(path: str, step: str) -> str:
-    extended = path + step
-    return extended if len(extended) <= 200 else f"...{extended[-190:]}"

@@ -22,7 +22,7 @@ import fastavro
 import msgspec
 from fastavro.types import Schema
 
-from pydanube.formats.registry import AnyBytes, InvalidRow, ParsedSchema
+from pydanube.formats.registry import AnyBytes, InvalidRow, ParsedSchema, one_line
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 
@@ -133,7 +133,7 @@ class AvroSchema:
         except Invalid as error:
             if self._has_defaults:
                 with suppress(Invalid):
-                    return self._write(_fill_defaults(self.root, value))
+                    return self._write(_complete(self.root, value))
             reason = self._find_misfit(value) or error.message
             raise Invalid(f"the value does not fit the schema: {reason[:250]}") from None
 
@@ -142,10 +142,10 @@ class AvroSchema:
         stream = io.BytesIO()
         try:
             if self._ambiguous:
-                value = _mark_whole_numbers(self.root, value)
+                value = _complete(self.root, value)
             fastavro.schemaless_writer(stream, self._fastavro, {_ROOT: value}, strict=True)
         except Exception as error:  # whatever the value makes fastavro raise: its own errors, TypeError, OverflowError
-            raise Invalid(_one_line(error)) from None
+            raise Invalid(one_line(f"{type(error).__name__}: {error}")) from None
         data = stream.getvalue()
         fault = self._check.find_fault(data)
         if fault is not None:
@@ -161,10 +161,6 @@ class AvroSchema:
             schemas[id(avro_type)]._write(part)
 
         return _find_misfit(self.root, value, write)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:250]
 
 
 def _fastavro_json(root: AvroType) -> Any:
@@ -231,32 +227,6 @@ def _prefers_float(union: Union) -> bool:
     return not kinds.isdisjoint({"float", "double"}) and not kinds.isdisjoint({"int", "long"})
 
 
-def _mark_whole_numbers(avro_type: AvroType, value: Any) -> Any:
-    """Return the value with whole numbers in unions as pairs of type and number, which fastavro writes as they are."""
-    match avro_type:
-        case Union() if type(value) is int and _prefers_float(avro_type):
-            for branch in avro_type.branches:
-                low, high = value_range(branch) if branch.kind in {"int", "long"} else (0, -1)
-                if branch.logical is None and low <= value <= high:
-                    return branch.kind, value
-        case Union() if isinstance(value, dict | list):
-            shapes = (Record, Map) if isinstance(value, dict) else (Array,)
-            branches = [one for one in avro_type.branches if isinstance(one, shapes)]
-            return _mark_whole_numbers(branches[0], value) if len(branches) == 1 else value
-        case Record() if isinstance(value, dict):
-            parts = {
-                one.name: _mark_whole_numbers(one.type, value[one.name])
-                for one in avro_type.fields
-                if one.name in value
-            }
-            return value | parts
-        case Array() if isinstance(value, list):
-            return [_mark_whole_numbers(avro_type.items, one) for one in value]
-        case Map() if isinstance(value, dict):
-            return {key: _mark_whole_numbers(avro_type.values, one) for key, one in value.items()}
-    return value
-
-
 def _is_recursive(avro_type: AvroType, path: set[int], done: set[int]) -> bool:
     if id(avro_type) in path:
         return True
@@ -289,26 +259,32 @@ def _is_deeper(value: Any, depth_max: int) -> bool:
 # -- values before they are written -----------------------------------------------------------------------------------
 
 
-def _fill_defaults(avro_type: AvroType, value: Any) -> Any:
-    """Return a value in which fields of records that are left out have their defaults.
+def _complete(avro_type: AvroType, value: Any) -> Any:
+    """Return a value in which fields of records that are left out have their defaults, and whole numbers that fastavro
+    would write as floating point are pairs of type and number, which it writes as they are.
 
-    In a union of several records and maps, nothing is filled in: it is not known which of them is meant.
+    In a union of several records and maps nothing is done: it is not known which of them is meant.
     """
     match avro_type:
         case Record() if isinstance(value, dict):
             filled = dict(value)
             for one in avro_type.fields:
                 if one.name in value:
-                    filled[one.name] = _fill_defaults(one.type, value[one.name])
+                    filled[one.name] = _complete(one.type, value[one.name])
                 elif one.has_default:
-                    filled[one.name] = default_value(one)
+                    filled[one.name] = _complete(one.type, default_value(one))
             return filled
         case Array() if isinstance(value, list):
-            return [_fill_defaults(avro_type.items, one) for one in value]
+            return [_complete(avro_type.items, one) for one in value]
         case Map() if isinstance(value, dict):
-            return {key: _fill_defaults(avro_type.values, one) for key, one in value.items()}
-        case Union() if (branch := _only_branch(avro_type, value)) is not None:
-            return _fill_defaults(branch, value)
+            return {key: _complete(avro_type.values, one) for key, one in value.items()}
+        case Union() if type(value) is int and _prefers_float(avro_type):
+            for branch in avro_type.branches:
+                low, high = value_range(branch) if branch.kind in {"int", "long"} else (0, -1)
+                if branch.logical is None and low <= value <= high:
+                    return branch.kind, value
+        case Union() if (only := _only_branch(avro_type, value)) is not None:
+            return _complete(only, value)
     return value
 
 

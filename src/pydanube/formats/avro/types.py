@@ -269,7 +269,7 @@ class _Parser:
         branches = []
         seen: set[str] = set()
         for position, one in enumerate(value):
-            branch = self._parse(one, namespace, _path(where, f"[{position}]"), depth + 1)
+            branch = self._parse(one, namespace, extend_path(where, f"[{position}]"), depth + 1)
             if isinstance(branch, Union):
                 raise Invalid(f"{where}[{position}]: a union may not contain a union")
             key = branch.name if isinstance(branch, Named) else branch.kind
@@ -289,12 +289,12 @@ class _Parser:
             case "fixed":
                 return self._parse_fixed(value, namespace, where)
             case "array":
-                items = self._parse(_required(value, "items", where), namespace, _path(where, "[]"), depth + 1)
+                items = self._parse(_required(value, "items", where), namespace, extend_path(where, "[]"), depth + 1)
                 array = Array(kind="array", items=items)
                 self._arrays.append((where, array))
                 return array
             case "map":
-                values = self._parse(_required(value, "values", where), namespace, _path(where, "{}"), depth + 1)
+                values = self._parse(_required(value, "values", where), namespace, extend_path(where, "{}"), depth + 1)
                 return Map(kind="map", values=values)
             case str() if kind in PRIMITIVES:
                 parsed = AvroType(kind=kind)
@@ -323,7 +323,7 @@ class _Parser:
             if field_name in seen:
                 raise Invalid(f"{where}: the field {_shown(field_name)} is there twice")
             seen.add(field_name)
-            at = _path(where, f".{field_name}")
+            at = extend_path(where, f".{field_name}")
             parsed = Field(
                 field_name,
                 self._parse(_required(one, "type", at), inner, at, depth + 1),
@@ -400,7 +400,7 @@ def _qualify(name: str, namespace: str) -> str:
     return name if "." in name or not namespace else f"{namespace}.{name}"
 
 
-def _path(where: str, step: str) -> str:
+def extend_path(where: str, step: str) -> str:
     """Return the path of what is below `where`, without its beginning where it is long."""
     path = where + step
     return path if len(path) <= 200 else f"...{path[-190:]}"

@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from pydanube.formats.columns import Decoded, decode_one_by_one, list_array, make_columns, map_array, struct_array
+from pydanube.formats.registry import one_line
 
 from .arrow import Kind, Shape
 
@@ -63,7 +64,7 @@ def _explain(error: Exception) -> str:
             return str(error)
         case msgspec.DecodeError():
             return f"the payload is not JSON: {error}"
-    return " ".join(str(error).split())[:250]
+    return one_line(error)
 
 
 def _python_type(shape: Shape, whole_number: Any) -> Any:

@@ -20,15 +20,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import jsonschema_rs
 
-from .documents import Node, bundle, shorten
-from .schema import JsonSchema, compile_document
+from pydanube.formats.registry import one_line
+from pydanube.model.schemas import Incompatibility
 
-if TYPE_CHECKING:
-    from pydanube.formats.compatibility import Incompatibility
+from .documents import Node, bundle
+from .schema import JsonSchema, compile_document
 
 STEPS_MAX: Final = 20_000
 _LEVELS_MAX: Final = 40
@@ -47,8 +47,6 @@ Problem = tuple[str, str]
 
 def find(reader: JsonSchema, writer: JsonSchema) -> list[Incompatibility]:
     """Return every reason why a value that `writer` allows may not be allowed by `reader`."""
-    from pydanube.formats.compatibility import Incompatibility
-
     if reader.canonical == writer.canonical:
         return []
     comparison = _Comparison()
@@ -58,7 +56,7 @@ def find(reader: JsonSchema, writer: JsonSchema) -> list[Incompatibility]:
         problems = [("$", f"{_UNDECIDED}: the schemas need more than {STEPS_MAX} comparisons")]
     except RecursionError:
         problems = [("$", f"{_UNDECIDED}: the schemas are nested too deeply")]
-    return [Incompatibility(path, shorten(reason)) for path, reason in dict.fromkeys(problems)]
+    return [Incompatibility(path, one_line(reason)) for path, reason in dict.fromkeys(problems)]
 
 
 class _TooLarge(Exception):
@@ -642,11 +640,11 @@ def _compare_strings(writer: Writer, facts: _Facts, reader: Fragment, path: str)
     yield from _compare_limits(facts, reader, path, ("minLength", "maxLength"), "characters")
     if "pattern" in reader:
         given = [part["pattern"] for part in writer if "pattern" in part]
-        shown = shorten(reader["pattern"], 80)
+        shown = one_line(reader["pattern"], 80)
         if not given:
             yield path, f"the pattern {shown!r} was added"
         elif reader["pattern"] not in given:
-            yield path, f"{_UNDECIDED}: the pattern {shorten(given[0], 80)!r} was changed to {shown!r}"
+            yield path, f"{_UNDECIDED}: the pattern {one_line(given[0], 80)!r} was changed to {shown!r}"
 
 
 def _compare_limits(

@@ -21,6 +21,7 @@ from math import isfinite
 from typing import Any, Final, NoReturn
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
+from pydanube.formats.registry import one_line
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 
@@ -385,15 +386,9 @@ def _check_meta(schema: Any, draft: str, place: str) -> None:
         reason = error.message
         if error.instance_path[-1:] == ["type"] and error.kind.name == "anyOf":
             reason = f"{json.dumps(error.instance)} is not a type: use {', '.join(_TYPES)} or a list of some of them"
-        raise Invalid(f"{path}: {shorten(reason)}") from None
+        raise Invalid(f"{path}: {one_line(reason)}") from None
     except ValueError as error:
-        raise Invalid(f"{place}: {shorten(str(error))}") from None
-
-
-def shorten(text: str, characters: int = 240) -> str:
-    """Return the text as one line of at most `characters` characters."""
-    line = " ".join(text[: 4 * characters].split())
-    return line if len(line) <= characters else line[: characters - 3] + "..."
+        raise Invalid(f"{place}: {one_line(error)}") from None
 
 
 def _index(document: Document, schema: Any, base: str, place: str) -> None:
@@ -537,7 +532,7 @@ def _measure(root: Node, places: Mapping[int, str]) -> tuple[int, bool]:
         tuple(TopologicalSorter(same_value).static_order())
     except CycleError as error:
         around = ", ".join(dict.fromkeys(places[one] for one in error.args[1]))
-        raise Invalid(f"{shorten(around)}: the schema applies itself to the same value again and again") from None
+        raise Invalid(f"{one_line(around)}: the schema applies itself to the same value again and again") from None
     return _measure_work(root, targets, places)
 
 

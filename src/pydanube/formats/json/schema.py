@@ -15,20 +15,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import jsonschema_rs
 import msgspec
 
+from pydanube.formats.registry import AnyBytes, InvalidRow, ParsedSchema, one_line
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import MESSAGE_BYTES_MAX
 from pydanube.model.schemas import SchemaDefinition
 
 from . import documents
-from .documents import Graph, Node, bundle, has_infinite, nested_deeper_than, shorten
-
-if TYPE_CHECKING:
-    from pydanube.formats.registry import AnyBytes, InvalidRow, ParsedSchema
+from .documents import Graph, Node, bundle, has_infinite, nested_deeper_than
 
 PAYLOAD_NESTING_MAX: Final = 256
 """Levels of a payload. The library has no limit of its own and overflows the stack at some ten thousand."""
@@ -126,13 +124,11 @@ class JsonSchema:
         except OverflowError:
             payload = _encode_large(value)
         except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-            raise Invalid(f"the value cannot be written as JSON: {shorten(str(error))}") from None
+            raise Invalid(f"the value cannot be written as JSON: {one_line(error)}") from None
         self.decode(payload)
         return payload
 
     def _find_invalid(self, payloads: Sequence[AnyBytes]) -> InvalidRow | None:
-        from pydanube.formats.registry import InvalidRow
-
         for row, payload in enumerate(payloads):
             try:
                 self._check_looks(payload)
@@ -159,7 +155,7 @@ class JsonSchema:
         try:
             (self._plain_validator if plain else self._validator).validate([value])
         except jsonschema_rs.ValidationError as error:
-            return shorten(f"{_show_path(error.instance_path[1:])}: {_reason(error)}")
+            return one_line(f"{_show_path(error.instance_path[1:])}: {_reason(error)}")
         return "$: the value does not match the alternatives and conditions of the schema"
 
     @cached_property
@@ -174,10 +170,10 @@ class JsonSchema:
                 compile_document({"pattern": pattern}, self._patterns)
             except (jsonschema_rs.ValidationError, ValueError):
                 return Invalid(
-                    f"{place}: the regular expression {shorten(pattern, 100)!r} is not valid, or too large, or has "
+                    f"{place}: the regular expression {one_line(pattern, 100)!r} is not valid, or too large, or has "
                     f"look-around or back-references, for which no matching in linear time is known"
                 )
-        return Invalid(f"the schema is not valid: {shorten(str(error))}")
+        return Invalid(f"the schema is not valid: {one_line(error)}")
 
 
 def _rows_of(document: dict[str, Any]) -> dict[str, Any]:
@@ -209,7 +205,7 @@ def _read(payload: AnyBytes) -> Any:
     except UnicodeDecodeError as error:
         raise Invalid(f"the payload is not UTF-8: {error.reason}") from None
     except msgspec.DecodeError as error:
-        raise Invalid(f"the payload is not JSON: {shorten(str(error))}") from None
+        raise Invalid(f"the payload is not JSON: {one_line(error)}") from None
     if len(payload) > 2 * PAYLOAD_NESTING_MAX and nested_deeper_than(PAYLOAD_NESTING_MAX, value):
         raise Invalid(f"the payload is nested more than {PAYLOAD_NESTING_MAX} levels deep")
     if not _have_unique_keys([value], [payload]):
@@ -245,7 +241,7 @@ def _encode_large(value: Any) -> bytes:
         builtins = msgspec.to_builtins(value)
         return json.dumps(builtins, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise Invalid(f"the value cannot be written as JSON: {shorten(str(error))}") from None
+        raise Invalid(f"the value cannot be written as JSON: {one_line(error)}") from None
 
 
 def _reason(error: jsonschema_rs.ValidationError) -> str:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from google.protobuf.descriptor import FieldDescriptor
 
 from pydanube.formats.columns import Decoded, decode_one_by_one, list_array, make_columns, map_array, struct_array
+from pydanube.formats.registry import one_line
 from pydanube.model.errors import Invalid
 
 from .arrow import (
@@ -50,7 +51,7 @@ class ProtobufColumnDecoder:
 
 
 def _explain(error: Exception) -> str:
-    return error.message if isinstance(error, Invalid) else " ".join(str(error).split())[:250]
+    return error.message if isinstance(error, Invalid) else one_line(error)
 
 
 class _Columns:

@@ -34,17 +34,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from google.protobuf import descriptor_pb2
 
 from pydanube.formats import ParsedSchema
+from pydanube.model.schemas import Incompatibility
 
-from .files import enums, messages
+from .files import enums, find_reserved, messages
 from .schema import ParsedProtobuf
-
-if TYPE_CHECKING:
-    from pydanube.formats.compatibility import Incompatibility
 
 _PATH_CHARACTERS_MAX: Final = 200
 
@@ -114,12 +112,12 @@ class _Comparison:
     def run(self) -> Iterator[Incompatibility]:
         reader, writer = self._reader, self._writer
         if writer.first is not None and reader.first != writer.first:
-            yield _no(
+            yield Incompatibility(
                 "$", f"the first message, which is the payload, was {writer.first} and is {reader.first or 'none'}"
             )
         for name in writer.own:
             if name not in reader.messages:
-                yield _no(name, "the message was removed")
+                yield Incompatibility(name, "the message was removed")
                 continue
             self._compare_later(name, name, name)
             while self._waiting:
@@ -140,34 +138,36 @@ class _Comparison:
             if other is not None:
                 yield from self._compare_fields(f"{path}.{field.name}", other, field)
             elif field.name in names and names[field.name].number not in known:
-                yield _no(f"{path}.{field.name}", f"the number was {field.number} and is {names[field.name].number}")
+                yield Incompatibility(
+                    f"{path}.{field.name}", f"the number was {field.number} and is {names[field.name].number}"
+                )
         writes_required = {field.number for field in written.field if field.label == _Field.LABEL_REQUIRED}
         for field in read.field:
             if field.label == _Field.LABEL_REQUIRED and field.number not in writes_required:
-                yield _no(f"{path}.{field.name}", "the field is required, and was not written always")
+                yield Incompatibility(f"{path}.{field.name}", "the field is required, and was not written always")
         yield from _compare_oneofs(path, read, written)
 
     def _compare_fields(self, path: str, read: Any, written: Any) -> Iterator[Incompatibility]:
         maps = self._is_map(self._reader, read), self._is_map(self._writer, written)
         if not _types_match(read.type, written.type):
-            yield _no(path, f"the type was {_type_name(written)} and is {_type_name(read)}")
+            yield Incompatibility(path, f"the type was {_type_name(written)} and is {_type_name(read)}")
             return
         if (read.label == _Field.LABEL_REPEATED) != (written.label == _Field.LABEL_REPEATED) and (
             written.type not in (_STRING, _BYTES, _MESSAGE) or any(maps)
         ):
             was, now = ("repeated", "single") if written.label == _Field.LABEL_REPEATED else ("single", "repeated")
-            yield _no(path, f"the field of {_type_name(written)} was {was} and is {now}")
+            yield Incompatibility(path, f"the field of {_type_name(written)} was {was} and is {now}")
         if read.type == _ENUM != written.type and self._reader.name(read.type_name) in self._reader.closed:
-            yield _no(path, f"a number need not be a value of the closed enum {_type_name(read)}")
+            yield Incompatibility(path, f"a number need not be a value of the closed enum {_type_name(read)}")
         if read.type != written.type or read.type not in (_MESSAGE, _ENUM):
             return
         now, was = self._reader.name(read.type_name), self._writer.name(written.type_name)
         if now != was and not any(maps):
-            yield _no(path, f"the type was {was} and is {now}")
+            yield Incompatibility(path, f"the type was {was} and is {now}")
         elif read.type == _ENUM:
             yield from self._compare_enums(path, now)
         elif maps[0] != maps[1] and not self._is_entry(now, was):
-            yield _no(
+            yield Incompatibility(
                 path, "a map was exchanged for messages that do not have a key with the number 1 and a value with 2"
             )
         else:
@@ -195,9 +195,11 @@ class _Comparison:
         names = {value.name: value.number for value in read.value}
         for value in written.value:
             if names.get(value.name, value.number) != value.number:
-                yield _no(path, f"{name}.{value.name} was {value.number} and is {names[value.name]}")
+                yield Incompatibility(path, f"{name}.{value.name} was {value.number} and is {names[value.name]}")
             elif value.number not in numbers and name in self._reader.closed:
-                yield _no(path, f"{name}.{value.name} = {value.number} is not a value of the reader's closed enum")
+                yield Incompatibility(
+                    path, f"{name}.{value.name} = {value.number} is not a value of the reader's closed enum"
+                )
 
 
 def _type_name(field: Any) -> str:
@@ -222,7 +224,7 @@ def _compare_oneofs(path: str, read: Any, written: Any) -> Iterator[Incompatibil
         sources = {oneof_of[number] for number in shared}
         if len(shared) > 1 and (len(sources) > 1 or None in sources):
             fields = ", ".join(names[number] for number in shared)
-            yield _no(
+            yield Incompatibility(
                 f"{path}.{read.oneof_decl[index].name}",
                 f"only one of {fields} can be set, which could be set together",
             )
@@ -231,7 +233,7 @@ def _compare_oneofs(path: str, read: Any, written: Any) -> Iterator[Incompatibil
         for number, name in names.items():
             if number not in read_fields and kept:
                 oneof = written.oneof_decl[index].name
-                yield _no(
+                yield Incompatibility(
                     f"{path}.{name}", f"the field was removed from the oneof {oneof}, which then seems not to be set"
                 )
 
@@ -256,33 +258,12 @@ def _find_reuse(new: _Types, old: _Types) -> Iterator[Incompatibility]:
     for name, message in new.messages.items():
         before = old.messages.get(name)
         if before is not None:
-            ranges = [(one.start, one.end) for one in before.reserved_range]
-            used = [(field.name, field.number) for field in message.field]
-            yield from _reused(name, used, ranges, set(before.reserved_name))
+            ranges = [(one.start, one.end - 1) for one in before.reserved_range]
+            for field, what in find_reserved(message.field, ranges, before.reserved_name):
+                yield Incompatibility(f"{name}.{field}", f"{what} was reserved")
     for name, enum in new.enums.items():
         before = old.enums.get(name)
         if before is not None:
-            ranges = [(one.start, one.end + 1) for one in before.reserved_range]
-            used = [(value.name, value.number) for value in enum.value]
-            yield from _reused(name, used, ranges, set(before.reserved_name))
-
-
-def _reused(
-    path: str, used: list[tuple[str, int]], ranges: list[tuple[int, int]], names: set[str]
-) -> Iterator[Incompatibility]:
-    """Yield what has a number in one of the ranges, which do not overlap, or one of the names."""
-    ordered = sorted(ranges)
-    position = 0
-    for name, number in sorted(used, key=lambda one: one[1]):
-        while position < len(ordered) and ordered[position][1] <= number:
-            position += 1
-        if position < len(ordered) and ordered[position][0] <= number:
-            yield _no(f"{path}.{name}", f"the number {number} was reserved")
-        if name in names:
-            yield _no(f"{path}.{name}", f"the name {name} was reserved")
-
-
-def _no(path: str, reason: str) -> Incompatibility:
-    from pydanube.formats.compatibility import Incompatibility
-
-    return Incompatibility(path, reason)
+            ranges = [(one.start, one.end) for one in before.reserved_range]
+            for value, what in find_reserved(enum.value, ranges, before.reserved_name):
+                yield Incompatibility(f"{name}.{value}", f"{what} was reserved")

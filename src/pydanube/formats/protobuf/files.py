@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any, Final
@@ -29,6 +29,7 @@ from google.protobuf import (
 )
 from google.protobuf.message import DecodeError
 
+from pydanube.formats.registry import one_line
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import PROTO_TEXT_BYTES_MAX
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
@@ -37,8 +38,6 @@ from .text import FIELD_NUMBER_MAX, NESTING_MAX, translate
 
 FILES_MAX: Final = 100
 """How many files a definition may import, also indirectly."""
-
-_REASON_CHARACTERS_MAX: Final = 300
 
 _Field: Final = descriptor_pb2.FieldDescriptorProto
 _File: Final = descriptor_pb2.FileDescriptorProto
@@ -71,12 +70,6 @@ _NOT_PACKABLE: Final = frozenset({_Field.TYPE_STRING, _Field.TYPE_BYTES, _Field.
 def check_required(message: Any) -> None:
     if not message.IsInitialized():
         raise Invalid(f"required fields are missing: {', '.join(message.FindInitializationErrors())}")
-
-
-def one_line(reason: object) -> str:
-    """Return the text of an error in one line of bounded length."""
-    text = " ".join(str(reason).split())
-    return text if len(text) <= _REASON_CHARACTERS_MAX else text[: _REASON_CHARACTERS_MAX - 3] + "..."
 
 
 # ------------------------------------------------------------------------------------ loading files
@@ -231,14 +224,11 @@ def _check_message(name: str, message: Any) -> None:
     for start, end in ranges:
         if not 0 < start < end <= FIELD_NUMBER_MAX + 1:
             raise Invalid(f"{name}: the range {start} to {end - 1} has no field numbers")
-    _check_overlap(name, [(start, end - 1) for start, end in ranges])
     reserved = [(start, end - 1) for start, end in ranges]
-    names = set(message.reserved_name)
-    for field, number in _in_ranges([(field, field.number) for field in message.field], reserved):
-        raise Invalid(f"{name}.{field.name}: the number {number} is reserved")
+    _check_overlap(name, reserved)
+    for field, what in find_reserved(message.field, reserved, message.reserved_name):
+        raise Invalid(f"{name}.{field}: {what} is reserved")
     for field in message.field:
-        if field.name in names:
-            raise Invalid(f"{name}.{field.name}: the name is reserved")
         if 19000 <= field.number <= 19999:
             raise Invalid(f"{name}.{field.name}: the numbers 19000 to 19999 are reserved for protobuf itself")
 
@@ -275,12 +265,8 @@ def _check_enum(name: str, enum: Any) -> None:
             )
     ranges = sorted((one.start, one.end) for one in enum.reserved_range)
     _check_overlap(name, ranges)
-    for value, number in _in_ranges([(value, value.number) for value in enum.value], ranges):
-        raise Invalid(f"{name}.{value.name}: the number {number} is reserved")
-    reserved = set(enum.reserved_name)
-    for value in enum.value:
-        if value.name in reserved:
-            raise Invalid(f"{name}.{value.name}: the name is reserved")
+    for used, what in find_reserved(enum.value, ranges, enum.reserved_name):
+        raise Invalid(f"{name}.{used}: {what} is reserved")
 
 
 def _check_overlap(name: str, ranges: list[tuple[int, int]]) -> None:
@@ -289,14 +275,20 @@ def _check_overlap(name: str, ranges: list[tuple[int, int]]) -> None:
             raise Invalid(f"{name}: the number {following} is in two ranges, one of which is {start} to {end}")
 
 
-def _in_ranges(numbered: list[tuple[Any, int]], ranges: list[tuple[int, int]]) -> Iterator[tuple[Any, int]]:
-    """Yield what has a number in one of the ranges, which are in ascending order and do not overlap."""
+def find_reserved(
+    used: Iterable[Any], ranges: Iterable[tuple[int, int]], names: Iterable[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the names of the fields or enum values that have a number in one of the ranges, which do not overlap, or
+    one of the names, each with what of it is reserved."""
+    ordered, reserved = sorted(ranges), set(names)
     position = 0
-    for one, number in sorted(numbered, key=lambda pair: pair[1]):
-        while position < len(ranges) and ranges[position][1] < number:
+    for one in sorted(used, key=lambda one: int(one.number)):
+        while position < len(ordered) and ordered[position][1] < one.number:
             position += 1
-        if position < len(ranges) and ranges[position][0] <= number:
-            yield one, number
+        if position < len(ordered) and ordered[position][0] <= one.number:
+            yield one.name, f"the number {one.number}"
+        if one.name in reserved:
+            yield one.name, f"the name {one.name}"
 
 
 def check_visible(files: Sequence[Any]) -> None:

@@ -20,11 +20,12 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, json_format, message_factory
 from google.protobuf.message import DecodeError, EncodeError, Message
 
+from pydanube.formats.registry import AnyBytes, InvalidRow, ParsedSchema, one_line
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition
 
@@ -38,14 +39,10 @@ from .files import (
     is_proto2,
     load,
     messages,
-    one_line,
     resolved,
     verifying_utf8,
 )
 from .text import NESTING_MAX
-
-if TYPE_CHECKING:
-    from pydanube.formats.registry import AnyBytes, InvalidRow, ParsedSchema
 
 _INDEXES_MAX: Final = NESTING_MAX
 
@@ -106,8 +103,6 @@ class ParsedProtobuf:
         return self._class(tuple(indexes), self._classes, self._pool)
 
     def check(self, payloads: Sequence[AnyBytes]) -> InvalidRow | None:
-        from pydanube.formats.registry import InvalidRow
-
         try:
             parsed = self._checker((0,))
         except Invalid as error:  # there is no message
@@ -123,8 +118,6 @@ class ParsedProtobuf:
 
     def check_framed(self, payloads: Sequence[AnyBytes]) -> InvalidRow | None:
         """Like `check`, for payloads of Confluent's framing without their first five bytes."""
-        from pydanube.formats.registry import InvalidRow
-
         for row, payload in enumerate(payloads):
             try:
                 indexes, data = split_message_indexes(payload)

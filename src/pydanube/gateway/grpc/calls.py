@@ -19,7 +19,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, NoReturn, Protocol
 
 import grpc
@@ -35,7 +35,9 @@ from pydanube.broker.security.audit_operations import UNAUDITED, AuditedOperatio
 from pydanube.broker.security.security import Security
 from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.core.identity import NOBODY, Credentials, Identity
+from pydanube.gateway.native.publish_memory import PublishShare
 from pydanube.gateway.unproven_work import UnprovenClient, UnprovenWork
+from pydanube.model.addresses import split_host_port
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable, internal_error
 from pydanube.runtime.budget import Budget
 from pydanube.runtime.network import counted_address
@@ -76,8 +78,8 @@ _ANSWER_TIMES: Final = 2
 class Memory(Protocol):
     """Where the bytes of unanswered requests are counted, together with those of other listeners."""
 
-    def reserve(self, size: int) -> bool: ...
-    def release(self, size: int) -> None: ...
+    def reserve(self, size: int, principal: str = "") -> PublishShare | None: ...
+    def release(self, size: int, share: PublishShare) -> None: ...
 
 
 class Call:
@@ -202,15 +204,17 @@ class CallLimits:
         if self._addresses[address] <= 0:
             del self._addresses[address]
 
-    def reserve(self, size: int) -> int:
-        """Count the bytes of a request; return how many `release` must give back. Raises Unavailable if there are too
-        many."""
+    def reserve(self, size: int, caller: Principal) -> Callable[[], None]:
+        """Count the bytes of a request, and return what gives them back. Raises Unavailable if there are too many, or
+        too many of this caller."""
         if size < _COUNTED_BYTES_MIN:
-            return 0
-        if not self._memory.reserve(size):
+            return _nothing
+        is_known = self.security is not None and self.security.is_required and not caller.is_broker
+        share = self._memory.reserve(size, caller.id if is_known else "")
+        if share is None:
             self._count_refused()
             raise Unavailable("this broker has too many unanswered requests: try again")
-        return size
+        return partial(self._memory.release, size, share)
 
     def _count_refused(self) -> None:
         self.refused += 1
@@ -242,9 +246,9 @@ class CallLimits:
             call.context.add_done_callback(lambda _: part.close())
         return answer
 
-    def release(self, size: int) -> None:
-        if size:
-            self._memory.release(size)
+
+def _nothing() -> None:
+    """Give nothing back: nothing was counted."""
 
 
 def snake_case(rpc: str) -> str:
@@ -306,7 +310,7 @@ def _unary(method: ServiceMethod, function: Any, limits: CallLimits, listener: s
     parse, intake = method.request.FromString, limits.intake
 
     async def handle(_requests: Any, context: Any) -> Any:
-        address, entered, reserved, disconnect = "", False, 0, None
+        address, entered, release, disconnect = "", False, _nothing, None
         data: bytes | None
         call: Call | None
         request: Any
@@ -318,7 +322,7 @@ def _unary(method: ServiceMethod, function: Any, limits: CallLimits, listener: s
             identity = await _authenticate(limits, context, peer, listener)
             disconnect = limits.connect(identity.principal, peer)
             data = await intake.receive(context)
-            reserved = limits.reserve(len(data))
+            release = limits.reserve(len(data), identity.principal)
             call = Call(context, len(data), identity.principal, peer, limits.peers)
             request = _parsed(parse, data, method)
             await limits.admit(identity, request)
@@ -330,7 +334,7 @@ def _unary(method: ServiceMethod, function: Any, limits: CallLimits, listener: s
         finally:
             if entered:
                 limits.leave(address)
-                limits.release(reserved)
+            release()
             if disconnect is not None:
                 disconnect()
 
@@ -352,7 +356,7 @@ def _stream(method: ServiceMethod, function: Any, limits: CallLimits, listener: 
             identity = await _authenticate(limits, context, peer, listener)
             disconnect = limits.connect(identity.principal, peer)
             data = await limits.intake.receive(context)
-            limits.release(limits.reserve(len(data)))  # what is parsed of it is small
+            limits.reserve(len(data), identity.principal)()  # what is parsed of it is small
             call = Call(context, len(data), identity.principal, peer, limits.peers)
             request = _parsed(parse, data, method)
             del data
@@ -485,7 +489,7 @@ def _host(peer: str) -> tuple[str, str]:
     """Return the kind of a client's address, and it without its port: of `ipv6:[::1]:5000` (which may be escaped) that
     is `::1`."""
     kind, _, rest = peer.replace("%5B", "[").replace("%5D", "]").partition(":")
-    return kind, rest.rpartition(":")[0].strip("[]")
+    return kind, split_host_port(rest)[0]
 
 
 def _address(peer: str) -> str:

@@ -8,7 +8,6 @@ reads nothing while others wait for that memory is disconnected.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ from pydanube.gateway.rows import Delivery, RowSink
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.limits import KIB
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.events import Signal
 from pydanube.runtime.telemetry import get_logger
 
 from .calls import Call
@@ -51,7 +51,7 @@ class ConsumerStream(RowSink):
         unread.watch(self._disconnect)
         self._deliveries: deque[Delivery] = deque()
         self._error: DanubeError | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._woken = Signal()
         self._sent = 0
 
     # -- called by the broker ------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ class ConsumerStream(RowSink):
     def keep(self, delivery: Delivery) -> None:
         self._unread.take(delivery.size_bytes)
         self._deliveries.append(delivery)
-        self._wake()
+        self._woken.wake()
 
     def changed(self, ack_timeout_ms: int, generation: int) -> None:
         """Do nothing: the broker counts ack timeouts, and its clients know no generations."""
@@ -67,7 +67,7 @@ class ConsumerStream(RowSink):
     def closed(self, error: DanubeError) -> None:
         """End the stream: the consumer was detached, and nothing more is sent."""
         self._error = error
-        self._wake()
+        self._woken.wake()
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -85,8 +85,7 @@ class ConsumerStream(RowSink):
             if self._error is not None:
                 self._deliveries.clear()
                 raise Unavailable(self._error.message)
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            await self._woken.wait()
 
     async def _send(self, delivery: Delivery, attached: Consumer) -> None:
         for row in delivery.rows:
@@ -129,7 +128,3 @@ class ConsumerStream(RowSink):
             message.schema_version = header.schema_version
         encoded: bytes = message.SerializeToString()
         return encoded
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import grpc.aio
 
-from pydanube.broker import Broker, ListenerMetrics
+from pydanube.broker import Broker
 from pydanube.gateway.places import Places
 from pydanube.gateway.unproven_work import UnprovenWork
 from pydanube.runtime.clock import Clock
@@ -112,7 +112,8 @@ class GrpcServer:
         return self.admin_address
 
     def _places(self, listener: str, connections_max: int, per_address_max: int) -> Places:
-        return Places(listener, connections_max, per_address_max, ListenerMetrics(), self._work)
+        metrics = self._broker.metrics.listener(f"{listener}_connections")
+        return Places(listener, connections_max, per_address_max, metrics, self._work)
 
     async def start(self) -> None:
         """Serve on the ports that are open."""

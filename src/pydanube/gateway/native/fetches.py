@@ -135,7 +135,8 @@ class Fetches:
                     await self.until_writable()
                     reserved_bytes = await self.memory.reserve(turn.bytes_max, least_bytes)
                     try:
-                        fetched = await read(start, reserved_bytes, 0)
+                        async with self.memory.memory.turn(reserved_bytes < turn.bytes_max):
+                            fetched = await read(start, reserved_bytes, 0)
                         read_bytes = sum(map(len, fetched.batches))
                         if read_bytes > reserved_bytes and not self.memory.extend(read_bytes - reserved_bytes):
                             least_bytes = read_bytes  # one batch, which is read again when there is memory for it

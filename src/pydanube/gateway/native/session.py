@@ -40,7 +40,6 @@ from pydanube.codec.native import frames
 from pydanube.codec.native.frames import PREAMBLE, PROTOCOL_VERSION, Frame, FrameKind
 from pydanube.codec.native.requests import (
     BEARER,
-    PEER_REQUESTS,
     AnyRequest,
     Authenticate,
     Done,
@@ -158,7 +157,7 @@ class Session:
 
     def _audited(self, request: AnyRequest) -> AuditedOperation | Unaudited:
         """Return what a request runs in. What another broker asks for its own callers, it has recorded itself."""
-        if self._is_broker and (isinstance(request, PEER_REQUESTS) or getattr(request, "own_only", False)):
+        if self._is_broker and (request.for_brokers or request.is_share):
             return UNAUDITED
         return self.broker.audit.operation(self._origin(), type(request).__name__, self._traffic)
 
@@ -273,6 +272,7 @@ class Session:
         self.principal = identity.principal
         if self.broker.security.is_required and not self.principal.is_broker:  # brokers publish for many principals
             self.publish_share = self._resources.publish_memory.share_of(self.principal.id)
+            self.connection.budget_users = (self.principal.id,)
         self.unread.owner = self._fetches.memory.owner = self._answers.owner = self.broker.unread.bytes_of(
             self.principal
         )

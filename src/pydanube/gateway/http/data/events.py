@@ -269,7 +269,8 @@ class TopicEvents(EventStream):
             reserved_bytes = 0
             try:
                 reserved_bytes = await self._unread.reserve_when_free(turn.bytes_max, least_bytes)
-                found = await self._fetch(partition, 0, reserved_bytes)
+                async with self._unread.memory.turn(reserved_bytes < turn.bytes_max):
+                    found = await self._fetch(partition, 0, reserved_bytes)
                 read_bytes = sum(map(len, found.batches))
                 if read_bytes > reserved_bytes and not self._unread.extend(read_bytes - reserved_bytes):
                     least_bytes = read_bytes  # one batch, which is read again when there is memory for it

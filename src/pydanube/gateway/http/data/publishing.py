@@ -8,12 +8,12 @@ stored whole or not at all. Batches for partitions that other brokers own are se
 from __future__ import annotations
 
 import asyncio
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
 
-from pydanube.broker import QUOTA_WAIT_S_MAX, Broker, Published, SharedProducer, shared_id
+from pydanube.broker import QUOTA_WAIT_S_MAX, Broker, PublishDone, SharedProducer, shared_id
 from pydanube.broker.topic_addresses import Place
 from pydanube.codec.batch import encode
 from pydanube.core.access import Principal
@@ -80,13 +80,16 @@ class Publisher:
 
         Raises PartlyStored if only some of the partitions stored theirs. Cancelled: they may be stored all the same.
         """
-        if self._memory is not None and not self._memory.reserve(size_bytes):
+        if self._memory is None:
+            return await self._publish(principal, target, messages)
+        is_known = self._broker.security.is_required and not principal.is_broker
+        share = self._memory.reserve(size_bytes, principal.id if is_known else "")
+        if share is None:
             raise Unavailable("the broker has too many unanswered publishes: send the request again, later")
         try:
             return await self._publish(principal, target, messages)
         finally:
-            if self._memory is not None:
-                self._memory.release(size_bytes)
+            self._memory.release(size_bytes, share)
 
     async def _publish(self, principal: Principal, target: PublishTarget, messages: MessageColumns) -> list[StoredAt]:
         topic, broker = target.topic, self._broker
@@ -163,10 +166,12 @@ class Publisher:
         if not messages.is_batch:
             return await self._sends.send(principal, shared, messages.first(), *schema)
         producer = shared.producer
-        batch = _encode(messages, shared.name, producer.producer_id, producer.producer_epoch, schema)
-        publish = partial(self._broker.publish, principal, producer, memoryview(batch), patience_s=QUOTA_WAIT_S_MAX)
-        published: Published = await outcome_of(publish)
-        return published.base_offset
+        sent = memoryview(_encode(messages, shared.name, producer.producer_id, producer.producer_epoch, schema))
+
+        def publish(done: PublishDone) -> None:
+            self._broker.publish(principal, producer, sent, done, QUOTA_WAIT_S_MAX)
+
+        return (await outcome_of(publish)).base_offset
 
 
 class _Elsewhere(NamedTuple):

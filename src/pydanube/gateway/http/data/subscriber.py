@@ -10,7 +10,6 @@ and a client that does not read what it is sent is disconnected.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from pydanube.model.errors import DanubeError, Invalid, NotOwner, Unavailable
 from pydanube.model.limits import KIB, PARTITIONS_MAX
 from pydanube.model.names import TopicName
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.events import Signal
 
 from .messages import PayloadForm, encode_message
 from .pieces import MADE_TIMES, ClientConnection
@@ -86,7 +86,7 @@ class Subscriber:
         self._kept: deque[Delivery] = deque()
         self._taken = 0
         """How many rows of the first delivery were taken."""
-        self._waiter: asyncio.Future[None] | None = None
+        self._woken = Signal()
         self._is_closed = False
         self.error: DanubeError | None = None
         """Why the broker ended it; None: it goes on."""
@@ -164,20 +164,11 @@ class Subscriber:
 
     async def wait_idle(self, seconds: float) -> None:
         """Wait until something more is kept, `wake` is called, or the time is over."""
-        if self.error is not None:
-            return
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._waiter
-        except TimeoutError:
-            pass
-        finally:
-            self._waiter = None
+        if self.error is None:
+            await self._woken.wait(seconds)
 
     def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._woken.wake()
 
     def check(self) -> None:
         """Raise the error with which the broker ended it."""
@@ -280,7 +271,9 @@ class Subscriber:
         self._kept = deque(one for one in self._kept if not is_dropped(one))
 
     def end(self, error: DanubeError) -> None:
+        """Note why the broker ended it. What is kept is not sent any more: its right to it may have ended."""
         self.error = self.error or error
+        self._drop(lambda _: True)
         self.wake()
 
 

@@ -23,8 +23,7 @@ from threading import RLock
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from pydanube.model.errors import Refused
-
-from .disk import ByteBuffer, DiskFile, DiskLock, Usage
+from pydanube.runtime.disk import ByteBuffer, DiskFile, DiskLock, Usage
 
 PAGE_BYTES: Final = 4096
 _PLENTY: Final = 1 << 50
