@@ -26,7 +26,7 @@ from pydanube.model.addresses import bracketed, host_port, is_loopback
 from .broker import Broker, BrokerParts, BrokerSettings
 from .broker.cluster.cluster_membership import ClusterMembership
 from .broker.cluster.joining import METADATA_PART, Joining, join_cluster, refuse_copy
-from .broker.cluster.loads import ClusterLoads
+from .broker.cluster.loads import Loads
 from .broker.cluster.node_records import FOUNDER_LOG_KEY, IDENTITY_KEY, log_key
 from .broker.cluster.owners import ClusterOwners
 from .broker.cluster.parts import ClusterParts, sole_cluster
@@ -309,10 +309,7 @@ class Server:
         opened = await (self._open_alone(node) if is_in_directory else self._open_member(node))
         store, directory, objects, founder = opened
         registry = self._registry = Registry(store, clock, self._components.levels)
-        follower = Follower(store, clock)
-        if founder is not None:
-            registry.follow(follower)
-            await follower.start()
+        follower = registry.follower
         await registry.load()
         writer = await self._open_log(opened, await registry.known_ledgers(opened.is_own_log))
         await self._save_revision(opened, writer)
@@ -340,7 +337,6 @@ class Server:
             _tiering_settings(settings),
             lambda: self._metadata_trouble,
             cluster,
-            None if founder is None else follower,
             security,
             self._audit(),
         )
@@ -351,7 +347,6 @@ class Server:
         if security is not None:
             await create_first_key(security.store, clock, self._components.disk, directory.path)
         if founder is not None:
-            tasks.spawn(follower.run(), "metadata following")
             tasks.spawn(self._give_up_older_metadata(opened, membership, writer), "older metadata")
         self._run_tasks(broker, tasks)
         tasks.spawn(self._keep_saving_revision(opened, writer), "metadata revision remembering")
@@ -469,7 +464,7 @@ class Server:
         token, tls = self._peer_credentials()
         peers = NativePeers(membership, self._components.clock, tasks, token, tls)
         self._parts.callback(peers.close)
-        return ClusterParts(membership, ClusterOwners(membership, follower), peers, ClusterLoads(follower))
+        return ClusterParts(membership, ClusterOwners(membership, follower), peers, Loads(follower))
 
     def _peer_credentials(self) -> tuple[str, Callable[[], ssl.SSLContext] | None]:
         """Return the token that this broker shows to the others, and what makes the TLS contexts of connections to

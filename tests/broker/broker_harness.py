@@ -128,9 +128,7 @@ async def open_broker(
             audit=audit,
         )
         broker = Broker(broker_parts, replace(SETTINGS, **changes))
-        await broker.schemas.start()
-        await broker.security.load()
-        await broker.quotas.load()
+        await broker._follow()
         if not crash:
             parts.push_async_callback(broker.close)
         yield broker

@@ -12,7 +12,7 @@ from typing import Any
 from broker_harness import SETTINGS, TIERING, TOPIC
 
 from pydanube.broker import Broker, BrokerParts
-from pydanube.broker.cluster.loads import ClusterLoads
+from pydanube.broker.cluster.loads import Loads
 from pydanube.broker.cluster.membership import MembershipListener
 from pydanube.broker.cluster.owners import ClusterOwners
 from pydanube.broker.cluster.parts import ClusterParts
@@ -20,7 +20,6 @@ from pydanube.broker.cluster.peers import NoPeers
 from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import ANONYMOUS, AllowAll
 from pydanube.metadata.embedded import EmbeddedStore
-from pydanube.metadata.following import Follower
 from pydanube.metadata.store import Compare, MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
@@ -188,8 +187,8 @@ class Cluster:
         parts.push_async_callback(writer.close)
         tasks = Tasks()
         parts.push_async_callback(tasks.close)
-        follower = Follower(self.store, clock)
-        cluster = ClusterParts(member, ClusterOwners(member, follower), NoPeers(), ClusterLoads(follower))
+        follower = registry.follower
+        cluster = ClusterParts(member, ClusterOwners(member, follower), NoPeers(), Loads(follower))
         address = BrokerAddresses(f"{name}:7080")
         made_of = BrokerParts(
             self.store,
@@ -201,11 +200,11 @@ class Cluster:
             lambda: address,
             tiering=TIERING,
             cluster=cluster,
-            follower=follower,
         )
         broker = Broker(made_of, replace(SETTINGS, node=name))
         await broker.start()
-        following = tasks.spawn(follower.run(), f"follow {name}")
+        following = broker._following
+        assert following is not None
         if run:
             broker.joined()
         parts.push_async_callback(broker.close)

@@ -149,7 +149,7 @@ FACADE: Final[dict[str, Row]] = {
     "throttle.publish": Row(
         ANYONE, lambda w, p: w.broker.throttle.publish(p, w.producer, memoryview(b"x"), _ignore, _ignore, 1)
     ),
-    "throttle.publish_elsewhere": Row(ANYONE, lambda w, p: w.broker.throttle.publish_elsewhere(p, 1)),
+    "throttle.forward": Row(ANYONE, lambda w, p: w.broker.throttle.forward(p, 1)),
     "throttle.request": Row(ANYONE, lambda w, p: w.broker.throttle.request(p, str(TOPIC))),
     "throttle.stage": Row(ANYONE, lambda w, p: w.broker.throttle.stage(p, "default", 1)),
     "check_is_peer": Row(CLUSTER, lambda w, p: w.broker.check_is_peer(p)),
@@ -174,8 +174,8 @@ FACADE: Final[dict[str, Row]] = {
     "owner_elsewhere": Row(DESCRIBE, lambda w, p: w.broker.owner_elsewhere(p, TOPIC, 0)),
     "owner_names": Row(DESCRIBE, lambda w, p: w.broker.owner_names(p, TOPIC)),
     "publish": Row(PRODUCE, lambda w, p: publish(w.broker, p, w.producer)),
-    "publish_elsewhere": Row(
-        PRODUCE, lambda w, p: w.broker.publish_elsewhere(p, "b", TOPIC, 0, memoryview(encode([b"x"], publish_times=1)))
+    "publisher.publish": Row(
+        PRODUCE, lambda w, p: w.broker.publisher.publish(p, TOPIC, 0, memoryview(encode([b"x"], publish_times=1)))
     ),
     "take_over_topic": Row(ADMINISTER, lambda w, p: w.broker.take_over_topic(p, TOPIC, None, False)),
     "addresses.check": Row(PRODUCE, lambda w, p: w.broker.addresses.check(p, Action.PRODUCE, ADDRESS)),
@@ -371,6 +371,7 @@ UNCHECKED: Final[dict[str, str]] = {
     "unread.part": "counts the memory of a client that was let in",
     "unread.reading": "counts the memory of a client that was let in",
     "unread.refresh": "counts the memory of a client that was let in",
+    "unread.turn": "counts the memory of a client that was let in",
     "unread.wait": "counts the memory of a client that was let in",
     "write_problems": "the health of a listener, which it answers to anyone",
     "addresses.find": "comes before a call that asks; the listener has no name of the topic yet",
@@ -407,8 +408,8 @@ UNCHECKED: Final[dict[str, str]] = {
     "metrics.refuse": "counts",
     "policies.apply": "the broker itself",
     "policies.apply_namespace": "the broker itself",
+    "publisher.publish_own": "the broker itself",
     "quotas.follow": "the broker itself",
-    "quotas.load": "the broker itself",
     "topics.follow_ack_level": "the broker itself",
     "topics.set_ack_level": "carried out by an operation, whose class says what it needs",
     "topics.truncate": "carried out by an operation, whose class says what it needs",
@@ -426,14 +427,12 @@ UNCHECKED: Final[dict[str, str]] = {
     "throttle.wait_s": "the broker itself",
     "schemas.apply": "the broker itself",
     "schemas.check_of": "the broker itself",
-    "schemas.follow": "the broker itself",
-    "schemas.start": "the broker itself",
+    "schemas.check_complete": "the broker itself",
     "security.authenticate": "makes the principal that the others ask for",
     "security.check_believed": "asks whether the credentials of a caller have ended",
     "security.refuse": "answers a caller whose own credentials a listener has checked",
     "security.refused": "records what has happened",
     "security.follow": "the broker itself",
-    "security.load": "the broker itself",
     "staging.close": "the broker itself",
     "staging.drain": "the broker itself",
     "staging.is_awaited": "the broker itself",

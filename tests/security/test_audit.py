@@ -448,8 +448,8 @@ async def test_events_go_to_a_topic_of_another_broker(tmp_path: Path):
     async with two_brokers(tmp_path) as pair, Tasks() as tasks:
         await pair.create(topic, b=[0])
         broker, placement = pair.a, pair.a._partitions.placement.place_quietly
-        publisher, level = broker._partitions.own_publisher, broker._default_level
-        broker.audit.sink = TopicSink(topic, broker._registry, publisher, placement, level, pair.clock)
+        publish, level = broker.publisher.publish_own, broker._default_level
+        broker.audit.sink = TopicSink(topic, broker._registry, publish, placement, level, pair.clock)
         broker.audit.start(tasks)
         broker.audit.refuse(Origin("native", "10.0.0.1", "user:bob"), "Fetch", Action.READ, TOPIC, Denied("no"))
         await broker.audit.close()

@@ -8,6 +8,7 @@ Lives here      the facade (facade.py) and what every call passes: producers, pu
                 unread_memory bounds what is read for clients and not received by them
                 visibility says what a caller may see; access_review asks again when rules change
                 peer_requests answers what only other brokers may ask
+                publishing publishes single batches to partitions wherever they are
                 cluster/        the other brokers: who lives, who owns which partition, how to reach them
                 registry/       the namespaces, topics, subscriptions and producers that exist, and their records
                 partitions/     open partitions: publish, fetch, recovery, ownership, limits
@@ -24,13 +25,14 @@ Never           sockets, frames, HTTP; a decision that core/ could make without 
 """
 
 from pydanube.broker.partitions.partition import FetchResult
-from pydanube.broker.partitions.publish_queue import PublishDone, Published
+from pydanube.broker.partitions.publish_queue import PublishDone
 from pydanube.broker.quotas.throttle import PEER, FetchTurn
 from pydanube.broker.quotas.throttle import WAIT_S_MAX as QUOTA_WAIT_S_MAX
 from pydanube.broker.staging.stage_writer import SectionRequest, StageRequest
 from pydanube.broker.staging.staging import CommitRequest, Committed
 from pydanube.broker.subscriptions.consumer import Consumer, Sink, close_calls
 from pydanube.broker.subscriptions.subscriptions import Attachment
+from pydanube.model.messages import Published
 
 from .consumer_sessions import ConsumerSessions
 from .facade import Broker, BrokerParts, BrokerSettings

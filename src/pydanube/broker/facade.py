@@ -41,11 +41,11 @@ from pydanube.broker.registry.registry import Registry, RegistryListener
 from pydanube.broker.schemas.schemas import Schemas
 from pydanube.broker.security.administration import AccessAdministration
 from pydanube.broker.security.audit import AuditParts, AuditTrail, EventSink
-from pydanube.broker.security.audit_operations import AuditedAuthorizer, count_traffic
+from pydanube.broker.security.audit_operations import AuditedAuthorizer
 from pydanube.broker.security.audit_topic import TopicSink
 from pydanube.broker.security.security import Security, SecurityParts
 from pydanube.broker.staging.staging import Staging
-from pydanube.broker.subscriptions.dead_letters import LetterRights
+from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics, LetterRights
 from pydanube.broker.subscriptions.single_acks import SingleAcks
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
 from pydanube.broker.tiering.administration import StorageAdministration
@@ -56,14 +56,23 @@ from pydanube.codec.native.conversions import start_of, topic_description
 from pydanube.core.access import BROKER, Action, Authorizer, Principal, visible_subscriptions
 from pydanube.core.access_rules import AccessRules
 from pydanube.core.staging import STAGED_PRODUCER
-from pydanube.metadata.following import Follower
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession, Network, is_inside
 from pydanube.model.dead_letters import LETTER_PRODUCER
-from pydanube.model.errors import AlreadyExists, DanubeError, Invalid, NotFound, NotOwner, Refused, Unavailable
+from pydanube.model.errors import (
+    AlreadyExists,
+    DanubeError,
+    Invalid,
+    NotFound,
+    NotOwner,
+    Refused,
+    Unavailable,
+    internal_error,
+)
 from pydanube.model.leftovers import Loss
 from pydanube.model.limits import MIB
+from pydanube.model.messages import Published
 from pydanube.model.metrics import MetricFamily
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
@@ -98,6 +107,7 @@ from .peer_requests import PeerRequests
 from .policies import PolicyAdministration
 from .producers import Access, Producer, Producers
 from .publish_checks import PayloadCheck, check_publishable
+from .publishing import PartitionPublisher
 from .shared_producers import SharedProducers
 from .statistics import Statistics
 from .topic_addresses import TopicAddresses
@@ -157,9 +167,6 @@ class BrokerParts:
     """Returns what is wrong with the disk of the metadata, in one sentence; empty while nothing is."""
     cluster: ClusterParts | None = None
     """Without it, this broker is no part of a cluster and owns every partition."""
-    follower: Follower | None = None
-    """Tells what other brokers change in the metadata; the caller runs it after `Broker.start`. A broker alone has
-    none."""
     security: SecurityParts | None = None
     """Without it, there is no authentication. With it, `authorizer` is its rules."""
     audit: AuditParts | None = None
@@ -236,7 +243,19 @@ class Broker:
         self.subscriptions = Subscriptions(
             registry, self._partitions, authorizer, self.decompression, self.unread, gathering
         )
-        self.dead_letters = DeadLetters(registry, self._partitions, self.subscriptions, authorizer, self, self._cluster)
+        self.publisher = PartitionPublisher(
+            registry, self._partitions, self._producers, self._cluster, authorizer, self.throttle, self.publish
+        )
+        self.dead_letters = DeadLetters(
+            registry,
+            self._partitions,
+            self.subscriptions,
+            authorizer,
+            self.publisher,
+            self.decompression,
+            self.unread,
+            self._cluster,
+        )
         self.single_acks = SingleAcks(registry, self._partitions, authorizer)
         self.shared_producers = SharedProducers(self._producers, self.addresses, authorizer, clock, parts.tasks)
         self.consumer_sessions = ConsumerSessions(
@@ -289,7 +308,16 @@ class Broker:
             clock,
             self.metrics,
         )
-        self.leftovers = Leftovers(registry, parts.store, writer, self._cluster, gathering, authorizer, self)
+        self.leftovers = Leftovers(
+            registry,
+            parts.store,
+            writer,
+            self._cluster,
+            gathering,
+            authorizer,
+            self.publisher,
+            self.decompression,
+        )
         self.topics = TopicChanges(registry, self._partitions, writer, gathering, self._check_storing)
         self._lifetimes = Expiration(
             registry, self._partitions, self.subscriptions, self._deletion, clock, self._cluster
@@ -302,12 +330,10 @@ class Broker:
         if isinstance(parts.authorizer, AccessRules):
             parts.authorizer.on_changed = self._review.rules_changed
         registry.subscribe(self._reactions())
-        self._follower = parts.follower
-        if self._follower is not None:
-            registry.follow(self._follower)
-            self.schemas.follow(self._follower)
-            self.security.follow(self._follower)
-            self.quotas.follow(self._follower)
+        self.security.follow(registry.follower)
+        self.quotas.follow(registry.follower)
+        self._following: asyncio.Task[None] | None = None
+        """Follows the metadata, from the start on."""
 
     def _make_partitions(
         self, parts: BrokerParts, settings: BrokerSettings, policies: EffectivePolicies, open_partitions: PartitionTable
@@ -332,20 +358,25 @@ class Broker:
             self._cluster,
             PartitionSettings(settings.offset_block, settings.remembered_max),
             policies,
-            lambda: self.address,
             open_partitions,
             self.metrics,
             self._tiers,
             throttle=self.throttle,
-            letter_rights=LetterRights(parts.authorizer, self.audit),
+            dead_letters=DeadLetterTopics(
+                parts.registry, self._publish_own, lambda: self.address, LetterRights(parts.authorizer, self.audit)
+            ),
             unread=self.unread,
         )
+
+    async def _publish_own(self, topic: TopicName, partition: int, batch: memoryview) -> Published:
+        """See PartitionPublisher, which is made after the partitions."""
+        return await self.publisher.publish_own(topic, partition, batch)
 
     def _audit_sink(self, audit: AuditParts) -> EventSink:
         if not isinstance(audit.to, TopicName):
             return audit.to
-        place, publisher = self._partitions.placement.place_quietly, self._partitions.own_publisher
-        return TopicSink(audit.to, self._registry, publisher, place, self._default_level, self._clock)
+        place = self._partitions.placement.place_quietly
+        return TopicSink(audit.to, self._registry, self._publish_own, place, self._default_level, self._clock)
 
     def _reactions(self) -> RegistryListener:
         """Return what open partitions do when the registry changes, by this broker or by another one."""
@@ -510,16 +541,21 @@ class Broker:
         """Load roles and schemas, and continue what was unfinished when the broker last stopped. Call this before the
         listeners open."""
         self.audit.start(self._tasks)
-        if self._follower is not None:
-            await self._follower.list_added()
-        await self.security.load()
-        await self.quotas.load()
-        await self.schemas.start()
+        await self._follow()
         if self._staging is not None:
-            await self._staging.start()
+            self._staging.start()
         self._partitions.log_released()
         if self._slices is not None:
             self._tasks.spawn(self._check_slices(), "store checking")
+
+    async def _follow(self) -> None:
+        """Read roles, quotas, schemas and staged writes, and follow from then on what is changed in the metadata."""
+        if self._following is not None:
+            return
+        follower = self._registry.follower
+        await follower.list_added()
+        self.schemas.check_complete()
+        self._following = self._tasks.spawn(follower.run(), "metadata following")
 
     def joined(self) -> None:
         """Begin the work of a broker of a cluster: open its partitions, place others, tell its load. Call this once it
@@ -833,7 +869,7 @@ class Broker:
             self._publish(principal, producer, done, batch)
         except Exception as error:  # a bug, and the listener is not there any more to answer for it
             log.error("publish.crashed", topic=producer.topic, exc_info=error)
-            done(DanubeError(f"internal error: {type(error).__name__}; the broker's log has the details"))
+            done(internal_error("publish", error))
 
     def _publish(self, principal: Principal, producer: Producer, done: PublishDone, batch: memoryview) -> None:
         try:
@@ -888,20 +924,6 @@ class Broker:
     def is_alone(self) -> bool:
         """Whether this broker is no part of a cluster."""
         return self._cluster.membership.is_alone
-
-    async def publish_elsewhere(
-        self, principal: Principal, owner: str, topic: TopicName, partition: int, batch: memoryview
-    ) -> int:
-        """Have the broker named `owner` append a batch to a partition that it owns, and return the first offset.
-
-        It checks the batch as if a client had sent it there. Cancelled or Unavailable: it may have been appended.
-        """
-        self._authorizer.check(principal, Action.PRODUCE, str(topic))
-        if self.throttle.is_active:
-            await self.throttle.publish_elsewhere(principal, len(batch))
-        published = await self._cluster.peers.publish(owner, topic, partition, batch)
-        count_traffic(Action.PRODUCE, str(topic), Batch.trust(batch).count, len(batch))
-        return published.base_offset
 
     def _check_batch(self, producer: Producer, view: memoryview) -> tuple[Batch, PayloadCheck | None]:
         """Return the batch, and the check of its payloads that remains to be done, if any."""

@@ -245,7 +245,7 @@ class Producers:
                 identity = await self._admit(
                     group, topic, name, returning, record, access == "exclusive", opener, principal
                 )
-                if access == "exclusive" and not self._cluster.membership.is_alone:
+                if access == "exclusive":
                     record = await self._check_taken(topic, identity)
                 await self._registry.ask_whether_current(topic, topic_id)  # else what it acks would be gone
                 self._partitions.check_served(topic, topic_id, owned)
@@ -280,8 +280,7 @@ class Producers:
         group = self._groups.setdefault(topic_id, TopicProducers(topic_id, partial(self._groups.pop, topic_id, None)))
         with group.opening():
             async with self._registry.named(topic), group.changing:
-                alone = self._cluster.membership.is_alone
-                access = AccessRecord() if alone else await self._registry.access(topic)
+                access = await self._registry.access(topic)
                 others = await self._elsewhere(topic, topic_id, access, exclusive)
                 await self._registry.ask_whether_current(topic, topic_id)  # else what it acks would be gone
                 self._partitions.check_served(topic, topic_id, owned)
@@ -381,8 +380,6 @@ class Producers:
             self._fence(group, topic_id, list(group), is_replaced, why)
 
     def _other_owners(self, topic: TopicName, topic_id: int) -> list[BrokerSession]:
-        if self._cluster.membership.is_alone:
-            return []
         return self._cluster.other_owners(topic_id, self._registry.topic(topic).config().partition_count)
 
     async def _elsewhere(

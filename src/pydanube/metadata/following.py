@@ -71,12 +71,13 @@ class Follower:
         self.revision = 0
         """Everything up to this revision was applied."""
 
-    def add(self, prefix: str, handler: Handler) -> None:
-        """Follow a prefix; before `start`, or before `list_added` and `run`. No prefix may be the beginning of
-        another."""
+    def add(self, prefix: str, handler: Handler, *, from_now: bool = False) -> None:
+        """Follow a prefix; before `start`, or before `list_added` and `run`. No prefix may be the beginning of another.
+        With `from_now`, what is there already is not listed, unless changes were missed."""
         assert not any(one.startswith(prefix) or prefix.startswith(one) for one in self._handlers)
         self._handlers[prefix] = handler
-        self._unlisted.add(prefix)
+        if not from_now:
+            self._unlisted.add(prefix)
 
     def wrote(self, key: str, revision: int, *, deleted: bool = False) -> bool:
         """Note that a caller wrote, deleted or read a key at this revision, and return whether it has to apply that to

@@ -35,7 +35,7 @@ from pydanube.broker.registry.policies import EffectivePolicies
 from pydanube.broker.registry.records import SubscriptionRecord, TopicRecord, pending_of, pending_of_key
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.registry.tombstones import Tombstones
-from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics, LetterRights
+from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics
 from pydanube.broker.subscriptions.subscription import LiveSubscription, SubscriptionContext
 from pydanube.broker.unread_memory import UnreadMemory
 from pydanube.core.dispatch.cursor import Cursor
@@ -54,7 +54,6 @@ from pydanube.storage.tiering.history import PartitionHistory
 from pydanube.storage.wal import LogListener, LogWriter
 
 from .non_reliable_partition import NonReliablePartition
-from .own_publishing import OwnPublisher
 from .ownership import Ownership
 from .partition import Partition, PartitionParts
 from .partition_table import PartitionTable
@@ -111,17 +110,16 @@ class Partitions:
         cluster: ClusterParts,
         settings: PartitionSettings,
         policies: EffectivePolicies,
-        address: Callable[[], str],
         open_partitions: PartitionTable,
         metrics: BrokerMetrics,
         tiering: Tiering | None = None,
         *,
         throttle: Throttle,
-        letter_rights: LetterRights,
+        dead_letters: DeadLetterTopics,
         unread: UnreadMemory,
     ) -> None:
-        """`cluster`: this broker and the others. `address` returns where clients are sent. `open_partitions` is
-        filled here. Without `tiering` the log keeps everything."""
+        """`cluster`: this broker and the others. `open_partitions` is filled here. Without `tiering` the log keeps
+        everything."""
         self._registry = registry
         self._store = store
         self._writer = writer
@@ -135,8 +133,7 @@ class Partitions:
         self._tiering = tiering
         self._throttle = throttle
         self._unread = unread
-        self.own_publisher = OwnPublisher(self.get, cluster)
-        self.dead_letters = DeadLetterTopics(registry, self.own_publisher, address, letter_rights)
+        self.dead_letters = dead_letters
         self._ledger_ids = IdBlocks(store, LEDGER_COUNTER, 1000)
         # A broker of a cluster opens many partitions at once. The store of a broker alone joins transactions itself.
         is_alone = cluster.membership.is_alone

@@ -28,6 +28,7 @@ from pydanube.core.appends import Append, Stored
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Unavailable
 from pydanube.model.gaps import Gaps
 from pydanube.model.ledgers import CursorEntry
+from pydanube.model.messages import Published
 from pydanube.model.policies import Policies
 from pydanube.model.positions import Position
 from pydanube.model.topics import AckLevel, PartitionDescription
@@ -39,7 +40,7 @@ from pydanube.storage.wal import DurabilityLevel, LogWriter
 from .backlog_age import stored_times
 from .backlog_quota import BacklogQuota, stored_sizes
 from .partition import FetchResult, Partition, PartitionParts
-from .publish_queue import PublishDone, Published
+from .publish_queue import PublishDone
 from .sliced_log import AppendLog, SlicedLog
 from .state_ledger import NoState, StateLedger
 

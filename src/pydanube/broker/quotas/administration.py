@@ -47,10 +47,6 @@ class Quotas:
         """Learn by the follower what other brokers change."""
         self._store.follow(follower)
 
-    async def load(self) -> None:
-        """Read the quotas from the metadata."""
-        await self._store.load()
-
     def list(self, principal: Principal, after: str = "", limit: int = PAGE_MAX) -> QuotasListed:
         """Return a page of the quotas that the caller may see, each with what is used of it now."""
         if not 0 < limit <= PAGE_MAX:

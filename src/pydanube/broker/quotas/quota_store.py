@@ -35,12 +35,8 @@ class QuotaStore:
         self._mirror = KeyMirror(QUOTAS, self._take)
 
     def follow(self, follower: Follower) -> None:
-        """Learn by the follower what other brokers change."""
+        """Learn by the follower what there is, and what other brokers change."""
         self._mirror.follow(follower)
-
-    async def load(self) -> None:
-        """Read everything. Raises what the store raises, and Corrupt for a record that cannot be read."""
-        await self._mirror.load(self._store)
 
     async def find(self, subject: QuotaSubject) -> QuotaRecord | None:
         """Return the quota of a subject; None: it has none of its own. In a cluster the store is asked before that is

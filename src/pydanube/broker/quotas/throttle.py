@@ -383,8 +383,9 @@ class Throttle:
         if self.limits_of(principal, Kind.REQUESTS, namespace):
             await self._wait(self._key(Kind.REQUESTS, principal, namespace), 1, WAIT_S_MAX, source)
 
-    async def publish_elsewhere(self, principal: Principal, size_bytes: int) -> None:
-        """Wait until a batch may be sent on to another broker, which counts it for its namespace. Raises Full."""
+    async def forward(self, principal: Principal, size_bytes: int) -> None:
+        """Wait until a batch may go on to the owner of its partition, which counts it for its namespace. Raises
+        Full."""
         if self.limits_of(principal, Kind.PUBLISH, ""):
             await self._wait(self._key(Kind.PUBLISH, principal, ""), size_bytes, WAIT_S_MAX)
 

@@ -24,7 +24,6 @@ from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.formats import ParsedSchema
 from pydanube.formats.compatibility import check_compatible
 from pydanube.formats.registry import fingerprint
-from pydanube.metadata.following import Follower
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.errors import Invalid, NotFound, Refused, Unavailable
 from pydanube.model.limits import (
@@ -118,7 +117,7 @@ class Schemas:
         self._partitions = partitions
         self._authorizer = authorizer
         self._clock = clock
-        self._subjects = Subjects(store, clock)
+        self._subjects = Subjects(store, clock, registry.follower)
         self._definitions = Definitions(self._subjects)
         self.validations = Validations(clock, tasks)
         self._waiting = Budget(WAITING_BYTES_MAX)
@@ -126,13 +125,9 @@ class Schemas:
         """By topic id, as long as a partition of the topic is open."""
         partitions.on_opened = self._partition_opened
 
-    def follow(self, follower: Follower) -> None:
-        """Have memory follow what other brokers change, from the next `Follower.start` on."""
-        self._subjects.follow(follower)
-
-    async def start(self) -> None:
-        """Read what is not read yet."""
-        await self._subjects.load()
+    def check_complete(self) -> None:
+        """Raise Corrupt if something is missing of what was listed at the start."""
+        self._subjects.check_complete()
 
     # -- registering ---------------------------------------------------------------------------------------------------
 

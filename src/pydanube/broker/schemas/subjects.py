@@ -106,9 +106,9 @@ class Subject:
 
 
 class Subjects:
-    """All subjects of the registry. Loaded at the start; every change is written through to the store."""
+    """All subjects of the registry. Listed at the start; every change is written through to the store."""
 
-    def __init__(self, store: MetadataStore, clock: Clock) -> None:
+    def __init__(self, store: MetadataStore, clock: Clock, follower: Follower) -> None:
         self._store = store
         self._clock = clock
         self._changing = asyncio.Lock()
@@ -118,7 +118,8 @@ class Subjects:
         """Both counters. They are read before the versions, and heard of after them: memory has every version up to
         these ids."""
         self._keys = KeyMirror(records.SCHEMAS, self._take)
-        self._is_followed = False
+        self._counters.follow(follower)
+        self._keys.follow(follower)
         self._orphans: dict[int, dict[int, VersionIndex]] = {}
         """By schema id: versions whose subject was not heard of yet."""
         self._subjects: dict[str, Subject] = {}
@@ -134,16 +135,8 @@ class Subjects:
         self._last_schema_id = 0
         self._last_global_id = 0
 
-    def follow(self, follower: Follower) -> None:
-        self._is_followed = True
-        self._counters.follow(follower)
-        self._keys.follow(follower)
-
-    async def load(self) -> None:
-        """Read everything but the definitions from the store, unless a follower has done that."""
-        for mirror in (self._counters, self._keys):
-            if not (self._is_followed and mirror.is_listed):
-                await mirror.load(self._store)
+    def check_complete(self) -> None:
+        """Raise Corrupt if something is missing of what the follower has listed; for the start."""
         for schema_id, versions in self._orphans.items():
             key = records.version_key(schema_id, min(versions))
             raise Corrupt(f"metadata: {key} belongs to no subject: put back a good copy of the metadata")
@@ -166,15 +159,12 @@ class Subjects:
             return await try_again(once)
 
     async def reload(self) -> None:
-        """Read everything again, in a cluster; a broker alone knows all there is."""
-        if self._is_followed:
-            await self._counters.reload(self._store)
-            await self._keys.reload(self._store)
+        """Read everything again."""
+        await self._counters.reload(self._store)
+        await self._keys.reload(self._store)
 
     async def refresh(self, name: str) -> None:
-        """In a cluster, ask the store about a subject of which something was not found."""
-        if not self._is_followed:
-            return
+        """Ask the store about a subject of which something was not found."""
         found = await self._keys.refresh(self._store, records.subject_key(name))
         if found is not None:
             schema_id = unpack(found.value, SubjectRecord).schema_id
@@ -182,8 +172,8 @@ class Subjects:
                 self._keys.learn(one.key, one.value, one.mod_revision)
 
     async def refresh_ids(self, schema_id: int = 0, global_id: int = 0) -> None:
-        """In a cluster, read everything again if one of these ids was given out by another broker, and not heard of."""
-        if not self._is_followed or (schema_id <= self._last_schema_id and global_id <= self._last_global_id):
+        """Read everything again if one of these ids was given out by another broker, and not heard of."""
+        if schema_id <= self._last_schema_id and global_id <= self._last_global_id:
             return
         known = await last_id(self._store, SCHEMA_COUNTER), await last_id(self._store, DEFINITION_COUNTER)
         if schema_id <= known[0] and global_id <= known[1]:

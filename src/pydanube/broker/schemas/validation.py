@@ -30,7 +30,7 @@ from pydanube.codec.batch import Batch, Codec
 from pydanube.codec.batch.columns import Int32Array
 from pydanube.codec.batch.header import BatchHeader
 from pydanube.formats import InvalidRow, ParsedSchema
-from pydanube.model.errors import DanubeError, Invalid, Unavailable
+from pydanube.model.errors import DanubeError, Invalid, Unavailable, internal_error
 from pydanube.model.schemas import Binding, Framing, ValidationPolicy
 from pydanube.runtime.cache import Cache
 from pydanube.runtime.clock import Clock
@@ -498,7 +498,7 @@ class PartitionIntake:
             self._waiting.popleft()
         if not isinstance(error, DanubeError):
             log.error("schema.check_crashed", partition=self._index, exc_info=error)
-            error = DanubeError(f"internal error in a check of payloads: {type(error).__name__}; see the broker's log")
+            error = internal_error("a check of payloads", error)
         try:
             first.fail(error)
         except Exception as bug:

@@ -44,7 +44,6 @@ from pydanube.runtime.slices import Slices
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from .cluster_decisions import ClusterDecisions
 from .decisions import WRITES_AT_ONCE, Decisions, decision_writes
 from .expiry import StageExpiry
 from .query_records import LOST_COMPARISONS_MAX, KnownQuery, QueryRecords, lost_comparisons
@@ -118,11 +117,8 @@ class Staging:
             decompression,
             schemas,
         )
-        parts = (registry, partitions, store, tiers.objects, self._reader, clock)
-        self.decisions = (
-            Decisions(*parts)
-            if cluster.membership.is_alone
-            else ClusterDecisions(*parts, cluster=cluster, query_changed=self._records.changed)
+        self.decisions = Decisions(
+            registry, partitions, store, tiers.objects, self._reader, clock, cluster, self._records.changed
         )
         self.expiry = StageExpiry(
             tiers.objects,
@@ -140,9 +136,9 @@ class Staging:
         self._resolved = Signal()
         """Ends the pauses of those that look whether it was written."""
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """Continue with earlier decisions, and start the expiry of stages."""
-        await self.decisions.load()
+        self.decisions.start()
         self._tasks.spawn(self.expiry.run(), "expiry of stages")
 
     def drain(self) -> None:
@@ -267,7 +263,7 @@ class Staging:
                 self._tasks.spawn(self._resolve_later(decision), f"doubts about {decision}")
             raise
         if written:
-            self.decisions.add(decision, keys)
+            self.decisions.add(decision)
         else:
             self.decisions.unexpect(decision)
         return written

@@ -8,7 +8,7 @@ which have the same `x-dead-letter-id`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakSet
@@ -22,11 +22,11 @@ from pydanube.model.dead_letters import LETTER_PRODUCER
 from pydanube.model.errors import AlreadyExists, Denied, NotFound, Refused, Unavailable
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import ATTRIBUTES_PER_MESSAGE_MAX
+from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
 from pydanube.model.topics import TopicConfig
 
 if TYPE_CHECKING:
-    from pydanube.broker.partitions.own_publishing import OwnPublisher
     from pydanube.broker.registry.registry import Registry
     from pydanube.broker.security.audit import AuditTrail
 
@@ -114,12 +114,13 @@ class DeadLetterTopics:
     def __init__(
         self,
         registry: Registry,
-        publisher: OwnPublisher,
+        publish: Callable[[TopicName, int, memoryview], Awaitable[Published]],
         broker_address: Callable[[], str],
         rights: LetterRights,
     ) -> None:
+        """`publish` publishes by the broker's own authority."""
         self._registry = registry
-        self._publisher = publisher
+        self._publish = publish
         self._broker_address = broker_address
         self._rights = rights
         self._waiting: WeakSet[LiveSubscription] = WeakSet()
@@ -140,10 +141,9 @@ class DeadLetterTopics:
         check_dead_letters(self._registry, source, policy)
         letter = self._encode(batch, context, subscription, message, policy)
         await self._registry.refresh_topic(topic)
-        record = self._registry.topic(topic)
-        index = context.partition % record.config().partition_count
+        index = context.partition % self._registry.topic(topic).config().partition_count
         try:
-            await self._publisher.publish(topic, record.topic_id, index, letter)
+            await self._publish(topic, index, letter)
         except NotFound as error:
             raise Unavailable(f"the dead letter topic went away: {error.message}") from None
 

@@ -38,7 +38,7 @@ from pydanube.core.identity import NOBODY, Credentials, Identity
 from pydanube.gateway.native.publish_memory import PublishShare
 from pydanube.gateway.unproven_work import UnprovenClient, UnprovenWork
 from pydanube.model.addresses import split_host_port
-from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
+from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable, internal_error
 from pydanube.runtime.budget import Budget
 from pydanube.runtime.network import counted_address
 from pydanube.runtime.protobuf import ProtobufSchema, ServiceMethod
@@ -514,7 +514,7 @@ async def _fail(context: Any, path: str, error: Exception) -> NoReturn:
     else:
         log.error("grpc.call_crashed", method=path, exc_info=error)
         code = StatusCode.INTERNAL
-        details = f"internal error in {path}: {type(error).__name__}; the broker's log has the details"
+        details = internal_error(path, error).message
     error.__traceback__ = None  # its frames hold what was received
     try:
         await context.abort(code, details_of(details))

@@ -9,12 +9,12 @@ reads nothing while others wait for that memory is disconnected.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pydanube.broker import Consumer, UnreadPart
 from pydanube.broker.registry.records import ConsumerRecord
 from pydanube.codec.batch import Batch
+from pydanube.gateway.rows import Delivery, RowSink
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.limits import KIB
 from pydanube.runtime.clock import Clock
@@ -29,35 +29,22 @@ log = get_logger(__name__)
 WINDOW_MESSAGES: Final = 1_000
 WINDOW_BYTES: Final = 512 * KIB
 
-WAITED_S: Final = 0.5
-"""For messages that waited longer than this until gRPC took them, ack timeouts are counted from then on."""
-
 MADE_TIMES: Final = 3
 """A batch takes this many times its size: itself, a message of it as bytes, and gRPC's copy of those."""
 
 _StreamMessage: Final = API["StreamMessage"]
 
 
-class Delivery(NamedTuple):
-    """Rows of a batch that are to be sent."""
-
-    batch: Batch
-    rows: Sequence[int]
-    size_bytes: int
-    since: float
-    """When it came, on the monotonic clock."""
-
-
-class ConsumerStream:
+class ConsumerStream(RowSink):
     """One open stream; the broker delivers into it."""
 
     def __init__(
         self, call: Call, record: ConsumerRecord, clock: Clock, url: str, message_bytes_max: int, unread: UnreadPart
     ) -> None:
         """`url` is that of this broker. Messages larger than `message_bytes_max` are not sent, but given up."""
+        super().__init__(clock)
         self._call = call
         self._record = record
-        self._clock = clock
         self._url = url
         self._message_bytes_max = message_bytes_max
         self._unread = unread
@@ -69,28 +56,10 @@ class ConsumerStream:
 
     # -- called by the broker ------------------------------------------------------------------------------------------
 
-    def deliver(
-        self,
-        batch: memoryview,
-        epoch: int,
-        ranges: list[tuple[int, int]],
-        redeliveries: Sequence[int],
-        reasons: Sequence[str | None],
-    ) -> None:
-        opened = Batch.trust(batch)
-        rows = [row for start, end in ranges for row in range(start, end)] if ranges else range(opened.count)
-        self._keep(opened, rows, len(batch))
+    def keep(self, delivery: Delivery) -> None:
+        self._unread.take(delivery.size_bytes)
+        self._deliveries.append(delivery)
         self._woken.wake()
-
-    def deliver_whole(self, batches: Sequence[memoryview], epoch: int) -> None:
-        for view in batches:
-            batch = Batch.trust(view)
-            self._keep(batch, range(batch.count), len(view))
-        self._woken.wake()
-
-    def _keep(self, batch: Batch, rows: Sequence[int], size_bytes: int) -> None:
-        self._unread.take(size_bytes)
-        self._deliveries.append(Delivery(batch, rows, size_bytes, self._clock.monotonic()))
 
     def changed(self, ack_timeout_ms: int, generation: int) -> None:
         """Do nothing: the broker counts ack timeouts, and its clients know no generations."""
@@ -110,8 +79,7 @@ class ConsumerStream:
             while self._deliveries and self._error is None:
                 delivery = self._deliveries.popleft()
                 await self._send(delivery, attached)
-                if self._clock.monotonic() - delivery.since > WAITED_S:
-                    attached.sent([(offset, offset + 1) for offset in map(delivery.batch.offset_at, delivery.rows)])
+                delivery.taken(delivery.rows, attached, self._clock)
                 self._unread.give_back(delivery.size_bytes)
                 attached.credit(len(delivery.rows), delivery.size_bytes)
             if self._error is not None:

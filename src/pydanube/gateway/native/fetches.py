@@ -28,7 +28,7 @@ from pydanube.runtime.network import Buffer, FramedConnection
 from pydanube.runtime.tasks import Tasks
 
 from .answer_share import AnswerShare
-from .requests import error_frame, internal_error, position_of
+from .requests import crashed, error_frame, position_of
 from .settings import NativeSettings
 
 OPERATION: Final = "Fetch"
@@ -113,7 +113,7 @@ class Fetches:
                 self._broker.audit.refuse(self._origin(), OPERATION, Action.READ, fetch.topic, error)
             self._fail(correlation, error)
         except Exception as error:  # our mistake: it harms this fetch and nothing else
-            self._fail(correlation, internal_error("fetch", error))
+            self._fail(correlation, crashed("fetch", error))
 
     async def _fetch(self, principal: Principal, correlation: int, fetch: Fetch) -> None:
         """Read and send one answer, after waiting for new messages where the client asked for that.

@@ -24,7 +24,6 @@ from typing import Final, TypeVar
 import msgspec
 
 from pydanube.broker.cluster.membership import Membership, MembershipListener
-from pydanube.broker.cluster.peers import PeerPublished
 from pydanube.codec.native import frames
 from pydanube.codec.native import requests as wire
 from pydanube.codec.native.frames import Frame, FrameKind
@@ -32,6 +31,7 @@ from pydanube.model.addresses import split_host_port
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, NotOwner, Unavailable
 from pydanube.model.limits import CONTROL_BYTES_MAX
+from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
 from pydanube.operations import CALL_SECONDS
 from pydanube.runtime import network
@@ -98,7 +98,7 @@ class NativePeers:
         what = str(type(request).__struct_config__.tag)
         return await link.call(what, request.seconds, lambda connection: connection.request(head, answer))
 
-    async def publish(self, broker: str, topic: TopicName, partition: int, batch: memoryview) -> PeerPublished:
+    async def publish(self, broker: str, topic: TopicName, partition: int, batch: memoryview) -> Published:
         link, copied = self._link(broker), bytes(batch)  # a caller that was cancelled may change its batch
         return await link.call("a batch", CALL_SECONDS, lambda connection: connection.publish(topic, partition, copied))
 
@@ -227,7 +227,7 @@ class _Handle:
 class _Batch:
     """A batch that has no answer yet."""
 
-    answered: asyncio.Future[PeerPublished]
+    answered: asyncio.Future[Published]
     handle: _Handle
     size: int
 
@@ -326,7 +326,7 @@ class PeerConnection:
             finally:
                 self._asked.pop(correlation, None)
 
-    async def publish(self, topic: TopicName, partition: int, batch: bytes) -> PeerPublished:
+    async def publish(self, topic: TopicName, partition: int, batch: bytes) -> Published:
         """Have the partition append a batch. A handle that was opened for an earlier batch may belong to a partition
         that was closed since: then the batch is sent once more, over a new handle."""
         key = topic, partition
@@ -338,7 +338,7 @@ class PeerConnection:
                 raise
         return await self._publish_once(key, batch)
 
-    async def _publish_once(self, key: tuple[TopicName, int], batch: bytes) -> PeerPublished:
+    async def _publish_once(self, key: tuple[TopicName, int], batch: bytes) -> Published:
         opened = self._handles.get(key)
         if opened is None:
             opened = await self._open_handle(key)
@@ -410,7 +410,7 @@ class PeerConnection:
             case FrameKind.PUBLISHED:
                 _, base_offset, epoch = frames.unpack_head(received.head, frames.PUBLISHED, received.kind)
                 is_duplicate = bool(received.flags & frames.FLAG_DUPLICATE)
-                self._batch_answered(received.correlation, PeerPublished(base_offset, epoch, is_duplicate))
+                self._batch_answered(received.correlation, Published(base_offset, epoch, is_duplicate))
             case FrameKind.ERROR:
                 self._failed(received)
             case FrameKind.PING:
@@ -459,7 +459,7 @@ class PeerConnection:
         else:
             self._batch_answered(frame.correlation, error)
 
-    def _batch_answered(self, correlation: int, result: PeerPublished | DanubeError) -> None:
+    def _batch_answered(self, correlation: int, result: Published | DanubeError) -> None:
         batch = self._batches.pop(correlation, None)
         if batch is None:
             return

@@ -33,7 +33,7 @@ from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import Principal
 from pydanube.core.identity import Identity
 from pydanube.model.dead_letters import LetterSelection
-from pydanube.model.errors import DanubeError, Full, Invalid, NotFound
+from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, internal_error
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
 from pydanube.model.paging import PAGE_MAX, TOPIC_NUMBERS, Order, PageQuery, TopicPage
@@ -133,10 +133,10 @@ def error_frame(correlation: int, error: DanubeError, handle: int = 0) -> bytes:
     return frames.encode(FrameKind.ERROR, wire.encode(failure), correlation)
 
 
-def internal_error(what: str, error: Exception) -> DanubeError:
+def crashed(what: str, error: Exception) -> DanubeError:
     """Log an unexpected exception and return the error that the client is sent for it."""
     log.error("native.request_crashed", what=what, exc_info=error)
-    return DanubeError(f"internal error in {what}: {type(error).__name__}; the broker's log has the details")
+    return internal_error(what, error)
 
 
 # -- topics and namespaces ---------------------------------------------------------------------------------------------

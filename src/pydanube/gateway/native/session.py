@@ -248,7 +248,7 @@ class Session:
         except DanubeError as error:
             self.end(error)
         except Exception as error:  # a bug: it ends this connection and nothing else
-            self.end(requests.internal_error("authentication", error))
+            self.end(requests.crashed("authentication", error))
         else:
             self._greet(version, correlation, self._with_broker_name(identity))
             self.resume_for(PauseReason.AUTHENTICATION)
@@ -378,7 +378,7 @@ class Session:
         try:
             self.broker.publish(self.principal, producer, batch, done)
         except Exception as error:  # the broker answers through `done`: what it raises is a bug
-            done(error if isinstance(error, DanubeError) else requests.internal_error("publish", error))
+            done(error if isinstance(error, DanubeError) else requests.crashed("publish", error))
 
     def _published(
         self, correlation: int, handle: int, size: int, copied: bool, result: Published | DanubeError
@@ -515,7 +515,7 @@ class Session:
         except DanubeError as error:
             self.fail(correlation, error)
         except Exception as error:  # a bug: it fails this request and nothing else
-            self.fail(correlation, requests.internal_error(what, error))
+            self.fail(correlation, requests.crashed(what, error))
         else:
             self._send(FrameKind.RESPONSE, answer, correlation)
             self._answers.answered(0, len(answer))
@@ -669,7 +669,7 @@ class Session:
             try:
                 close()
             except Exception as error:  # the other producers and consumers must still be closed
-                requests.internal_error("close", error)
+                requests.crashed("close", error)
         self._traffic.end_all()
 
 

@@ -140,10 +140,11 @@ class Publisher:
     async def _producer(
         self, principal: Principal, topic: TopicName, partition: int, is_partitioned: bool, name: str
     ) -> SharedProducer | _Elsewhere:
-        """Return the producer that all requests share which use this name, or who owns the partition instead."""
+        """Return the producer that all requests share which use this name, unless another broker owns the
+        partition."""
         address = topic.partition(partition) if is_partitioned else str(topic)
-        if (owner := self._broker.other_owner(topic, partition)) is not None:
-            return _Elsewhere(owner.name, topic, partition, name, shared_id(address, name, principal.owner_id))
+        if self._broker.other_owner(topic, partition) is not None:
+            return _Elsewhere(topic, partition, name, shared_id(address, name, principal.owner_id))
         producers = self._broker.shared_producers
         found = producers.find(principal, shared_id(address, name, principal.owner_id), address, name)
         if found is not None:
@@ -160,8 +161,8 @@ class Publisher:
         """Publish messages to one partition and return the offset of the first."""
         if isinstance(shared, _Elsewhere):
             batch = _encode(messages, shared.name, shared.producer_id, 0, schema)
-            place = shared.owner, shared.topic, shared.partition
-            return await self._broker.publish_elsewhere(principal, *place, memoryview(batch))
+            place = shared.topic, shared.partition
+            return (await self._broker.publisher.publish(principal, *place, memoryview(batch))).base_offset
         if not messages.is_batch:
             return await self._sends.send(principal, shared, messages.first(), *schema)
         producer = shared.producer
@@ -176,7 +177,6 @@ class Publisher:
 class _Elsewhere(NamedTuple):
     """A partition of another broker, and the producer that all requests share which use its name."""
 
-    owner: str
     topic: TopicName
     partition: int
     name: str

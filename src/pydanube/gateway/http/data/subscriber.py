@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from pydanube.broker import Attachment, Broker, Consumer, close_calls
-from pydanube.codec.batch import Batch
 from pydanube.core.access import Principal
+from pydanube.gateway.rows import Delivery, RowSink
 from pydanube.model.errors import DanubeError, Invalid, NotOwner, Unavailable
 from pydanube.model.limits import KIB, PARTITIONS_MAX
 from pydanube.model.names import TopicName
@@ -34,28 +34,8 @@ WINDOW_BYTES: Final = 512 * KIB
 
 PARTITION_WINDOW_BYTES_MIN: Final = 16 * KIB
 
-WAITED_S: Final = 0.5
-"""For messages that were kept longer than this, ack timeouts are counted from when they are taken."""
-
 _ID_CHARACTERS_MAX: Final = 64
 _NUMBER_MAX: Final = 2**63 - 1
-
-
-class Delivery(NamedTuple):
-    """Rows of a batch that are kept for the client."""
-
-    partition: int
-    batch: Batch
-    rows: Sequence[int]
-    redeliveries: Sequence[int]
-    reasons: Sequence[str | None]
-    generation: int
-    since: float
-    """When it came, on the monotonic clock."""
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.batch.view)
 
 
 class KeptMessage(NamedTuple):
@@ -132,7 +112,7 @@ class Subscriber:
         await self._broker.lookup(self._principal, self.topic, create=False)
         for index in self._broker.own_partitions(self.topic):
             if index not in self._partitions:
-                sink = _PartitionSink(self, index)
+                sink = _PartitionSink(self, index, self._clock)
                 subscribe = self._broker.subscriptions.subscribe
                 sink.attach(await subscribe(self._principal, self.topic, index, self._attached, sink))
                 self._add(sink, index)
@@ -210,9 +190,8 @@ class Subscriber:
         if self._taken == len(message.delivery.rows):
             self._sending_bytes += self._kept.popleft().size_bytes
             self._taken = 0
-        if self._clock.monotonic() - message.delivery.since > WAITED_S:
-            offset = message.delivery.batch.offset_at(message.delivery.rows[message.place])
-            self._partitions[message.delivery.partition].consumer.sent([(offset, offset + 1)])
+        delivery = message.delivery
+        delivery.taken([delivery.rows[message.place]], self._partitions[delivery.partition].consumer, self._clock)
         return message
 
     def flushed(self) -> None:
@@ -297,46 +276,22 @@ class Subscriber:
         self._drop(lambda _: True)
         self.wake()
 
-    def monotonic(self) -> float:
-        return self._clock.monotonic()
 
-
-class _PartitionSink:
+class _PartitionSink(RowSink):
     """Takes what the broker delivers from one partition."""
 
     consumer: Consumer
 
-    def __init__(self, subscriber: Subscriber, partition: int) -> None:
+    def __init__(self, subscriber: Subscriber, partition: int, clock: Clock) -> None:
+        super().__init__(clock, partition)
         self._subscriber = subscriber
-        self._partition = partition
-        self._generation = 0
 
     def attach(self, consumer: Consumer) -> None:
         self.consumer = consumer
         self._generation = consumer.generation
 
-    def deliver(
-        self,
-        batch: memoryview,
-        epoch: int,
-        ranges: list[tuple[int, int]],
-        redeliveries: Sequence[int],
-        reasons: Sequence[str | None],
-    ) -> None:
-        opened = Batch.trust(batch)
-        rows = [row for start, end in ranges for row in range(start, end)] if ranges else range(opened.count)
-        self._keep(opened, rows, redeliveries, reasons)
-
-    def deliver_whole(self, batches: Sequence[memoryview], epoch: int) -> None:
-        for view in batches:
-            batch = Batch.trust(view)
-            self._keep(batch, range(batch.count), (), ())
-
-    def _keep(
-        self, batch: Batch, rows: Sequence[int], redeliveries: Sequence[int], reasons: Sequence[str | None]
-    ) -> None:
-        now = self._subscriber.monotonic()
-        self._subscriber.keep(Delivery(self._partition, batch, rows, redeliveries, reasons, self._generation, now))
+    def keep(self, delivery: Delivery) -> None:
+        self._subscriber.keep(delivery)
 
     def changed(self, ack_timeout_ms: int, generation: int) -> None:
         if generation != self._generation:
