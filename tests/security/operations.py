@@ -89,6 +89,7 @@ BY_ID: Final = {
     "access.delete_binding": NotFound,
     "schemas.get_by_id": NotFound,
     "schemas.by_global_id": NotFound,
+    "schemas.versions_of_global_id": NotFound,
     "consumer_sessions.open_stream": Unavailable,
 }
 """Operations on what is named by an id, and what is raised for an id that there is not, also to those who may not see
@@ -290,7 +291,7 @@ FACADE: Final[dict[str, Row]] = {
     "schemas.parsed": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.parsed(p, SUBJECT)),
     "schemas.get_by_id": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.get_by_id(p, 1)),
     "schemas.by_global_id": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.by_global_id(p, 1)),
-    "schemas.versions_of_global_id": Row(ANYONE, lambda w, p: w.broker.schemas.versions_of_global_id(p, 1)),
+    "schemas.versions_of_global_id": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.versions_of_global_id(p, 1)),
     "schemas.notes": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.notes(p, SUBJECT, 1)),
     "schemas.subjects": Row(ANYONE, lambda w, p: w.broker.schemas.subjects(p)),
     "schemas.versions": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.versions(p, SUBJECT)),
@@ -373,6 +374,7 @@ UNCHECKED: Final[dict[str, str]] = {
     "unread.reading": "counts the memory of a client that was let in",
     "unread.refresh": "counts the memory of a client that was let in",
     "unread.wait": "counts the memory of a client that was let in",
+    "unread.turn": "counts the memory of a client that was let in",
     "write_problems": "the health of a listener, which it answers to anyone",
     "addresses.find": "comes before a call that asks; the listener has no name of the topic yet",
     "addresses.get": "comes before a call that asks; the listener has no name of the topic yet",
