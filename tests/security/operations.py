@@ -379,7 +379,6 @@ UNCHECKED: Final[dict[str, str]] = {
     "addresses.find": "comes before a call that asks; the listener has no name of the topic yet",
     "addresses.get": "comes before a call that asks; the listener has no name of the topic yet",
     "addresses.refresh": "comes before a call that asks; the listener has no name of the topic yet",
-    "addresses.resource": "says what a call has to ask for",
     "audit.authentication_failed": "records what has happened",
     "audit.close": "the broker itself",
     "audit.identity_ended": "the broker itself",
