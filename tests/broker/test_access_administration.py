@@ -136,9 +136,9 @@ async def test_a_binding_is_in_force_when_the_call_returns(broker: Broker) -> No
 async def test_a_namespace_admin_gives_and_takes_rights_in_its_namespace_only(access: AccessAdministration) -> None:
     await access.create_binding(ADMIN, "user:bob", ["namespace-admin"], "/shop", "b-shop")
     await access.create_binding(ADMIN, "user:carol", ["reader"], "/other", "b-other")
-    made = await access.create_binding(BOB, "user:carol", ["producer"], "/shop/orders-*", "b-carol")
+    made = await access.create_binding(BOB, "user:carol", ["producer"], "/shop/orders-*", "shop.carol")
     assert (str(made.subject), made.roles, str(made.resource)) == ("user:carol", ("producer",), "/shop/orders-*")
-    assert [one.id for one in access.list_bindings(BOB).bindings] == ["b-carol", "b-shop"]
+    assert [one.id for one in access.list_bindings(BOB).bindings] == ["b-shop", "shop.carol"]
     for resource in ("/", "/other", "/other/orders", "/*", "/sho*", "schema:orders", "/shopping"):
         with pytest.raises(Denied, match="user:bob may not administer"):
             await access.create_binding(BOB, "user:carol", ["reader"], resource)
@@ -151,7 +151,27 @@ async def test_a_namespace_admin_gives_and_takes_rights_in_its_namespace_only(ac
     assert (await access.get_binding(BOB, "b-own")).id == "b-own"
     with pytest.raises(Denied, match="user:bob may not administer all of /other"):
         await access.delete_binding(BOB, "b-own")
-    await access.delete_binding(BOB, "b-carol")
+    await access.delete_binding(BOB, "shop.carol")
+
+
+async def test_who_administers_a_namespace_chooses_ids_of_its_own(access: AccessAdministration) -> None:
+    """AlreadyExists for any other id would tell of bindings of other tenants."""
+    await access.create_binding(ADMIN, "user:bob", ["namespace-admin"], "/shop", "b-shop")
+    await access.create_binding(ADMIN, "user:alice", ["namespace-admin"], "/shop/orders", "shop.orders")
+    await access.create_binding(ADMIN, "user:carol", ["namespace-admin"], "/shop.eu", "shop.eu.carol")
+    for who, place in ((BOB, "/shop"), (ALICE, "/shop/orders")):
+        for taken, free in (("b-shop", "b-none"), ("shop.eu.carol", "shop.eu.none"), ("shop.", "none.")):
+            said = []
+            for one in (taken, free):
+                with pytest.raises(Denied, match="may not choose the id") as refused:
+                    await access.create_binding(who, "user:dan", ["reader"], place, one)
+                said.append(refused.value.message.replace(one, "ID"))
+            assert said[0] == said[1]
+    with pytest.raises(Denied, match="may not choose the id"):
+        await access.create_binding(ALICE, "user:dan", ["reader"], "/shop/orders", "shop.orders")
+    with pytest.raises(AlreadyExists, match="exists"):
+        await access.create_binding(BOB, "user:dan", ["reader"], "/shop/*", "shop.orders")
+    assert (await access.create_binding(BOB, "user:dan", ["reader"], "/shop", "shop.dan")).id == "shop.dan"
 
 
 async def test_nobody_gives_what_they_do_not_have_there(access: AccessAdministration) -> None:

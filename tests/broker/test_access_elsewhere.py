@@ -135,7 +135,7 @@ async def test_an_exclusive_producer_of_the_grpc_api_is_refused_while_another_br
         _, b = await prepare(pair)
         other = await b.producer(partition=1)
         address = TopicAddress.parse(f"{TOPIC}-part-0")
-        place = pair.a.addresses.get(address)
+        place = pair.a.addresses.get(ANONYMOUS, address)
         with pytest.raises(Refused, match="other producers"):
             await pair.a.shared_producers.open(ANONYMOUS, address, place, "writer", exclusive=True)
         other.close()

@@ -120,7 +120,7 @@ async def test_an_id_gives_a_stranger_nothing(tmp_path: Path) -> None:
         with pytest.raises(Denied):
             await broker.single_acks.ack(STRANGER, TOPIC, 0, "s", 0)
         with pytest.raises(Denied):
-            await broker.shared_producers.open(STRANGER, ADDRESS, broker.addresses.get(ADDRESS), "p")
+            await broker.shared_producers.open(STRANGER, ADDRESS, broker.addresses.get(ANONYMOUS, ADDRESS), "p")
         assert stream.error is None
 
 

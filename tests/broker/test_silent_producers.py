@@ -37,7 +37,7 @@ async def test_a_silent_producer_is_closed_and_its_next_message_opens_it(tmp_pat
     async with open_broker(tmp_path, clock=clock) as broker:
         await BrokerClient(broker).create()
         shared = broker.shared_producers
-        await shared.open(ANONYMOUS, ADDRESS, broker.addresses.get(ADDRESS), "billing")
+        await shared.open(ANONYMOUS, ADDRESS, broker.addresses.get(ANONYMOUS, ADDRESS), "billing")
         await pass_time(clock, SILENT_S - ROUND_S)
         assert shared.hear(ID) and count(broker) == 1
         await pass_time(clock, SILENT_S - ROUND_S)

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
 
+from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.topic_addresses import Place
-from pydanube.core.access import ANONYMOUS
-from pydanube.model.errors import AlreadyExists, Invalid, NotFound, Refused
+from pydanube.core.access import ANONYMOUS, Action, Principal
+from pydanube.core.access_rules import AccessRules
+from pydanube.model.errors import AlreadyExists, Denied, Invalid, NotFound, Refused
 from pydanube.model.names import TopicAddress, TopicName
+from pydanube.model.security import Binding, BoundSubject, ResourcePattern
 
 
 def address(text: str) -> TopicAddress:
@@ -55,7 +58,7 @@ async def test_a_plain_topic_has_no_partitions_beside_it(tmp_path: Path) -> None
         assert broker.addresses.names(ANONYMOUS, address("/default/order")) == []
         assert broker.addresses.names(ANONYMOUS, address("/default/orders-part-0")) == []
         with pytest.raises(NotFound):
-            broker.addresses.get(address("/default/orders-part-0"))
+            broker.addresses.get(ANONYMOUS, address("/default/orders-part-0"))
 
 
 async def test_without_auto_creation_nothing_is_created(tmp_path: Path) -> None:
@@ -74,4 +77,26 @@ async def test_a_topic_of_an_earlier_release_keeps_the_name_of_a_partition(tmp_p
         await BrokerClient(broker).create()
         record = broker._registry.topic(TOPIC)
         broker._registry._topics[old] = record  # no release since takes such a name
-        assert broker.addresses.get(address("/default/orders-part-0")) == Place(old, 0)
+        assert broker.addresses.get(ANONYMOUS, address("/default/orders-part-0")) == Place(old, 0)
+
+
+async def test_who_may_do_nothing_to_that_topic_finds_the_partition_as_if_it_did_not_exist(tmp_path: Path) -> None:
+    old, part = TopicName("default", "orders-part-0"), address("/default/orders-part-0")
+    rules = AccessRules([ANONYMOUS.id])
+    alice, bob = Principal("alice"), Principal("bob")
+    for who, topic in ((alice, TOPIC), (bob, old)):
+        subject = BoundSubject.parse(who.id)
+        rules.set_binding(who.id, Binding(who.id, subject, ("producer",), ResourcePattern.parse(str(topic))))
+    async with open_broker(tmp_path, authorizer=rules) as broker:
+        await BrokerClient(broker).create(partitions=2)
+        for _ in range(2):
+            broker.addresses.check(alice, Action.PRODUCE, part)
+            broker.addresses.check_exists(alice, part)
+            assert (
+                broker.addresses.get(alice, part) == await broker.addresses.ensure(alice, part, True) == Place(TOPIC, 0)
+            )
+            assert broker.addresses.names(alice, part) == [part.text]
+            broker._registry._topics[old] = TopicRecord(9)  # no release since takes such a name
+        assert await broker.addresses.ensure(bob, part, True) == Place(old, 0)
+        with pytest.raises(Denied, match="/default/orders-part-1"):
+            broker.addresses.check(bob, Action.PRODUCE, address("/default/orders-part-1"))

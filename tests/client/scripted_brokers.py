@@ -51,6 +51,8 @@ class ScriptedBroker:
         """How many requests to create a topic it carried out."""
         self.subscribed: list[tuple[str, int]] = []
         """The topic and partition of every consumer that it has attached."""
+        self.credited = 0
+        """How many grants of credit it got."""
         self.stored: list[bytes] = []
         self._server: asyncio.Server | None = None
         self._sessions: set[BrokerConnection] = set()
@@ -188,6 +190,8 @@ class BrokerConnection:
                 elif isinstance(request, requests.CloseConsumer):
                     self.consumers.discard(request.handle)
                 self._send(FrameKind.RESPONSE, answer, received.correlation)
+            case FrameKind.CREDIT:
+                self.broker.credited += 1
             case FrameKind.PUBLISH:
                 self.broker.check_owner()
                 self._publish(received)

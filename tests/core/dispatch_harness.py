@@ -130,6 +130,8 @@ class DispatchHarness:
         self.stored = StoredBatches()
         self.dispatcher = Dispatcher(subscription_type, Cursor(position), policy, partition)
         self.now_us = 1_000_000_000
+        self.taking_part: set[Member] = set()
+        """The members that had credit once, attached or not."""
         self.rows_max: int | None = None
         self.offers = 0
         """How many batches were offered."""
@@ -143,14 +145,34 @@ class DispatchHarness:
         size_bytes: int = PLENTY,
         is_timed: bool = False,
     ) -> Member:
-        member, _ = self.dispatcher.attach(consumer, priority, key_filters, is_timed)
+        member, _ = self.attach(consumer, priority, key_filters, is_timed)
         self.credit(member, messages, size_bytes)
         return member
+
+    def attach(
+        self, consumer: str, priority: int = 0, key_filters: Sequence[str] = (), is_timed: bool = False
+    ) -> tuple[Member, Member | None]:
+        """Attach a consumer without credit."""
+        member, former = self.dispatcher.attach(consumer, priority, key_filters, is_timed)
+        if former in self.taking_part:
+            self.taking_part.add(member)
+        return member, former
 
     def credit(self, member: Member, messages: int, size_bytes: int = PLENTY) -> None:
         member.messages += messages
         member.bytes += size_bytes
+        self.credited(member)
+
+    def join_without_credit(self, consumer: str) -> Member:
+        """Attach a consumer that takes part and has used up its credit."""
+        member = self.join(consumer)
+        member.messages = 0
+        return member
+
+    def credited(self, member: Member) -> None:
         self.dispatcher.credited(member)
+        if member.can_receive:
+            self.taking_part.add(member)
 
     def pump(self) -> dict[str, list[int]]:
         """Deliver everything that is possible; return the offsets that each consumer got, in order."""

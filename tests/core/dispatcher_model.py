@@ -55,8 +55,12 @@ class DispatcherModel(RuleBasedStateMachine):
     def is_keyed(self) -> bool:
         return self.type is SubscriptionType.KEY_SHARED
 
+    @property
+    def taking_part(self) -> list[Member]:
+        return [one for one in self.dispatcher.members if one in self.harness.taking_part]
+
     def active(self) -> Member | None:
-        members = self.dispatcher.members
+        members = self.taking_part
         first = [one for one in members if one.priority == min(each.priority for each in members)]
         return sorted(first, key=lambda one: one.consumer)[1 % len(first)] if first else None
 
@@ -70,7 +74,7 @@ class DispatcherModel(RuleBasedStateMachine):
 
     def _delivered(self, member: Member, offset: int) -> None:
         stored, now_us = self.harness.stored, self.harness.now_us
-        assert member in self.dispatcher.members
+        assert member in self.taking_part
         assert offset in stored.keys and offset not in stored.gone
         assert offset not in self.acked, "acked"
         assert offset not in self.in_flight, "in flight already"
@@ -128,12 +132,12 @@ class DispatcherModel(RuleBasedStateMachine):
         if not self.is_keyed:
             assert not set(idle) - stored.gone
             return
-        homeless = [one for one in idle if not any(accepts(each, stored.keys[one]) for each in dispatcher.members)]
+        homeless = [one for one in idle if not any(accepts(each, stored.keys[one]) for each in self.taking_part)]
         assert dispatcher.counts.unmatched == len(homeless)
         busy = {key_hash(stored.keys[one]) % SLOTS for one in self.in_flight}
         for offset in set(idle) - set(homeless) - stored.gone:
             key = stored.keys[offset]
-            takers = [one for one in dispatcher.members if accepts(one, key)]
+            takers = [one for one in self.taking_part if accepts(one, key)]
             failed = any(stored.keys[one] == key and one < offset for one in self.failed)
             if all(one.can_receive for one in takers) and key_hash(key) % SLOTS not in busy and not failed:
                 raise AssertionError(f"{offset} could be delivered")

@@ -96,10 +96,15 @@ class DispatcherMachine(DispatcherModel):
             with pytest.raises(Refused):
                 self.dispatcher.attach(name, priority)
             return
-        member, ended = self.dispatcher.attach(name, priority, filters if self.is_keyed else (), is_timed)
+        member, ended = self.harness.attach(name, priority, filters if self.is_keyed else (), is_timed)
         assert ended is former
         self._gave_back([former], active)
-        self.harness.credit(member, messages, PLENTY)
+        self._credit(member, messages, PLENTY)
+
+    def _credit(self, member, messages, size_bytes):
+        active = self.active()
+        self.harness.credit(member, messages, size_bytes)
+        self._gave_back([], active)
 
     @precondition(lambda self: self.dispatcher.members)
     @rule(pick=st.integers(0, 3))
@@ -124,7 +129,7 @@ class DispatcherMachine(DispatcherModel):
     @precondition(lambda self: self.dispatcher.members)
     @rule(pick=st.integers(0, 3), messages=st.integers(0, 12), size_bytes=st.sampled_from([0, 1, PLENTY]))
     def credit(self, pick, messages, size_bytes):
-        self.harness.credit(self.dispatcher.members[pick % len(self.dispatcher.members)], messages, size_bytes)
+        self._credit(self.dispatcher.members[pick % len(self.dispatcher.members)], messages, size_bytes)
 
     @precondition(lambda self: self.dispatcher.members)
     @rule(pick=st.integers(0, 3))
@@ -132,7 +137,7 @@ class DispatcherMachine(DispatcherModel):
         member = self.dispatcher.members[pick % len(self.dispatcher.members)]
         member.paused = not member.paused
         if not member.paused:
-            self.dispatcher.credited(member)
+            self._credit(member, 0, 0)
 
     # -- delivering ----------------------------------------------------------------------------------------------------
 

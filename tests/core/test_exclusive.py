@@ -36,7 +36,7 @@ def test_the_same_name_takes_over_and_gets_the_unacked_again():
     one.stored.publish(10)
     one.pump()
     one.ack(0, 1, 2, 3, 6)
-    second, ended = one.dispatcher.attach("a")
+    second, ended = one.attach("a")
     assert ended is first
     one.credit(second, 10)
     assert one.pump() == {"a": [4, 5, 7, 8, 9]}
@@ -69,7 +69,7 @@ def test_a_paused_consumer_gets_nothing_until_it_resumes():
     one.stored.publish(2)
     assert one.pump() == {}
     member.paused = False
-    one.dispatcher.credited(member)
+    one.credited(member)
     assert one.pump() == {"a": [0, 1]}
 
 

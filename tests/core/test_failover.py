@@ -33,10 +33,48 @@ def test_when_the_active_consumer_detaches_the_next_one_gets_the_unacked_message
 
 def test_a_standby_gets_nothing_however_much_credit_it_has():
     one = harness()
-    one.join("a", messages=0)
+    one.join("a", messages=2)
     one.join("b")
     one.stored.publish(2)
+    assert one.pump() == {"a": [0, 1]}
+    one.stored.publish(2)
     assert one.pump() == {}
+
+
+def test_a_preferred_consumer_takes_nothing_over_before_its_first_credit():
+    one = harness()
+    one.join("a", priority=5)
+    one.stored.publish(4)
+    assert one.pump() == {"a": [0, 1, 2, 3]}
+    preferred, _ = one.attach("z", priority=4)
+    one.stored.publish(2)
+    assert one.pump() == {"a": [4, 5]}
+    one.ack(0, 4)
+    one.credit(preferred, 10)
+    assert one.pump() == {"z": [1, 2, 3, 5]}
+
+
+def test_an_active_consumer_that_attaches_again_elects_no_third_one_before_its_credit():
+    one = harness()
+    one.join("a")
+    one.join("b")
+    one.stored.publish(2)
+    assert one.pump() == {"a": [0, 1]}
+    again, _ = one.attach("a")
+    assert one.pump() == {}
+    one.credit(again, 10)
+    assert one.pump() == {"a": [0, 1]}
+
+
+def test_a_consumer_that_detaches_before_its_first_credit_changes_nothing():
+    one = harness()
+    one.join("b")
+    one.stored.publish(2)
+    one.pump()
+    opening, _ = one.attach("a")
+    one.dispatcher.detach(opening)
+    one.credit(opening, 10)
+    assert (one.pump(), one.dispatcher.unacked) == ({}, 2)
 
 
 def test_a_consumer_with_a_better_priority_takes_over_at_once():

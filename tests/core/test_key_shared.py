@@ -150,7 +150,7 @@ def test_when_a_consumer_leaves_its_messages_move_at_once_and_stay_in_order():
 def test_a_slow_consumer_delays_only_its_own_keys():
     one = harness()
     one.join("a")
-    slow = one.join("b", messages=0)
+    slow = one.join_without_credit("b")
     theirs, mine = key_of_consumer_without_credit(one), key_of_consumer_without_credit(one, "a")
     one.stored.publish([theirs, mine, theirs, mine])
     got = one.pump()
@@ -162,6 +162,16 @@ def test_a_slow_consumer_delays_only_its_own_keys():
     assert one.pump() == {}
     one.credit(slow, 10)
     assert one.pump() == {"b": [2, 4]}
+
+
+def test_keys_stay_where_they_are_until_the_first_credit_of_a_consumer_that_attaches():
+    one = harness()
+    one.join("a")
+    opening, _ = one.attach("b")
+    keys = [f"key-{number}" for number in range(50)]
+    assert set(keys_of(one, keys).values()) == {"a"}
+    one.credit(opening, 1000)
+    assert set(keys_of(one, keys).values()) == {"a", "b"}
 
 
 def key_of_consumer_without_credit(one: DispatchHarness, consumer: str = "b") -> str:
@@ -329,7 +339,7 @@ def test_the_number_of_messages_held_back_for_a_consumer_without_credit_is_bound
     monkeypatch.setattr(dispatcher_module, "HELD_BACK_MAX", 50)
     one = harness()
     one.join("a")
-    slow = one.join("b", messages=0)
+    slow = one.join_without_credit("b")
     for _ in range(50):
         one.stored.publish([f"k{number}" for number in range(10)])
     one.pump()
@@ -341,7 +351,7 @@ def test_the_number_of_messages_held_back_for_a_consumer_without_credit_is_bound
 
 def test_credit_for_one_message_releases_one_message():
     one = harness()
-    slow = one.join("b", messages=0)
+    slow = one.join_without_credit("b")
     one.join("a")
     theirs = key_of_consumer_without_credit(one)
     for _ in range(100):

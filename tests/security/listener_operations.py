@@ -293,7 +293,7 @@ GRPC: Final[dict[str, Sent]] = {
     f"{_SECURITY}/GetRole": Sent(CLUSTER, {"name": ROLE}),
     f"{_SECURITY}/ListRoles": Sent(CLUSTER, {}),
     f"{_SECURITY}/DeleteRole": Sent(CLUSTER, {"name": ROLE}),
-    f"{_SECURITY}/CreateBinding": Sent(SET_NAMESPACE, {"binding": {**_BOUND, "id": "new"}}),
+    f"{_SECURITY}/CreateBinding": Sent(SET_NAMESPACE, {"binding": {**_BOUND, "id": "default.new"}}),
     f"{_SECURITY}/GetBinding": Sent(SET_NAMESPACE, {**_PLACE, "binding_id": BINDING}),
     f"{_SECURITY}/ListBindings": Sent(ANYONE, _PLACE),
     f"{_SECURITY}/ListAllBindings": Sent(ANYONE, {}),

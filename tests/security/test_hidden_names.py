@@ -10,20 +10,26 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import grpc
 import msgspec
 import native_peer
-from access_world import BINDING, BYTES, QUERY, ROLE, ROOT, SUBJECT, SUBSCRIPTION, TOPIC, World
+from access_world import BINDING, BYTES, QUERY, ROLE, ROOT, SUBJECT, SUBSCRIPTION, TOPIC, World, stage
+from grpc_peer import GrpcPeer
 from listener_operations import GRPC, NATIVE, REST
 from test_listener_operations import example, open_grpc, open_http, open_native, status_of_call
 
+from pydanube.codec.batch import encode
 from pydanube.codec.native import frames
 from pydanube.codec.native import requests as wire
 from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import ANONYMOUS
 from pydanube.gateway.http.api.table import OPERATIONS
+from pydanube.gateway.http.schema_registry import BASE, SchemaRegistry
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.names import TopicName
 from pydanube.model.schemas import Binding as SchemaBinding
@@ -58,6 +64,9 @@ def renamed(text: str, existing: str) -> str:
 async def make_stranger(world: World) -> None:
     """Give the anonymous caller everything in a namespace of its own, and let all kinds of things exist elsewhere."""
     broker = world.broker
+    await broker.upgrade.finish(ROOT)
+    await broker.staging.forget(ROOT, QUERY)
+    await stage(broker, ROOT)  # from feature level 2 on, names of queries belong to a namespace
     await broker.create_namespace(ROOT, "other")
     await broker.create_topic(ROOT, OWN, TopicConfig())
     await broker.create_topic(ROOT, WIDE, TopicConfig(partitions=2))
@@ -89,13 +98,17 @@ def difference(name: str, first: Answer, second: Answer, existing: str, sent: st
 # -- native ------------------------------------------------------------------------------------------------------------
 
 
-async def native_answer(peer: native_peer.Peer, data: bytes) -> tuple[object, str]:
+async def native_answer(
+    peer: native_peer.Peer, data: bytes, kind: FrameKind = FrameKind.REQUEST, body: bytes = b""
+) -> Answer:
     correlation = peer.next_correlation()
-    peer.write(frames.encode(FrameKind.REQUEST, data, correlation))
-    frame = await peer.receive(FrameKind.RESPONSE, FrameKind.ERROR)
+    peer.write(frames.encode_front(kind, data, len(body), correlation) + body)
+    frame = await peer.receive(FrameKind.RESPONSE, FrameKind.FETCHED, FrameKind.ERROR)
     if frame.kind is FrameKind.ERROR:
         error = wire.decode(frame.head, wire.Failure).error()
         return type(error), error.message
+    if frame.kind is FrameKind.FETCHED:
+        return "done", frame.head.hex()
     return "done", json.dumps(msgspec.msgpack.decode(frame.head), default=str)
 
 
@@ -110,6 +123,7 @@ def native_requests() -> list[tuple[str, bytes, str]]:
         wire.BindTopic(topic=str(OWN), binding=SchemaBinding(SUBJECT)),
         wire.ListStagedQueries(count=1),
         wire.DeleteSchema(subject="other-value"),
+        wire.CreateAccessBinding(subject="user:new", roles=["reader"], resource="/other", id=BINDING),
     ]
     found = []
     for request in [*(one.request for one in NATIVE), *more]:
@@ -117,8 +131,6 @@ def native_requests() -> list[tuple[str, bytes, str]]:
         kinds = [one for one in EXISTING if one.encode() in text]
         if getattr(request, "schema_id", 0):
             kinds.append("schema_id")
-        if isinstance(request, wire.CommitStages):
-            continue  # the names of staged queries are one space for all principals
         found += [(type(request).__name__, text, one) for one in kinds or ("",)]
     return found
 
@@ -143,14 +155,50 @@ async def test_native_requests_hide_names(tmp_path: Path):
         assert not problems, "\n".join(problems)
 
 
+async def test_native_fetches_and_stages_hide_names(tmp_path: Path):
+    batch = bytes(encode([b"staged"], publish_times=1))
+    body = batch + bytes(-len(batch) % 64)
+
+    def staged(query: str, topic: TopicName, partition: int = 0) -> wire.Stage:
+        return wire.Stage(query, "run", 0, 0, 0, 0, [wire.StagedSection(str(topic), partition, [len(batch)])])
+
+    sent = [(FrameKind.FETCH, wire.Fetch(str(one), 0, wire.Start("earliest"))) for one in (TOPIC, WIDE)]
+    sent += [(FrameKind.FETCH, wire.Fetch(str(TOPIC), 9, wire.Start("earliest"), topic_id=1))]
+    sent += [(FrameKind.STAGE, staged("own", TOPIC)), (FrameKind.STAGE, staged("own", WIDE, 9))]
+    sent += [(FrameKind.STAGE, staged(QUERY, TOPIC)), (FrameKind.STAGE, staged(QUERY, OWN))]
+    async with open_native(tmp_path) as (world, listener), await native_peer.Peer.greet(listener) as peer:
+        await make_stranger(world)
+        problems: list[str] = []
+        for kind, request in sent:
+            data, carried = wire.encode(request), body if kind is FrameKind.STAGE else b""
+            for existing in [one for one in EXISTING if one.encode() in data]:
+                second = await native_answer(peer, without(data, existing), kind, carried)
+                first = await native_answer(peer, data, kind, carried)
+                if first[0] == second[0] == "done":
+                    continue  # in a namespace of its own: the answer is a number
+                problems += difference(kind.name, first, second, existing, str(data))
+        assert not problems, "\n".join(problems)
+
+
 # -- REST --------------------------------------------------------------------------------------------------------------
 
 
-async def http_answer(address: tuple[str, int], method: str, path: str, body: object) -> tuple[object, str]:
+CLOSING = {"connection": "close"}
+WEBSOCKET = {
+    "connection": "upgrade",
+    "upgrade": "websocket",
+    "sec-websocket-version": "13",
+    "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+}
+
+
+async def http_answer(
+    address: tuple[str, int], method: str, path: str, body: object, headers: Mapping[str, str] = CLOSING
+) -> Answer:
     reader, writer = await asyncio.open_connection(*address)
     data = b"" if body is None else json.dumps(body).encode()
     lines = [f"{method} {path} HTTP/1.1", f"host: {address[0]}:{address[1]}", f"content-length: {len(data)}"]
-    lines.append("connection: close")
+    lines += [f"{name}: {value}" for name, value in headers.items()]
     if data:
         lines.append("content-type: application/json")
     try:
@@ -168,8 +216,9 @@ async def test_rest_operations_hide_names(tmp_path: Path):
         run = (await world.broker.storage.upload(ROOT, TOPIC)).run
         problems: list[str] = []
         for operation in OPERATIONS:
-            if operation.name in ("receiveWebhook", "connectWebSocket"):
-                continue  # it has a signature of its own; streamSubscription is the same
+            if operation.name == "receiveWebhook":
+                continue  # webhooks are no resources: test_authentication_listeners.py has what a stranger learns
+            headers = WEBSOCKET if operation.name == "connectWebSocket" else CLOSING
             sent = REST[operation.name]
             path = sent.path or re.sub(r"\{(\w+)\}", lambda found: example(found[1]), operation.path)
             pairs = [(path, path.replace(one, new), one) for one, new in EXISTING.items() if one in path]
@@ -178,9 +227,45 @@ async def test_rest_operations_hide_names(tmp_path: Path):
                 number = run if operation.name == "getUpload" else 1
                 pairs.append((re.sub(r"\d+$", str(number), path), re.sub(r"\d+$", "999", path), "global_id"))
             for there, missing, existing in pairs:
-                second = await http_answer(address, operation.method, missing, sent.request)
-                first = await http_answer(address, operation.method, there, sent.request)
+                second = await http_answer(address, operation.method, missing, sent.request, headers)
+                first = await http_answer(address, operation.method, there, sent.request, headers)
                 problems += difference(operation.name, first, second, existing, f"/{there} {json.dumps(sent.request)}")
+        assert not problems, "\n".join(problems)
+
+
+# -- the Confluent registry --------------------------------------------------------------------------------------------
+
+
+def registry_requests(registry: SchemaRegistry) -> list[tuple[str, str, str, dict[str, object] | None]]:
+    """Return each route with each method, parameter and body: method, path, what exists, and the body."""
+    own = {"schema": '"string"', "references": [{"name": "a", "subject": SUBJECT, "version": -1}]}
+    pinned = own | {"references": [{"name": "a", "subject": SUBJECT, "version": 1}]}
+    setting = {"compatibility": "FULL", "mode": "READWRITE"}
+    found: list[tuple[str, str, str, dict[str, object] | None]] = []
+    for route in registry._make_routes():
+        for method in sorted((route.methods or set()) - {"HEAD"}):
+            bodies = {"POST": [{"schema": '"string"'}, own, pinned], "PUT": [setting]}.get(method, [None])
+            for query, body in product(("", "?deleted=true", "?permanent=true", f"?subject={SUBJECT}"), bodies):
+                for version in ("1", "9", "latest")[: 3 if "{version}" in route.path else 1]:
+                    path = BASE + route.path.replace("{version}", version) + query
+                    existing = "global_id" if "{id}" in path else SUBJECT
+                    found.append((method, path.replace("{subject}", SUBJECT).replace("{id}", "1"), existing, body))
+                    if body in (own, pinned):
+                        found.append((method, path.replace("{subject}", "other-new"), existing, body))
+    return found
+
+
+async def test_the_confluent_registry_hides_names(tmp_path: Path):
+    async with open_http(tmp_path) as (world, address):
+        await make_stranger(world)
+        problems: list[str] = []
+        for method, path, existing, body in registry_requests(SchemaRegistry(world.broker)):
+            missing, other = renamed(path, existing), body and json.loads(renamed(json.dumps(body), existing))
+            if existing == "global_id":
+                missing = path.replace("/ids/1", "/ids/999")
+            second = await http_answer(address, method, missing, other)
+            first = await http_answer(address, method, path, body)
+            problems += difference(f"{method} {path} {body}", first, second, existing, f"{path} {body}")
         assert not problems, "\n".join(problems)
 
 
@@ -232,4 +317,14 @@ async def test_grpc_methods_hide_names(tmp_path: Path):
             second = await status_of_call(peer, name, as_sent(other))
             first = await status_of_call(peer, name, as_sent(fields))
             problems += difference(name, first, second, existing, str(fields))
+        first, second = [await stream_answer(peers[False], number) for number in (world.consumer_id, 999)]
+        problems += difference("ReceiveMessages", first, second, "global_id", "")
         assert not problems, "\n".join(problems)
+
+
+async def stream_answer(peer: GrpcPeer, consumer_id: int) -> Answer:
+    try:
+        await anext(aiter(peer.stream("danube.ConsumerService/ReceiveMessages", consumer_id=consumer_id)))
+    except grpc.aio.AioRpcError as error:
+        return error.code(), error.details() or ""
+    return "done", ""

@@ -79,7 +79,7 @@ class ConsumerSessions:
         name is closed, and has this id too. Raises Held if the subscription is exclusive and another one has it.
         """
         self._addresses.check(principal, Action.CONSUME, address, parse_subscription(subscription))
-        place = self._addresses.get(address)
+        place = self._addresses.get(principal, address)
         if not 1 <= len(consumer.encode()) <= CONSUMER_NAME_BYTES_MAX:
             raise Invalid(f"a consumer's name has 1 to {CONSUMER_NAME_BYTES_MAX} bytes")
         attachment = self._attachment(place, subscription, consumer, subscription_type, key_filters)

@@ -97,7 +97,7 @@ class SharedProducers:
         """Open the producer of a client that has an id from before. Raises Unavailable for an id that is not that of
         the name at the address, and NotFound if the topic does not exist any more."""
         self._addresses.check(principal, Action.PRODUCE, parsed := TopicAddress.parse(address))
-        place = self._addresses.get(parsed)
+        place = self._addresses.get(principal, parsed)
         if producer_id != shared_id(address, name, principal.owner_id):
             raise Unavailable(f"producer {producer_id} is not {name!r} on {address}: create the producer again")
         return await self.open(principal, parsed, place, name)

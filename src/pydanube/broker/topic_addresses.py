@@ -5,6 +5,7 @@ Danube clients have no call that creates a partitioned topic on the data port: t
 
 Invariants
     a name is compared whole; a topic that itself has a name ending in ``-part-k``, from an earlier release, comes first
+    for those who may do something to it; for others the name is that of a partition, as if that topic did not exist
     a plain topic and a partitioned topic never share a name
 """
 
@@ -39,7 +40,7 @@ ChooseLevel = Callable[[], Awaitable[AckLevel]]
 
 
 class TopicAddresses:
-    """Resolves addresses. `find` and `get` ask no authorizer: they come before calls that do."""
+    """Resolves addresses. `find` and `get` refuse nothing: they come before calls that do."""
 
     def __init__(self, registry: Registry, authorizer: Authorizer, auto_create: bool, ack_level: ChooseLevel) -> None:
         """`ack_level` returns that of topics which a first publish creates."""
@@ -48,10 +49,22 @@ class TopicAddresses:
         self._auto_create = auto_create
         self._ack_level = ack_level
 
-    def find(self, address: TopicAddress) -> Place | None:
-        """Return the partition that the address names; None if there is none."""
-        if address.topic is not None and (record := self._registry.find_topic(address.topic)) is not None:
-            return None if record.partitions else Place(address.topic, 0)
+    def find(self, principal: Principal, address: TopicAddress) -> Place | None:
+        """Return the partition that the address names to the caller; None if there is none."""
+        return self._place(address, self._own(principal, address))
+
+    def _own(self, principal: Principal, address: TopicAddress) -> TopicRecord | None:
+        """Return the topic whose own name the address is; None if there is none, or if the address may name a partition
+        too and the caller may do nothing to that topic."""
+        record = self._registry.find_topic(address.topic) if address.topic is not None else None
+        if record is None or address.base is None:
+            return record
+        is_seen = any(self._authorizer.allows(principal, one, str(address.topic)) for one in Action)
+        return record if is_seen else None
+
+    def _place(self, address: TopicAddress, own: TopicRecord | None) -> Place | None:
+        if own is not None and address.topic is not None:
+            return None if own.partitions else Place(address.topic, 0)
         if address.base is None or (record := self._registry.find_topic(address.base)) is None:
             return None
         return Place(address.base, address.partition) if address.partition < record.partitions else None
@@ -59,35 +72,35 @@ class TopicAddresses:
     async def refresh(self, address: TopicAddress) -> None:
         """In a cluster, ask the metadata about an address that this broker has not heard of yet: before `find`, `get`
         and the others, which answer from memory."""
-        if self.find(address) is not None:
+        own = self._registry.find_topic(address.topic) if address.topic is not None else None
+        if self._place(address, own) is not None:
             return
         if address.topic is not None:
             await self._registry.refresh_topic(address.topic)
         if address.base is not None:
             await self._registry.refresh_topic(address.base, address.partition)
 
-    def get(self, address: TopicAddress) -> Place:
-        """Return the partition that the address names. Raises NotFound."""
-        place = self.find(address)
+    def get(self, principal: Principal, address: TopicAddress) -> Place:
+        """Return the partition that the address names to the caller. Raises NotFound."""
+        place = self.find(principal, address)
         if place is not None:
             return place
-        if address.topic is not None and (record := self._registry.find_topic(address.topic)) is not None:
+        if (record := self._own(principal, address)) is not None:
             raise NotFound(
                 f"topic {address} has {record.partitions} partitions: address one of them, {address}-part-0 for example"
             )
         raise NotFound(f"topic {address} does not exist: a producer creates it, or `danube topics create`")
 
-    def resource(self, address: TopicAddress) -> str:
-        """Return the topic that rules of access name for the address: that of the partition, if it is one or would
-        become one."""
-        if address.topic is not None and (address.base is None or self._registry.find_topic(address.topic) is not None):
-            return str(address.topic)
-        return str(address.base)
+    def _resource(self, principal: Principal, address: TopicAddress) -> str:
+        """Return the topic that rules of access name for the address: that of the partition, if it is one to the caller
+        or would become one."""
+        is_own = address.base is None or self._own(principal, address) is not None
+        return str(address.topic if is_own else address.base)
 
     def check(self, principal: Principal, action: Action, address: TopicAddress, subscription: str = "") -> None:
         """Raise Denied unless the principal may do something to the topic that the address names, or to a subscription
         of it, whether it exists or not: before an operation says which of both it is."""
-        topic = self.resource(address)
+        topic = self._resource(principal, address)
         try:
             self._authorizer.check(
                 principal, action, subscription_resource(topic, subscription) if subscription else topic
@@ -98,16 +111,16 @@ class TopicAddresses:
     def check_exists(self, principal: Principal, address: TopicAddress) -> None:
         """Raise NotFound if the address names neither a topic nor a partition."""
         self.check(principal, Action.DESCRIBE, address)
-        if address.topic is None or self._registry.find_topic(address.topic) is None:
-            self.get(address)
+        if self._own(principal, address) is None:
+            self.get(principal, address)
 
     def names(self, principal: Principal, address: TopicAddress) -> list[str]:
         """Return the names of the partitions: the address itself for a plain topic or a partition, and none for an
         unknown topic."""
         self.check(principal, Action.DESCRIBE, address)
-        if self.find(address) is not None:
+        if self.find(principal, address) is not None:
             return [address.text]
-        record = self._registry.find_topic(address.topic) if address.topic is not None else None
+        record = self._own(principal, address)
         if record is None or address.topic is None:
             return []
         return [address.topic.partition(index) for index in range(record.partitions)]
@@ -122,7 +135,7 @@ class TopicAddresses:
         self.check(principal, Action.PRODUCE, address)
         for _ in range(TRIES):
             await self.refresh(address)
-            place = self.find(address)
+            place = self.find(principal, address)
             if place is not None:
                 _check_dispatch(place.topic, self._registry.topic(place.topic), reliable)
                 return place

@@ -316,7 +316,12 @@ danube auth bindings create service_account:billing /shop/orders/billing --role 
 @click.argument("subject", type=SUBJECT)
 @click.argument("resource", type=RESOURCE)
 @click.option("--role", "roles", type=ROLE, multiple=True, required=True, help="A role to give; may be repeated.")
-@click.option("--id", "binding_id", type=BINDING, help="The id of the binding.  [default: one is made]")
+@click.option(
+    "--id",
+    "binding_id",
+    type=BINDING,
+    help="The id of the binding; of those who administer only a namespace: NAMESPACE.WORD.  [default: one is made]",
+)
 @url_option
 @json_option
 def create_binding(

@@ -324,26 +324,29 @@ class Schemas:
 
     async def by_global_id(self, principal: Principal, global_id: int) -> SchemaVersion:
         """Return the first version with this global id that the caller may see, also a deleted one."""
-        await self._subjects.refresh_ids(global_id=global_id)
-        places = self._subjects.by_global_id(global_id)
-        for name, version in places:
-            if self._may_describe(principal, name):
-                return await self._read(*self._version(name, version, deleted=True))
-        hide(principal, Action.DESCRIBE, _resource(places[0][0]))
-        raise no_global_id(global_id)
+        name, version = (await self._places_of(principal, global_id))[0]
+        return await self._read(*self._version(name, version, deleted=True))
 
     async def versions_of_global_id(
         self, principal: Principal, global_id: int, deleted: bool = False
     ) -> list[tuple[str, int]]:
-        """Return the subjects that the caller may see and the versions that have this global id."""
-        await self._subjects.refresh_ids(global_id=global_id)
-        places = self._subjects.by_global_id(global_id)
+        """Return the subjects that the caller may see and the versions that have this global id. Raises NotFound if it
+        may see none of them, deleted or not."""
+        places = await self._places_of(principal, global_id)
         return [
             (name, version)
             for name, version in places
-            if self._may_describe(principal, name)
-            and (deleted or version not in self._subjects.subject(name, deleted=True).deleted)
+            if deleted or version not in self._subjects.subject(name, deleted=True).deleted
         ]
+
+    async def _places_of(self, principal: Principal, global_id: int) -> list[tuple[str, int]]:
+        await self._subjects.refresh_ids(global_id=global_id)
+        places = self._subjects.by_global_id(global_id)
+        seen = [(name, version) for name, version in places if self._may_describe(principal, name)]
+        if not seen:
+            hide(principal, Action.DESCRIBE, _resource(places[0][0]))
+            raise no_global_id(global_id)
+        return seen
 
     async def notes(self, principal: Principal, subject: str, version: int) -> VersionNotes:
         """Return what was said about a version when it was registered, with the tags that it has now; also of a deleted

@@ -188,7 +188,8 @@ class AccessAdministration:
         """Give roles to a subject, for all that a pattern covers; without an id, one is made.
 
         Raises AlreadyExists if there is a binding of this id, and Denied if the caller does not administer all that the
-        pattern covers, or if the roles allow something there that the caller may not do.
+        pattern covers, if the roles allow something there that the caller may not do, or if the id is not the caller's
+        to choose: see `_check_id`.
         """
         parts = self._secured()
         chosen = tuple(dict.fromkeys(roles))
@@ -201,6 +202,8 @@ class AccessAdministration:
         if len(parts.store.bindings) >= BINDINGS_MAX:
             raise Full(f"there are {BINDINGS_MAX} bindings, which is the most: bind groups, or use wildcards")
         if not parts.rules.allows(principal, Action.ADMINISTER, BROKER):
+            if binding_id:
+                _check_id(parts, principal, where, binding_id)
             _check_share(parts, principal, where)
         record = BindingRecord(str(who), list(chosen), str(where), self._clock.now_us(), principal.id)
         await parts.store.create_binding(name, record)
@@ -357,6 +360,22 @@ def _role(name: str, record: RoleRecord) -> Role:
 
 def _no_role(name: str) -> NotFound:
     return NotFound(f"there is no role {name!r}: 'danube auth roles list' shows those that there are")
+
+
+def _check_id(parts: SecurityParts, principal: Principal, where: ResourcePattern, binding_id: str) -> None:
+    """Raise Denied unless somebody who does not administer the cluster may choose this id.
+
+    Ids are one space for all tenants, and AlreadyExists tells that there is a binding. So an id of another namespace is
+    refused, whether it is taken or not: `NAMESPACE.WORD` is for those who administer all of the namespace.
+    """
+    namespace, _, word = binding_id.rpartition(".")
+    within = where.text == f"/{namespace}" or where.text.startswith(f"/{namespace}/")
+    if within and word and parts.rules.allows(principal, Action.ADMINISTER, f"/{namespace}"):
+        return
+    raise Denied(
+        f"{principal.id} may not choose the id {binding_id!r} for a binding on {where}: leave it out, or use the "
+        f"namespace, a dot and a word without a dot, as in 'default.etl', if you administer that namespace"
+    )
 
 
 def _check_share(parts: SecurityParts, principal: Principal, where: ResourcePattern) -> None:

@@ -282,6 +282,9 @@ class LiveSubscription:
 
     def credited(self, member: Member) -> None:
         """Deliver what is possible after a member got credit or was resumed."""
+        if not self.dispatcher.takes_part(member):  # with its first credit, others may lose messages to it
+            self._ack_batch.flush()
+            self.drop_read_ahead()
         self.dispatcher.credited(member)
         self.pump()
 

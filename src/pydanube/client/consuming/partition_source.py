@@ -21,6 +21,7 @@ Invariants
     granted and not yet delivered + delivered and not yet consumed <= target, in messages and in bytes (except for one
     batch)
     credit is granted in steps of at least half the target, so that it needs few frames
+    no credit is granted before `set_prefetch`: the broker takes nothing from other consumers for this one until then
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class FlowControl:
 
     def set_target(self, messages: int, size: int) -> None:
         """Set how many messages and bytes may be granted or prefetched at the same time."""
-        assert messages > 0 and size > 0
+        assert (messages > 0 and size > 0) or messages == size == 0
         self._messages_target = messages
         self._bytes_target = size
 
@@ -104,7 +105,10 @@ class FlowControl:
         self._bytes -= size
 
     def grant(self) -> tuple[int, int] | None:
-        """Return the credit to send now, and count it as granted; None while less than half of the target is free."""
+        """Return the credit to send now, and count it as granted; None while less than half of the target is free, or
+        nothing is to be prefetched."""
+        if not self._messages_target:
+            return None
         messages = self._messages_target - self._messages
         size = self._bytes_target - self._bytes
         if 2 * messages < self._messages_target and 2 * size < self._bytes_target:
@@ -137,7 +141,7 @@ class PartitionSource:
         self._tasks = tasks
         self._listener = listener
         self._subscribe = subscribe
-        self._flow = FlowControl(1, 1)
+        self._flow = FlowControl(0, 0)
         backoff, opened_type = RetryBackoff(), requests.ConsumerOpened
         self._session = OwnerSession(brokers, tasks, self, opened_type, "consumer", self.topic, self.partition, backoff)
         self._subscription_id = self._epoch = self._moves = 0
@@ -285,8 +289,9 @@ class PartitionSource:
     # -- flow control and acks ---------------------------------------------------------------------------------------
 
     def set_prefetch(self, messages: int, size: int) -> None:
-        """Set how many messages and bytes the broker may send ahead; counts from the next grant on."""
+        """Set how many messages and bytes the broker may send ahead. Before the first call it sends nothing."""
         self._flow.set_target(messages, size)
+        self.give_credit()
 
     def consumed(self, batch: ReceivedBatch[Any]) -> bool:
         """Count a batch of the present session that the user took. Returns whether the broker was sent new credit."""

@@ -3,14 +3,14 @@
 Sends the acks and nacks of all sources together, moves all of them with a seek, and looks for new topics and
 partitions.
 
-A consumer that opens attaches to every partition. Those whose broker is away are attached as soon as it is back, and
-the consumer serves the others meanwhile: an attached consumer takes messages from others, so it must not wait without
-serving what it is attached to.
+A consumer that opens attaches to every partition, and grants credit to none of them before it can serve: until then
+the broker takes nothing from other consumers for it. Partitions whose broker is away are attached as soon as it is
+back, and the consumer serves the others meanwhile.
 
 Invariants
     an open consumer is attached to a partition of each of its topics, at least: so the subscription exists there, and
     keeps every message from then on
-    while a topic has no living owner at all, an opening consumer is attached to none
+    no message is delivered to a consumer before it is open
     the prefetch limits hold over all sources together (but each gets at least a hundredth of them, and one message)
     topics that a pattern matches later, and partitions that are added later, are read from their beginning, so that no
     message is missed that was published before they were found
@@ -51,7 +51,7 @@ REQUESTS_AT_ONCE: Final = 128
 once, and few enough that each is answered long before it times out."""
 
 PATIENCE_S: Final = 5.0
-"""How long a consumer that opens waits for a partition while it could serve others of the topic."""
+"""How long a consumer that opens waits for a partition before it opens with the others of the topic."""
 
 AWAY_SHARE: Final = 0.05
 """The part of it that is enough for a partition without an owner, when it has waited in the queue for all of it."""
@@ -283,17 +283,15 @@ class PartitionSources:
         added = [source for sources in found for source in sources]
         for source in added:
             self._sources[source.topic, source.partition] = source
-        self._share_prefetch()
         try:
-            served = {one.topic for one in added if not one.is_away}
-            for is_served in (False, True):  # while a topic is away, nothing is taken from other consumers
-                await self._attach([one for one in added if (one.topic in served) is is_served])
+            await self._attach(added)
         except BaseException:
             for source in added:
                 self._sources.pop((source.topic, source.partition), None)
                 self._waiting.discard(source)
                 await source.detach()
             raise
+        self._share_prefetch()
 
     async def _attach(self, sources: Sequence[PartitionSource]) -> None:
         """Attach these sources; at least one of each topic, or raise Unavailable. The others are tried further."""
@@ -358,7 +356,8 @@ class PartitionSources:
         ]
 
     def _share_prefetch(self) -> None:
-        """Divide the prefetch limits among the sources; each gets at least one message, or nothing would arrive."""
+        """Divide the prefetch limits among the sources, which grant credit from now on; each gets at least one message,
+        or nothing would arrive."""
         shares, settings = min(len(self._sources) or 1, SHARES_MAX), self._settings
         for source in self._sources.values():
             source.set_prefetch(max(1, settings.prefetch_messages // shares), max(1, settings.prefetch_bytes // shares))

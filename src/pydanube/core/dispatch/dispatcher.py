@@ -15,6 +15,8 @@ in their policy, which decides which consumer gets which rows. Everything else i
 
 Invariants
     a message is in flight to at most one member; it is delivered again only after that member gave it back or detached
+    a member takes part from its first credit on: before, nothing is kept for it or taken from others, unless it took
+    over from one of its name
     messages that are ready again are delivered before messages that were never read, lowest offset first
     with too many gaps between acks, too many failures or too many messages held back, nothing new is read: acks and
     failures are never forgotten
@@ -34,7 +36,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from pydanube.codec.batch import Batch
-from pydanube.model.errors import Invalid, Refused
+from pydanube.model.errors import Held, Invalid, Refused
 from pydanube.model.failure import ACK_TIMEOUT, FailurePolicy
 from pydanube.model.limits import ACKED_RANGES_MAX
 from pydanube.model.pending import PendingMessage, PendingState
@@ -108,6 +110,8 @@ class Dispatcher:
         self.cursor = cursor
         self.next_read = cursor.next_missing(cursor.position)
         self._members: dict[str, Member] = {}
+        self._taking_part: dict[str, Member] = {}
+        """The members that the policy knows: those that had credit once, and those that took over from one of them."""
         self._failures = Failures(failure_policy)
         self._timeouts = AckTimeouts()
         self._pace = AckPace()
@@ -124,8 +128,7 @@ class Dispatcher:
             case SubscriptionType.KEY_SHARED:
                 self._policy = KeySharedPolicy()
             case _:
-                is_failover = subscription_type is SubscriptionType.FAILOVER
-                self._policy = self._single_active = SingleActivePolicy(cursor.missing, is_failover, partition)
+                self._policy = self._single_active = SingleActivePolicy(cursor.missing, partition)
         self._ready = RangeSet()
         """Offsets that were read before and are to be delivered now."""
         self._delayed = RangeSet()
@@ -146,16 +149,19 @@ class Dispatcher:
         `is_timed`: count the ack timeouts of what is delivered to it; `fail_timed_out` must be called in time.
         """
         self.check_filters(key_filters)
-        member = Member(consumer, priority, tuple(key_filters), is_timed=is_timed)
-        former = self._members.pop(consumer, None)
-        self._members[consumer] = member
-        if former is not None:  # `member` is counted as attached already: failover elects no third one in between
-            self._make_ready(self._policy.leave([former], self._members.values()))
-        try:
-            self._make_ready(self._policy.join(member, self._members.values()))
-        except Refused:  # the subscription is exclusive to another name, so that there was no former member
-            del self._members[consumer]
-            raise
+        former = self._members.get(consumer)
+        if self.type is SubscriptionType.EXCLUSIVE and former is None and self._members:
+            raise Held(
+                f"the subscription is exclusive and held by consumer {next(iter(self._members))!r}: close that one, "
+                f"use its name to take over, or another subscription"
+            )
+        self._members.pop(consumer, None)
+        member = self._members[consumer] = Member(consumer, priority, tuple(key_filters), is_timed=is_timed)
+        if former is not None and consumer in self._taking_part:
+            # the new one takes its place before the former one leaves: failover elects no third one in between
+            self._taking_part[consumer] = member
+            self._make_ready(self._policy.leave([former], self._taking_part.values()))
+            self._make_ready(self._policy.join(member, self._taking_part.values()))
         self._timed_members += is_timed - (former is not None and former.is_timed)
         return member, former
 
@@ -170,14 +176,22 @@ class Dispatcher:
         gone = [member for member in members if self._is_attached(member)]
         for member in gone:
             del self._members[member.consumer]
-        if gone:
-            self._make_ready(self._policy.leave(gone, self._members.values()))
-            self._timed_members -= sum([member.is_timed for member in gone])
+        left = [member for member in gone if self._taking_part.pop(member.consumer, None) is not None]
+        if left:
+            self._make_ready(self._policy.leave(left, self._taking_part.values()))
+        self._timed_members -= sum([member.is_timed for member in gone])
 
     def credited(self, member: Member) -> None:
         """Take note that the member got credit or was resumed."""
         if member.can_receive and self._is_attached(member):
+            if not self.takes_part(member):
+                self._taking_part[member.consumer] = member
+                self._make_ready(self._policy.join(member, self._taking_part.values()))
             self._make_ready(self._policy.credited(member))
+
+    def takes_part(self, member: Member) -> bool:
+        """Return whether messages may be assigned to the member: it is attached and had credit, or took over."""
+        return self._taking_part.get(member.consumer) is member
 
     def _is_attached(self, member: Member) -> bool:
         return self._members.get(member.consumer) is member

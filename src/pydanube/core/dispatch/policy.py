@@ -97,8 +97,7 @@ class DispatchPolicy(Protocol):
         """The number of keys with a message that failed and is not acknowledged."""
 
     def join(self, member: Member, members: Collection[Member]) -> list[Range]:
-        """Add `member`, which is one of `members`. Return the offsets to offer again; raise Refused if it may not
-        join."""
+        """Add `member`, which is one of `members`. Return the offsets to offer again."""
 
     def leave(self, gone: Sequence[Member], members: Collection[Member]) -> list[Range]:
         """Remove the members in `gone`; `members` stay. Return the offsets to offer again."""

@@ -1,14 +1,12 @@
 """Exclusive and failover subscriptions: one active consumer gets everything, in order.
 
-Exclusive refuses a consumer with a second name. Failover lets others stand by: the consumer with the lowest priority
+The dispatcher refuses a second name to exclusive. Failover lets others stand by: the consumer with the lowest priority
 number is active, then the first by name. The partitions of a topic are spread over the consumers of equal priority.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-
-from pydanube.model.errors import Held
 
 from .in_flight import InFlightRanges
 from .members import Member
@@ -27,8 +25,7 @@ class SingleActivePolicy:
     unmatched = 0
     blocked_keys = 0
 
-    def __init__(self, missing: Callable[[int, int], list[Range]], failover: bool, partition: int) -> None:
-        self._failover = failover
+    def __init__(self, missing: Callable[[int, int], list[Range]], partition: int) -> None:
         self._partition = partition
         self._in_flight = InFlightRanges(missing)
         self._active: Member | None = None
@@ -42,11 +39,6 @@ class SingleActivePolicy:
         return self._active is not None and self._active.can_receive
 
     def join(self, member: Member, members: Collection[Member]) -> list[Range]:
-        if self._active not in (None, member) and not self._failover:
-            raise Held(
-                f"the subscription is exclusive and held by consumer {self._active.consumer!r}: close that one, "
-                f"use its name to take over, or another subscription"
-            )
         return self._elect(members)
 
     def leave(self, gone: Sequence[Member], members: Collection[Member]) -> list[Range]:

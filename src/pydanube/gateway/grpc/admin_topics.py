@@ -81,7 +81,7 @@ class TopicAdmin:
 
     async def delete_topic(self, call: Call, request: Any) -> Any:
         topic = await topic_of(self._broker, call.principal, request.name)
-        if is_partition(self._broker, request.name):
+        if is_partition(self._broker, call.principal, request.name):
             raise Refused(f"{request.name} is one partition of topic {topic}: delete the whole topic by its own name")
         await self._broker.delete_topic(call.principal, topic)
         return ADMIN["TopicResponse"](success=True)
@@ -113,7 +113,7 @@ class TopicAdmin:
 
     def _owner(self, call: Call, name: str, topic: TopicName) -> str:
         """Return the owner of a partition; of a whole partitioned topic, that of its first."""
-        place = self._broker.addresses.find(TopicAddress.parse(name))
+        place = self._broker.addresses.find(call.principal, TopicAddress.parse(name))
         return self._broker.owner_names(call.principal, topic)[0 if place is None else place.partition]
 
     # -- subscriptions -------------------------------------------------------------------------------------------------

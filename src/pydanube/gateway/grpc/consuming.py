@@ -116,7 +116,7 @@ class ConsumerService:
             raise Invalid("msg_id is missing: it says which message is meant")
         address = TopicAddress.parse(request.msg_id.topic_name)
         self._broker.addresses.check(call.principal, Action.CONSUME, address, subscription)
-        return self._broker.addresses.find(address)
+        return self._broker.addresses.find(call.principal, address)
 
     def drain(self) -> None:
         """End all streams: their clients look for the broker again."""

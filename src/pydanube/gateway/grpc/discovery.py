@@ -31,7 +31,7 @@ class Discovery:
         self._broker.note_client(call.client)
         address = await known_address(self._broker, request.topic)
         self._broker.addresses.check_exists(call.principal, address)
-        place = self._broker.addresses.find(address)
+        place = self._broker.addresses.find(call.principal, address)
         owner = None if place is None else await self._broker.owner_elsewhere(call.principal, *place)
         told = self._broker.told_addresses(owner)
         if owner is not None and not told.grpc:

@@ -41,7 +41,7 @@ class ProducerService:
             raise Invalid("dispatch_strategy and producer_access_mode are 0 or 1")
         broker.addresses.check(principal, Action.PRODUCE, address)
         wanted = _wanted_schema(request)
-        if broker.addresses.find(address) is None and wanted is not None:
+        if broker.addresses.find(principal, address) is None and wanted is not None:
             await self._check_schema(principal, *wanted)  # before a topic is created for it
         place = await broker.addresses.ensure(principal, address, request.dispatch_strategy == RELIABLE)
         if wanted is not None:

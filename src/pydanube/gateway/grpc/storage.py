@@ -27,7 +27,7 @@ class StorageService:
     async def list_segment_descriptors(self, call: Call, request: Any) -> Any:
         address = await known_address(self._broker, request.topic)
         self._broker.addresses.check(call.principal, Action.READ, address)
-        place = self._broker.addresses.get(address)
+        place = self._broker.addresses.get(call.principal, address)
         reply, offset = API["ListSegmentDescriptorsResponse"](), min(request.after_offset, 2**63 - 1)
         while offset >= 0 and len(reply.segments) < _SEGMENTS_MAX:
             found, offset = await self._broker.storage.segments(

@@ -23,16 +23,16 @@ async def topic_of(broker: Broker, principal: Principal, text: str) -> TopicName
     """
     address = await known_address(broker, text)
     broker.addresses.check(principal, Action.DESCRIBE, address)
-    place = broker.addresses.find(address)
+    place = broker.addresses.find(principal, address)
     if place is not None:
         return place.topic
-    return address.topic if address.topic is not None else broker.addresses.get(address).topic
+    return address.topic if address.topic is not None else broker.addresses.get(principal, address).topic
 
 
-def is_partition(broker: Broker, text: str) -> bool:
+def is_partition(broker: Broker, principal: Principal, text: str) -> bool:
     """Return whether a name is that of an existing partition of a partitioned topic."""
     address = TopicAddress.parse(text)
-    place = broker.addresses.find(address)
+    place = broker.addresses.find(principal, address)
     return place is not None and place.topic != address.topic
 
 

@@ -95,7 +95,8 @@ class Publisher:
         topic, broker = target.topic, self._broker
         broker.check_may_publish(principal, topic)
         is_partitioned, partitions = False, 1
-        if broker.addresses.find(TopicAddress(str(topic), topic)) is None:  # it is partitioned, or does not exist yet
+        address = TopicAddress(str(topic), topic)
+        if broker.addresses.find(principal, address) is None:  # it is partitioned, or does not exist yet
             config = (await broker.lookup(principal, topic, create=True)).config
             is_partitioned, partitions = bool(config.partitions), config.partition_count
         rows = self._rows_by_partition(messages.keys, partitions, target)
