@@ -213,3 +213,17 @@ async def test_what_a_consumer_has_not_received_counts_before_its_connection_is_
             await stuck.next_frame()
         there.broker.unread.refresh()
         assert not there.broker.unread.used_bytes
+
+
+async def test_memory_is_given_back_to_the_system_when_clients_returned_much_while_others_waited() -> None:
+    memory = UnreadMemory(unread_memory.RETURNED_BYTES, lambda: False)
+    part = memory.part()
+    part.take(unread_memory.RETURNED_BYTES)
+    part.give_back(unread_memory.RETURNED_BYTES)
+    assert not memory.check(0.0), "nobody waited"
+    part.take(unread_memory.RETURNED_BYTES)
+    memory.call_when_free("another", memory.part(), MIB, lambda: None)
+    assert not memory.check(1.0), "nothing was returned"
+    part.give_back(unread_memory.RETURNED_BYTES)
+    assert memory.check(2.0)
+    assert not memory.check(3.0)
