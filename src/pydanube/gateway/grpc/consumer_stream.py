@@ -32,8 +32,8 @@ WINDOW_BYTES: Final = 512 * KIB
 WAITED_S: Final = 0.5
 """For messages that waited longer than this until gRPC took them, ack timeouts are counted from then on."""
 
-MADE_TIMES: Final = 3
-"""A batch takes this many times its size: itself, a message of it as bytes, and gRPC's copy of those."""
+MADE_TIMES: Final = 4
+"""A batch takes this many times its size: itself, its payload, a message of it as bytes, and gRPC's copy of those."""
 
 _StreamMessage: Final = API["StreamMessage"]
 
