@@ -211,6 +211,7 @@ async def test_what_a_consumer_has_not_received_counts_before_its_connection_is_
         stuck.resume_reading()
         while connection.queued_bytes:
             await stuck.next_frame()
+        await there.until(lambda: not session.unread.bytes)
         there.broker.unread.refresh()
         assert not there.broker.unread.used_bytes
 

@@ -52,13 +52,12 @@ class DeliveryShare(UnreadPart):
         self._connection = connection
         self._answers = answers
 
-    def count(self) -> None:
-        """Count what waits now. Called when something was delivered that the kernel did not take whole."""
-        self.refresh()
-        if self.bytes:
-            self.memory.parts.add(self)
-
     def refresh(self) -> None:
-        """Return the memory of what the client has received meanwhile."""
+        """Count what waits now. Called when something was delivered that the kernel did not take whole, and in every
+        round; it is no part that others ask, because there may be thousands."""
         answered_bytes = sum(one.bytes for one in self._answers)
         self.set(max(0, self._connection.held_bytes - answered_bytes))
+
+    def may_take(self, size_bytes: int) -> bool:
+        self.refresh()
+        return super().may_take(size_bytes)

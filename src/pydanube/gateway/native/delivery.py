@@ -42,7 +42,7 @@ class DeliverySink:
         head = encode_deliver_head(self.handle, epoch, ranges, redeliveries, reasons)
         self._connection.send(encode_front(FrameKind.DELIVER, head, len(batch)), batch)
         if self._connection.is_full:
-            self._unread.count()
+            self._unread.refresh()
 
     def deliver_whole(self, batches: Sequence[memoryview], epoch: int) -> None:
         buffers: list[bytes | memoryview] = []
@@ -53,7 +53,7 @@ class DeliverySink:
         else:
             self._connection.send(*buffers)
         if self._connection.is_full:
-            self._unread.count()
+            self._unread.refresh()
 
     def changed(self, ack_timeout_ms: int, generation: int) -> None:
         changed = ConsumerChanged(self.handle, ack_timeout_ms, generation)

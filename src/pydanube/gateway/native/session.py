@@ -185,7 +185,7 @@ class Session:
     def writable_changed(self, writable: bool) -> None:
         self._fetches.writable_changed(writable)
         self._answers.refresh()
-        self.unread.count()
+        self.unread.refresh()
         if not writable:
             for consumer in self.consumers.values():
                 consumer.pause()
@@ -577,7 +577,7 @@ class Session:
             return
         connection.copy_stalled_output(now)
         if connection.is_full or self.unread.bytes:
-            self.unread.count()
+            self.unread.refresh()
         if not self.welcomed:
             if now - self.since > settings.handshake_timeout_ms / 1000:
                 self.end(Unavailable(f"no HELLO came within {settings.handshake_timeout_ms} ms"))
