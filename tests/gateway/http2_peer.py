@@ -1,4 +1,5 @@
-"""A client that writes HTTP/2 frames by itself, so that it can send a part of a request and no more."""
+"""A client that writes HTTP/2 frames by itself, so that it can send a part of a request, or take no more of an answer
+than a window."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import asyncio
 import struct
 from contextlib import suppress
 from typing import Final, Self
+
+END_STREAM: Final = 1
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RESET, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
@@ -94,3 +97,44 @@ class PartialRequest:
             self._writer.write(frame(PING, 1, 0, payload))
         elif kind in (HEADERS, RESET, GOAWAY):
             self.answer = self.answer or payload
+
+
+class UnreadStream:
+    """One connection with one call, whose request is whole, and which never allows more than the first window of the
+    answer."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.received = 0
+        """Bytes of the answer."""
+        self._task = asyncio.ensure_future(self._run())
+
+    @classmethod
+    async def open(cls, address: str, path: str, request: bytes, source: str = "127.0.0.1") -> Self:
+        """`source` is the address that the connection comes from."""
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), local_addr=(source, 0))
+        message = b"\x00" + struct.pack(">I", len(request)) + request
+        writer.write(PREFACE + frame(SETTINGS, 0, 0, b"") + frame(HEADERS, 4, 1, headers(path)))
+        writer.write(frame(DATA, END_STREAM, 1, message))
+        return cls(reader, writer)
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        self._writer.transport.abort()
+
+    async def _run(self) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):  # the server has ended the connection
+            await self._receive()
+
+    async def _receive(self) -> None:
+        while True:
+            head = await self._reader.readexactly(9)
+            payload = await self._reader.readexactly(int.from_bytes(head[:3], "big"))
+            if head[3] == DATA:
+                self.received += len(payload)
+            elif head[3] in (SETTINGS, PING) and not head[4] & 1:
+                self._writer.write(frame(head[3], 1, 0, payload if head[3] == PING else b""))

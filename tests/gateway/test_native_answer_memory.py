@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from native_peer import TOPIC, Between, NativeListener, Peer, neighbour, open_listener
+from native_peer import TOPIC, Between, NativeListener, Peer, neighbour, one_batch, open_listener
 from test_native_hostile import fill_topic
 
 from pydanube.broker import FetchResult, unread_memory
@@ -131,7 +131,7 @@ class Line:
     """The part of a connection that its share of the memory uses."""
 
     def __init__(self) -> None:
-        self.queued_bytes = 0
+        self.held_bytes = 0
         self.is_closing = False
 
 
@@ -152,11 +152,11 @@ async def test_waiting_fetches_come_in_the_order_in_which_they_asked() -> None:
 
     waiting = [asyncio.ensure_future(again(name, share)) for name, share in (("two", two), ("three", three))]
     await asyncio.sleep(0)
-    line.queued_bytes = 300 * KIB
+    line.held_bytes = 300 * KIB
     one.answered(300 * KIB, 300 * KIB)
     await asyncio.sleep(0)
     assert not order, "it was read, and not taken"
-    line.queued_bytes = 0
+    line.held_bytes = 0
     two.answered(300 * KIB, 0)
     await asyncio.gather(waiting[0])
     assert (order, memory.used_bytes) == (["two"], 800 * KIB)
@@ -187,3 +187,44 @@ async def test_whoever_is_cancelled_while_it_waits_has_reserved_nothing() -> Non
     await asyncio.gather(*waiting, return_exceptions=True)
     assert memory.used_bytes == 100 * KIB + unread_memory.SMALL_BYTES
     assert not memory.queue.locked()
+
+
+async def test_what_a_consumer_has_not_received_counts_before_its_connection_is_full_and_is_returned() -> None:
+    async with (
+        open_listener(keep_alive_ms=60_000) as there,
+        await Peer.greet(there) as producing,
+        await Peer.greet(there) as stuck,
+    ):
+        await producing.create_topic()
+        producer = await producing.open_producer()
+        consumer = await stuck.subscribe("asleep")
+        stuck.credit(consumer.handle, 2**40, 2**40)
+        stuck.stop_reading()
+        session = await there.session_of(stuck)
+        connection = session.connection
+        while not connection.queued_bytes:
+            producing.publish(producer.handle, one_batch(producer, 10, BATCH // 10))
+            await producing.receive(FrameKind.PUBLISHED)
+        assert connection.writable
+        assert session.unread.bytes > connection.queued_bytes - KIB
+        assert there.broker.unread.used_bytes >= session.unread.bytes
+        stuck.resume_reading()
+        while connection.queued_bytes:
+            await stuck.next_frame()
+        await there.until(lambda: not session.unread.bytes)
+        there.broker.unread.refresh()
+        assert not there.broker.unread.used_bytes
+
+
+async def test_memory_is_given_back_to_the_system_when_clients_returned_much_while_others_waited() -> None:
+    memory = UnreadMemory(unread_memory.RETURNED_BYTES, lambda: False)
+    part = memory.part()
+    part.take(unread_memory.RETURNED_BYTES)
+    part.give_back(unread_memory.RETURNED_BYTES)
+    assert not memory.check(0.0), "nobody waited"
+    part.take(unread_memory.RETURNED_BYTES)
+    memory.call_when_free("another", memory.part(), MIB, lambda: None)
+    assert not memory.check(1.0), "nothing was returned"
+    part.give_back(unread_memory.RETURNED_BYTES)
+    assert memory.check(2.0)
+    assert not memory.check(3.0)

@@ -410,6 +410,22 @@ async def test_what_a_peer_does_not_take_for_long_is_copied_and_keeps_nothing_el
         connection.copy_stalled_output(connection.last_sent + 9)
 
 
+async def test_of_a_buffer_that_was_sent_in_part_the_whole_is_held_until_the_rest_is_copied() -> None:
+    async with pair() as both:
+        connection, large = both.connection, bytes(range(256)) * 64 * KIB
+        connection.send(memoryview(large))
+        assert connection.is_full
+        assert 0 < connection.queued_bytes < len(large) <= connection.held_bytes
+        connection.copy_stalled_output(connection.last_sent + 1.1)
+        assert connection.held_bytes == connection.queued_bytes
+        received = b""
+        while len(received) < len(large):
+            received += await both.read(MIB)
+        assert received == large
+        assert not connection.is_full
+        assert connection.held_bytes == 0
+
+
 async def test_a_peer_that_does_not_read_stops_the_sender_and_costs_references_only() -> None:
     async with pair() as both:
         connection, recorder = both.connection, both.recorder

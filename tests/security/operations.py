@@ -374,7 +374,6 @@ UNCHECKED: Final[dict[str, str]] = {
     "unread.refresh": "counts the memory of a client that was let in",
     "unread.turn": "counts the memory of a client that was let in",
     "unread.wait": "counts the memory of a client that was let in",
-    "unread.turn": "counts the memory of a client that was let in",
     "write_problems": "the health of a listener, which it answers to anyone",
     "addresses.find": "comes before a call that asks; the listener has no name of the topic yet",
     "addresses.get": "comes before a call that asks; the listener has no name of the topic yet",

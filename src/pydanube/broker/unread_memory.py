@@ -46,6 +46,9 @@ WAIT_S: Final = 2.0
 CHECK_INTERVAL_S: Final = 0.05
 """While a read waits, all parts are asked this often what their clients have received."""
 
+RETURNED_BYTES: Final = 32 * MIB
+"""When clients have returned this much while others waited, it may lie free in pieces that nothing else fits into."""
+
 _SLACK_BYTES: Final = 4 * BATCH_BYTES_MAX
 """With more free memory than this, nothing that is delivered at once is refused."""
 
@@ -84,6 +87,9 @@ class UnreadMemory:
         self._waiting: dict[object, _Waiter] = {}
         self._short_reads = asyncio.Semaphore(SHORT_READS_MAX)
         self._wake_planned = False
+        self._returned_bytes = 0
+        self._was_awaited = False
+        """Both since memory was last given back to the system."""
 
     @property
     def is_tight(self) -> bool:
@@ -113,6 +119,7 @@ class UnreadMemory:
         self.used_bytes += change_bytes
         assert self.used_bytes >= 0
         if change_bytes < 0:
+            self._returned_bytes -= change_bytes
             self._freed.wake()
             if self._waiting and not self._wake_planned:
                 self._wake_planned = True
@@ -138,13 +145,19 @@ class UnreadMemory:
         for part in self.parts:
             part.refresh()
 
-    def check(self, now: float) -> None:
+    def check(self, now: float) -> bool:
         """Look what clients have received, so that those that wait go on, and take back what stalled clients hold.
-        Called in every round of the native listener, at `now`."""
+        Called in every round of the native listener, at `now`. Return whether much was returned in times of want, so
+        that free memory should be given back to the system."""
         if self.is_awaited:
+            self._was_awaited = True
             self.refresh()
         for part in list(self.watched):
             part.check(now)
+        if self._returned_bytes < RETURNED_BYTES:
+            return False
+        was_awaited, self._was_awaited, self._returned_bytes = self._was_awaited, self.is_awaited, 0
+        return was_awaited
 
     @asynccontextmanager
     async def turn(self, is_short: bool) -> AsyncIterator[None]:

@@ -167,6 +167,17 @@ class FramedConnection(asyncio.BufferedProtocol):
         return self._outgoing_bytes + self._transport.get_write_buffer_size()
 
     @property
+    def held_bytes(self) -> int:
+        """The memory that what is queued keeps: the buffer of which a part was sent is there as a whole."""
+        first = self._outgoing[0] if self._outgoing else b""
+        return self.queued_bytes + (len(_whole(first)) - len(first))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the kernel takes nothing more at the moment."""
+        return self._kernel_full
+
+    @property
     def is_reading(self) -> bool:
         return self._reading
 
@@ -269,8 +280,10 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     def copy_stalled_output(self, now: float) -> None:
         """Copy what a stalled peer has not read yet: a view may keep a much larger buffer in memory."""
-        if len(self._outgoing) > 1 and now - self.last_sent > _STALLED_S:
-            self._outgoing = deque([b"".join(self._outgoing)])
+        if self._outgoing and now - self.last_sent > _STALLED_S:
+            first = self._outgoing[0]
+            if len(self._outgoing) > 1 or len(_whole(first)) > len(first):
+                self._outgoing = deque([b"".join(self._outgoing)])
 
     def excuse(self, late_s: float, now: float) -> None:
         """Move the keep-alive times `late_s` seconds forward, because this process was blocked for that long."""
@@ -508,6 +521,11 @@ class FramedConnection(asyncio.BufferedProtocol):
     def _drop_outgoing(self) -> None:
         self._outgoing.clear()
         self._outgoing_bytes = 0
+
+
+def _whole(buffer: Buffer) -> Buffer:
+    """Return the buffer that this one is a view of, or itself."""
+    return cast(Buffer, buffer.obj) if isinstance(buffer, memoryview) else buffer
 
 
 Factory = Callable[[FramedConnection], Handler]

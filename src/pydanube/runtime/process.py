@@ -1,13 +1,18 @@
-"""What this process uses of the machine: memory, processor time, open files."""
+"""What this process uses of the machine: memory, processor time, open files; and giving free memory back to it."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from .file_descriptors import open_descriptors
+
+_TRIM: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
+"""glibc has it; others give free memory back by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +47,10 @@ def _memory_pages() -> tuple[int, int]:
     except (OSError, ValueError):
         return 0, 0
     return int(virtual), int(resident)
+
+
+def return_free_memory() -> None:
+    """Give the memory that lies free between blocks in use back to the system. Takes about 0.1 s for each GiB of it:
+    call it in a thread."""
+    if _TRIM is not None:
+        _TRIM(0)

@@ -29,8 +29,8 @@ log = get_logger(__name__)
 WINDOW_MESSAGES: Final = 1_000
 WINDOW_BYTES: Final = 512 * KIB
 
-MADE_TIMES: Final = 3
-"""A batch takes this many times its size: itself, a message of it as bytes, and gRPC's copy of those."""
+MADE_TIMES: Final = 4
+"""A batch takes this many times its size: itself, its payload, a message of it as bytes, and gRPC's copy of those."""
 
 _StreamMessage: Final = API["StreamMessage"]
 

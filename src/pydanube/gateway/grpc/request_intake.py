@@ -6,7 +6,8 @@ as nearly every one is, is received at once. One that is slow gives its turn to 
 there are few slow ones; while calls wait, requests that take too long are refused. When there are many slow ones, the
 newest call is next: the oldest may be as slow, and each of them would keep the others waiting for REQUEST_S_MAX.
 
-Memory is bounded by (AT_ONCE_MAX + SLOW_MAX) requests of the largest size.
+Memory is bounded by (AT_ONCE_MAX + SLOW_MAX) requests of the largest size, which is 252 MiB for messages of 10 MiB, and
+a window for each other call.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pydanube.model.errors import Full, Invalid
 from pydanube.runtime.clock import Clock
 
 AT_ONCE_MAX: Final = 16
-SLOW_MAX: Final = 16
+SLOW_MAX: Final = 5
 
 SLOW_S: Final = 0.25
 """A request that takes longer than this is slow."""

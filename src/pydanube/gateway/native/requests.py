@@ -76,8 +76,10 @@ class Caller(Protocol):
     principal: Principal
     producers: dict[int, Producer]
     consumers: dict[int, Consumer]
-    unread: UnreadPart
-    """What was delivered to its consumers and waits until the client reads."""
+
+    @property
+    def unread(self) -> UnreadPart:
+        """What was delivered to its consumers and waits until the client reads."""
 
     @property
     def identity(self) -> Identity: ...

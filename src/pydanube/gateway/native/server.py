@@ -19,6 +19,7 @@ from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.file_descriptors import KEPT, open_descriptors, plan_connections, raise_descriptor_limit
 from pydanube.runtime.network import BACKLOG, FramedConnection, Framing, Handler, address_of, listen
+from pydanube.runtime.process import return_free_memory
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.tls import ServerCertificates
@@ -207,7 +208,8 @@ class NativeServer:
                 if late_s > _LATE_S:
                     session.extend_timeouts(late_s, now)
                 session.check_timeouts(now)
-            self._resources.broker.unread.check(now)
+            if self._resources.broker.unread.check(now):
+                await asyncio.to_thread(return_free_memory)
             self._places.log_refusals()
 
 

@@ -65,7 +65,7 @@ from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
 from . import requests
-from .answer_share import AnswerShare
+from .answer_share import AnswerShare, DeliveryShare
 from .chunks import Chunks
 from .delivery import DeliverySink
 from .fetches import Fetches
@@ -138,7 +138,7 @@ class Session:
             self._traffic,
         )
         self._answers = AnswerShare(resources.broker.unread, connection)
-        self.unread = resources.broker.unread.part()
+        self.unread = DeliveryShare(resources.broker.unread, connection, self._fetches.memory, self._answers)
         """What was delivered to consumers and waits until the client reads."""
         self._chunks = Chunks()
         self._last_ping = 0.0
@@ -184,8 +184,7 @@ class Session:
     def writable_changed(self, writable: bool) -> None:
         self._fetches.writable_changed(writable)
         self._answers.refresh()
-        counted_bytes = self._fetches.memory.bytes + self._answers.bytes
-        self.unread.set(0 if writable else max(0, self.connection.queued_bytes - counted_bytes))
+        self.unread.refresh()
         if not writable:
             for consumer in self.consumers.values():
                 consumer.pause()
@@ -546,7 +545,7 @@ class Session:
         return next(self._handles)
 
     def new_sink(self) -> DeliverySink:
-        return DeliverySink(self.connection, self.new_handle(), self._consumer_closed)
+        return DeliverySink(self.connection, self.new_handle(), self._consumer_closed, self.unread)
 
     def add_producer(self, handle: int, producer: Producer) -> None:
         self._close_if_disconnected(producer)
@@ -576,6 +575,8 @@ class Session:
         if connection.is_closing:
             return
         connection.copy_stalled_output(now)
+        if connection.is_full or self.unread.bytes:
+            self.unread.refresh()
         if not self.welcomed:
             if now - self.since > settings.handshake_timeout_ms / 1000:
                 self.end(Unavailable(f"no HELLO came within {settings.handshake_timeout_ms} ms"))
