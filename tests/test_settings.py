@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pydanube.metadata.etcd.place import EtcdPlace, TlsFiles
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import KIB, MESSAGE_BYTES_MAX, MIB
+from pydanube.model.settings.kinds import ADDRESS, HOST, Flag, Number, RequiredPath, Size
 from pydanube.settings import LogSettings, SettingDescription, Settings, environment_name
-from pydanube.settings_kinds import ADDRESS, HOST, Flag, Number, RequiredPath, Size
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 BEGIN, END = "<!-- settings: begin -->\n", "<!-- settings: end -->\n"

@@ -23,11 +23,7 @@ from .model.errors import Invalid
 from .model.limits import KIB, MESSAGE_BYTES_MAX, MIB
 from .model.names import TopicName
 from .model.policies import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN
-from .model.topics import AckLevel
-from .model.webhooks import Webhook
-from .runtime.telemetry import LEVELS
-from .runtime.tls import CLIENT_CERTIFICATES, OFF, ServerTls
-from .settings_kinds import (
+from .model.settings.kinds import (
     ADDRESS,
     CLAIM,
     CLAIM_VALUE,
@@ -59,6 +55,10 @@ from .settings_kinds import (
     ValueKind,
     WebhooksKind,
 )
+from .model.topics import AckLevel
+from .model.webhooks import Webhook
+from .runtime.telemetry import LEVELS
+from .runtime.tls import CLIENT_CERTIFICATES, OFF, ServerTls
 
 GIB: Final = 1024 * MIB
 _DAY_S: Final = 24 * 3600

@@ -30,12 +30,12 @@ from pydanube.client.connection.credentials import ClientCredentials
 from pydanube.core.identity import Credentials
 from pydanube.metadata.etcd.place import parse_members
 from pydanube.model.errors import DanubeError, Invalid
+from pydanube.model.settings.kinds import MAY_HOLD_SECRETS, show_url
 from pydanube.model.webhooks import Webhook
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects.address import StoreAddress
 from pydanube.runtime.spans import _secrets_of
 from pydanube.settings import Settings
-from pydanube.settings_kinds import MAY_HOLD_SECRETS, show_url
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("secrets")]  # one broker for all
 

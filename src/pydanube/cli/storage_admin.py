@@ -26,7 +26,7 @@ PATIENCE_SECONDS: Final = 60.0
 
 def _bytes(text: str) -> int:
     from pydanube.model.errors import Invalid
-    from pydanube.settings_kinds import Size
+    from pydanube.model.settings.kinds import Size
 
     kind = Size(1, 2**53 - 1)
     try:

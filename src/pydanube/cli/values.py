@@ -143,7 +143,7 @@ def byte_count(text: str) -> int:
 
 
 def _size(what: str, value: str) -> int:
-    from pydanube.settings_kinds import Size
+    from pydanube.model.settings.kinds import Size
 
     kind = Size(0, 2**53 - 1)
     try:

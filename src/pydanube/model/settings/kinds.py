@@ -12,11 +12,11 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from .model.cluster import Network
-from .model.errors import Invalid
-from .model.names import TopicName
-from .model.topics import AckLevel
-from .model.webhooks import Webhook
+from pydanube.model.cluster import Network
+from pydanube.model.errors import Invalid
+from pydanube.model.names import TopicName
+from pydanube.model.topics import AckLevel
+from pydanube.model.webhooks import Webhook
 
 _UNITS: Final = {
     "": 1,

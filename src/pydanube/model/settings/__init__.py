@@ -1,0 +1,1 @@
+"""SETTINGS. Every setting of a broker, as values."""
