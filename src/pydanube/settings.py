@@ -10,7 +10,6 @@ Invariants
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -24,37 +23,35 @@ from .model.limits import KIB, MESSAGE_BYTES_MAX, MIB
 from .model.names import TopicName
 from .model.policies import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN
 from .model.settings.kinds import (
+    ACK_LEVEL,
     ADDRESS,
     CLAIM,
     CLAIM_VALUE,
     CLIENT_CERTIFICATES_OR_EMPTY,
     HOST,
     HOSTS,
+    JWKS_URL,
     MAY_HOLD_SECRETS,
+    METADATA_URL,
     NODE_NAME,
+    OPTIONAL_PATH,
     ORIGINS,
     PORT,
     PRINCIPALS,
+    STORE_URL,
+    TOPIC,
+    TRACES_URL,
     USER_NAME,
-    AckLevelKind,
-    Choice,
-    Endpoint,
-    Flag,
-    MetadataUrl,
     NetworksKind,
-    Number,
-    OptionalFlag,
-    OptionalPath,
     OptionsKind,
-    RequiredPath,
+    OrEmpty,
+    PathKind,
     RulesKind,
     Secret,
-    Size,
-    StoreUrl,
-    TopicKind,
     ValueKind,
     WebhooksKind,
 )
+from .model.text import Choice, Flag, Number, Size, nearest
 from .model.topics import AckLevel
 from .model.webhooks import Webhook
 from .runtime.telemetry import LEVELS
@@ -93,7 +90,7 @@ class Section:
 @dataclass(frozen=True, slots=True)
 class ServerSettings(Section):
     section: ClassVar[str] = "server"
-    data_dir: Path = setting(Path("danube-data"), RequiredPath(), "Where everything is kept; one broker per directory.")
+    data_dir: Path = setting(Path("danube-data"), PathKind(), "Where everything is kept; one broker per directory.")
     host: str = setting("127.0.0.1", HOST, "The address of the listeners.")
     port: int = setting(6655, PORT, "The native protocol. 0 chooses a free port, here and below.")
     grpc_port: int = setting(6650, PORT, "The Danube gRPC API.")
@@ -111,9 +108,7 @@ class ServerSettings(Section):
 @dataclass(frozen=True, slots=True)
 class LogSettings(Section):
     section: ClassVar[str] = "log"
-    directory: Path | None = setting(
-        None, OptionalPath(), "Where the write-ahead log is; empty: `wal` in the data_dir."
-    )
+    directory: Path | None = setting(None, OPTIONAL_PATH, "Where the write-ahead log is; empty: `wal` in the data_dir.")
     file_bytes: int = setting(128 * MIB, Size(64 * KIB, 4 * GIB), "A log file is closed when it has grown to this.")
     group_bytes_max: int = setting(8 * MIB, Size(4 * KIB, GIB), "Bytes written and synced together at most.")
     lazy_sync_ms: int = setting(100, Number(1, 60_000), "What does not wait for a sync is synced after this long.")
@@ -122,14 +117,14 @@ class LogSettings(Section):
 @dataclass(frozen=True, slots=True)
 class MetadataSettings(Section):
     section: ClassVar[str] = "metadata"
-    path: Path | None = setting(None, OptionalPath(), "The metadata database; empty: `metadata.db` in the data_dir.")
-    url: str = setting("", MetadataUrl(), "An etcd that holds the metadata, instead of `path`; needs the extra `etcd`.")
+    path: Path | None = setting(None, OPTIONAL_PATH, "The metadata database; empty: `metadata.db` in the data_dir.")
+    url: str = setting("", METADATA_URL, "An etcd that holds the metadata, instead of `path`; needs the extra `etcd`.")
     tls: bool = setting(False, Flag(), "Whether connections to etcd are encrypted; with a ca_file they always are.")
     ca_file: Path | None = setting(
-        None, OptionalPath(), "Certificates (PEM) that etcd's must be signed by; empty: those of the system."
+        None, OPTIONAL_PATH, "Certificates (PEM) that etcd's must be signed by; empty: those of the system."
     )
-    cert_file: Path | None = setting(None, OptionalPath(), "The certificate (PEM) that this broker shows to etcd.")
-    key_file: Path | None = setting(None, OptionalPath(), "The private key (PEM) of cert_file.")
+    cert_file: Path | None = setting(None, OPTIONAL_PATH, "The certificate (PEM) that this broker shows to etcd.")
+    key_file: Path | None = setting(None, OPTIONAL_PATH, "The private key (PEM) of cert_file.")
     user: str = setting("", USER_NAME, "The user of etcd; empty: none.")
     password: str = setting("", Secret(), "Its password; better in the environment than in a file.")
     timeout_ms: int = setting(
@@ -163,13 +158,15 @@ class AuthSettings(Section):
         ("user:admin",), PRINCIPALS, "Principals, as type:name, that may do everything."
     )
     jwks_file: Path | None = setting(
-        None, OptionalPath(), "The public keys of JWTs, a JWKS; read again when it changes. Needs the extra `auth`."
+        None,
+        OPTIONAL_PATH,
+        "The public keys of JWTs, a JWKS; read again when it changes. Needs the extra `auth`.",
     )
-    jwks_url: str = setting(
-        "", Endpoint("a URL with http or https, or empty"), "The same at a URL with https, instead of jwks_file."
-    )
+    jwks_url: str = setting("", JWKS_URL, "The same at a URL with https, instead of jwks_file.")
     jwks_ca_file: Path | None = setting(
-        None, OptionalPath(), "Certificates (PEM) that the server of jwks_url must be signed by; empty: the system's."
+        None,
+        OPTIONAL_PATH,
+        "Certificates (PEM) that the server of jwks_url must be signed by; empty: the system's.",
     )
     jwks_refresh_s: int = setting(300, Number(1, 86_400), "How often jwks_url is read.")
     jwks_stale_s: int = setting(
@@ -184,7 +181,7 @@ class AuthSettings(Section):
         "groups", CLAIM, "The claim of a JWT with groups; dots lead into it: realm_access.roles. Empty: none."
     )
     secret: str = setting("", Secret(), "The secret of Danube's tokens (HS256), 32 bytes or more; empty: none.")
-    secret_file: Path | None = setting(None, OptionalPath(), "The file with the secret, instead of `secret`.")
+    secret_file: Path | None = setting(None, OPTIONAL_PATH, "The file with the secret, instead of `secret`.")
     certificate_rules: tuple[str, ...] = setting(
         (), RulesKind(), "Whom client certificates stand for: `SAN PATTERN => TYPE:NAME` or `subject ...`."
     )
@@ -192,7 +189,7 @@ class AuthSettings(Section):
         "", Secret(), "What the brokers of a cluster show to each other, 32 characters or more; empty: none."
     )
     cluster_token_file: Path | None = setting(
-        None, OptionalPath(), "The file with the cluster token, instead of `cluster_token`."
+        None, OPTIONAL_PATH, "The file with the cluster token, instead of `cluster_token`."
     )
     failures_max: int = setting(
         20, Number(1, 1_000_000), "Wrong credentials from one address in a minute, before it is refused for a while."
@@ -208,15 +205,13 @@ class AuthSettings(Section):
 class AuditSection(Section):
     section: ClassVar[str] = "audit"
     enabled: bool | None = setting(
-        None, OptionalFlag(), "Whether audit events are recorded; empty: if auth.enabled is true."
+        None, OrEmpty(Flag()), "Whether audit events are recorded; empty: if auth.enabled is true."
     )
     to: str = setting("file", Choice(("file", "topic")), "Where audit events go.")
-    file: Path | None = setting(None, OptionalPath(), "The file; empty: `audit.log` in the data_dir.")
+    file: Path | None = setting(None, OPTIONAL_PATH, "The file; empty: `audit.log` in the data_dir.")
     file_bytes_max: int = setting(64 * MIB, Size(64 * KIB, 4 * GIB), "A file that would grow larger is renamed.")
     files_max: int = setting(10, Number(1, 1000), "How many files are kept, with the one that is written to.")
-    topic: TopicName = setting(
-        TopicName("system", "audit"), TopicKind(), "The topic; it is created with the first event."
-    )
+    topic: TopicName = setting(TopicName("system", "audit"), TOPIC, "The topic; it is created with the first event.")
     sessions: bool = setting(True, Flag(), "Whether producers, consumers and readers are recorded.")
 
 
@@ -224,20 +219,20 @@ class AuditSection(Section):
 class TlsSettings(Section):
     section: ClassVar[str] = "tls"
     cert_file: Path | None = setting(
-        None, OptionalPath(), "The broker's certificate (PEM), then those between it and its root; empty: no TLS."
+        None, OPTIONAL_PATH, "The broker's certificate (PEM), then those between it and its root; empty: no TLS."
     )
     key_file: Path | None = setting(
-        None, OptionalPath(), "The private key (PEM) of cert_file, without a passphrase and of mode 0600."
+        None, OPTIONAL_PATH, "The private key (PEM) of cert_file, without a passphrase and of mode 0600."
     )
     client_ca_file: Path | None = setting(
-        None, OptionalPath(), "Authorities (PEM) that certificates of clients must be signed by."
+        None, OPTIONAL_PATH, "Authorities (PEM) that certificates of clients must be signed by."
     )
     client_certificates: str = setting(
         OFF, Choice(CLIENT_CERTIFICATES), "Whether clients may or must show a certificate of client_ca_file."
     )
     peer_ca_file: Path | None = setting(
         None,
-        OptionalPath(),
+        OPTIONAL_PATH,
         "Authorities (PEM) that certificates of other brokers must be signed by; empty: client_ca_file, else the "
         "system's.",
     )
@@ -252,9 +247,9 @@ class TlsListenerSettings(Section):
     """What one listener has instead of the section `tls`."""
 
     enabled: bool = setting(True, Flag(), "Whether this listener has TLS, if it has a cert_file here or in `tls`.")
-    cert_file: Path | None = setting(None, OptionalPath(), "As tls.cert_file; empty, here and below: the same.")
-    key_file: Path | None = setting(None, OptionalPath(), "As tls.key_file.")
-    client_ca_file: Path | None = setting(None, OptionalPath(), "As tls.client_ca_file.")
+    cert_file: Path | None = setting(None, OPTIONAL_PATH, "As tls.cert_file; empty, here and below: the same.")
+    key_file: Path | None = setting(None, OPTIONAL_PATH, "As tls.key_file.")
+    client_ca_file: Path | None = setting(None, OPTIONAL_PATH, "As tls.client_ca_file.")
     client_certificates: str = setting("", CLIENT_CERTIFICATES_OR_EMPTY, "As tls.client_certificates.")
 
 
@@ -358,7 +353,7 @@ class TopicSettings(Section):
     auto_create: bool = setting(True, Flag(), "Publishing to a topic that does not exist creates it.")
     ack_level: AckLevel | None = setting(
         None,
-        AckLevelKind(),
+        OrEmpty(ACK_LEVEL),
         "The ack level of topics that a first publish creates; empty: `stored` in a cluster, else `durable`.",
     )
     offset_block: int = setting(
@@ -383,7 +378,7 @@ class ProducersSection(Section):
 @dataclass(frozen=True, slots=True)
 class StorageSettings(Section):
     section: ClassVar[str] = "storage"
-    url: str = setting("", StoreUrl(), "Where history goes; empty: the directory `objects` in the data_dir.")
+    url: str = setting("", STORE_URL, "Where history goes; empty: the directory `objects` in the data_dir.")
     options: Mapping[str, str] = setting(dict, OptionsKind(), "What the store needs to know, credentials among it.")
     segment_bytes: int = setting(
         64 * MIB, Size(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX), "A partition that has this much in its log uploads it."
@@ -457,7 +452,9 @@ class MetricsSection(Section):
 class TracingSection(Section):
     section: ClassVar[str] = "tracing"
     endpoint: str = setting(
-        "", Endpoint(), "Where traces go, OTLP over HTTP; empty: nothing is traced. Needs the extra `otel`."
+        "",
+        TRACES_URL,
+        "Where traces go, OTLP over HTTP; empty: nothing is traced. Needs the extra `otel`.",
     )
     service: str = setting("danube", NODE_NAME, "The name of this broker in traces.")
 
@@ -785,8 +782,8 @@ def _from_environ(environ: Mapping[str, str], problems: list[str]) -> Iterator[t
         if variable in _BY_ENVIRONMENT:
             yield _BY_ENVIRONMENT[variable], environ[variable], f"environment {variable}"
         elif variable.startswith(ours) and variable not in _NO_SETTINGS:
-            near = difflib.get_close_matches(variable, _BY_ENVIRONMENT, n=1)
-            hint = f"did you mean {near[0]}?" if near else "`danube config show` lists them all"
+            near = nearest(variable, _BY_ENVIRONMENT)
+            hint = f"did you mean {near}?" if near else "`danube config show` lists them all"
             problems.append(f"environment: {variable} is not a known setting: {hint}")  # its value may be a secret
 
 
@@ -799,16 +796,16 @@ def _unknown(key: str) -> str:
     if section not in _SECTION_NAMES:
         return _unknown_section(section)
     here = [known.partition(".")[2] for known in _KNOWN if known.startswith(f"{section}.")]
-    near = [known for known in _KNOWN if known.endswith(f".{name}")]
-    near += [f"{section}.{known}" for known in difflib.get_close_matches(name, here, n=1)]
-    hint = f"did you mean {near[0]}?" if near else f"[{section}] has {', '.join(here)}"
+    elsewhere = next((known for known in _KNOWN if known.endswith(f".{name}")), "")
+    near = elsewhere or (f"{section}.{meant}" if (meant := nearest(name, here)) else "")
+    hint = f"did you mean {near}?" if near else f"[{section}] has {', '.join(here)}"
     return f"{key} is not a known setting: {hint}"
 
 
 def _unknown_section(name: str) -> str:
-    near = difflib.get_close_matches(name, _SECTION_NAMES, n=1)
+    near = nearest(name, _SECTION_NAMES)
     homes = [known for known in _KNOWN if known.endswith(f".{name}")]
     if homes:
         return f"{name} is not a known section: did you mean {homes[0]}?"
-    hint = f"did you mean [{near[0]}]?" if near else f"there are {', '.join(_SECTION_NAMES)}"
+    hint = f"did you mean [{near}]?" if near else f"there are {', '.join(_SECTION_NAMES)}"
     return f"{name} is not a known section: {hint}"

@@ -24,7 +24,7 @@ def test_durations(text: str, seconds: float):
     assert values.duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "m", "-1", "1y", "ten", "1e5", "1 0", "\N{ARABIC-INDIC DIGIT ONE}"])
+@pytest.mark.parametrize("text", ["", "m", "-1", "1y", "ten", "1 0", "\N{ARABIC-INDIC DIGIT ONE}"])
 def test_what_is_no_duration_is_refused_with_examples(text: str):
     with pytest.raises(Invalid, match="30s, 10m"):
         values.duration(text)

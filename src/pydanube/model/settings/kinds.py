@@ -15,24 +15,10 @@ from typing import Any, Final, Protocol
 from pydanube.model.cluster import Network
 from pydanube.model.errors import Invalid
 from pydanube.model.names import TopicName
+from pydanube.model.text import Kind, Number
 from pydanube.model.topics import AckLevel
 from pydanube.model.webhooks import Webhook
 
-_UNITS: Final = {
-    "": 1,
-    "b": 1,
-    "kib": 1024,
-    "mib": 1024**2,
-    "gib": 1024**3,
-    "tib": 1024**4,
-    "kb": 1000,
-    "mb": 1000**2,
-    "gb": 1000**3,
-    "tb": 1000**4,
-}
-_SIZE: Final = re.compile(r"([0-9]{1,18}) *([a-zA-Z]*)")
-_NUMBER: Final = re.compile(r"[0-9]{1,18}")
-_URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.\-]*://")
 _USER: Final = re.compile(r"(://)([^/?#]*|[^/?#]*:[^?#]*)@")
 """User and password of a URL, also a password with a slash in it, which belongs into no URL."""
 _PARAMETER: Final = re.compile(r"([?&])(?!prefix=)([^=&#]*=)[^&#]*")
@@ -42,160 +28,52 @@ _SECRET: Final = re.compile(
     re.IGNORECASE,
 )
 _ENDPOINT: Final = re.compile(r"(https?://\S+)?")
-_TRUE: Final = ("true", "yes", "on", "1")
-_FALSE: Final = ("false", "no", "off", "0")
 
 
-class ValueKind(Protocol):
-    @property
-    def allowed(self) -> str:
-        """The allowed values, in words."""
-        ...
-
-    def read(self, value: object) -> Any: ...
-
+class ValueKind(Kind[Any], Protocol):
     def show(self, value: Any) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
-    minimum: int
-    maximum: int
+class OrEmpty:
+    """What another kind allows, or None, written as the empty text: something else decides."""
+
+    kind: ValueKind
 
     @property
     def allowed(self) -> str:
-        return f"a whole number from {self.minimum} to {self.maximum}"
+        return f"{self.kind.allowed}, or empty"
 
-    def read(self, value: object) -> int:
-        if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not self.minimum <= value <= self.maximum:
-            raise ValueError
-        return value
+    def read(self, value: object) -> Any:
+        return None if value is None or (isinstance(value, str) and not value.strip()) else self.kind.read(value)
 
-    def show(self, value: int) -> str:
-        return str(value)
+    def show(self, value: Any) -> str:
+        return "" if value is None else self.kind.show(value)
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """Bytes: a number, or a number and a unit."""
+class Parsed:
+    """What a type of the model parses."""
 
-    minimum: int
-    maximum: int
+    allowed: str
+    type: type[TopicName] | type[AckLevel]
 
-    @property
-    def allowed(self) -> str:
-        return f'a size from {self.show(self.minimum)} to {self.show(self.maximum)}, such as 4096 or "64MiB"'
-
-    def read(self, value: object) -> int:
-        if isinstance(value, str):
-            match = _SIZE.fullmatch(value.strip())
-            if match is None or match[2].lower() not in _UNITS:
-                raise ValueError
-            value = int(match[1]) * _UNITS[match[2].lower()]
-        if isinstance(value, bool) or not isinstance(value, int) or not self.minimum <= value <= self.maximum:
-            raise ValueError
-        return value
-
-    def show(self, value: int) -> str:
-        for unit, size in (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
-            if value and value % size == 0:
-                return f"{value // size}{unit}"
-        return str(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    allowed: str = "true or false"
-
-    def read(self, value: object) -> bool:
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, str) and value.strip().lower() in _TRUE + _FALSE:
-            return value.strip().lower() in _TRUE
-        raise ValueError
-
-    def show(self, value: bool) -> str:
-        return "true" if value else "false"
-
-
-@dataclass(frozen=True, slots=True)
-class OptionalFlag:
-    """True, false, or None, written as the empty text: another setting decides."""
-
-    allowed: str = "true, false, or empty"
-
-    def read(self, value: object) -> bool | None:
-        if value is None or (isinstance(value, str) and not value.strip()):
-            return None
-        return Flag().read(value)
-
-    def show(self, value: bool | None) -> str:
-        return "" if value is None else Flag().show(value)
-
-
-@dataclass(frozen=True, slots=True)
-class TopicKind:
-    """The full name of a topic."""
-
-    allowed: str = "the full name of a topic, such as /system/audit"
-
-    def read(self, value: object) -> TopicName:
-        if isinstance(value, TopicName):
+    def read(self, value: object) -> TopicName | AckLevel:
+        if isinstance(value, self.type):
             return value
         if not isinstance(value, str):
             raise ValueError
         try:
-            return TopicName.parse(value.strip())
+            return self.type.parse(value.strip())
         except Invalid:
             raise ValueError from None
 
-    def show(self, value: TopicName) -> str:
+    def show(self, value: TopicName | AckLevel) -> str:
         return str(value)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    choices: tuple[str, ...]
-
-    @property
-    def allowed(self) -> str:
-        return f"one of {', '.join(self.choices)}"
-
-    def read(self, value: object) -> str:
-        if not isinstance(value, str) or value.strip().lower() not in self.choices:
-            raise ValueError
-        return value.strip().lower()
-
-    def show(self, value: str) -> str:
-        return value
-
-
-@dataclass(frozen=True, slots=True)
-class AckLevelKind:
-    """An ack level; None, written as the empty text: the broker chooses."""
-
-    allowed: str = "one of durable, stored, written, memory, or empty"
-
-    def read(self, value: object) -> AckLevel | None:
-        if value is None or isinstance(value, AckLevel):
-            return value
-        if not isinstance(value, str):
-            raise ValueError
-        if not value.strip():
-            return None
-        try:
-            return AckLevel.parse(value.strip())
-        except Invalid:
-            raise ValueError from None
-
-    def show(self, value: AckLevel | None) -> str:
-        return "" if value is None else str(value)
-
-
-@dataclass(frozen=True, slots=True)
-class RequiredPath:
+class PathKind:
     """A path, relative to the directory where the broker was started; `~` is the home directory."""
 
     allowed: str = "a path"
@@ -213,56 +91,14 @@ class RequiredPath:
 
 
 @dataclass(frozen=True, slots=True)
-class OptionalPath:
-    allowed: str = "a path, or empty"
+class Url:
+    """A URL that matches a pattern. `show` hides what may be credentials in it."""
 
-    def read(self, value: object) -> Path | None:
-        if value is None or value == "":
-            return None
-        return RequiredPath().read(value)
-
-    def show(self, value: Path | None) -> str:
-        return "" if value is None else str(value)
-
-
-@dataclass(frozen=True, slots=True)
-class StoreUrl:
-    """The URL of an object store. `show` hides credentials in it."""
-
-    allowed: str = "a URL such as s3://bucket/prefix or file:///directory, or empty"
+    allowed: str
+    pattern: re.Pattern[str]
 
     def read(self, value: object) -> str:
-        if not isinstance(value, str) or (value and not _URL.match(value.strip())):
-            raise ValueError
-        return value.strip()
-
-    def show(self, value: str) -> str:
-        return show_url(value)
-
-
-@dataclass(frozen=True, slots=True)
-class MetadataUrl:
-    """The URL of a metadata store. Settings parses it, with an error that does not repeat a password."""
-
-    allowed: str = "etcd://host:2379,host:2379/prefix, or empty"
-
-    def read(self, value: object) -> str:
-        if not isinstance(value, str):
-            raise ValueError
-        return value.strip()
-
-    def show(self, value: str) -> str:
-        return show_url(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """The URL of a service. `show` hides what may be credentials in it."""
-
-    allowed: str = "a URL with http or https, such as http://127.0.0.1:4318/v1/traces, or empty"
-
-    def read(self, value: object) -> str:
-        if not isinstance(value, str) or not _ENDPOINT.fullmatch(value.strip()):
+        if not isinstance(value, str) or not self.pattern.fullmatch(value.strip()):
             raise ValueError
         return value.strip()
 
@@ -422,6 +258,17 @@ class NetworksKind:
 
 
 PORT: Final = Number(0, 65_535)
+TOPIC: Final = Parsed("the full name of a topic, such as /system/audit", TopicName)
+ACK_LEVEL: Final = Parsed("one of durable, stored, written, memory", AckLevel)
+STORE_URL: Final = Url(
+    "a URL such as s3://bucket/prefix or file:///directory, or empty",
+    re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*://.*)?", re.DOTALL),
+)
+METADATA_URL: Final = Url("etcd://host:2379,host:2379/prefix, or empty", re.compile(".*", re.DOTALL))
+"""Settings parses it, with an error that does not repeat a password."""
+JWKS_URL: Final = Url("a URL with http or https, or empty", _ENDPOINT)
+TRACES_URL: Final = Url("a URL with http or https, such as http://127.0.0.1:4318/v1/traces, or empty", _ENDPOINT)
+OPTIONAL_PATH: Final = OrEmpty(PathKind())
 HOST: Final = Text("a host name or an IP address", re.compile(r"[A-Za-z0-9._:%-]{1,255}"))
 HOSTS: Final = TextList(
     "host names and IP addresses with commas between them, *, or empty", re.compile(r"[A-Za-z0-9._:%-]{1,255}|\*")
@@ -451,7 +298,7 @@ ADDRESS: Final = Text(
         r":([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?"
     ),
 )
-MAY_HOLD_SECRETS: Final = (Secret, OptionsKind, WebhooksKind, StoreUrl, MetadataUrl, Endpoint)
+MAY_HOLD_SECRETS: Final = (Secret, OptionsKind, WebhooksKind, Url)
 """Kinds whose values appear in no error and no representation; what `show` returns of them is safe."""
 
 
