@@ -14,8 +14,9 @@ from pydanube.metadata.etcd.place import EtcdPlace, TlsFiles
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import MESSAGE_BYTES_MAX, MIB
 from pydanube.model.settings.kinds import ADDRESS, HOST, PathKind
+from pydanube.model.settings.sections import LogSettings
 from pydanube.model.text import Flag, Number, Size
-from pydanube.settings import LogSettings, SettingDescription, Settings, environment_name
+from pydanube.settings import SettingDescription, Settings, environment_name
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 BEGIN, END = "<!-- settings: begin -->\n", "<!-- settings: end -->\n"

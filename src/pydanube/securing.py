@@ -18,9 +18,10 @@ from .broker.security.tokens import SECRET_BYTES_MIN, TokenRules, check_installe
 from .model.errors import DanubeError, Refused
 from .model.limits import TOKEN_BYTES_MAX
 from .model.security import BROKER_TYPE
+from .model.settings.sections import AuthSettings
 from .runtime.clock import Clock
 from .runtime.telemetry import get_logger
-from .settings import AuthSettings, Settings
+from .settings import Settings
 
 log = get_logger(__name__)
 

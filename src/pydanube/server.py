@@ -58,6 +58,7 @@ from .model.addresses import NO_ADDRESSES, BrokerAddresses
 from .model.cluster import BrokerSession
 from .model.errors import DanubeError, Refused, Unavailable
 from .model.levels import THIS_RELEASE, Levels
+from .model.settings.words import OFF, OPTIONAL
 from .model.webhooks import Webhook
 from .runtime.clock import Clock, SystemClock
 from .runtime.disk import Disk, OsDisk
@@ -77,7 +78,7 @@ from .runtime.service_manager import notify
 from .runtime.signals import has_terminal, on_hangup, on_stop_signals
 from .runtime.tasks import Tasks, run_together
 from .runtime.telemetry import get_logger
-from .runtime.tls import OFF, OPTIONAL, PeerContexts, ServerCertificates, ServerTls
+from .runtime.tls import PeerContexts, ServerCertificates, ServerTls
 from .securing import check_settings, cluster_token, open_authentication
 from .settings import Settings
 from .storage.directory import FORMAT as DIRECTORY_FORMAT
