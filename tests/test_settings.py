@@ -343,9 +343,9 @@ def test_a_file_that_cannot_be_used_is_refused_by_name(file: Path, tmp_path: Pat
 
 
 def test_holding_settings_means_that_they_are_valid() -> None:
-    assert LogSettings(file_bytes="64MiB").file_bytes == 64 * MIB  # type: ignore[arg-type]
+    assert Settings(log=LogSettings(file_bytes="64MiB")).log.file_bytes == 64 * MIB  # type: ignore[arg-type]
     with pytest.raises(Invalid, match=r"log\.file_bytes=-1 is not allowed"):
-        LogSettings(file_bytes=-1)
+        Settings(log=LogSettings(file_bytes=-1))
     with pytest.raises(Invalid, match=r"log\.group_bytes_max=8MiB is larger"):
         Settings(log=LogSettings(file_bytes=MIB))
     with pytest.raises(AttributeError):

@@ -20,30 +20,9 @@ from .metadata.etcd.place import EtcdPlace, TlsFiles, parse_members
 from .model.errors import Invalid
 from .model.settings.kinds import MAY_HOLD_SECRETS
 from .model.settings.sections import (
-    AuditSection,
-    AuthSettings,
-    CacheSettings,
-    ClusterSettings,
-    GrpcSection,
-    HttpSection,
-    LimitSettings,
-    LoggingSettings,
-    LogSettings,
-    MetadataSettings,
-    MetricsSection,
-    ProducersSection,
     Section,
-    ServerSettings,
-    SlicesSection,
-    StorageSettings,
-    TlsAdminSettings,
-    TlsGrpcSettings,
-    TlsHttpSettings,
+    Sections,
     TlsListenerSettings,
-    TlsNativeSettings,
-    TlsSettings,
-    TopicSettings,
-    TracingSection,
     default_of,
     kind_of,
     read_setting,
@@ -73,35 +52,15 @@ class SettingDescription:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """All settings of a broker."""
+class Settings(Sections):
+    """All settings of a broker, checked."""
 
-    server: ServerSettings = field(default_factory=ServerSettings)
-    log: LogSettings = field(default_factory=LogSettings)
-    metadata: MetadataSettings = field(default_factory=MetadataSettings)
-    cluster: ClusterSettings = field(default_factory=ClusterSettings)
-    auth: AuthSettings = field(default_factory=AuthSettings)
-    audit: AuditSection = field(default_factory=AuditSection)
-    tls: TlsSettings = field(default_factory=TlsSettings)
-    tls_native: TlsNativeSettings = field(default_factory=TlsNativeSettings)
-    tls_grpc: TlsGrpcSettings = field(default_factory=TlsGrpcSettings)
-    tls_admin: TlsAdminSettings = field(default_factory=TlsAdminSettings)
-    tls_http: TlsHttpSettings = field(default_factory=TlsHttpSettings)
-    cache: CacheSettings = field(default_factory=CacheSettings)
-    limits: LimitSettings = field(default_factory=LimitSettings)
-    grpc: GrpcSection = field(default_factory=GrpcSection)
-    http: HttpSection = field(default_factory=HttpSection)
-    topics: TopicSettings = field(default_factory=TopicSettings)
-    producers: ProducersSection = field(default_factory=ProducersSection)
-    storage: StorageSettings = field(default_factory=StorageSettings)
-    slices: SlicesSection = field(default_factory=SlicesSection)
-    metrics: MetricsSection = field(default_factory=MetricsSection)
-    tracing: TracingSection = field(default_factory=TracingSection)
-    logging: LoggingSettings = field(default_factory=LoggingSettings)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """The source of each value that is not a default, by key."""
 
     def __post_init__(self) -> None:
+        for one in _SECTIONS:
+            object.__setattr__(self, one.section, getattr(self, one.section).checked())
         problems = [*self._unordered(), *self._narrow_log(), *self._shared_ports(), *self._wrong_metadata()]
         problems += self._wrong_tls()
         if problems:
@@ -139,7 +98,7 @@ class Settings:
         if problems:
             raise Invalid("; ".join(problems))
         sections = {
-            section.section: section(**{one.name: values[key] for key, one in _settings_of(section) if key in values})
+            section.section: section(**{one.name: values[key] for key, one in section.settings() if key in values})
             for section in _SECTIONS
         }
         return cls(**sections, sources=sources)  # type: ignore[arg-type]  # each section is under its own name
@@ -157,7 +116,7 @@ class Settings:
                 help=one.metadata["meaning"],
             )
             for section in _SECTIONS
-            for key, one in _settings_of(section)
+            for key, one in section.settings()
         ]
 
     def secrets_in_files(self) -> Iterator[tuple[str, Path]]:
@@ -304,15 +263,11 @@ _NO_SETTINGS: Final = {
 }
 """Variables that are named like a setting but are read by a command itself (`danube storage serve`), or by clients."""
 _SECTIONS: Final[tuple[type[Section], ...]] = tuple(
-    cast(type[Section], one.default_factory) for one in fields(Settings) if one.name != "sources"
+    cast(type[Section], one.default_factory) for one in fields(Sections)
 )
 
 
-def _settings_of(section: type[Section]) -> list[tuple[str, Field[Any]]]:
-    return [(f"{section.section}.{one.name}", one) for one in fields(section)]
-
-
-_KNOWN: Final[dict[str, Field[Any]]] = {key: one for section in _SECTIONS for key, one in _settings_of(section)}
+_KNOWN: Final[dict[str, Field[Any]]] = {key: one for section in _SECTIONS for key, one in section.settings()}
 _BY_ENVIRONMENT: Final = {environment_name(key): key for key in _KNOWN}
 _SECTION_NAMES: Final = tuple(section.section for section in _SECTIONS)
 assert len(_BY_ENVIRONMENT) == len(_KNOWN), "two settings share a variable"

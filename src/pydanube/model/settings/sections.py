@@ -1,14 +1,15 @@
 """The sections of the settings: tables of the file, each with the settings of one part of a broker.
 
-A part of the broker takes the section, or the sections, that it needs.
+A part of the broker takes the sections that it needs. A field that `setting` makes is a setting; any other is the same
+for all users, and only tests choose another value. `Settings` checks its sections; on their own they are not checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 from pydanube.model.cluster import Network
 from pydanube.model.errors import Invalid
@@ -67,14 +68,22 @@ def setting(default: Any, kind: ValueKind, meaning: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table of the file. Each value is read by its kind, so a size may be given as text such as "64MiB"."""
+    """A table of the file."""
 
     section: ClassVar[str]
 
-    def __post_init__(self) -> None:
-        for one in fields(self):
-            value = read_setting(f"{self.section}.{one.name}", kind_of(one), getattr(self, one.name), "")
-            object.__setattr__(self, one.name, value)
+    @classmethod
+    def settings(cls) -> list[tuple[str, Field[Any]]]:
+        """Return the settings by their keys."""
+        return [(f"{cls.section}.{one.name}", one) for one in fields(cls) if one.metadata]
+
+    def checked(self) -> Self:
+        """Return the section with each value read by its kind: a size may be given as text such as "64MiB". Raises
+        Invalid for a value that is not allowed."""
+        values = {
+            one.name: read_setting(key, kind_of(one), getattr(self, one.name), "") for key, one in self.settings()
+        }
+        return replace(self, **values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +201,7 @@ class AuthSettings(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class AuditSection(Section):
+class AuditSettings(Section):
     section: ClassVar[str] = "audit"
     enabled: bool | None = setting(
         None, OrEmpty(Flag()), "Whether audit events are recorded; empty: if auth.enabled is true."
@@ -297,7 +306,7 @@ class LimitSettings(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class GrpcSection(Section):
+class GrpcSettings(Section):
     section: ClassVar[str] = "grpc"
     data: bool = setting(True, Flag(), "Whether there is a listener for the Danube gRPC API; needs the extra `grpc`.")
     admin: bool = setting(True, Flag(), "Whether there is a listener for the Danube gRPC admin API; needs it too.")
@@ -313,7 +322,7 @@ class GrpcSection(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class HttpSection(Section):
+class HttpSettings(Section):
     section: ClassVar[str] = "http"
     advertised: str = setting(
         "", ADDRESS, "What its clients are told to connect to, host:port; empty: the host of the native one, http_port."
@@ -357,7 +366,7 @@ class TopicSettings(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class ProducersSection(Section):
+class ProducersSettings(Section):
     section: ClassVar[str] = "producers"
     remembered_max: int = setting(
         10_000, Number(1, 10_000_000), "Producers whose last sequences each partition remembers, against duplicates."
@@ -403,7 +412,7 @@ class StorageSettings(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class SlicesSection(Section):
+class SliceSettings(Section):
     section: ClassVar[str] = "slices"
     in_flight_max: int = setting(4, Number(1, 64), "How many slices are on their way to the object store at once.")
     interval_ms: int = setting(
@@ -432,14 +441,14 @@ class SlicesSection(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class MetricsSection(Section):
+class MetricsSettings(Section):
     section: ClassVar[str] = "metrics"
     topics: bool = setting(True, Flag(), "Whether /metrics has series of topics and subscriptions.")
     series_max: int = setting(250_000, Number(0, 10_000_000), "How many of these there may be; the rest is left out.")
 
 
 @dataclass(frozen=True, slots=True)
-class TracingSection(Section):
+class TracingSettings(Section):
     section: ClassVar[str] = "tracing"
     endpoint: str = setting(
         "",
@@ -454,6 +463,34 @@ class LoggingSettings(Section):
     section: ClassVar[str] = "logging"
     level: str = setting("info", Choice(LOG_LEVELS), "What is logged: this and everything worse.")
     json: bool = setting(False, Flag(), "One JSON object per line, instead of text for people.")
+
+
+@dataclass(frozen=True, slots=True)
+class Sections:
+    """All sections of the settings."""
+
+    server: ServerSettings = field(default_factory=ServerSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+    metadata: MetadataSettings = field(default_factory=MetadataSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    auth: AuthSettings = field(default_factory=AuthSettings)
+    audit: AuditSettings = field(default_factory=AuditSettings)
+    tls: TlsSettings = field(default_factory=TlsSettings)
+    tls_native: TlsNativeSettings = field(default_factory=TlsNativeSettings)
+    tls_grpc: TlsGrpcSettings = field(default_factory=TlsGrpcSettings)
+    tls_admin: TlsAdminSettings = field(default_factory=TlsAdminSettings)
+    tls_http: TlsHttpSettings = field(default_factory=TlsHttpSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    grpc: GrpcSettings = field(default_factory=GrpcSettings)
+    http: HttpSettings = field(default_factory=HttpSettings)
+    topics: TopicSettings = field(default_factory=TopicSettings)
+    producers: ProducersSettings = field(default_factory=ProducersSettings)
+    storage: StorageSettings = field(default_factory=StorageSettings)
+    slices: SliceSettings = field(default_factory=SliceSettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    tracing: TracingSettings = field(default_factory=TracingSettings)
+    logging: LoggingSettings = field(default_factory=LoggingSettings)
 
 
 def default_of(one: Field[Any]) -> Any:
