@@ -85,7 +85,7 @@ from .storage.directory import FORMAT as DIRECTORY_FORMAT
 from .storage.directory import DataDirectory
 from .storage.metadata_seen import lacks_mark, read_mark, read_seen, refuse_older, write_seen
 from .storage.tiering.store_proof import StoreProof, refuse_missing
-from .storage.wal import LogWriter, MetadataStamp, RecoveredLog, WalSettings, check_manifest
+from .storage.wal import LogWriter, MetadataStamp, RecoveredLog, check_manifest
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -762,11 +762,12 @@ class Server:
                 )
             await known.check(store, recovered, metadata_place)
 
+        open_files_max = log_files(raise_descriptor_limit(self._settings.limits.connections_max + KEPT))
         writer = await LogWriter.open(
             self._components.disk,
             log_directory,
             directory.identity,
-            _wal_settings(self._settings),
+            replace(self._settings.log, open_files_max=open_files_max),
             self._components.clock,
             must_exist=directory.knows(LOG_PART),
             is_needed=known.needed.__contains__,
@@ -841,15 +842,6 @@ def _hang_up(server: Server, stop: asyncio.Event, had_terminal: bool) -> None:
         stop.set()
     else:
         server.reload_certificates()
-
-
-def _wal_settings(settings: Settings) -> WalSettings:
-    return WalSettings(
-        file_bytes=settings.log.file_bytes,
-        group_bytes_max=settings.log.group_bytes_max,
-        lazy_sync_ms=settings.log.lazy_sync_ms,
-        open_files_max=log_files(raise_descriptor_limit(settings.limits.connections_max + KEPT)),
-    )
 
 
 def has_grpcio() -> bool:

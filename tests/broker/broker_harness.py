@@ -25,12 +25,13 @@ from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import DanubeError
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST, Position
+from pydanube.model.settings.sections import LogSettings
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import Disk, OsDisk
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity, WalSettings
+from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity
 
 TOPIC = TopicName.parse("/default/orders")
 SETTINGS = BrokerSettings(
@@ -67,7 +68,7 @@ TIERING = TieringSettings(
 async def open_broker(
     directory: Path,
     disk: Disk | None = None,
-    wal: WalSettings | None = None,
+    wal: LogSettings | None = None,
     crash: bool = False,
     clock: Clock | None = None,
     authorizer: Authorizer | None = None,
@@ -101,7 +102,7 @@ async def open_broker(
             disk or OsDisk(),
             directory / "wal",
             NodeIdentity("cluster", "node", "incarnation"),
-            wal or WalSettings(),
+            wal or LogSettings(),
             clock,
             is_needed=known.needed.__contains__,
             check=lambda recovered: known.check(store, recovered, directory / "metadata.db"),

@@ -25,11 +25,12 @@ from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.failure import NATIVE
 from pydanube.model.names import TopicName
+from pydanube.model.settings.sections import LogSettings
 from pydanube.model.topics import SubscriptionType, TopicConfig
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.wal import LogWriter, NodeIdentity, WalSettings
+from pydanube.storage.wal import LogWriter, NodeIdentity
 
 
 class HeldStore:
@@ -233,7 +234,7 @@ async def _open_broker(parts: AsyncExitStack, directory: Path, store: MetadataSt
         OsDisk(),
         directory / node,
         NodeIdentity("cluster", node, f"log of {node}"),
-        WalSettings(),
+        LogSettings(),
         clock,
         is_needed=known.needed.__contains__,
     )

@@ -27,12 +27,13 @@ from pydanube.metadata.following import Follower
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.names import TopicName
+from pydanube.model.settings.sections import LogSettings
 from pydanube.model.topics import AckLevel, TopicConfig
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity, WalSettings
+from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity
 
 SESSION_S = 10
 
@@ -87,7 +88,7 @@ class MovingCluster:
             OsDisk(),
             self._directory / name / "wal",
             NodeIdentity("cluster", name, log),
-            WalSettings(),
+            LogSettings(),
             clock,
             metadata=MetadataStamp((await store.identity()).store_id, await store.revision()),
         )

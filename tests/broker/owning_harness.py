@@ -27,11 +27,12 @@ from pydanube.metadata.following import Follower
 from pydanube.metadata.store import Compare, Delete, Put
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
+from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity, WalSettings
+from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity
 
 FOUNDER = "a"
 """The broker whose log earlier releases meant when they named none."""
@@ -222,7 +223,7 @@ class World:
             OsDisk(),
             self._directory / name / "wal",
             NodeIdentity("cluster", name, f"log-{name}"),
-            changes.pop("wal", WalSettings()),
+            changes.pop("wal", LogSettings()),
             self.clock,
             is_needed=known.needed.__contains__,
             check=lambda recovered: known.check(self.store, recovered, self._directory / "metadata.db"),

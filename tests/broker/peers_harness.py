@@ -31,12 +31,13 @@ from pydanube.metadata.store import MetadataStore, Put
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.names import TopicName
+from pydanube.model.settings.sections import LogSettings
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.wal import LogWriter, NodeIdentity, WalSettings
+from pydanube.storage.wal import LogWriter, NodeIdentity
 
 TOPIC = TopicName.parse("/default/orders")
 
@@ -128,7 +129,7 @@ async def open_cluster(
             cluster.sessions.begin(name)
             membership = Membership(cluster.sessions, name)
             identity = NodeIdentity("cluster", name, f"log-{name}")
-            writer = await LogWriter.open(OsDisk(), directory / f"wal-{name}", identity, WalSettings(), clock)
+            writer = await LogWriter.open(OsDisk(), directory / f"wal-{name}", identity, LogSettings(), clock)
             parts.push_async_callback(writer.close)
             tasks = Tasks()
             parts.push_async_callback(tasks.close)

@@ -25,11 +25,12 @@ from pydanube.metadata.store import Compare, MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.names import TopicName
+from pydanube.model.settings.sections import LogSettings
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.wal import LogWriter, NodeIdentity, WalSettings
+from pydanube.storage.wal import LogWriter, NodeIdentity
 
 
 class Sessions:
@@ -181,7 +182,7 @@ class Cluster:
         registry = Registry(self.store, clock)
         await registry.load()
         writer = await LogWriter.open(
-            OsDisk(), self._directory / name, NodeIdentity("cluster", name, f"log-{name}"), WalSettings(), clock
+            OsDisk(), self._directory / name, NodeIdentity("cluster", name, f"log-{name}"), LogSettings(), clock
         )
         parts.push_async_callback(writer.close)
         tasks = Tasks()

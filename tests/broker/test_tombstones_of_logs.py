@@ -10,10 +10,10 @@ from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.store import Put, list_all
 from pydanube.model.errors import NotFound
 from pydanube.model.names import TopicName
-from pydanube.storage.wal import WalSettings
+from pydanube.model.settings.sections import LogSettings
 
 OTHER = TopicName.parse("/default/other")
-SMALL = WalSettings(file_bytes=16 << 10, group_bytes_max=4 << 10)
+SMALL = LogSettings(file_bytes=16 << 10, group_bytes_max=4 << 10)
 
 
 async def tombstones(world: World) -> dict[int, bytes]:

@@ -35,12 +35,13 @@ from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.names import TopicName
+from pydanube.model.settings.sections import LogSettings
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity, WalSettings
+from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity
 
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
 Key = tuple[int, int]
@@ -255,7 +256,7 @@ async def _open(
         OsDisk(),
         directory / name / "wal",
         NodeIdentity("cluster", name, session.log),
-        WalSettings(),
+        LogSettings(),
         clock,
         is_needed=lambda _ledger: True,
         metadata=MetadataStamp((await store.identity()).store_id, await store.revision()),

@@ -37,11 +37,12 @@ from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, NotOwner, Unavailable
 from pydanube.model.names import TopicName
+from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.objects.store import Buffer, Capabilities, ObjectInfo
 from pydanube.runtime.simdisk import SimDisk
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity, WalSettings
+from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity
 
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
@@ -284,7 +285,7 @@ class SimulatedBroker:
             self.disk,
             Path("/data/wal"),
             identity,
-            WalSettings(file_bytes=1 << 16, group_bytes_max=1 << 16),
+            LogSettings(file_bytes=1 << 16, group_bytes_max=1 << 16),
             clock,
             is_needed=known.needed.__contains__,
             check=lambda recovered: known.check(store, recovered, Path("metadata")),

@@ -111,6 +111,29 @@ class LogSettings(Section):
     file_bytes: int = setting(128 * MIB, Size(64 * KIB, 4 * GIB), "A log file is closed when it has grown to this.")
     group_bytes_max: int = setting(8 * MIB, Size(4 * KIB, GIB), "Bytes written and synced together at most.")
     lazy_sync_ms: int = setting(100, Number(1, 60_000), "What does not wait for a sync is synced after this long.")
+    loop_write_bytes_max: int = 16 * KIB
+    """A body up to this size is written by the event loop itself while the log thread is idle. 0: never."""
+    fill_bytes: int = 1 * MIB
+    """Under light load, zeros are written this far ahead of the log's end: a sync that does not make the file longer
+    takes half the time. 0: never."""
+    fill_below_bytes: int = 16 * KIB
+    """Load is light after a group smaller than this, with no mail waiting after it."""
+    written_sync_ms: int = 1_000
+    cure_ms: int = 1_000
+    """How often a failed disk is tried again."""
+    scan_bytes: int = 4 * MIB
+    """How much recovery reads at a time."""
+    read_bytes: int = 4 * MIB
+    """How much is read at a time for consumers; a larger record is read whole."""
+    read_gap_bytes: int = 16 * KIB
+    """Two wanted records are read with one call when at most this many bytes of other ledgers lie between them."""
+    index_cache_bytes: int = 32 * MIB
+    """Size of the in-memory cache of the indexes of closed files."""
+    open_files_max: int = 64
+    """How many file handles are kept open for reading."""
+    spare_files_max: int = 2
+    """How many released files are kept, to be used again as new files."""
+    reader_threads: int = 2
 
 
 @dataclass(frozen=True, slots=True)

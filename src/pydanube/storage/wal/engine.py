@@ -36,11 +36,11 @@ from pydanube.codec.wal import (
 )
 from pydanube.model.errors import Unavailable
 from pydanube.model.limits import ALIGNMENT
+from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.disk import Disk, DiskFile, write_all
 
 from .layout import index_path, log_path, spare_path, write_manifest
 from .mark import DurableMark
-from .settings import WalSettings
 from .table import DATA, UNIT_SHIFT, LogTable, WalFile
 
 _ZEROS: Final = [bytes(count) for count in range(ALIGNMENT)]
@@ -65,8 +65,10 @@ class Engine:
     """Writes one log directory. Used by one thread at a time."""
 
     def __init__(
-        self, disk: Disk, directory: Path, identity: NodeIdentity, settings: WalSettings, table: LogTable
+        self, disk: Disk, directory: Path, identity: NodeIdentity, settings: LogSettings, table: LogTable
     ) -> None:
+        assert settings.file_bytes >= 4 * ALIGNMENT
+        assert settings.group_bytes_max > 0
         self.table = table
         self.directory = directory
         self.failure: Unavailable | None = None

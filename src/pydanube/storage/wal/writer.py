@@ -34,11 +34,12 @@ from pydanube.codec.batch import BatchHeader
 from pydanube.codec.wal import ByteBuffer, MetadataStamp, NodeIdentity
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.limits import RECORD_BODY_BYTES_MAX
+from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.disk import Disk, DiskLock
 from pydanube.runtime.telemetry import get_logger
 
-from .committer import Committer, Done, Mail, WalAppend
+from .committer import Committer, Done, DurabilityLevel, Mail, WalAppend
 from .engine import Engine, WalRecord
 from .engine_guard import EngineGuard
 from .handles import Handles, Released
@@ -47,7 +48,6 @@ from .metrics import LogMetrics
 from .reader import LogReader
 from .recovery import LogRecovery, RecoveredLog
 from .release import releasable_files
-from .settings import DurabilityLevel, WalSettings
 from .sidecar import write_sidecar
 from .table import LedgerSummary, WalFile, summarize
 
@@ -90,7 +90,7 @@ class LogWriter:
     """One open log directory. All methods are called on the event loop."""
 
     def __init__(
-        self, disk: Disk, engine: Engine, recovered: RecoveredLog, settings: WalSettings, clock: Clock, lock: DiskLock
+        self, disk: Disk, engine: Engine, recovered: RecoveredLog, settings: LogSettings, clock: Clock, lock: DiskLock
     ) -> None:
         self.recovered = recovered
         self.pending_bytes = 0
@@ -125,7 +125,7 @@ class LogWriter:
         disk: Disk,
         directory: Path,
         identity: NodeIdentity,
-        settings: WalSettings,
+        settings: LogSettings,
         clock: Clock,
         *,
         must_exist: bool = False,
