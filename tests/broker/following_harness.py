@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -251,7 +250,7 @@ async def _open_broker(parts: AsyncExitStack, directory: Path, store: MetadataSt
             lambda: BrokerAddresses("127.0.0.1:1"),
             follower=member.follower,
         ),
-        replace(SETTINGS, node=node),
+        SETTINGS,
     )
     await member.broker.start()
     parts.push_async_callback(member.broker.close)

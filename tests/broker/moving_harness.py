@@ -6,11 +6,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from broker_harness import SETTINGS, TIERING, TOPIC, BrokerClient
+from broker_harness import SETTINGS, TOPIC, BrokerClient, changed
 from metadata_harness import FaultyStore
 
 from pydanube.broker import Broker, BrokerParts
@@ -109,11 +108,10 @@ class MovingCluster:
             tasks,
             lambda: session.addresses,
             self.objects,
-            replace(TIERING),
             cluster=cluster,
             follower=follower,
         )
-        broker = Broker(made_of, replace(SETTINGS, node=name, **changes))
+        broker = Broker(made_of, changed(SETTINGS, **changes))
         parts.push_async_callback(broker.close)
         await broker.start()
         following = tasks.spawn(follower.run(), f"metadata following {name}")

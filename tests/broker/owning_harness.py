@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from broker_harness import SETTINGS, TIERING, BrokerClient
+from broker_harness import SETTINGS, BrokerClient, changed
 
 from pydanube.broker import Broker, BrokerParts
 from pydanube.broker.cluster.membership import MembershipListener
@@ -249,11 +248,10 @@ class World:
             tasks,
             lambda: member.session.addresses,
             objects,
-            TIERING if objects is not None else None,
             cluster=cluster,
             follower=follower if follows else None,
         )
-        broker = Broker(made_of, replace(SETTINGS, node=name, **changes))
+        broker = Broker(made_of, changed(SETTINGS, **changes))
         if follows:
             await broker.start()
             tasks.spawn(follower.run(), f"follow {name}")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from broker_harness import SETTINGS, TIERING, BrokerClient
+from broker_harness import SETTINGS, BrokerClient, changed
 from placing_harness import Member as Membership
 from placing_harness import Sessions
 
@@ -24,14 +24,14 @@ from pydanube.broker.registry.records import PartitionRecord, pack, partition_ke
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.native.requests import Request
 from pydanube.core.access import ANONYMOUS, AllowAll
-from pydanube.gateway.native import NativePeers, NativeServer, NativeSettings
+from pydanube.gateway.native import NativePeers, NativeServer
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.following import Follower
 from pydanube.metadata.store import MetadataStore, Put
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.names import TopicName
-from pydanube.model.settings.sections import LogSettings
+from pydanube.model.settings.sections import LimitSettings, LogSettings
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.disk import OsDisk
@@ -117,7 +117,7 @@ async def open_cluster(
     directory: Path,
     names: str = "abc",
     objects: ObjectStore | None = None,
-    settings: NativeSettings | None = None,
+    settings: LimitSettings | None = None,
     **changes: Any,
 ) -> AsyncIterator[Cluster]:
     clock = SystemClock()
@@ -146,17 +146,16 @@ async def open_cluster(
                 tasks,
                 lambda name=name: cluster.session(name).addresses,  # type: ignore[misc]
                 objects,
-                TIERING,
                 cluster=cluster_parts,
                 follower=follower,
             )
-            broker = Broker(made_of, replace(SETTINGS, node=name, **changes))
+            broker = Broker(made_of, changed(SETTINGS, **changes))
             await follower.start()
             await registry.load()
             await broker.schemas.start()
             tasks.spawn(follower.run(), f"follow {name}")
             parts.push_async_callback(broker.close)
-            server = NativeServer(broker, settings or NativeSettings(), clock, tasks)
+            server = NativeServer(broker, settings or LimitSettings(), clock, tasks)
             host, port = await server.start("127.0.0.1", 0)
             parts.push_async_callback(server.close, 0.0)
             parts.callback(peers.close)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from broker_harness import SETTINGS, TIERING, TOPIC
+from broker_harness import SETTINGS, TOPIC
 
 from pydanube.broker import Broker, BrokerParts
 from pydanube.broker.cluster.loads import ClusterLoads
@@ -198,11 +197,10 @@ class Cluster:
             clock,
             tasks,
             lambda: address,
-            tiering=TIERING,
             cluster=cluster,
             follower=follower,
         )
-        broker = Broker(made_of, replace(SETTINGS, node=name))
+        broker = Broker(made_of, SETTINGS)
         await broker.start()
         following = tasks.spawn(follower.run(), f"follow {name}")
         if run:

@@ -13,7 +13,7 @@ from following_harness import Member, act_at_random, check_equal, open_members
 
 from pydanube.broker.registry import records
 from pydanube.broker.registry.ids import IdBlocks
-from pydanube.broker.registry.policies import EffectivePolicies, broker_policies
+from pydanube.broker.registry.policies import EffectivePolicies
 from pydanube.broker.registry.records import (
     ConsumerRecord,
     LedgerRecord,
@@ -28,6 +28,7 @@ from pydanube.model.errors import AlreadyExists, Conflict, DanubeError, Full, No
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.names import TopicName
 from pydanube.model.schemas import Binding
+from pydanube.model.settings.sections import LimitSettings, Sections
 from pydanube.model.topics import SubscriptionType, TopicConfig
 
 TOPIC = TopicName.parse("/default/orders")
@@ -407,7 +408,7 @@ async def test_effective_policies_change_with_what_another_broker_sets(members: 
     a, b = members
     await a.registry.create_topic(TOPIC, TopicConfig())
     await b.catch_up()
-    effective = EffectivePolicies(b.registry, broker_policies(1000, 10**6))
+    effective = EffectivePolicies(b.registry, Sections(limits=LimitSettings(message_bytes_max=1000)))
     assert effective.of_topic(TOPIC).producers_max == 0
     await a.registry.set_namespace_policies("default", {"producers_max": 3})
     await b.catch_up()

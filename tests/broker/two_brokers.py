@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from broker_harness import SETTINGS, TIERING
+from broker_harness import SETTINGS
 
 from pydanube.broker import Broker, BrokerParts, Published
 from pydanube.broker.cluster.membership import MembershipListener
@@ -277,11 +277,10 @@ async def _open(
         tasks,
         lambda: membership.session.addresses,
         objects,
-        replace(TIERING),
         cluster=cluster,
         follower=follower,
     )
-    broker = Broker(broker_parts, replace(SETTINGS, node=name))
+    broker = Broker(broker_parts, SETTINGS)
     await follower.start()
     table.following[name] = tasks.spawn(follower.run(), f"metadata following {name}")
     await broker.schemas.start()

@@ -302,6 +302,7 @@ class SimulatedBroker:
         cluster = ClusterParts(
             membership, ClusterOwners(membership, follower), SimulatedPeers(world), ClusterLoads(follower)
         )
+        storage = replace(TIERING, segment_age_s=world.segment_age_s, segment_bytes=4096)
         parts = BrokerParts(
             store,
             registry,
@@ -311,11 +312,10 @@ class SimulatedBroker:
             tasks,
             lambda: addresses,
             ObjectsLine(world.objects, world.line_faults, self.name),
-            replace(TIERING, segment_age_s=world.segment_age_s, segment_bytes=4096),
             cluster=cluster,
             follower=follower,
         )
-        broker = Broker(parts, replace(SETTINGS, node=self.name))
+        broker = Broker(parts, replace(SETTINGS, storage=storage))
         self._closing.push_async_callback(membership.leave)
         self._closing.push_async_callback(broker.close)
         await broker.start()

@@ -33,7 +33,7 @@ from pydanube.broker.subscriptions.consumer import Consumer, Sink, close_calls
 from pydanube.broker.subscriptions.subscriptions import Attachment
 
 from .consumer_sessions import ConsumerSessions
-from .facade import Broker, BrokerParts, BrokerSettings
+from .facade import Broker, BrokerParts
 from .metrics import ListenerMetrics
 from .producers import Producer, shared_id
 from .shared_producers import SharedProducer
@@ -47,7 +47,6 @@ __all__ = [
     "Attachment",
     "Broker",
     "BrokerParts",
-    "BrokerSettings",
     "CommitRequest",
     "Committed",
     "Consumer",

@@ -30,6 +30,7 @@ from pydanube.core.identity import NOBODY, Identity
 from pydanube.gateway.native.publish_memory import PublishMemory
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.limits import KIB
+from pydanube.model.settings.sections import Sections
 from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
@@ -39,7 +40,6 @@ from .api.operations import BASE
 from .cors import Origins
 from .data import DataEndpoints
 from .host_check import HostCheck
-from .settings import HttpSettings
 
 _NAMED: Final = re.compile(rf"{BASE}/(topics|namespaces)/([^/]+)(?:/([^/]+))?")
 DISCARDED_BYTES_MAX: Final = 64 * KIB
@@ -57,16 +57,16 @@ class Application:
     """Answers every request of the HTTP listener."""
 
     def __init__(
-        self, broker: Broker, settings: HttpSettings, clock: Clock, tasks: Tasks, memory: PublishMemory | None = None
+        self, broker: Broker, settings: Sections, clock: Clock, tasks: Tasks, memory: PublishMemory | None = None
     ) -> None:
         """`memory` counts the bytes that all listeners have published and not answered; None: it is not counted."""
         self._broker = broker
-        self._settings = settings
-        self._bodies = Budget(settings.bodies_bytes_max)
+        self._body_bytes_max = settings.limits.http_body_bytes_max
+        self._bodies = Budget(settings.limits.http_bodies_bytes_max)
         self._draining = False
-        self.hosts = HostCheck(settings.allowed_hosts, lambda: broker.advertised)
-        self._origins = Origins(settings.cors_origins)
-        self._data = DataEndpoints(broker, settings, clock, tasks, memory)
+        self.hosts = HostCheck(settings.http.allowed_hosts, lambda: broker.advertised)
+        self._origins = Origins(settings.http.cors_origins)
+        self._data = DataEndpoints(broker, settings.http, clock, tasks, memory)
         handlers = {
             HTTPException: _http_error,
             DanubeError: self._danube_error,
@@ -98,7 +98,7 @@ class Application:
             return
         assert scope["type"] == "http", "uvicorn runs without lifespan"
         added = self._origins.headers(scope)
-        body = _Body(scope, receive, self._bodies, self._settings)
+        body = _Body(scope, receive, self._bodies, self._body_bytes_max)
 
         async def send_after_body(message: Message) -> None:
             """Send the message. The answer waits for the rest of a small body; a larger one is not read, and the
@@ -208,11 +208,11 @@ class Application:
 class _Body:
     """The body of one request: counts what is received against the limits."""
 
-    def __init__(self, scope: Scope, receive: Receive, budget: Budget, settings: HttpSettings) -> None:
+    def __init__(self, scope: Scope, receive: Receive, budget: Budget, bytes_max: int) -> None:
         headers = Headers(scope=scope)
         self._receive = receive
         self._budget = budget
-        self._settings = settings
+        self._bytes_max = bytes_max
         self._taken_bytes = 0
         announced = headers.get("content-length", "0")
         self._announced_bytes = int(announced) if announced.isdecimal() else 0
@@ -224,12 +224,12 @@ class _Body:
         """The client sends the body only when it is asked for."""
 
     def check_announced(self) -> HTTPException | None:
-        return self._too_large() if self._announced_bytes > self._settings.body_bytes_max else None
+        return self._too_large() if self._announced_bytes > self._bytes_max else None
 
     async def receive(self) -> Message:
         """Receive the next part. Raises HTTPException (413) or Unavailable when a limit is reached."""
         message, size = await self._receive_part()
-        if self._taken_bytes + size > self._settings.body_bytes_max:
+        if self._taken_bytes + size > self._bytes_max:
             raise self._too_large()
         if not self._budget.take(size):
             raise Unavailable("too many large requests are arriving at once: send the request again, later")
@@ -255,7 +255,7 @@ class _Body:
         return message, len(message.get("body", b""))
 
     def _too_large(self) -> HTTPException:
-        limit = self._settings.body_bytes_max
+        limit = self._bytes_max
         return HTTPException(413, f"the body is larger than limits.http_body_bytes_max, {limit} bytes")
 
 

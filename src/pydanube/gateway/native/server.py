@@ -14,6 +14,7 @@ from pydanube.broker import Broker
 from pydanube.codec.native.frames import PREAMBLE
 from pydanube.gateway.places import Places
 from pydanube.model.errors import DanubeError, Full, Invalid
+from pydanube.model.settings.sections import LimitSettings
 from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.file_descriptors import KEPT, open_descriptors, plan_connections, raise_descriptor_limit
@@ -26,7 +27,6 @@ from pydanube.runtime.tls_transport import TlsListening
 from .publish_memory import PublishMemory
 from .requests import error_frame
 from .session import ListenerResources, Session
-from .settings import NativeSettings
 
 log = get_logger(__name__)
 
@@ -53,13 +53,16 @@ class NativeServer:
     def __init__(
         self,
         broker: Broker,
-        settings: NativeSettings,
+        settings: LimitSettings,
         clock: Clock,
         tasks: Tasks,
         certificates: ServerCertificates | None = None,
+        descriptors_reserved: int = 0,
     ) -> None:
-        """`certificates` are those that connections are encrypted with; None: they are not."""
+        """`certificates` are those that connections are encrypted with; None: they are not. `descriptors_reserved`: the
+        file descriptors that the connections of other listeners may need."""
         self._settings = settings
+        self._descriptors_reserved = descriptors_reserved
         self._certificates = certificates
         self._clock = clock
         self._tasks = tasks
@@ -112,7 +115,7 @@ class NativeServer:
     def _fit_descriptors(self) -> None:
         """Lower the connection limit where the process may open too few files: connections must not use up the file
         descriptors that the log needs."""
-        reserved = self._settings.descriptors_reserved
+        reserved = self._descriptors_reserved
         wanted = self._places.connections_max
         limit = raise_descriptor_limit(wanted + reserved + KEPT) - reserved
         if limit >= wanted + KEPT:

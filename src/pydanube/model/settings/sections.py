@@ -326,6 +326,38 @@ class LimitSettings(Section):
     )
     message_bytes_max: int = setting(MESSAGE_BYTES_MAX, Size(1, MESSAGE_BYTES_MAX), "The payload of one message.")
     fetch_bytes_max: int = setting(8 * MIB, Size(KIB, GIB), "Sent in answer to one fetch, if more than one batch.")
+    unread_bytes_max: int = 256 * MIB
+    """What was read for clients, of all listeners, and not received by them."""
+    handshake_frame_bytes_max: int = 64 * KIB
+    """The largest frame before the handshake is over."""
+    frame_timeout_ms: int = 60_000
+    """The longest time from the first byte of a frame to its last."""
+    publishes_in_flight_max: int = 4_096
+    """PUBLISH frames of one connection that have no answer yet; past this the connection is not read from."""
+    large_frames_bytes: int = 256 * MIB
+    """Memory for frames above 512 KiB that have arrived in part, of all connections."""
+    requests_in_flight_max: int = 64
+    """Control requests of one connection that run at once; past this the connection is not read from."""
+    fetches_in_flight_max: int = 1_024
+    """Fetches of one connection that run or wait; past this they are refused."""
+    fetch_wait_ms_max: int = 60_000
+    handles_max: int = 10_000
+    """Producers and consumers of one connection."""
+    write_high_bytes: int = 1 * MIB
+    """While more than this waits to be sent to a client, its consumers are paused."""
+    answers_bytes_max: int = 4 * MIB
+    """While more than this waits to be sent to a client, it is not read from either."""
+
+    @property
+    def publish_memory_bytes(self) -> int:
+        """Batches of all connections that have no answer yet; past this, publishing connections are not read from. Half
+        of what the broker accepts: clients are slowed down by flow control before they are refused."""
+        return self.pending_publish_bytes_max // 2
+
+    @property
+    def http_bodies_bytes_max(self) -> int:
+        """The bodies of all HTTP requests that have no answer yet; past this, requests are refused."""
+        return max(self.http_body_bytes_max, self.publish_memory_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +374,10 @@ class GrpcSettings(Section):
     connections_max: int = setting(2_000, Number(2, 1_000_000), "Connections of both listeners, counted apart.")
     calls_max: int = setting(10_000, Number(1, 1_000_000), "Calls at the same time on one listener, streams included.")
     calls_per_address_max: int = setting(5_000, Number(1, 1_000_000), "Of these, from one address.")
+    calls_per_connection_max: int = 1_000
+    """gRPC's maximum of concurrent streams: clients wait before they send more."""
+    idle_ms: int = 300_000
+    """A connection without a call is closed after this time; clients open another when they need it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +403,17 @@ class HttpSettings(Section):
         (), ORIGINS, "Origins whose pages may use this listener from a browser; empty: none but its own."
     )
     webhooks: tuple[Webhook, ...] = setting((), WebhooksKind(), "URLs /webhooks/{name} that are bound to topics.")
+    header_bytes_max: int = 32 * KIB
+    """The request line and the headers of one request."""
+    discarded_bytes_max: int = 16 * MIB
+    """How much of an unwanted body is thrown away unparsed after the answer, so that the client comes to read it; past
+    this, the connection is closed."""
+    body_timeout_ms: int = 30_000
+    """The longest time from the end of the headers to the last byte of the body."""
+    answer_timeout_ms: int = 30_000
+    """A client that reads nothing of its answer for this time is disconnected."""
+    keep_alive_ms: int = 60_000
+    """How long a connection may wait for its next request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,6 +479,10 @@ class StorageSettings(Section):
     staged_query_keep_s: int = setting(
         90 * _DAY_S, Number(1, 3650 * _DAY_S), "How long it is remembered what a query wrote last by stages."
     )
+    upload_interval_s: float = 1.0
+    """How often it is checked what is due for upload."""
+    store_timeout_s: float = 60.0
+    """Timeout of a call to the store; calls with many bytes have more time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,8 @@ class LogWriter:
     def __init__(
         self, disk: Disk, engine: Engine, recovered: RecoveredLog, settings: LogSettings, clock: Clock, lock: DiskLock
     ) -> None:
+        self.identity = engine.identity
+        """The node whose log this is."""
         self.recovered = recovered
         self.pending_bytes = 0
         self.metrics = LogMetrics()
