@@ -14,11 +14,12 @@ from broker_harness import SETTINGS
 
 from pydanube.broker import Broker, BrokerParts
 from pydanube.broker.registry import records
-from pydanube.broker.registry.records import NamespaceRecord, TopicRecord, version_of
+from pydanube.broker.registry.records import NamespaceRecord, TopicRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import AllowAll
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.following import Follower
+from pydanube.metadata.packing import unpack, version_of
 from pydanube.metadata.store import Event, KeyValue, MetadataStore, Put, list_all
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import DanubeError, Unavailable
@@ -141,10 +142,10 @@ async def check_equal(members: list[Member]) -> None:
         registry = member.registry
         assert registry.namespaces() == sorted(key.removeprefix(records.NAMESPACES) for key in namespaces)
         for key, value in namespaces.items():
-            assert registry.namespace(key.removeprefix(records.NAMESPACES)) == records.unpack(value, NamespaceRecord)
+            assert registry.namespace(key.removeprefix(records.NAMESPACES)) == unpack(value, NamespaceRecord)
         assert registry.topics() == sorted(topics)
         for name, entry in topics.items():
-            assert registry.topic(name) == records.unpack(entry.value, TopicRecord)
+            assert registry.topic(name) == unpack(entry.value, TopicRecord)
             assert registry._topic_keys.revisions[entry.key] == entry.mod_revision
         held = {
             records.subscription_key(topic_id, name): version_of(record)
@@ -152,7 +153,7 @@ async def check_equal(members: list[Member]) -> None:
             for name, record in its.items()
         }
         assert held == {
-            key: version_of(records.unpack(one.value, records.SubscriptionRecord)) for key, one in subscriptions.items()
+            key: version_of(unpack(one.value, records.SubscriptionRecord)) for key, one in subscriptions.items()
         }
         assert not member.follower._removed or max(member.follower._removed.values()) >= member.follower.revision
 

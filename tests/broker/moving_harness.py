@@ -18,11 +18,12 @@ from pydanube.broker.cluster.loads import ClusterLoads
 from pydanube.broker.cluster.owners import ClusterOwners
 from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.cluster.peers import NoPeers
-from pydanube.broker.registry.records import PartitionRecord, partition_key, unpack
+from pydanube.broker.registry.records import PartitionRecord, partition_key
 from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import ANONYMOUS, AllowAll
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.following import Follower
+from pydanube.metadata.packing import unpack
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.names import TopicName

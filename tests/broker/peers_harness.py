@@ -20,13 +20,14 @@ from pydanube.broker import Broker, BrokerParts
 from pydanube.broker.cluster.loads import ClusterLoads
 from pydanube.broker.cluster.owners import ClusterOwners
 from pydanube.broker.cluster.parts import ClusterParts
-from pydanube.broker.registry.records import PartitionRecord, pack, partition_key
+from pydanube.broker.registry.records import PartitionRecord, partition_key
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.native.requests import Request
 from pydanube.core.access import ANONYMOUS, AllowAll
 from pydanube.gateway.native import NativePeers, NativeServer
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.following import Follower
+from pydanube.metadata.packing import pack
 from pydanube.metadata.store import MetadataStore, Put
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession

@@ -8,12 +8,12 @@ import pytest
 from broker_harness import open_broker
 from metadata_harness import FaultyStore, puts
 
-from pydanube.broker.registry.records import pack
 from pydanube.broker.schemas import records
 from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.codec.schemas import primitives
 from pydanube.core.access import ANONYMOUS, Action
 from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.metadata.packing import pack
 from pydanube.model import limits
 from pydanube.model.errors import Denied, Full, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.names import TopicName

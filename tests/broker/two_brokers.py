@@ -22,7 +22,7 @@ from pydanube.broker.cluster.membership import MembershipListener
 from pydanube.broker.cluster.owners import ClusterOwners
 from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.cluster.peers import PeerPublished
-from pydanube.broker.registry.records import PartitionRecord, pack, partition_key
+from pydanube.broker.registry.records import PartitionRecord, partition_key
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.batch import Batch
 from pydanube.codec.native import requests as wire
@@ -30,6 +30,7 @@ from pydanube.core.access import ANONYMOUS, AllowAll
 from pydanube.gateway.native.requests import perform
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.following import Follower
+from pydanube.metadata.packing import pack
 from pydanube.metadata.store import Compare, Put
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession

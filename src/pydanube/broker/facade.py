@@ -38,7 +38,7 @@ from pydanube.broker.quotas.administration import Quotas
 from pydanube.broker.quotas.stored_bytes import StoredBytes
 from pydanube.broker.quotas.throttle import PEER, Throttle
 from pydanube.broker.registry.policies import EffectivePolicies
-from pydanube.broker.registry.records import TopicRecord, version_of
+from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.registry.registry import Registry, RegistryListener
 from pydanube.broker.schemas.schemas import Schemas
 from pydanube.broker.security.administration import AccessAdministration
@@ -57,6 +57,7 @@ from pydanube.codec.native.conversions import start_of, topic_description
 from pydanube.core.access import BROKER, Action, Authorizer, Principal, visible_subscriptions
 from pydanube.core.access_rules import AccessRules
 from pydanube.metadata.following import Follower
+from pydanube.metadata.packing import version_of
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession, is_inside

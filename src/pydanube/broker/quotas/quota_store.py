@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from pydanube.broker.registry.records import unpack, version_of
-from pydanube.broker.registry.writing import try_again, write_surely
 from pydanube.metadata.following import Follower, KeyMirror
+from pydanube.metadata.packing import unpack, version_of
 from pydanube.metadata.store import Compare, Delete, KeyValue, MetadataStore, Put
+from pydanube.metadata.writing import try_again, write_surely
 from pydanube.model.errors import Conflict, NotFound
 from pydanube.model.quotas import QuotaSubject
 from pydanube.runtime.clock import Clock

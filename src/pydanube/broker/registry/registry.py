@@ -31,7 +31,9 @@ import msgspec
 
 from pydanube.metadata.following import Follower, KeyMirror
 from pydanube.metadata.levels import FeatureLevel
+from pydanube.metadata.packing import pack, pack_over, unpack
 from pydanube.metadata.store import Compare, Delete, KeyValue, MetadataStore, Put, list_all
+from pydanube.metadata.writing import Outrun, expect, try_again, write_surely
 from pydanube.model.errors import AlreadyExists, DanubeError, Full, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.levels import THIS_RELEASE, Levels
@@ -57,7 +59,6 @@ from .records import (
     TopicRecord,
 )
 from .tombstones import KnownLedgers, drop_writes, log_of
-from .writing import Outrun, expect, try_again, write_surely
 
 log = get_logger(__name__)
 
@@ -166,9 +167,9 @@ class Registry:
             subscription = await self._subscription_keys.refresh(self._store, key)
             if (
                 topic is None
-                or records.unpack(topic.value, TopicRecord).topic_id != consumer.topic_id
+                or unpack(topic.value, TopicRecord).topic_id != consumer.topic_id
                 or subscription is None
-                or records.unpack(subscription.value, SubscriptionRecord).subscription_id != consumer.subscription_id
+                or unpack(subscription.value, SubscriptionRecord).subscription_id != consumer.subscription_id
             ):
                 gone.add(number)
         await self.consumers.remove(gone)
@@ -204,7 +205,7 @@ class Registry:
         async def attempt() -> None:
             if await self._exists(self._namespace_keys, key):
                 raise AlreadyExists(f"namespace {namespace!r} exists already")
-            value = records.pack(NamespaceRecord(self._clock.now_us()))
+            value = pack(NamespaceRecord(self._clock.now_us()))
             revision = await self._write([Compare.missing(key)], [Put(key, value)])
             self._namespace_keys.learn(key, value, revision)
 
@@ -264,9 +265,9 @@ class Registry:
         former = await self._namespace_keys.refresh(self._store, key)
         if former is None:
             raise self._no_namespace(namespace, to_delete)
-        record = records.unpack(former.value, NamespaceRecord)
+        record = unpack(former.value, NamespaceRecord)
         compares = await expect(self._store, key, record, expected, f"namespace {namespace!r}")
-        value = records.pack_over(former.value, change(record))
+        value = pack_over(former.value, change(record))
         revision = await self._write([*compares, Compare.mod_revision(key, former.mod_revision)], [Put(key, value)])
         self._namespace_keys.learn(key, value, revision)
         return revision
@@ -276,7 +277,7 @@ class Registry:
         if value is None:
             self._namespaces.pop(namespace, None)
         else:
-            self._namespaces[namespace] = records.unpack(value, NamespaceRecord)
+            self._namespaces[namespace] = unpack(value, NamespaceRecord)
             for listener in self._listeners:
                 listener.namespace_changed(namespace)
 
@@ -297,7 +298,7 @@ class Registry:
         """Take over a topic's record. One that is being deleted here stays hidden, and comes back from
         `_in_deletion`."""
         name = records.topic_of_key(key)
-        record = None if value is None else records.unpack(value, TopicRecord)
+        record = None if value is None else unpack(value, TopicRecord)
         former = self._topics.get(name)
         if former is not None and (record is None or record.topic_id != former.topic_id):
             self._hide_topic(name)
@@ -363,7 +364,7 @@ class Registry:
             return record
         found = await self._topic_keys.refresh(self._store, records.topic_key(name))
         if found is not None and record is None:
-            await self.refresh_subscriptions(records.unpack(found.value, TopicRecord).topic_id)
+            await self.refresh_subscriptions(unpack(found.value, TopicRecord).topic_id)
         return self._topics.get(name)
 
     async def binding(self, name: TopicName) -> Binding | None:
@@ -385,7 +386,7 @@ class Registry:
         record = self._topics.get(name)
         if self._follower is not None:
             found = await self._topic_keys.refresh(self._store, records.topic_key(name))
-            record = records.unpack(found.value, TopicRecord) if found is not None else None
+            record = unpack(found.value, TopicRecord) if found is not None else None
         return record is not None and record.topic_id == topic_id
 
     async def ask_whether_current(self, name: TopicName, topic_id: int) -> None:
@@ -464,7 +465,7 @@ class Registry:
             self._clock.now_us(),
             created_by=created_by,
         )
-        value, compares = records.pack(record), [Compare.missing(key), Compare.mod_revision(namespace_key, namespace)]
+        value, compares = pack(record), [Compare.missing(key), Compare.mod_revision(namespace_key, namespace)]
         try:
             revision = await self._write(compares, [Put(key, value)])
         except Outrun:
@@ -563,7 +564,7 @@ class Registry:
             changed = change(record)
             if changed is None:
                 return record
-            value = records.pack_over(former.value, changed)
+            value = pack_over(former.value, changed)
             guard = [*expectations, Compare.mod_revision(key, former.mod_revision), *compares]
             revision = await self._write(guard, [Put(key, value), *writes])
             self._topic_keys.learn(key, value, revision)
@@ -579,7 +580,7 @@ class Registry:
         found = await self._topic_keys.refresh(self._store, key)
         if found is None:
             raise self._no_topic(name, to_delete)
-        record = records.unpack(found.value, TopicRecord)
+        record = unpack(found.value, TopicRecord)
         return found, record, await expect(self._store, key, record, expected, f"topic {name}")
 
     async def delete_topic(
@@ -709,7 +710,7 @@ class Registry:
         found = self._subscriptions.get(topic_id, {}).get(name)
         if self._follower is not None:  # another broker may have created it, or deleted the one in memory
             asked = await self._subscription_keys.refresh(self._store, key)
-            found = records.unpack(asked.value, SubscriptionRecord) if asked is not None else None
+            found = unpack(asked.value, SubscriptionRecord) if asked is not None else None
         if found is not None:
             return found, False
         compares, writes = [Compare.missing(key), existing], list[Put | Delete]()
@@ -722,7 +723,7 @@ class Registry:
             writes.append(Put(records.subscribed_key(topic_id), b""))
             await self._check_subscriptions_max(topic, topic_id, subscriptions_max)
         record = msgspec.structs.replace(record, subscription_id=await self._subscription_ids.take())
-        value = records.pack(record)
+        value = pack(record)
         try:
             revision = await self._write(compares, [Put(key, value), *writes])
         except Outrun:
@@ -761,7 +762,7 @@ class Registry:
         async def attempt() -> SubscriptionRecord:
             key, former, record, compares = await self._read_subscription(topic, name, expected)
             changed = msgspec.structs.replace(record, **changes)
-            value = records.pack_over(former.value, changed)
+            value = pack_over(former.value, changed)
             revision = await self._write([*compares, Compare.mod_revision(key, former.mod_revision)], [Put(key, value)])
             self._subscription_keys.learn(key, value, revision)
             return changed
@@ -778,7 +779,7 @@ class Registry:
         found = await self._subscription_keys.refresh(self._store, key)
         if found is None:
             raise self._no_subscription(topic, name)
-        record = records.unpack(found.value, SubscriptionRecord)
+        record = unpack(found.value, SubscriptionRecord)
         what = f"subscription {name!r} on {topic}"
         return key, found, record, await expect(self._store, key, record, expected, what)
 
@@ -814,7 +815,7 @@ class Registry:
         topic_id, name = records.subscription_of_key(key)
         held = self._subscriptions.setdefault(topic_id, {})
         former = held.get(name)
-        record = None if value is None else records.unpack(value, SubscriptionRecord)
+        record = None if value is None else unpack(value, SubscriptionRecord)
         self._count_letter_topic(former, -1)
         self._count_letter_topic(record, 1)
         if former is not None and (record is None or record.subscription_id != former.subscription_id):
@@ -864,7 +865,7 @@ class Registry:
 
     async def named_producer(self, topic: TopicName, name: str) -> ProducerRecord | None:
         found = await self._store.get(records.producer_key(self.topic(topic).topic_id, name))
-        return records.unpack(found.value, ProducerRecord) if found else None
+        return unpack(found.value, ProducerRecord) if found else None
 
     async def check_producer(self, topic: TopicName, name: str, identity: ProducerRecord) -> ProducerRecord:
         """Check an identity that a client presents, and return the newest one of the same producer.
@@ -910,9 +911,9 @@ class Registry:
             if found is None:
                 number = owned_id(owner, await self._producer_ids.take())
                 record = ProducerRecord(number, 0, access_epoch, opener, owner)
-                value = records.pack(record)
+                value = pack(record)
             else:
-                former = records.unpack(found.value, ProducerRecord)
+                former = unpack(found.value, ProducerRecord)
                 if not takes:
                     check_name_owned(name, topic, former.owner, owner)
                 record = ProducerRecord(
@@ -921,7 +922,7 @@ class Registry:
                 is_repeated = former.opener == opener != 0 and former.owner == record.owner
                 if is_repeated and former.access_epoch >= access_epoch:
                     return former
-                value = records.pack_over(found.value, record)
+                value = pack_over(found.value, record)
             await self._write([Compare.mod_revision(key, found.mod_revision if found else 0)], [Put(key, value)])
             return record
 
@@ -930,7 +931,7 @@ class Registry:
 
     async def access(self, topic: TopicName) -> AccessRecord:
         found = await self._store.get(records.access_key(self.topic(topic).topic_id))
-        return records.unpack(found.value, AccessRecord) if found else AccessRecord()
+        return unpack(found.value, AccessRecord) if found else AccessRecord()
 
     async def take_access(self, topic: TopicName, topic_id: int, holder: ProducerRecord, opener: int) -> None:
         """Give `holder` exclusive access to the topic under a higher access epoch; durable on return."""
@@ -939,9 +940,9 @@ class Registry:
             self.check_current(topic, topic_id)
             key = records.access_key(topic_id)
             found = await self._store.get(key)
-            former = records.unpack(found.value, AccessRecord) if found else AccessRecord()
+            former = unpack(found.value, AccessRecord) if found else AccessRecord()
             record = AccessRecord(former.epoch + 1, holder.producer_id, holder.epoch, opener)
-            value = records.pack_over(found.value, record) if found else records.pack(record)
+            value = pack_over(found.value, record) if found else pack(record)
             await self._write([Compare.mod_revision(key, found.mod_revision if found else 0)], [Put(key, value)])
 
         async with self._changing:
@@ -949,13 +950,13 @@ class Registry:
 
     def _hear_access(self, key: str, value: bytes | None) -> None:
         if value is not None:
-            record = records.unpack(value, AccessRecord)
+            record = unpack(value, AccessRecord)
             for listener in self._listeners:
                 listener.access_taken(records.access_of_key(key), record)
 
     def _hear_producer(self, key: str, value: bytes | None) -> None:
         if value is not None:
-            record = records.unpack(value, ProducerRecord)
+            record = unpack(value, ProducerRecord)
             for listener in self._listeners:
                 listener.producer_resumed(records.producer_of_key(key), record)
 

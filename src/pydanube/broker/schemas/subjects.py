@@ -19,11 +19,11 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from pydanube.broker.registry.records import pack, pack_over, unpack, version_of
-from pydanube.broker.registry.writing import Outrun, expect, try_again, write_surely
 from pydanube.metadata.counters import counter_key, last_id
 from pydanube.metadata.following import Follower, KeyMirror
+from pydanube.metadata.packing import pack, pack_over, unpack, version_of
 from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all
+from pydanube.metadata.writing import Outrun, expect, try_again, write_surely
 from pydanube.model.errors import Corrupt, Full, NotFound, Refused
 from pydanube.model.limits import METADATA_OPERATIONS_MAX, SCHEMA_SUBJECTS_MAX, SCHEMA_VERSIONS_MAX
 from pydanube.model.schemas import Compatibility, RegistryMode, SchemaDefinition, SchemaVersion, VersionNotes
@@ -375,7 +375,7 @@ class Subjects:
 
     async def set_compatibility(self, name: str | None, level: Compatibility | None, expected: str = "") -> None:
         """Set the level of a subject, which need not have a version yet, or without a name the default of all. Raises
-        Conflict if the record does not have the version `expected`; see registry.writing."""
+        Conflict if the record does not have the version `expected`; see metadata.writing."""
         word = "" if level is None else str(level)
         if name is None:
             record = msgspec.structs.replace(self._settings, compatibility=word)

@@ -20,11 +20,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from pydanube.broker.registry.records import version_of
 from pydanube.broker.visibility import hide
 from pydanube.core.access import BROKER, Action, Principal
 from pydanube.core.access_rules import BUILT_IN_ROLES, actions_of, built_in_roles, parse_actions
 from pydanube.core.identity import NOBODY, Identity
+from pydanube.metadata.packing import version_of
 from pydanube.model.errors import AlreadyExists, Denied, Full, Invalid, NotFound, Refused
 from pydanube.model.limits import (
     API_KEYS_MAX,

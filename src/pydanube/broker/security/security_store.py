@@ -13,12 +13,12 @@ from functools import partial
 
 import msgspec
 
-from pydanube.broker.registry.records import unpack, version_of
-from pydanube.broker.registry.writing import Outrun, try_again, write_surely
 from pydanube.core.access import Action
 from pydanube.core.access_rules import AccessRules
 from pydanube.metadata.following import Follower, KeyMirror
+from pydanube.metadata.packing import unpack, version_of
 from pydanube.metadata.store import Compare, Delete, MetadataStore, Put
+from pydanube.metadata.writing import Outrun, try_again, write_surely
 from pydanube.model.errors import AlreadyExists, Conflict, NotFound
 from pydanube.model.security import Binding
 from pydanube.runtime.clock import Clock

@@ -40,10 +40,10 @@ from pydanube.broker.registry.records import (
     pending_of_key,
     query_of_key,
     topic_key,
-    unpack,
 )
 from pydanube.core.staging import QueryRecord
 from pydanube.metadata.following import Follower, Handler
+from pydanube.metadata.packing import unpack
 from pydanube.metadata.store import Delete, Event, KeyValue, list_all
 from pydanube.model.errors import Corrupt, DanubeError, Unavailable
 from pydanube.model.names import TopicName

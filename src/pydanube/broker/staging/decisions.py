@@ -29,12 +29,11 @@ from pydanube.broker.registry.records import (
     PendingRecord,
     decision_key,
     decision_of_key,
-    pack,
     pending_key,
     pending_of_key,
-    unpack,
 )
 from pydanube.broker.registry.registry import Registry, RegistryListener
+from pydanube.metadata.packing import pack, unpack
 from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all, split_writes
 from pydanube.model.errors import DanubeError
 from pydanube.runtime.clock import Clock

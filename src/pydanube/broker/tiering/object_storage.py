@@ -23,10 +23,10 @@ from pydanube.broker.registry.records import (
     PartitionRecord,
     TopicRecord,
     deleted_of_key,
-    unpack,
 )
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.manifest import PartitionPositions
+from pydanube.metadata.packing import unpack
 from pydanube.metadata.store import MetadataStore, list_all
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.ledgers import CursorEntry

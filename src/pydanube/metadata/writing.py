@@ -8,12 +8,12 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from pydanube.metadata.store import Compare, Delete, MetadataStore, Put
 from pydanube.model.errors import Conflict, DanubeError, Unavailable
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.telemetry import get_logger
 
-from .records import unpack, version_of
+from .packing import unpack, version_of
+from .store import Compare, Delete, MetadataStore, Put
 
 log = get_logger(__name__)
 
