@@ -194,7 +194,7 @@ async def test_the_first_key_is_made_once_also_by_two_brokers_and_after_it_was_r
         assert found is not None and found.principal.id == "user:admin"
         late, record = new_key(ALICE, NOW)
         assert await brokers[1].create_first_key(late.key.id, record) is False  # it had read that there is none
-        await brokers[0].delete_key(found.key_id)
+        await brokers[0].key_table.delete(found.key_id)
         file.unlink()
         again = SecurityStore(store, clock, AccessRules())
         await again.load()
@@ -208,9 +208,9 @@ async def test_a_cluster_that_has_keys_gets_no_first_key_even_when_they_are_gone
         access = SecurityStore(store, clock, AccessRules())
         await access.load()
         new, record = new_key(ALICE, NOW)
-        await access.create_key(new.key.id, record)
+        await access.key_table.create(new.key.id, record)
         await create_first_key(access, clock, OsDisk(), tmp_path)
-        await access.delete_key(new.key.id)
+        await access.key_table.delete(new.key.id)
         await create_first_key(access, clock, OsDisk(), tmp_path)
         assert not access.keys and not (tmp_path / "admin-key").exists()
 

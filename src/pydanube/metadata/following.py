@@ -244,6 +244,11 @@ class KeyMirror:
         self._take = take
         self._follower: Follower | None = None
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether other brokers may change the keys; without a follower, this broker is alone."""
+        return self._follower is not None
+
     def follow(self, follower: Follower) -> None:
         self._follower = follower
         follower.add(self.prefix, Handler(self._apply, self.replace))

@@ -116,7 +116,7 @@ class AccessAdministration:
         record = self._checked_role(parts, principal, name, actions)
         if len(parts.store.roles) >= ROLES_MAX:
             raise Full(f"there are {ROLES_MAX} roles, which is the most: delete one that no binding has")
-        await parts.store.create_role(name, record)
+        await parts.store.role_table.create(name, record)
         return _role(name, record)
 
     async def change_role(self, principal: Principal, name: str, actions: Sequence[str], expected: str = "") -> Role:
@@ -127,10 +127,11 @@ class AccessAdministration:
         parts = self._administered(principal)
         note_detail(f"role {name}: {', '.join(actions)}")
         record = self._checked_role(parts, principal, name, actions)
-        if name in parts.store.roles:
-            record.created_at = parts.store.roles[name].created_at
-        await parts.store.change_role(name, record, expected)
-        return _role(name, record)
+
+        def change(former: RoleRecord) -> RoleRecord:
+            return RoleRecord(record.actions, former.created_at)
+
+        return _role(name, (await parts.store.role_table.change(name, change, expected)).record)
 
     async def delete_role(self, principal: Principal, name: str, expected: str = "") -> None:
         """Delete a role that no binding has. `expected` as in `change_role`."""
@@ -142,7 +143,7 @@ class AccessAdministration:
             raise Refused(
                 f"role {name!r} is in {len(users)} bindings, for example {min(users)!r}: delete them before the role"
             )
-        await parts.store.delete_role(name, expected)
+        await parts.store.role_table.delete(name, expected)
 
     def _checked_role(
         self, parts: SecurityParts, principal: Principal, name: str, actions: Sequence[str]
@@ -215,7 +216,7 @@ class AccessAdministration:
             raise Full(f"there are {BINDINGS_MAX} bindings, which is the most: bind groups, or use wildcards")
         if not parts.rules.allows(principal, Action.ADMINISTER, BROKER):
             _check_share(parts, where)
-        await parts.store.create_binding(
+        await parts.store.binding_table.create(
             name, BindingRecord(str(who), list(chosen), str(where), created_at=self._clock.now_us())
         )
         return made
@@ -228,7 +229,7 @@ class AccessAdministration:
             raise _no_binding(principal, binding_id, found)
         _check_administers(parts, principal, found.resource)
         note_detail(_in_words(found))
-        await parts.store.delete_binding(binding_id)
+        await parts.store.binding_table.delete(binding_id)
 
     def _shows(self, parts: SecurityParts, principal: Principal, binding: Binding) -> bool:
         is_own = str(binding.subject) in principal.subjects()
@@ -271,7 +272,7 @@ class AccessAdministration:
         self._check_keys_left(parts, str(who))
         made, record = new_key(who, now, groups=chosen, expires_at=expires_at, comment=comment)
         note_detail(f"API key {made.key.id} of {who}")
-        await parts.store.create_key(made.key.id, record)
+        await parts.store.key_table.create(made.key.id, record)
         return made
 
     async def revoke_key(self, principal: Principal, key_id: str) -> None:
@@ -285,7 +286,7 @@ class AccessAdministration:
         note_detail(f"API key {key_id}" if found is None else f"API key {key_id} of {found.principal}")
         if found is None:
             raise NotFound(f"there is no API key {key_id!r}")
-        await parts.store.delete_key(key_id)
+        await parts.store.key_table.delete(key_id)
 
     def _check_may_make_key(
         self, parts: SecurityParts, principal: Principal, who: BoundSubject, groups: tuple[str, ...]
