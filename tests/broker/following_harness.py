@@ -146,7 +146,7 @@ async def check_equal(members: list[Member]) -> None:
         assert registry.topics() == sorted(topics)
         for name, entry in topics.items():
             assert registry.topic(name) == unpack(entry.value, TopicRecord)
-            assert registry._topic_keys.revisions[entry.key] == entry.mod_revision
+            assert registry._topic_table.keys.revisions[entry.key] == entry.mod_revision
         held = {
             records.subscription_key(topic_id, name): version_of(record)
             for topic_id, its in registry._subscriptions.items()
