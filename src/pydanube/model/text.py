@@ -14,8 +14,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from enum import IntEnum
 from math import inf
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
 from .errors import Invalid
 
@@ -164,6 +165,22 @@ class Choice:
 
     def show(self, value: str) -> str:
         return value
+
+
+class Word(IntEnum):
+    """A choice that has a number where it is stored or sent, and that users write as a word."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        try:
+            return cls[text.upper().replace("-", "_")]
+        except (KeyError, AttributeError):
+            *others, last = map(str, cls)
+            what = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", cls.__name__).lower()
+            raise Invalid(f"{what} {text!r} is unknown: use {', '.join(others)} or {last}") from None
+
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", "-")
 
 
 def seconds(text: str, *, needs_unit: bool = False) -> Decimal:

@@ -176,8 +176,6 @@ class WebhooksKind:
             options: dict[str, Any] = {key: value for key, _, value in pairs}
             if "headers" in options:
                 options["headers"] = options["headers"].split(",")
-            if options.get("window_s", "").isdecimal():
-                options["window_s"] = int(options["window_s"])
             if name:
                 tables[name] = options
         return tables
