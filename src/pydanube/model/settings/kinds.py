@@ -7,12 +7,12 @@ it raises ValueError for anything else. `show` writes a value as text that `read
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from ipaddress import ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from pydanube.model.cluster import Network
 from pydanube.model.errors import Invalid
 from pydanube.model.names import TopicName
 from pydanube.model.text import Kind, Number
@@ -28,6 +28,7 @@ _SECRET: Final = re.compile(
     re.IGNORECASE,
 )
 _ENDPOINT: Final = re.compile(r"(https?://\S+)?")
+_LISTED: Final = (str, IPv4Network, IPv6Network)
 
 
 class ValueKind(Kind[Any], Protocol):
@@ -201,58 +202,21 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class TextList:
-    """Texts that match a pattern: an array of the file, or text with commas between them."""
+class ListOf:
+    """Values that `parse` reads: an array of the file, or text with separators between them."""
 
     allowed: str
-    pattern: re.Pattern[str]
+    parse: Callable[[str], object]
+    separator: str = ","
 
-    def read(self, value: object) -> tuple[str, ...]:
-        given = value.split(",") if isinstance(value, str) else value
-        if not isinstance(given, list | tuple):
+    def read(self, value: object) -> tuple[Any, ...]:
+        given = value.split(self.separator.strip()) if isinstance(value, str) else value
+        if not isinstance(given, list | tuple) or not all(isinstance(one, _LISTED) for one in given):
             raise ValueError
-        texts = tuple(one.strip() if isinstance(one, str) else "" for one in given)
-        if texts == ("",):
-            return ()
-        if not all(self.pattern.fullmatch(one) for one in texts):
-            raise ValueError
-        return texts
+        return tuple(self.parse(text) for one in given if (text := str(one).strip()))
 
-    def show(self, value: tuple[str, ...]) -> str:
-        return ",".join(value)
-
-
-@dataclass(frozen=True, slots=True)
-class RulesKind:
-    """Rules, each a line of text: an array of the file, or text with semicolons between them."""
-
-    allowed: str = "rules such as 'subject CN=([^,]+) => user:{1}', with ; between them, or empty"
-
-    def read(self, value: object) -> tuple[str, ...]:
-        given = value.split(";") if isinstance(value, str) else value
-        if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
-            raise ValueError
-        return tuple(one.strip() for one in given if one.strip())
-
-    def show(self, value: tuple[str, ...]) -> str:
-        return "; ".join(value)
-
-
-@dataclass(frozen=True, slots=True)
-class NetworksKind:
-    """Networks in CIDR form: an array of the file, or text with commas between them."""
-
-    allowed: str = "networks such as 10.0.0.0/8, with commas between them, or empty"
-
-    def read(self, value: object) -> tuple[Network, ...]:
-        given = value.split(",") if isinstance(value, str) else value
-        if not isinstance(given, list | tuple):
-            raise ValueError
-        texts = [str(one).strip() for one in given]
-        return tuple(ip_network(one) for one in texts if texts != [""])
-
-    def show(self, value: tuple[Network, ...]) -> str:
-        return ",".join(map(str, value))
+    def show(self, value: tuple[Any, ...]) -> str:
+        return self.separator.join(map(str, value))
 
 
 PORT: Final = Number(0, 65_535)
@@ -268,19 +232,26 @@ JWKS_URL: Final = Url("a URL with http or https, or empty", _ENDPOINT)
 TRACES_URL: Final = Url("a URL with http or https, such as http://127.0.0.1:4318/v1/traces, or empty", _ENDPOINT)
 OPTIONAL_PATH: Final = OrEmpty(PathKind())
 HOST: Final = Text("a host name or an IP address", re.compile(r"[A-Za-z0-9._:%-]{1,255}"))
-HOSTS: Final = TextList(
-    "host names and IP addresses with commas between them, *, or empty", re.compile(r"[A-Za-z0-9._:%-]{1,255}|\*")
+HOSTS: Final = ListOf(
+    "host names and IP addresses with commas between them, *, or empty",
+    Text("", re.compile(r"[A-Za-z0-9._:%-]{1,255}|\*")).read,
 )
-ORIGINS: Final = TextList(
+ORIGINS: Final = ListOf(
     "origins such as https://example.com, with commas between them, or empty",
-    re.compile(r"https?://[A-Za-z0-9.\[\]:_-]{1,255}"),
+    Text("", re.compile(r"https?://[A-Za-z0-9.\[\]:_-]{1,255}")).read,
 )
-PRINCIPALS: Final = TextList(
+PRINCIPALS: Final = ListOf(
     "principals such as user:admin, with commas between them, or empty",
-    re.compile(r"(user|service_account):[^\s:/,][^\s,]{0,254}"),
+    Text("", re.compile(r"(user|service_account):[^\s:/,][^\s,]{0,254}")).read,
 )
 CLIENT_CERTIFICATES_OR_EMPTY: Final = Text(
     "one of off, optional, required, or empty", re.compile(r"(off|optional|required)?")
+)
+NETWORKS: Final = ListOf("networks such as 10.0.0.0/8, with commas between them, or empty", ip_network)
+RULES: Final = ListOf(
+    "rules such as 'subject CN=([^,]+) => user:{1}', with ; between them, or empty",
+    Text("", re.compile(".+")).read,
+    "; ",
 )
 NODE_NAME: Final = Text(
     "up to 200 ASCII letters, digits, '.', '_' and '-', or empty",

@@ -31,20 +31,20 @@ from .kinds import (
     JWKS_URL,
     MAY_HOLD_SECRETS,
     METADATA_URL,
+    NETWORKS,
     NODE_NAME,
     OPTIONAL_PATH,
     ORIGINS,
     PORT,
     PRINCIPALS,
+    RULES,
     STORE_URL,
     TOPIC,
     TRACES_URL,
     USER_NAME,
-    NetworksKind,
     OptionsKind,
     OrEmpty,
     PathKind,
-    RulesKind,
     Secret,
     ValueKind,
     WebhooksKind,
@@ -100,7 +100,7 @@ class ServerSettings(Section):
     advertised_inside: str = setting(
         "", ADDRESS, "What other brokers and clients in the networks `inside` are told; empty: the same as all."
     )
-    inside: tuple[Network, ...] = setting((), NetworksKind(), "Networks whose clients are told advertised_inside.")
+    inside: tuple[Network, ...] = setting((), NETWORKS, "Networks whose clients are told advertised_inside.")
     name: str = setting("", NODE_NAME, "What this broker is called, unique in its cluster; empty: broker-1.")
 
 
@@ -205,7 +205,7 @@ class AuthSettings(Section):
     secret: str = setting("", Secret(), "The secret of Danube's tokens (HS256), 32 bytes or more; empty: none.")
     secret_file: Path | None = setting(None, OPTIONAL_PATH, "The file with the secret, instead of `secret`.")
     certificate_rules: tuple[str, ...] = setting(
-        (), RulesKind(), "Whom client certificates stand for: `SAN PATTERN => TYPE:NAME` or `subject ...`."
+        (), RULES, "Whom client certificates stand for: `SAN PATTERN => TYPE:NAME` or `subject ...`."
     )
     cluster_token: str = setting(
         "", Secret(), "What the brokers of a cluster show to each other, 32 characters or more; empty: none."
