@@ -105,7 +105,8 @@ def test_policies_take_units(text: str, change: tuple[str, int]):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("retention=7d", "is unknown: use one of producers_max"),
+        ("retention=7d", "is unknown: did you mean 'retention_s'"),
+        ("colour=7", "is unknown: use one of producers_max"),
         ("ttl_s", "NAME=VALUE"),
         ("ttl_s=", "NAME=VALUE"),
         ("ttl_s=1500ms", "whole seconds"),

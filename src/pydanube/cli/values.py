@@ -18,7 +18,7 @@ from pydanube.model.limits import UNACKED_MAX
 from pydanube.model.policies import FIELDS, BacklogAction
 from pydanube.model.positions import OFFSET_END, Position
 from pydanube.model.schemas import parse_subject
-from pydanube.model.text import Size, read, seconds
+from pydanube.model.text import Size, did_you_mean, read, seconds
 
 _AGO: Final = re.compile(r"(?:now)?-([0-9.]+ ?[a-z]+)")
 _AGO_WITHOUT_UNIT: Final = re.compile(r"(?:now)?(-[0-9.]+)")
@@ -97,7 +97,7 @@ def unacked_max(text: str) -> int:
 def policy_name(text: str) -> str:
     name = text.replace("-", "_")
     if name not in FIELDS:
-        raise Invalid(f"policy {text!r} is unknown: use one of {', '.join(FIELDS)}")
+        raise Invalid(f"policy {text!r} is unknown: {did_you_mean(name, FIELDS, 'use one of')}")
     return name
 
 

@@ -16,7 +16,7 @@ from typing import Final, Self, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from pydanube.model.errors import Invalid
-from pydanube.model.text import Duration, Flag, Kind
+from pydanube.model.text import Duration, Flag, Kind, did_you_mean
 
 from .store import check_key
 
@@ -140,5 +140,6 @@ class StoreOptions:
 
     def done(self) -> None:
         if self._given:
-            known = ", ".join(self._known) or "none"
-            raise Invalid(f"the {self._scheme} store has no setting {min(self._given)!r}; it has: {known}")
+            name = min(self._given)
+            hint = did_you_mean(name, self._known, "it has:")
+            raise Invalid(f"the {self._scheme} store has no setting {name!r}: {hint}")
