@@ -17,11 +17,11 @@ help: ## show this help
 PAUSE_SECONDS ?= 5
 define install
 @for try in 1 2 3; do \
-  $(1) -m pip install --quiet --disable-pip-version-check $(3) && exit 0; \
+  $(1) -m pip install --quiet --disable-pip-version-check $(3) 2>$(VENV)/pip.log && exit 0; cat $(VENV)/pip.log >&2; \
   [ $$try = 3 ] || { echo "$(2) could not be installed; once more in $(PAUSE_SECONDS) s" >&2; sleep $(PAUSE_SECONDS); }; \
 done; \
-echo "$(2) could not be installed: the lines of pip above name the package and the reason. Look at the network" >&2; \
-echo "(HTTPS_PROXY for a proxy, PIP_INDEX_URL for an index of your own), then run the same command again." >&2; \
+echo "$(2) could not be installed: $$(grep '^ERROR' $(VENV)/pip.log | tail -n 1)" >&2; \
+echo "Look at the network (HTTPS_PROXY for a proxy, PIP_INDEX_URL for an index of your own), then run it again." >&2; \
 exit 1
 endef
 

@@ -27,7 +27,7 @@ import fastavro
 
 from pydanube.cli.bench.broker import BrokerProcess
 from pydanube.client import Client, connect
-from pydanube.codec.schemas import parse_schema
+from pydanube.formats import parse_schema
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat, SchemaVersion
 
 BATCH = 500

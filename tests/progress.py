@@ -1,12 +1,13 @@
 """How far a run of the tests is: one line that is rewritten on a terminal, a line now and then elsewhere.
 
 The time left is reckoned with how long each test took here last time, which pytest's cache keeps, or, in the first
-run, with the number of tests. `--failures FILE` writes down what failed, for `.ci/suite`.
+run, with the number of tests. `--failures FILE` writes down what failed and whether all tests ran, for `.ci/suite`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -20,6 +21,9 @@ LINE_EVERY_S: Final = 30.0
 REWRITE_EVERY_S: Final = 0.2
 CLEAR: Final = "\r\033[K"
 """Goes to the beginning of a terminal's line, and empties it."""
+
+GROUP: Final = re.compile(r"@[\w ]+$")
+"""What pytest-xdist appends to the id of a test that is in a group."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,19 +40,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Failures:
-    """Collects what failed, in the order in which it did."""
+    """Collects what failed, in the order in which it did, and whether all tests were run."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._found: dict[str, str] = {}
+        self._wrong_files = 0
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._wrong_files += report.failed
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            node = report.nodeid.split("@")[0]  # pytest-xdist appends the group
+            node = GROUP.sub("", report.nodeid)
             self._found.setdefault(node, f"{report.longreprtext}\n{report.caplog}{report.capstderr}")
 
-    def pytest_sessionfinish(self) -> None:
-        self._file.write_text(json.dumps(self._found))
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        is_whole = exitstatus <= pytest.ExitCode.TESTS_FAILED and not self._wrong_files
+        self._file.write_text(json.dumps({"whole": is_whole, "failed": self._found}))
 
 
 class Progress:

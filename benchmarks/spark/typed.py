@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bench_broker import PARTITIONS
 from reporting import Result
 
-from pydanube.codec.schemas import parse_schema
+from pydanube.formats import parse_schema
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ import pydanube
 from pydanube.spark import java
 
 BROKER_SECONDS_MAX = 120
+END_SECONDS_MAX = 120
 SPARK_SECONDS_MAX = 600
 """The limits of the phases, at least ten times what a quiet machine needs: they catch what hangs."""
 
@@ -74,7 +75,7 @@ async def play(feed: Feed, broker: Broker, job: Job, story: Story, phases: Phase
         begin = time.perf_counter()
         seconds_max = options.seconds + SPARK_SECONDS_MAX
         group.create_task(follow(story.watch, job, phases, feed.total, seconds_max * 2))
-        trouble = group.create_task(disaster(job, story, phases, options.kill_after or options.seconds * 0.4))
+        trouble = group.create_task(disaster(job, story, phases, options.kill_after))
         async with phases.phase("published", seconds_max, broker, feed.total) as told:
 
             def published(count: int) -> None:
@@ -86,11 +87,12 @@ async def play(feed: Feed, broker: Broker, job: Job, story: Story, phases: Phase
         for _ in range(LAST):
             async with phases.phase("the last orders", SPARK_SECONDS_MAX, job):
                 await story.watch.wait_until_done(len(feed.books.sent))
+            async with phases.phase("one more order", BROKER_SECONDS_MAX, broker):
                 await feed.send_last()
         async with phases.phase("the last batch", SPARK_SECONDS_MAX, job):
             await story.watch.wait_until_done(feed.total)
         story.seconds = time.perf_counter() - begin
-        async with phases.phase("end of the pipeline", SPARK_SECONDS_MAX, job):
+        async with phases.phase("end of the pipeline", END_SECONDS_MAX, job):
             job.finish()
             await listening
         watching.cancel()
@@ -163,7 +165,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kill-after", type=float, help="seconds from the start of the feed to the kill -9")
     parser.add_argument("--rate", type=int, default=5_000, help="messages a second")
     parser.add_argument("--plot", type=Path, default=Path("danube-demo.png"), help="where the picture goes")
-    return parser.parse_args()
+    chosen = parser.parse_args()
+    if chosen.kill_after is None:
+        chosen.kill_after = chosen.seconds * 0.4
+    if chosen.seconds < 1 or chosen.rate < 1 or not 0 <= chosen.kill_after < chosen.seconds:
+        parser.error("the feed needs a second and a message at least, and the kill comes while it lasts")
+    return chosen
 
 
 def run() -> int:

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from pydanube import DanubeError
+
 LINE_SECONDS = 10
 """Between two lines about what is waited for, where no terminal shows it moving."""
 LOAD_MAX = 2.0
@@ -45,7 +47,8 @@ class Phases:
     ) -> AsyncIterator[Callable[[int], None]]:
         """Show that `what` is waited for, and how far it is if the function that is yielded is told so.
 
-        After `seconds_max` raises Trouble with what is known of `process`, whose answer is missing."""
+        After `seconds_max`, and when a request to the broker fails, raises Trouble with what is known of `process`,
+        whose answer is missing."""
         task = self._progress.add_task(what, total=total, count="")
 
         def told(done: int) -> None:
@@ -58,7 +61,9 @@ class Phases:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise Trouble(await report(what, seconds_max, process)) from None
+            raise Trouble(await report(f"not over after {seconds_max:.0f} s: {what}", process)) from None
+        except DanubeError as error:
+            raise Trouble(await report(f"failed: {what}: {error}", process)) from error
         finally:
             self._progress.remove_task(task)
 
@@ -70,12 +75,12 @@ class Phases:
                 self.say("waiting", f"{task.description}{count}, {task.elapsed or 0:.0f} s")
 
 
-async def report(what: str, seconds: float, process: Process) -> str:
-    """Say what is known about a phase that is not over, and let the process write its stacks to its log."""
+async def report(what: str, process: Process) -> str:
+    """Say what is known about a phase that went wrong, and let the process write its stacks to its log."""
     last_lines = process.last_lines()
     await process.dump_threads()
     return (
-        f"not over after {seconds:.0f} s: {what}\n"
+        f"{what}\n"
         f"did not answer: {process.name}, process {process.pid}; the last lines of its log:\n{last_lines}\n"
         f"the whole log: {process.log}\n"
         f"At its end is where each thread was; `kill -USR1 PID` writes that while a danube command runs.\n{load()}"

@@ -142,12 +142,20 @@ class Job(Process):
 
 def descendants(pid: int) -> list[int]:
     """Return the children of a process, their children, and so on: the JVM is in a process group of its own."""
-    try:
-        listed = subprocess.run(["ps", "-A", "-o", "ppid=,pid="], capture_output=True, text=True).stdout
-    except FileNotFoundError:  # no ps: the JVM ends by itself when it notices that the pipeline is gone
-        return []
-    pairs = [tuple(map(int, line.split())) for line in listed.splitlines()]
+    pairs = parents_and_children()
     found = [pid]
     for one in found:  # grows meanwhile
         found += [child for parent, child in pairs if parent == one]
     return found[1:]
+
+
+def parents_and_children() -> list[tuple[int, int]]:
+    """Return the parent's and the own id of every process: as Linux tells it, or elsewhere `ps`."""
+    if (proc := Path("/proc")).joinpath("self/stat").exists():
+        found = []
+        for stat in proc.glob("[0-9]*/stat"):
+            with suppress(OSError):  # it has just ended
+                found.append((int(stat.read_text().rpartition(")")[2].split()[1]), int(stat.parent.name)))
+        return found
+    listed = subprocess.run(["ps", "-A", "-o", "ppid=,pid="], capture_output=True, text=True, check=True).stdout
+    return [(int(parent), int(child)) for parent, child in map(str.split, listed.splitlines())]

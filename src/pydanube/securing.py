@@ -6,9 +6,10 @@ Every refusal names the setting and the remedy, and none repeats a secret.
 from __future__ import annotations
 
 import asyncio
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
+
+from pydanube.model.addresses import is_loopback
 
 from .broker.security.authentication import CLUSTER_TOKEN_BYTES_MIN, AcceptedCredentials, Authentication
 from .broker.security.certificates import CertificateRule
@@ -94,13 +95,6 @@ def _is_encrypted(settings: Settings) -> bool:
         (settings.tls_http, settings.server.http),
     )
     return all(settings.listener_tls(one) is not None for one, is_on in listeners if is_on)
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 async def open_authentication(settings: Settings, access: SecurityStore, clock: Clock) -> Authentication:

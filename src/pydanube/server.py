@@ -16,16 +16,17 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 import msgspec
 
+from pydanube.model.addresses import bracketed, host_port, is_loopback
+
 from .broker import Broker, BrokerParts
 from .broker.cluster.cluster_membership import ClusterMembership
 from .broker.cluster.joining import METADATA_PART, Joining, join_cluster, refuse_copy
-from .broker.cluster.loads import ClusterLoads
+from .broker.cluster.loads import Loads
 from .broker.cluster.node_records import FOUNDER_LOG_KEY, IDENTITY_KEY, log_key
 from .broker.cluster.owners import ClusterOwners
 from .broker.cluster.parts import ClusterParts, sole_cluster
@@ -50,10 +51,10 @@ from .metadata.etcd.place import older_copy
 from .metadata.following import Follower
 from .metadata.levels import put_level, refuse_unknown_level
 from .metadata.opening import open_metadata
-from .metadata.store import Compare, MetadataStore, Put
+from .metadata.store import NO_GENERATION, Compare, Generation, MetadataStore, Put
 from .model.addresses import NO_ADDRESSES, BrokerAddresses
-from .model.cluster import BrokerSession
-from .model.errors import DanubeError, Refused, Unavailable
+from .model.cluster import PROOF_BYTES, BrokerSession
+from .model.errors import DanubeError, Refused
 from .model.levels import THIS_RELEASE, Levels
 from .model.settings.words import OFF, OPTIONAL
 from .model.webhooks import Webhook
@@ -71,6 +72,7 @@ from .runtime.file_descriptors import (
 from .runtime.network import check_free
 from .runtime.objects import ObjectStore
 from .runtime.objects.opening import open_store, peek_store
+from .runtime.randomness import secret_text
 from .runtime.service_manager import notify
 from .runtime.signals import has_terminal, on_hangup, on_stop_signals
 from .runtime.tasks import Tasks, run_together
@@ -80,7 +82,7 @@ from .securing import check_settings, cluster_token, open_authentication
 from .settings import Settings
 from .storage.directory import FORMAT as DIRECTORY_FORMAT
 from .storage.directory import DataDirectory
-from .storage.metadata_seen import lacks_mark, read_mark, read_seen, refuse_older, write_seen
+from .storage.metadata_seen import lacks_mark, read_generation, read_mark, read_seen, refuse_older, write_seen
 from .storage.tiering.store_proof import StoreProof, refuse_missing
 from .storage.wal import LogWriter, MetadataStamp, RecoveredLog, check_manifest
 from .version import __version__
@@ -96,9 +98,6 @@ LOG_PART: Final = "wal"
 
 REVISION_INTERVAL_S: Final = 10.0
 """How often the revision of the metadata is saved in the data directory and noted in the log, if it has changed."""
-
-MARK_INTERVAL_S: Final = 600.0
-"""How often a broker of a cluster writes the key of its log again, so that an older copy of the etcd lacks it."""
 
 DISK_CHECK_INTERVAL_S: Final = 10.0
 """How often the free space on the disk of the metadata is checked."""
@@ -198,11 +197,12 @@ class Server:
         """The broker, once it is a member of a cluster."""
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
-        self._saved: tuple[MetadataStamp, int] | None = None
-        """The revision and the mark that are in the data directory."""
+        self._saved: tuple[MetadataStamp, int, Generation] | None = None
+        """The revision, the mark and the generation of the metadata that are in the data directory."""
         self._mark = 0
         """The revision at which the key of the own log was written last."""
-        self._marked_at = 0.0
+        self._changes_marked = 0
+        """How many changes the metadata had then, without those that are marks."""
         self._saving: asyncio.Future[None] | None = None
         self._metadata_trouble = ""
         self._certificates: dict[ServerTls, ServerCertificates] = {}
@@ -263,7 +263,7 @@ class Server:
     @property
     def url(self) -> str:
         host, port = self.native_address
-        return f"{'danubes' if NATIVE in self._listener_tls else 'danube'}://{_bracketed(host)}:{port}"
+        return f"{'danubes' if NATIVE in self._listener_tls else 'danube'}://{host_port(host, port)}"
 
     @property
     def data_dir(self) -> Path:
@@ -272,7 +272,7 @@ class Server:
     @property
     def http_url(self) -> str:
         host, port = self.http_address
-        return f"{'https' if HTTP in self._listener_tls else 'http'}://{_bracketed(host)}:{port}"
+        return f"{'https' if HTTP in self._listener_tls else 'http'}://{host_port(host, port)}"
 
     @property
     def has_tls(self) -> bool:
@@ -288,7 +288,7 @@ class Server:
     def ready_line(self) -> str:
         """The line that `danube serve` prints once clients can connect; a listener that is off has port 0."""
         host, port = self.native_address
-        host = _bracketed(host)
+        host = bracketed(host)
         grpc, admin, http = self.grpc_address[1], self.admin_address[1], self.http_address[1]
         return f"danube ready native={host}:{port} grpc={host}:{grpc} admin={host}:{admin} http={host}:{http}"
 
@@ -304,14 +304,11 @@ class Server:
         opened = await (self._open_alone(node) if is_in_directory else self._open_member(node))
         store, directory, objects, founder = opened
         registry = self._registry = Registry(store, clock, self._components.levels)
-        follower = Follower(store, clock)
-        if founder is not None:
-            registry.follow(follower)
-            await follower.start()
+        follower = registry.follower
         await registry.load()
         writer = await self._open_log(opened, await registry.known_ledgers(opened.is_own_log))
-        await self._save_revision(store, directory, writer)
-        self._parts.push_async_callback(self._save_last_revision, store, directory, writer)
+        await self._save_revision(opened, writer)
+        self._parts.push_async_callback(self._save_last_revision, opened, writer)
         objects = objects or await self._open_objects()
         tasks = self._tasks
         self._parts.push_async_callback(tasks.close)
@@ -333,7 +330,6 @@ class Server:
             objects,
             lambda: self._metadata_trouble,
             cluster,
-            None if founder is None else follower,
             security,
             self._audit(),
         )
@@ -344,7 +340,6 @@ class Server:
         if security is not None:
             await create_first_key(security.store, clock, self._components.disk, directory.path)
         if founder is not None:
-            tasks.spawn(follower.run(), "metadata following")
             tasks.spawn(self._give_up_older_metadata(opened, membership, writer), "older metadata")
         self._run_tasks(broker, tasks)
         tasks.spawn(self._keep_saving_revision(opened, writer), "metadata revision remembering")
@@ -364,7 +359,7 @@ class Server:
             authentication=security is not None,
             tls=", ".join(one.name for one in self._listener_tls) or "none",
         )
-        if security is None and not _is_loopback(host):
+        if security is None and not is_loopback(host):
             log.warning(
                 "broker.unprotected",
                 host=host,
@@ -462,7 +457,7 @@ class Server:
         token, tls = self._peer_credentials()
         peers = NativePeers(membership, self._components.clock, tasks, token, tls)
         self._parts.callback(peers.close)
-        return ClusterParts(membership, ClusterOwners(membership, follower), peers, ClusterLoads(follower))
+        return ClusterParts(membership, ClusterOwners(membership, follower), peers, Loads(follower))
 
     def _peer_credentials(self) -> tuple[str, Callable[[], ssl.SSLContext] | None]:
         """Return the token that this broker shows to the others, and what makes the TLS contexts of connections to
@@ -477,6 +472,8 @@ class Server:
         """Return the membership of a broker of a cluster; it joins when the listeners are open."""
         settings = self._settings
 
+        proof = secret_text(PROOF_BYTES)
+
         def describe() -> BrokerSession:
             return BrokerSession(
                 identity.node,
@@ -488,6 +485,7 @@ class Server:
                 version=__version__,
                 formats=FORMATS,
                 level=self._components.levels.newest,
+                proof=proof,
             )
 
         membership = ClusterMembership(
@@ -528,19 +526,19 @@ class Server:
         reserved = GRPC_DESCRIPTORS * grpc_places + places.connections + 3 * places.at_once
         tls = self._listener_tls
         self._native = NativeServer(broker, settings.limits, clock, tasks, tls.get(NATIVE), reserved)
-        memory = self._native.publish_memory
+        memory, work = self._native.publish_memory, self._native.unproven_work
         if HTTP in listeners:
             from .gateway.http import HttpServer  # imports a web framework: only where it is used
 
             webhooks = tuple(_with_secret(one) for one in settings.http.webhooks)
             with_secrets = replace(settings, http=replace(settings.http, webhooks=webhooks))
-            self._http = HttpServer(broker, with_secrets, clock, tasks, memory, tls.get(HTTP), places)
+            self._http = HttpServer(broker, with_secrets, clock, tasks, memory, tls.get(HTTP), places, work)
             self.http_address = await self._on_port(HTTP, self._http.start)
         if grpc_places:
             from .gateway.grpc import GrpcServer  # imports grpcio, which is an extra
 
             certificates = tls.get(GRPC), tls.get(ADMIN)
-            self._grpc = GrpcServer(broker, settings, clock, tasks, memory, *certificates, grpc_places)
+            self._grpc = GrpcServer(broker, settings, clock, tasks, memory, *certificates, grpc_places, work)
             if GRPC in listeners:
                 self.grpc_address = await self._on_port(GRPC, self._grpc.open_data)
             if ADMIN in listeners:
@@ -579,7 +577,7 @@ class Server:
             key = f"server.{listener.setting}"
             source = self._settings.sources.get(key, "default")
             raise Refused(
-                f"{_bracketed(host)}:{port} is taken, perhaps by another broker: it is {key} ({source}), for the "
+                f"{host_port(host, port)} is taken, perhaps by another broker: it is {key} ({source}), for the "
                 f"{listener.name} listener; choose another with {listener.option} (0 takes a free one)"
             ) from None
 
@@ -644,13 +642,18 @@ class Server:
             return
         identity, revision = await store.identity(), await store.revision()
         refuse_older(identity, revision, dict([seen]), path, place)
+        former = read_generation(disk, path)
+        is_restored = not identity.generation.may_continue(former)
         if lacks := lacks_mark(await store.get(own_key), read_mark(disk, path, identity.store_id)):
+            how = ", and it was made anew" if is_restored else ""
             raise Refused(
-                f"{place} is older than {path}: {lacks}; put back the newest copy of the metadata, or without one "
+                f"{place} is older than {path}: {lacks}{how}; put back the newest copy of the metadata, or without one "
                 f"restore from the object store with `danube storage restore`"
             )
+        if is_restored:  # and has all that this broker has written: it was made of the last moment
+            log.warning("etcd.made_anew", etcd=str(place), former=former, now=identity.generation)
 
-    async def _save_revision(self, store: MetadataStore, directory: DataDirectory, writer: LogWriter) -> None:
+    async def _save_revision(self, opened: Opened, writer: LogWriter) -> None:
         """Save the revision of the metadata in the data directory, so that a later start refuses an older copy.
 
         What fails is tried again the next time; the log names its metadata too. Cancelled: the file is written all the
@@ -660,47 +663,52 @@ class Server:
         try:
             if self._saving is not None:  # by a call that was cancelled
                 await asyncio.wait([self._saving])
-            with suppress(Unavailable):  # what was seen before is saved all the same
+            store, generation = opened.store, self._saved[2] if self._saved is not None else NO_GENERATION
+            with suppress(DanubeError):  # what was seen before is saved all the same
+                if opened.founder is not None:
+                    await self._check_mark(opened)
                 await store.revision()
+                generation = (await store.identity()).generation
             writer.note_revision(store.revision_seen)
-            seen = writer.metadata, self._mark
+            seen = writer.metadata, self._mark, generation
             if seen != self._saved:
-                write = partial(write_seen, self._components.disk, directory.path, *seen)
+                write = partial(write_seen, self._components.disk, opened.directory.path, *seen)
                 self._saving = asyncio.get_running_loop().run_in_executor(None, write)
                 await asyncio.shield(self._saving)
                 self._saved = seen
         except (OSError, DanubeError) as error:
             log.warning("metadata.revision_not_written", error=str(error))
 
-    async def _save_last_revision(self, store: MetadataStore, directory: DataDirectory, writer: LogWriter) -> None:
+    async def _save_last_revision(self, opened: Opened, writer: LogWriter) -> None:
         """Save the revision when the broker stops, unless the metadata does not answer: an older one is saved."""
         try:
             async with asyncio.timeout(LAST_REVISION_S):
-                await self._save_revision(store, directory, writer)
+                await self._save_revision(opened, writer)
         except TimeoutError:
             log.warning("metadata.revision_not_written", error=f"no answer within {LAST_REVISION_S} s")
 
     async def _keep_saving_revision(self, opened: Opened, writer: LogWriter) -> None:
         while True:
             await self._components.clock.sleep(REVISION_INTERVAL_S)
-            if opened.founder is not None:
-                with suppress(DanubeError):
-                    await self._check_mark(opened)
-            await self._save_revision(opened.store, opened.directory, writer)
+            await self._save_revision(opened, writer)
 
     async def _check_mark(self, opened: Opened) -> None:
         """Do nothing any more with an etcd that lacks the last mark: it was put back to an older copy. Its revision may
-        have risen past the one that was seen, so that it does not show that."""
+        have risen past the one that was seen, so that it does not show that. With an etcd that has changed, write the
+        mark again: a copy that has it has everything that was seen before."""
         own = await opened.store.get(opened.log_key)
         if lacks := lacks_mark(own, self._mark):
             opened.store.refuse(older_copy(self._settings.metadata_place, lacks))
-        elif own is not None and self._components.clock.monotonic() - self._marked_at >= MARK_INTERVAL_S:
+            return
+        marks = await opened.store.list(FOUNDER_LOG_KEY)
+        changes = await opened.store.revision() - sum(one.version for one in marks)
+        if own is not None and changes != self._changes_marked:
             await self._write_mark(opened, own.value)
+            self._changes_marked = changes  # marks do not count, so that brokers do not answer each other's for ever
 
     async def _write_mark(self, opened: Opened, value: bytes) -> None:
         """Write the key of the own log, and note at which revision that was."""
         self._mark = (await opened.store.transact([], [Put(opened.log_key, value)])).revision
-        self._marked_at = self._components.clock.monotonic()
 
     async def _give_up_older_metadata(self, opened: Opened, membership: ClusterMembership, writer: LogWriter) -> None:
         """When the etcd was put back to an older copy: give the session up, so that nothing is answered or acked any
@@ -711,7 +719,7 @@ class Server:
         """
         await opened.store.refused()
         membership.give_up(membership.session.incarnation)
-        await self._save_revision(opened.store, opened.directory, writer)
+        await self._save_revision(opened, writer)
 
     async def _keep_checking_metadata_disk(self) -> None:
         while True:
@@ -877,20 +885,9 @@ def _advertised(listener: tuple[str, int], configured: str, another: str) -> str
     host, port = listener
     if not port or configured:
         return configured if port else ""
-    return f"{another.rpartition(':')[0] or _bracketed(_reachable(host))}:{port}"
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+    return f"{another.rpartition(':')[0] or bracketed(_reachable(host))}:{port}"
 
 
 def _reachable(host: str) -> str:
     """Return an address that clients can connect to: for a broker that listens on all addresses, the loopback one."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -16,6 +16,8 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
+from pydanube.model.addresses import host_port
+
 from .metadata.etcd.place import EtcdPlace, TlsFiles, parse_members
 from .model.errors import Invalid
 from .model.settings.kinds import MAY_HOLD_SECRETS
@@ -176,8 +178,7 @@ class Settings(Sections):
     def advertised_address(self, port: int) -> str:
         """Return the address for clients when the native listener uses `port`, which the system chose if the setting is
         0."""
-        host = f"[{self.server.host}]" if ":" in self.server.host else self.server.host
-        return self.server.advertised or f"{host}:{port}"
+        return self.server.advertised or host_port(self.server.host, port)
 
     def _unordered(self) -> Iterator[str]:
         for smaller, larger in _NOT_LARGER:

@@ -12,6 +12,7 @@ from typing import Any
 from metadata_harness import FaultyStore
 
 from pydanube.broker import Attachment, Broker, BrokerParts, Consumer, FetchResult, Producer, Published
+from pydanube.broker.handlers import Caller, carry_out
 from pydanube.broker.producers import Access
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.audit import AuditParts
@@ -26,6 +27,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.settings.sections import LogSettings, Sections, StorageSettings
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
+from pydanube.operations.topics import TruncateTopic
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import Disk, OsDisk
 from pydanube.runtime.objects import ObjectStore
@@ -132,9 +134,7 @@ async def open_broker(
             audit=audit,
         )
         broker = Broker(broker_parts, changed(SETTINGS, storage=tiering or TIERING, **changes))
-        await broker.schemas.start()
-        await broker.security.load()
-        await broker.quotas.load()
+        await broker._follow()
         if not crash:
             parts.push_async_callback(broker.close)
         yield broker
@@ -283,3 +283,9 @@ class Collector:
         done: asyncio.Future[DanubeError | None] = asyncio.get_running_loop().create_future()
         self.consumer.ack(list(ranges), cumulative, done.set_result, generation)
         assert await done is None
+
+
+async def truncate(broker: Broker, topic: TopicName, offsets: dict[int, int]) -> dict[int, int]:
+    """Delete everything before the offsets, by partition. Return where these partitions begin now."""
+    asked = TruncateTopic(topic=topic, offsets=list(offsets.items()))
+    return dict((await carry_out(broker, Caller(ANONYMOUS), asked)).positions)

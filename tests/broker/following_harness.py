@@ -18,7 +18,6 @@ from pydanube.broker.registry.records import NamespaceRecord, TopicRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import AllowAll
 from pydanube.metadata.embedded import EmbeddedStore
-from pydanube.metadata.following import Follower
 from pydanube.metadata.packing import unpack, version_of
 from pydanube.metadata.store import Event, KeyValue, MetadataStore, Put, list_all
 from pydanube.model.addresses import BrokerAddresses
@@ -86,12 +85,10 @@ class Member:
         self.store = HeldStore(store)
         self._real = store
         self.registry = Registry(self.store.view, SystemClock())
-        self.follower = Follower(self.store.view, SystemClock())
-        self.registry.follow(self.follower)
+        self.follower = self.registry.follower
         self._running: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        await self.follower.start()
         await self.registry.load()
         self.run()
 
@@ -227,7 +224,6 @@ class MemberBroker(Member):
 
 async def _open_broker(parts: AsyncExitStack, directory: Path, store: MetadataStore, node: str) -> MemberBroker:
     member, clock, tasks = MemberBroker(store), SystemClock(), Tasks()
-    await member.follower.start()
     await member.registry.load()
     known = await member.registry.known_ledgers()
     writer = await LogWriter.open(
@@ -249,12 +245,11 @@ async def _open_broker(parts: AsyncExitStack, directory: Path, store: MetadataSt
             clock,
             tasks,
             lambda: BrokerAddresses("127.0.0.1:1"),
-            follower=member.follower,
         ),
         SETTINGS,
     )
     await member.broker.start()
     parts.push_async_callback(member.broker.close)
-    member.run()
+    member._running = member.broker._following
     parts.push_async_callback(member.close)
     return member

@@ -14,7 +14,7 @@ from metadata_harness import FaultyStore
 
 from pydanube.broker import Broker, BrokerParts
 from pydanube.broker.cluster.cluster_membership import ClusterMembership
-from pydanube.broker.cluster.loads import ClusterLoads
+from pydanube.broker.cluster.loads import Loads
 from pydanube.broker.cluster.owners import ClusterOwners
 from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.cluster.peers import NoPeers
@@ -22,7 +22,6 @@ from pydanube.broker.registry.records import PartitionRecord, partition_key
 from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import ANONYMOUS, AllowAll
 from pydanube.metadata.embedded import EmbeddedStore
-from pydanube.metadata.following import Follower
 from pydanube.metadata.packing import unpack
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
@@ -95,11 +94,11 @@ class MovingCluster:
         parts.push_async_callback(writer.close)
         tasks = Tasks()
         parts.push_async_callback(tasks.close)
-        follower = Follower(store, clock)
+        follower = registry.follower
         session = BrokerSession(name, 0, BrokerAddresses(f"{name}.test:6650"), log=log)
         membership = ClusterMembership(store, follower, clock, tasks, lambda: session, "log-a", SESSION_S)
         parts.push_async_callback(membership.leave)
-        cluster = ClusterParts(membership, ClusterOwners(membership, follower), NoPeers(), ClusterLoads(follower))
+        cluster = ClusterParts(membership, ClusterOwners(membership, follower), NoPeers(), Loads(follower))
         made_of = BrokerParts(
             store,
             registry,
@@ -110,12 +109,12 @@ class MovingCluster:
             lambda: session.addresses,
             self.objects,
             cluster=cluster,
-            follower=follower,
         )
         broker = Broker(made_of, changed(SETTINGS, **changes))
         parts.push_async_callback(broker.close)
         await broker.start()
-        following = tasks.spawn(follower.run(), f"metadata following {name}")
+        following = broker._following
+        assert following is not None
         await membership.join()
         broker.joined()
         made = self.brokers[name] = MovingBroker(name, broker, membership, faults, following)

@@ -234,7 +234,7 @@ class World:
         parts.push_async_callback(self._leave, name)
         tasks = Tasks()
         parts.push_async_callback(tasks.close)
-        follower = Follower(self.store, self.clock)
+        follower = registry.follower if follows else Follower(self.store, self.clock)
         cluster = ClusterParts(member, ClusterOwners(member, follower), NoPeers())
         if not follows:
             await follower.start()
@@ -249,14 +249,12 @@ class World:
             lambda: member.session.addresses,
             objects,
             cluster=cluster,
-            follower=follower if follows else None,
         )
         broker = Broker(made_of, changed(SETTINGS, **changes))
         if follows:
             await broker.start()
-            tasks.spawn(follower.run(), f"follow {name}")
         else:
-            await broker.schemas.start()
+            await registry.follower.list_added()
         parts.push_async_callback(broker.close)
         return Node(broker, member, writer, parts)
 

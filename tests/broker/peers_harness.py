@@ -17,7 +17,7 @@ from placing_harness import Member as Membership
 from placing_harness import Sessions
 
 from pydanube.broker import Broker, BrokerParts
-from pydanube.broker.cluster.loads import ClusterLoads
+from pydanube.broker.cluster.loads import Loads
 from pydanube.broker.cluster.owners import ClusterOwners
 from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.registry.records import PartitionRecord, partition_key
@@ -134,10 +134,10 @@ async def open_cluster(
             parts.push_async_callback(writer.close)
             tasks = Tasks()
             parts.push_async_callback(tasks.close)
-            follower = Follower(store, clock)
-            peers = NativePeers(membership, clock, tasks)
-            cluster_parts = ClusterParts(membership, SeenOwners(membership, follower), peers, ClusterLoads(follower))
             registry = Registry(store, clock)
+            follower = registry.follower
+            peers = NativePeers(membership, clock, tasks)
+            cluster_parts = ClusterParts(membership, SeenOwners(membership, follower), peers, Loads(follower))
             made_of = BrokerParts(
                 store,
                 registry,
@@ -148,13 +148,10 @@ async def open_cluster(
                 lambda name=name: cluster.session(name).addresses,  # type: ignore[misc]
                 objects,
                 cluster=cluster_parts,
-                follower=follower,
             )
             broker = Broker(made_of, changed(SETTINGS, **changes))
-            await follower.start()
             await registry.load()
-            await broker.schemas.start()
-            tasks.spawn(follower.run(), f"follow {name}")
+            await broker._follow()
             parts.push_async_callback(broker.close)
             server = NativeServer(broker, settings or LimitSettings(), clock, tasks)
             host, port = await server.start("127.0.0.1", 0)

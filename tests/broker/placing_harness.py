@@ -11,7 +11,7 @@ from typing import Any
 from broker_harness import SETTINGS, TOPIC
 
 from pydanube.broker import Broker, BrokerParts
-from pydanube.broker.cluster.loads import ClusterLoads
+from pydanube.broker.cluster.loads import Loads
 from pydanube.broker.cluster.membership import MembershipListener
 from pydanube.broker.cluster.owners import ClusterOwners
 from pydanube.broker.cluster.parts import ClusterParts
@@ -19,7 +19,6 @@ from pydanube.broker.cluster.peers import NoPeers
 from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import ANONYMOUS, AllowAll
 from pydanube.metadata.embedded import EmbeddedStore
-from pydanube.metadata.following import Follower
 from pydanube.metadata.store import Compare, MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
@@ -44,7 +43,9 @@ class Sessions:
     def begin(self, name: str, zone: str = "") -> BrokerSession:
         self._incarnations += 1
         address = BrokerAddresses(f"{name}:7080")
-        session = BrokerSession(name, self._incarnations, address, log=f"log-{name}", zone=zone)
+        session = BrokerSession(
+            name, self._incarnations, address, log=f"log-{name}", zone=zone, proof=f"proof of {name}"
+        )
         self.living[name] = session
         self.away.pop(name, None)
         for member in self.members:
@@ -186,8 +187,8 @@ class Cluster:
         parts.push_async_callback(writer.close)
         tasks = Tasks()
         parts.push_async_callback(tasks.close)
-        follower = Follower(self.store, clock)
-        cluster = ClusterParts(member, ClusterOwners(member, follower), NoPeers(), ClusterLoads(follower))
+        follower = registry.follower
+        cluster = ClusterParts(member, ClusterOwners(member, follower), NoPeers(), Loads(follower))
         address = BrokerAddresses(f"{name}:7080")
         made_of = BrokerParts(
             self.store,
@@ -198,11 +199,11 @@ class Cluster:
             tasks,
             lambda: address,
             cluster=cluster,
-            follower=follower,
         )
         broker = Broker(made_of, SETTINGS)
         await broker.start()
-        following = tasks.spawn(follower.run(), f"follow {name}")
+        following = broker._following
+        assert following is not None
         if run:
             broker.joined()
         parts.push_async_callback(broker.close)

@@ -391,13 +391,19 @@ async def test_what_was_changed_is_there_after_a_restart(tmp_path: Path) -> None
 async def test_a_namespace_has_a_share_of_the_bindings(
     access: AccessAdministration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(administration, "BINDINGS_PER_NAMESPACE_MAX", 3)
+    monkeypatch.setattr(administration, "BINDINGS_PER_NAMESPACE_MAX", 6)
     for namespace in ("/shop", "/shopping"):
         await access.create_binding(ADMIN, "user:bob", ["namespace-admin"], namespace)
     await access.create_binding(BOB, "user:carol", ["reader"], "/shop/orders")
-    await access.create_binding(BOB, "user:carol", ["reader"], "/shop/orders/billing")
+    await access.create_binding(BOB, "user:carol", ["reader"], "/shop/invoices")
+    made = await access.create_binding(BOB, "user:carol", ["reader"], "/shop/orders/billing")
     for resource in ("/shop", "/shop/other", "/shop/orders-*"):
-        with pytest.raises(Full, match="namespace /shop has 3 bindings"):
+        with pytest.raises(Full, match="user:bob has made 3 bindings in namespace /shop, and the 2 left"):
             await access.create_binding(BOB, "user:carol", ["reader"], resource)
     await access.create_binding(BOB, "user:carol", ["reader"], "/shopping/orders")
-    await access.create_binding(ADMIN, "user:carol", ["reader"], "/shop/more")
+    others = [await access.create_binding(ADMIN, "user:carol", ["reader"], f"/shop/{one}") for one in ("more", "most")]
+    with pytest.raises(Full, match="namespace /shop has 6 bindings"):
+        await access.create_binding(BOB, "user:carol", ["reader"], "/shop/other")
+    for one in (made, *others):
+        await access.delete_binding(ADMIN, one.id)
+    await access.create_binding(BOB, "user:carol", ["reader"], "/shop/other")

@@ -19,6 +19,7 @@ from pydanube.metadata.packing import unpack
 from pydanube.model.errors import AlreadyExists, Refused, Unavailable
 from pydanube.model.names import TopicAddress, TopicName
 from pydanube.model.topics import AckLevel, TopicConfig
+from pydanube.operations.topics import SetAckLevel
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.objects.memory import MemoryStore
 
@@ -131,7 +132,7 @@ async def test_a_durable_topic_becomes_stored_and_survives_the_loss_of_its_broke
         await sink.wait_for(4)
         await sink.ack((0, 3))
         assert (await record_of(world, a)).log == "log-a"
-        await a.broker.set_ack_level(ANONYMOUS, TOPIC, AckLevel.STORED)
+        await a.broker.topics.set_ack_level(SetAckLevel(topic=TOPIC, ack_level=str(AckLevel.STORED)))
         assert open_level(a) == [AckLevel.STORED]
         assert (await record_of(world, a)).log == ""
         assert await publish(a, b"4") == [4]
@@ -154,7 +155,7 @@ async def test_the_log_is_needed_until_everything_of_it_is_in_the_object_store(t
         b = await world.start("b", follows=True)
         await world.sessions.end("a", SINCE_US)  # before a has changed anything
         await a.stop()
-        await b.broker.set_ack_level(ANONYMOUS, TOPIC, AckLevel.STORED, own_only=True)
+        await b.broker.topics.set_ack_level(SetAckLevel(topic=TOPIC, ack_level=str(AckLevel.STORED), own_only=True))
         assert level_of(b.broker) is AckLevel.STORED
         with pytest.raises(Unavailable, match="waits for broker 'a'"):
             await b.client.fetch()
@@ -174,7 +175,7 @@ async def test_a_stored_topic_becomes_durable_and_then_waits_for_its_broker(tmp_
         sink = await a.client.subscribe()
         await sink.wait_for(2)
         await sink.ack((0, 1))
-        await a.broker.set_ack_level(ANONYMOUS, TOPIC, AckLevel.DURABLE)
+        await a.broker.topics.set_ack_level(SetAckLevel(topic=TOPIC, ack_level=str(AckLevel.DURABLE)))
         assert open_level(a) == [AckLevel.DURABLE]
         record = await record_of(world, a)
         assert (record.sequences, record.log) == ([], "")
@@ -200,7 +201,7 @@ async def test_the_level_goes_back_and_forth_without_loss_and_retries_are_recogn
         for number in range(6):
             await a.client.publish(producer, [b"%d" % number], sequence=number)
             level = AckLevel.STORED if number % 2 == 0 else AckLevel.DURABLE
-            await a.broker.set_ack_level(ANONYMOUS, TOPIC, level)
+            await a.broker.topics.set_ack_level(SetAckLevel(topic=TOPIC, ack_level=str(level)))
             producer = await a.client.come_back(producer, "billing")
             again = await a.client.publish(producer, [b"%d" % number], sequence=number)
             assert (again.base_offset, again.duplicate) == (number, True)
@@ -214,7 +215,7 @@ async def test_other_owners_follow_the_change(tmp_path):
         await a.client.create(ack_level=AckLevel.DURABLE)
         await publish(a, b"0")
         b = await world.start("b", follows=True)
-        await b.broker.set_ack_level(ANONYMOUS, TOPIC, AckLevel.STORED, own_only=True)
+        await b.broker.topics.set_ack_level(SetAckLevel(topic=TOPIC, ack_level=str(AckLevel.STORED), own_only=True))
         await until(lambda: level_of(a.broker) is AckLevel.STORED and not open_level(a))
         assert await publish(a, b"1") == [1]
         assert open_level(a) == [AckLevel.STORED]
@@ -226,7 +227,7 @@ async def test_a_broker_alone_changes_the_level_too(tmp_path):
         client = BrokerClient(broker)
         await client.create()
         await client.publish(await client.producer(), [b"0"])
-        await broker.set_ack_level(ANONYMOUS, TOPIC, AckLevel.STORED)
+        await broker.topics.set_ack_level(SetAckLevel(topic=TOPIC, ack_level=str(AckLevel.STORED)))
         await client.publish(await client.producer(), [b"1"])
     async with open_broker(tmp_path, objects=objects) as broker:
         assert await BrokerClient(broker).read_all() == [(0, b"0"), (1, b"1")]
@@ -249,7 +250,7 @@ async def test_other_levels_are_refused_and_nothing_changes(
         await BrokerClient(broker).create(**config)
         before = level_of(broker)
         with pytest.raises(Refused, match=reason):
-            await broker.set_ack_level(ANONYMOUS, TOPIC, level)
+            await broker.topics.set_ack_level(SetAckLevel(topic=TOPIC, ack_level=str(level)))
         assert level_of(broker) is before
 
 
@@ -262,5 +263,5 @@ async def test_a_level_that_the_store_cannot_keep_is_refused_and_nothing_changes
     async with open_broker(tmp_path, objects=objects) as broker:
         await BrokerClient(broker).create()
         with pytest.raises(Refused, match=reason):
-            await broker.set_ack_level(ANONYMOUS, TOPIC, AckLevel.STORED)
+            await broker.topics.set_ack_level(SetAckLevel(topic=TOPIC, ack_level=str(AckLevel.STORED)))
         assert level_of(broker) is AckLevel.DURABLE

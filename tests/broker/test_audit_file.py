@@ -14,7 +14,7 @@ from pydanube.model.audit import AuditEvent
 from pydanube.model.errors import Refused
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.disk import Disk, OsDisk, read_whole
-from pydanube.runtime.simdisk import PowerCut, SimDisk
+from simdisk import PowerCut, SimDisk
 
 PATH = Path("/data/audit.log")
 

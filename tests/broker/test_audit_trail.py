@@ -29,6 +29,7 @@ from pydanube.core.access_rules import AccessRules
 from pydanube.model.audit import AuditEvent
 from pydanube.model.errors import DanubeError, Denied, NotFound, Unauthenticated
 from pydanube.runtime.clock import ManualClock
+from pydanube.runtime.retry import LONGEST_SECONDS
 from pydanube.runtime.tasks import Tasks
 
 ORIGIN = Origin("native", "10.0.0.1", "user:alice", "api-key")
@@ -223,7 +224,7 @@ async def test_what_cannot_be_written_waits_and_is_written_in_order(monkeypatch)
         assert "audit events cannot be written" in here.trail.trouble and "No space left" in here.trail.trouble
         here.refuse("second")
         here.sink.error = None
-        here.clock.advance(audit.RETRY_S)
+        here.clock.advance(LONGEST_SECONDS)
         assert [one.operation for one in await here.take()] == ["first", "second"]
         assert here.trail.trouble == "" and here.metrics.audit_lost == 0
 
@@ -238,7 +239,7 @@ async def test_events_beyond_the_queue_are_counted_as_lost_and_told_later(monkey
         assert here.metrics.audit_lost == 3 and "3 are lost" in here.trail.trouble
         assert here.metrics.audit_events["refused", "denied"] == 8
         here.sink.error = None
-        here.clock.advance(audit.RETRY_S)
+        here.clock.advance(LONGEST_SECONDS)
         await here.sink.until_tried()
         events = await here.take()
         assert [one.operation for one in events] == ["0", "1", "2", "3", "4", audit.LOSE_EVENTS]
@@ -253,7 +254,7 @@ async def test_a_broker_stops_although_its_events_cannot_be_written():
         await here.sink.until_tried()
         closing = asyncio.create_task(here.trail.close())
         await asyncio.sleep(0)
-        here.clock.advance(audit.RETRY_S)
+        here.clock.advance(LONGEST_SECONDS)
         async with asyncio.timeout(60):
             await closing
         assert here.metrics.audit_lost == 1 and here.sink.is_closed

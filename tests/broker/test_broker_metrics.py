@@ -12,6 +12,7 @@ from pydanube.model.errors import Full, Unavailable
 from pydanube.model.metrics import HistogramValue
 from pydanube.model.positions import LATEST
 from pydanube.model.topics import AckLevel, SubscriptionType
+from pydanube.operations.topics import UnloadTopic
 
 
 def samples(broker, name):
@@ -60,7 +61,7 @@ async def test_the_age_of_what_is_delivered_is_measured(client, clock):
 async def test_totals_of_the_broker_survive_an_unload_of_the_topic(client):
     await client.create()
     await client.fill(await client.producer(), 3, rows=10)
-    await client.broker.unload_topic(ANONYMOUS, client.topic)
+    await client.broker.topics.unload(UnloadTopic(topic=client.topic))
     await client.fill(await client.producer(), 1, rows=10)
     assert samples(client.broker, "danube_publish_messages_total") == 40
 

@@ -18,6 +18,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.schemas import Binding, SchemaDefinition, SchemaFormat, ValidationPolicy
 from pydanube.model.topics import SubscriptionType, TopicConfig
+from pydanube.operations.topics import UnloadTopic
 
 SHARED = SubscriptionType.SHARED
 
@@ -144,7 +145,7 @@ async def test_ledgers_of_a_partition_that_is_not_open_are_freed_too(
 ) -> None:
     owner, other = brokers
     topic_id = owner.registry.topic(TOPIC).topic_id
-    await owner.broker.unload_topic(ANONYMOUS, TOPIC)
+    await owner.broker.topics.unload(UnloadTopic(topic=TOPIC))
     await other.broker.delete_topic(ANONYMOUS, TOPIC)
     await owner.catch_up()
     assert owner.broker._partitions.open_of(topic_id) == []

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from broker_harness import truncate
 from peers_harness import TOPIC, Cluster, open_cluster
 
 from pydanube.codec.batch import encode
@@ -20,6 +21,7 @@ from pydanube.model.paging import PageQuery
 from pydanube.model.positions import EARLIEST, LATEST, Position
 from pydanube.model.storage import StoragePlace
 from pydanube.model.topics import SubscriptionType
+from pydanube.operations.topics import UnloadTopic
 from pydanube.runtime.objects.memory import MemoryStore
 
 SHARED = SubscriptionType.SHARED
@@ -179,9 +181,9 @@ async def test_a_page_of_topics_names_the_brokers_that_did_not_answer(
 
 
 async def test_a_large_answer_comes_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pydanube.gateway.native import requests as dispatch
+    from pydanube.codec.native import requests as wire
 
-    monkeypatch.setattr(dispatch, "_ANSWER_BYTES_KEPT", dispatch.CONTROL_BYTES_MAX - 500)  # one topic at a time
+    monkeypatch.setattr(wire, "ANSWER_BYTES_KEPT", wire.CONTROL_BYTES_MAX - 500)  # one topic at a time
     async with open_cluster(tmp_path, "ab") as cluster:
         for number in range(5):
             topic = TopicName.parse(f"/default/topic-{number}")
@@ -254,9 +256,9 @@ async def test_a_change_that_an_owner_did_not_make_says_where_it_was_made(
         with pytest.raises(Unavailable, match=f"acknowledging messages of 'billing' on /default/orders {done}"):
             await a.subscriptions.settle(ANONYMOUS, TOPIC, "billing", -1, [])
         with pytest.raises(Unavailable, match=f"truncating /default/orders {done}"):
-            await a.truncate_topic(ANONYMOUS, TOPIC, {0: 1, 1: 1, 2: 1})
+            await truncate(a, TOPIC, {0: 1, 1: 1, 2: 1})
         with pytest.raises(Unavailable, match=f"unloading /default/orders {done}"):
-            await a.unload_topic(ANONYMOUS, TOPIC)
+            await a.topics.unload(UnloadTopic(topic=TOPIC))
         with pytest.raises(Unavailable, match="broker 'b' at"):
             await a.subscriptions.peek(ANONYMOUS, TOPIC, "billing", 10)
 
@@ -323,12 +325,12 @@ async def test_a_topic_is_truncated_and_unloaded_at_its_owners(tmp_path: Path) -
         await cluster.create(partitions=3)
         await publish(cluster, 3, 4, 5)
         a = cluster["a"].broker
-        assert await a.truncate_topic(ANONYMOUS, TOPIC, {0: 1, 2: 2}) == {0: 1, 2: 2}
+        assert await truncate(a, TOPIC, {0: 1, 2: 2}) == {0: 1, 2: 2}
         with pytest.raises(Invalid, match="offset 9 is not in partition 1"):
-            await a.truncate_topic(ANONYMOUS, TOPIC, {1: 9})
+            await truncate(a, TOPIC, {1: 9})
         topic_id = cluster["a"].registry.topic(TOPIC).topic_id
         assert all(node.broker._partitions.open_of(topic_id) for node in cluster.nodes.values())
-        await a.unload_topic(ANONYMOUS, TOPIC)
+        await a.topics.unload(UnloadTopic(topic=TOPIC))
         assert not any(node.broker._partitions.open_of(topic_id) for node in cluster.nodes.values())
         assert [one.start_offset for one in (await a.describe_topic(ANONYMOUS, TOPIC)).partitions] == [1, 0, 2]
 

@@ -14,12 +14,12 @@ from pydanube.broker.registry import records
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.packing import pack, unpack
 from pydanube.metadata.store import Delete, Put, list_all
-from pydanube.metadata.writing import DOUBT_S
 from pydanube.model.errors import AlreadyExists, NotFound, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.runtime.objects.memory import MemoryStore
+from pydanube.runtime.retry import LONGEST_SECONDS
 
 TIERED = {"wal": WAL, "tiering": SMALL, "tail_bytes": 1}
 
@@ -196,7 +196,7 @@ async def test_while_nobody_can_tell_whether_a_topic_was_deleted_nobody_finds_it
             await unreadable.asked.wait()
             unreadable.asked.clear()
             assert not await exists(broker) and not deleting.done()
-            clock.advance(DOUBT_S)
+            clock.advance(LONGEST_SECONDS)
         unreadable.end()
         if happens:
             await deleting

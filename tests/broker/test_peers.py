@@ -16,13 +16,17 @@ from pydanube.codec.batch import encode
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import ANONYMOUS
+from pydanube.core.staging import STAGED_PRODUCER
 from pydanube.gateway.native import NativePeers
 from pydanube.gateway.native import peers as under_test
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
+from pydanube.model.dead_letters import LETTER_PRODUCER
 from pydanube.model.errors import Corrupt, Invalid, NotFound, NotOwner, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.settings.sections import LimitSettings
+from pydanube.model.topics import BrokerDescription
+from pydanube.operations import Request, brokers
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.tasks import Tasks
 
@@ -38,7 +42,7 @@ def a_batch(producer_id: int = 7, sequence: int = -1, payload: bytes = b"x", epo
 async def test_a_broker_asks_another_over_one_connection(tmp_path: Path) -> None:
     async with open_cluster(tmp_path, "ab") as cluster:
         a, b = cluster["a"], cluster["b"]
-        calls = [a.peers.request("b", requests.DescribeBroker(), requests.BrokerInfo) for _ in range(20)]
+        calls = [a.peers.request("b", brokers.DescribeBroker(), BrokerDescription) for _ in range(20)]
         assert {info.node for info in await asyncio.gather(*calls)} == {"b"}
         assert b.server.connections == 1
         with pytest.raises(NotFound, match="/default/nowhere"):
@@ -56,6 +60,16 @@ async def test_a_forwarded_batch_keeps_its_producer_and_sequence(tmp_path: Path)
         assert (again.base_offset, again.duplicate) == (0, True)
         assert (other.base_offset, other.owner_epoch) == (1, first.owner_epoch)
         assert await b.client.read_all(1) == [(0, b"one"), (1, b"two")]
+
+
+async def test_brokers_show_each_other_that_they_may_write_dead_letters(tmp_path: Path) -> None:
+    async with open_cluster(tmp_path, "ab") as cluster:
+        await cluster.create(partitions=2)
+        a, b = cluster["a"], cluster["b"]
+        await a.peers.publish("b", TOPIC, 1, a_batch(LETTER_PRODUCER))
+        assert await b.client.read_all(1) == [(0, b"x")]
+        with pytest.raises(Invalid, match="stands for a staged query"):
+            await a.peers.publish("b", TOPIC, 1, a_batch(STAGED_PRODUCER | 7))
 
 
 async def test_a_forwarded_batch_is_checked_like_any_other(tmp_path: Path) -> None:
@@ -113,7 +127,7 @@ async def test_handles_that_are_not_used_are_closed(tmp_path: Path, monkeypatch:
         a, b = cluster["a"], cluster["b"]
         for index in range(1, 12, 2):
             await a.peers.publish("b", TOPIC, index, a_batch())
-        await a.peers.request("b", requests.DescribeBroker(), requests.BrokerInfo)  # behind the requests to close
+        await a.peers.request("b", brokers.DescribeBroker(), BrokerDescription)  # behind the requests to close
         (session,) = b.server._sessions
         assert len(session.producers) == 2
 
@@ -154,12 +168,12 @@ async def next_frame(reader: asyncio.StreamReader) -> frames.Frame:
     return frames.decode(memoryview(header + rest))
 
 
-async def describe(peers: NativePeers) -> requests.BrokerInfo:
-    return await peers.request("b", requests.DescribeBroker(), requests.BrokerInfo)
+async def describe(peers: NativePeers) -> BrokerDescription:
+    return await peers.request("b", brokers.DescribeBroker(), BrokerDescription)
 
 
 async def test_a_broker_that_hangs_is_given_up_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_test, "CALL_SECONDS", 0.05)
+    monkeypatch.setattr(Request, "seconds", 0.05)
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(-1)
@@ -208,7 +222,7 @@ async def test_a_slow_broker_does_not_hold_up_the_answers_to_others() -> None:
     async def answer_backwards(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked = [await next_frame(reader) for _ in range(3)]
         for one in reversed(asked):
-            info = requests.BrokerInfo(str(one.correlation), "b", "", "ok")
+            info = BrokerDescription(str(one.correlation), "b", "", "ok")
             writer.write(frames.encode(FrameKind.RESPONSE, requests.encode(info), one.correlation))
         await reader.read(-1)
 

@@ -568,14 +568,12 @@ async def test_a_quota_is_in_force_on_the_other_broker_and_gone_there_too(tmp_pa
     async with two_brokers(tmp_path) as both:
         subject = QuotaSubject.parse("user:alice")
         await both.a.quotas.set(ANONYMOUS, subject, {"connections_max": 1})
-        assert both.b._follower is not None
-        await both.b._follower.reached(await both.store.revision())
+        await both.b._registry.follower.reached(await both.store.revision())
         both.b.throttle.connect(ALICE)
         with pytest.raises(Full):
             both.b.throttle.connect(ALICE)
         await both.b.quotas.delete(ANONYMOUS, subject)
-        assert both.a._follower is not None
-        await both.a._follower.reached(await both.store.revision())
+        await both.a._registry.follower.reached(await both.store.revision())
         assert not both.a.throttle.is_active and not both.b.throttle.is_active
 
 
@@ -586,8 +584,7 @@ async def test_stored_bytes_are_those_of_all_brokers(tmp_path: Path) -> None:
             producer = await broker.open_producer(ALICE, TOPIC, index, "", 0, 0)
             await publish(broker, ALICE, producer)
         await set_quota(both.a, "/default", stored_bytes_max=2 * BATCH_BYTES)
-        assert both.b._follower is not None
-        await both.b._follower.reached(await both.store.revision())
+        await both.b._registry.follower.reached(await both.store.revision())
         for broker, index in ((both.a, 0), (both.b, 1)):
             await broker._stored_bytes.sum_up()
             producer = await broker.open_producer(ALICE, TOPIC, index, "", 0, 0)
@@ -620,9 +617,9 @@ async def test_a_batch_that_is_sent_on_counts_for_its_principal_here_and_for_its
         await both.create(TOPIC, 1, b=[0])
         await set_quota(both.a, "user:alice", publish_bytes_per_s=10)
         batch = memoryview(encode([b"x" * 1000], publish_times=1))
-        await both.a.publish_elsewhere(ALICE, "b", TOPIC, 0, batch)
-        late = asyncio.ensure_future(both.a.publish_elsewhere(ALICE, "b", TOPIC, 0, batch))
-        await both.a.publish_elsewhere(BOB, "b", TOPIC, 0, batch)
+        await both.a.publisher.publish(ALICE, TOPIC, 0, batch)
+        late = asyncio.ensure_future(both.a.publisher.publish(ALICE, TOPIC, 0, batch))
+        await both.a.publisher.publish(BOB, TOPIC, 0, batch)
         await pass_time(both.a, clock, WAIT_S_MAX + 0.2)
         with pytest.raises(Full, match="publish_bytes_per_s=10"):
             await late

@@ -4,11 +4,9 @@ import asyncio
 
 import pytest
 from broker_harness import TOPIC, BrokerClient, Collector, open_broker
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pydanube.broker import Attachment, Broker
-from pydanube.broker.partitions.rate_limits import BURST_S, Bucket, Rate
+from pydanube.broker.partitions.rate_limits import Rate
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Unavailable
 from pydanube.model.names import TopicName
@@ -31,34 +29,6 @@ async def pass_time(broker: Broker, clock: ManualClock, seconds: float) -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     await settle(broker)
-
-
-# -- the bucket --------------------------------------------------------------------------------------------------------
-
-
-@given(
-    st.integers(1, 10_000),
-    st.lists(st.tuples(st.floats(0, 5), st.integers(1, 5_000)), min_size=1, max_size=50),
-)
-def test_over_any_period_a_rate_is_exceeded_by_at_most_a_burst_and_a_batch(per_s, arrivals):
-    bucket, now, total = Bucket(per_s, 0.0), 0.0, 0
-    largest = max(amount for _, amount in arrivals)
-    for pause, amount in arrivals:
-        now += pause
-        now += bucket.wait_s(now)
-        assert bucket.wait_s(now) < 1e-6
-        bucket.take(amount, now)
-        total += amount
-        assert total - largest <= per_s * (now + BURST_S) + 1e-3 * per_s
-
-
-@given(st.integers(1, 10_000), st.integers(1, 1_000_000))
-def test_a_batch_of_any_size_may_go_and_its_debt_is_paid_over_time(per_s, amount):
-    bucket = Bucket(per_s, 0.0)
-    assert bucket.wait_s(0.0) == 0
-    bucket.take(amount, 0.0)
-    assert bucket.wait_s(0.0) == pytest.approx(max(0.0, amount / per_s - BURST_S))
-    assert bucket.wait_s(amount / per_s + 1e-6) == 0
 
 
 def test_the_stricter_of_messages_and_bytes_applies():

@@ -30,8 +30,7 @@ async def publish(broker: Broker, count: int, topic: TopicName = TOPIC, subscrip
     attributes = [{"x-original-topic": str(topic), "x-original-subscription": subscription} for _ in range(count)]
     payloads = [b"%d" % one for one in range(count)]
     batch = encode(payloads, attributes=attributes, publish_times=1, producer_id=LETTER_PRODUCER)
-    topic_id = broker._registry.topic(LETTERS).topic_id
-    await broker._partitions.own_publisher.publish(LETTERS, topic_id, 0, memoryview(batch))
+    await broker.publisher.publish_own(LETTERS, 0, memoryview(batch))
 
 
 async def prepare(broker: Broker) -> None:

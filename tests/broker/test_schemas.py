@@ -10,8 +10,9 @@ from metadata_harness import FaultyStore, puts
 
 from pydanube.broker.schemas import records
 from pydanube.broker.tiering.disaster_recovery import rebuild
-from pydanube.codec.schemas import primitives
-from pydanube.core.access import ANONYMOUS, Action
+from pydanube.core.access import ANONYMOUS, Action, Principal
+from pydanube.core.access_rules import AccessRules
+from pydanube.formats import registry
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.packing import pack
 from pydanube.model import limits
@@ -27,6 +28,8 @@ from pydanube.model.schemas import (
     ValidationPolicy,
     parse_subject,
 )
+from pydanube.model.security import Binding as AccessBinding
+from pydanube.model.security import BoundSubject, ResourcePattern
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects.memory import MemoryStore
@@ -227,7 +230,7 @@ async def test_no_id_and_no_version_is_used_again_after_a_deletion(tmp_path):
 
 async def test_a_subject_of_many_versions_is_removed_whole(broker, monkeypatch):
     number = iter(range(1000))
-    monkeypatch.setattr(primitives.PrimitiveSchema, "canonical", property(lambda self: b"%d" % next(number)))
+    monkeypatch.setattr(registry.PrimitiveSchema, "canonical", property(lambda self: b"%d" % next(number)))
     for one in range(200):
         await register(broker, "orders", SchemaDefinition(SchemaFormat.STRING, str(one)))
     assert len(await broker.schemas.delete_subject(ANONYMOUS, "orders")) == 200
@@ -243,9 +246,9 @@ def referring(monkeypatch):
     """Lets the format string have references, whose texts become part of its meaning."""
 
     def parse(definition):
-        return primitives.PrimitiveSchema(definition)
+        return registry.PrimitiveSchema(definition)
 
-    monkeypatch.setattr(primitives, "parse", parse)
+    monkeypatch.setattr(registry, "_parse_primitive", parse)
 
 
 def refer(*references):
@@ -390,6 +393,34 @@ async def test_subjects_and_versions_have_a_limit(broker, monkeypatch):
         await register(broker, "c", STRING)
     with pytest.raises(Full, match="2 versions"):
         await register(broker, "a", BYTES)
+
+
+async def test_the_subjects_of_a_principal_leave_some_for_others(tmp_path, monkeypatch):
+    monkeypatch.setattr("pydanube.broker.schemas.subjects.SCHEMA_SUBJECTS_MAX", 6)
+    rules, eve, bob = AccessRules([ANONYMOUS.id]), Principal("eve"), Principal("bob")
+    rules.set_role("registrar", [Action.CREATE, Action.ADMINISTER, Action.DELETE, Action.DESCRIBE])
+    for one in (eve, bob):
+        who, where = BoundSubject.parse(one.id), ResourcePattern.parse("schema:*")
+        rules.set_binding(one.name, AccessBinding(one.name, who, ("registrar",), where))
+    async with open_broker(tmp_path, authorizer=rules) as broker:
+        schemas = broker.schemas
+        await schemas.register(eve, "e1", STRING)
+        await schemas.set_mode(eve, "e2", RegistryMode.READWRITE)
+        await schemas.register(eve, "e2", STRING)
+        await schemas.register(eve, "e3", STRING)
+        for call in (schemas.register(eve, "e4", STRING), schemas.set_mode(eve, "e4", RegistryMode.READWRITE)):
+            with pytest.raises(Full, match="user:eve has made 3 subjects, and the 3 that are left are for others"):
+                await call
+    async with open_broker(tmp_path, authorizer=rules) as broker:
+        schemas = broker.schemas
+        with pytest.raises(Full, match="user:eve has made 3 subjects"):
+            await schemas.register(eve, "e4", STRING)
+        await schemas.register(bob, "b1", STRING)
+        await schemas.register(ANONYMOUS, "a1", STRING)
+        for permanent in (False, True):
+            await schemas.delete_subject(eve, "e1", permanent=permanent)
+            await schemas.delete_subject(eve, "e3", permanent=permanent)
+        await schemas.register(eve, "e4", STRING)
 
 
 async def test_definitions_that_wait_have_a_limit_together(tmp_path, monkeypatch):

@@ -9,8 +9,8 @@ import sys
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
 
-from pydanube.codec.schemas import parse_schema
 from pydanube.core.access import ANONYMOUS
+from pydanube.formats import parse_schema
 from pydanube.model.errors import Invalid, Refused
 from pydanube.model.schemas import Binding, Framing, SchemaDefinition, SchemaFormat, SchemaReference
 
@@ -161,10 +161,9 @@ async def test_many_at_once_who_register_it_get_one_version(client, definition):
 @ALL
 async def test_a_broker_without_the_extra_says_what_to_install(client, definition, monkeypatch):
     libraries = {"avro": "fastavro", "json": "jsonschema_rs", "protobuf": "google.protobuf"}
-    module = {"avro": "avro", "json": "json_schema", "protobuf": "protobuf"}[str(definition.format)]
-    package = sys.modules["pydanube.codec.schemas"]
-    monkeypatch.delitem(sys.modules, f"pydanube.codec.schemas.{module}", raising=False)
-    monkeypatch.delattr(package, module, raising=False)
+    package = f"pydanube.formats.{definition.format}"
+    monkeypatch.delitem(sys.modules, f"{package}.schema", raising=False)
+    monkeypatch.delattr(f"{package}.schema", raising=False)
     monkeypatch.setitem(sys.modules, libraries[str(definition.format)], None)
     with pytest.raises(Refused, match=r"in the environment of the broker: .* pip install 'pydanube\[schemas\]'"):
         await register(client, "orders", definition)

@@ -290,13 +290,14 @@ async def test_an_upload_does_not_bring_back_the_slices_of_a_former_owner(tmp_pa
     async with open_broker(tmp_path, objects=objects, metadata=metadata, crash=True) as broker:
         client = client_of(broker)
         advancing = metadata.hold(lambda writes: puts(PARTITIONS)(writes) and _names_no_former(writes))
-        await published(client, 5, 10)
+        publishing = asyncio.create_task(published(client, 5, 10))
         await advancing.asked.wait()
         assert broker._tiers is not None
         uploading = asyncio.create_task(upload_all(broker))
         for _ in range(50):
             await asyncio.sleep(0)
         advancing.go_on()
+        await publishing
         await uploading
         await state_counts(broker, client)
         assert [[one.incarnation for one in found] for found in await sequences(broker._store)] == [[2]]

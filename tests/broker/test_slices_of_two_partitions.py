@@ -14,12 +14,12 @@ from pydanube.broker.partitions.ownership import Ownership
 from pydanube.broker.registry.ids import IdBlocks
 from pydanube.broker.registry.records import LedgerRecord, PartitionRecord, ledger_key, partition_key
 from pydanube.codec.slice import slice_key
-from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.packing import pack, unpack
 from pydanube.metadata.store import Put
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.topics import AckLevel
+from pydanube.operations.topics import UnloadTopic
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.objects.store import Buffer, ObjectInfo
@@ -105,7 +105,7 @@ async def test_an_ack_that_comes_while_the_partition_is_released_is_not_confirme
             await go_on.wait()
 
         partition.ownership.end_slices = end_and_wait  # type: ignore[method-assign]
-        unloading = asyncio.ensure_future(broker.unload_topic(ANONYMOUS, client.topic))
+        unloading = asyncio.ensure_future(broker.topics.unload(UnloadTopic(topic=client.topic)))
         await recorded.wait()
         answer: asyncio.Future[DanubeError | None] = asyncio.get_running_loop().create_future()
         sink.consumer.ack([(1, 2)], False, answer.set_result, None)

@@ -330,7 +330,7 @@ async def test_a_page_of_queries_with_the_longest_names_fits_an_answer(broker):
     book = broker.staging._records
     for number in range(400):
         query = f"{number:03}" + "\U0001f30a" * 197
-        await book.replace(await book.new(query, query), QueryRecord(query, number + 1, query))
+        await book.replace(await book.new(ANONYMOUS, query, query, ""), QueryRecord(query, number + 1, query))
     found, after, pages = [], "", 0
     while after or not pages:
         page, after = await broker.staging.queries(ANONYMOUS, after, 1000)

@@ -18,12 +18,13 @@ from pydanube.broker.registry.records import (
     pending_key,
 )
 from pydanube.broker.staging import decisions as module
-from pydanube.broker.staging.cluster_decisions import ClusterDecisions
+from pydanube.broker.staging.decisions import Decisions
 from pydanube.core.access import ANONYMOUS
 from pydanube.core.staging import STAGED_PRODUCER
 from pydanube.metadata.packing import pack
 from pydanube.metadata.store import Delete, Event, Put, list_all
 from pydanube.model.errors import NotFound, Refused
+from pydanube.model.names import TopicName
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.objects.memory import MemoryStore
 
@@ -37,10 +38,8 @@ async def prepare(pair: TwoBrokers) -> int:
     return await pair.create(TOPIC, 2, b=[1])
 
 
-def decisions(broker: Broker) -> ClusterDecisions:
-    found = broker.staging.decisions
-    assert isinstance(found, ClusterDecisions)
-    return found
+def decisions(broker: Broker) -> Decisions:
+    return broker.staging.decisions
 
 
 async def over(pair: TwoBrokers) -> None:
@@ -167,7 +166,7 @@ async def test_nothing_is_published_before_all_pending_keys_of_a_decision_are_wr
         topic_id = await prepare(pair)
         query = Query(pair.a)
         stage = await query.stage(0, {0: [b"a"], 1: [b"b"]})
-        known = await pair.a.staging._records.find("query")
+        known = await pair.a.staging._records.find(ANONYMOUS, "query")
         number = known.record.number
         record = DecisionRecord("query", [stage])
         await pair.store.transact([], [Put(decision_key(number, 0), pack(record))])
@@ -187,28 +186,18 @@ async def test_nothing_is_published_before_all_pending_keys_of_a_decision_are_wr
         assert await stages_in(objects) == []
 
 
-async def test_a_start_deletes_no_pending_key_of_a_decision_that_is_younger_than_its_list(tmp_path, objects):
+async def test_the_coordinator_deletes_no_pending_key_of_a_decision_that_it_has_not_followed(tmp_path, objects):
     async with two_brokers(tmp_path, objects) as pair:
         topic_id = await prepare(pair)
         key = pending_key(topic_id, 0, 77, 0)
         await pair.store.transact([], [Put(key, pack(PendingRecord(str(TOPIC))))])
-        alone = module.Decisions(
-            pair.registry, pair.a._partitions, pair.store, objects, pair.a.staging._reader, pair.clock
-        )
-        listing = pair.store.list
+        await until(lambda: decisions(pair.a)._orphans)
+        held = Held(decisions(pair.a))
         decided = Put(decision_key(77, 0), pack(DecisionRecord("other", ["stage"], spread=True)))
-
-        async def decide_meanwhile(prefix: str, **options):
-            if prefix == PENDING:
-                await pair.store.transact([], [decided])
-            return await listing(prefix, **options)
-
-        pair.store.list = decide_meanwhile
-        try:
-            await alone.load()
-        finally:
-            pair.store.list = listing
-            await alone.close()
+        await pair.store.transact([], [decided])
+        await until(held.names)
+        for _ in range(2):
+            await decisions(pair.a).carry_on()
         assert key in await keys(pair, PENDING)
 
 
@@ -229,7 +218,9 @@ async def test_pending_keys_of_a_late_spread_do_not_come_back(tmp_path, objects,
         await prepare(pair)
         query = Query(pair.a)
         stage = await query.stage(0, {0: [b"a"], 1: [b"b"]})
-        slow = module.Decision("query", (await pair.a.staging._records.find("query")).record.number, 0, [stage])
+        slow = module.Decision(
+            "query", (await pair.a.staging._records.find(ANONYMOUS, "query")).record.number, 0, [stage]
+        )
         plan = sorted(await slow.plan(pair.a.staging._reader))
         assert await query.commit(0, stage) == (False, True)
         assert await decisions(pair.b)._write_pending(slow, plan) is not True
@@ -254,9 +245,10 @@ async def test_what_is_pending_for_a_deleted_topic_is_dropped(tmp_path, objects)
 async def test_a_topic_that_the_registry_does_not_know_yet_is_not_taken_for_deleted(tmp_path, objects):
     async with two_brokers(tmp_path, objects) as pair:
         topic_id = await prepare(pair)
-        assert await decisions(pair.b)._is_deleted(str(TOPIC), topic_id) is False
-        assert await decisions(pair.b)._is_deleted(str(TOPIC), topic_id + 1) is True
-        assert await decisions(pair.b)._is_deleted("/default/other", topic_id) is True
+        registry = pair.b._registry
+        assert await registry.has_topic(TOPIC, topic_id)
+        assert not await registry.has_topic(TOPIC, topic_id + 1)
+        assert not await registry.has_topic(TopicName.parse("/default/other"), topic_id)
 
 
 async def test_a_topic_and_a_partition_that_another_broker_made_are_staged_to_before_they_are_heard_of(
@@ -304,7 +296,7 @@ async def test_the_owner_pins_a_query_whose_pending_key_another_broker_wrote(tmp
         topic_id = await pair.create(TOPIC, 2, nobody=[1])
         stage = await Query(pair.a).stage(0, {1: [b"b"]})
         await Query(pair.a).commit(0, stage, wait_ms=0)
-        number = (await pair.a.staging._records.find("query")).record.number
+        number = (await pair.a.staging._records.find(ANONYMOUS, "query")).record.number
         assert await pair.b._partitions._staged_producers(topic_id, 1) == {number | STAGED_PRODUCER}
 
 
@@ -316,12 +308,12 @@ async def test_what_was_followed_is_listed_again_without_doing_anything_twice(tm
         await Query(pair.a).commit(0, stage, wait_ms=0)
         await until(lambda: pair.opened_by(TOPIC)["a"] == [0])
         for broker in (pair.a, pair.b):
-            await decisions(broker)._follower.start()
+            await broker._registry.follower.start()
         await pair.give(TOPIC, 1, "b")
         assert await Query(pair.b).commit(0, stage) == (True, True)
         await over(pair)
         for broker in (pair.a, pair.b):
-            await decisions(broker)._follower.start()
+            await broker._registry.follower.start()
         assert (await payloads(pair.a, 0), await payloads(pair.b, 1)) == ([b"a"], [b"b"])
         assert [one for one in await keys(pair, STAGED) if "/queries/" not in one] == []
 
@@ -329,9 +321,9 @@ async def test_what_was_followed_is_listed_again_without_doing_anything_twice(tm
 class Held:
     """Events that a broker follows, kept back until the test lets them through."""
 
-    def __init__(self, followed: ClusterDecisions) -> None:
+    def __init__(self, followed: Decisions) -> None:
         self._followed = followed
-        self._follower = followed._follower
+        self._follower = followed._registry.follower
         self._kept: list[Event] = []
         handler = self._follower._handlers[STAGED]
         self._apply = handler.apply

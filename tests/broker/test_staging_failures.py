@@ -13,7 +13,6 @@ from pydanube.broker.registry.records import DECISIONS, PENDING, topic_key
 from pydanube.broker.staging import stage_publisher
 from pydanube.broker.staging.decisions import WRITES_AT_ONCE
 from pydanube.broker.staging.stage_publisher import PUBLICATIONS_AT_ONCE
-from pydanube.broker.staging.staging import UNCERTAIN_RETRY_S
 from pydanube.core.access import ANONYMOUS
 from pydanube.core.staging import UNAPPLIED_MAX
 from pydanube.metadata import store as metadata_store
@@ -23,6 +22,7 @@ from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.local import LocalStore
 from pydanube.runtime.objects.memory import MemoryStore
+from pydanube.runtime.retry import LONGEST_SECONDS
 
 # -- stores that fail ----------------------------------------------------------------------------------------------
 
@@ -314,7 +314,7 @@ async def test_an_unused_topic_stays_while_a_commit_is_uncertain(unused, metadat
     with pytest.raises(Unavailable):
         await Query(broker).commit(0, stage)
     assert await is_kept(unused)
-    unused.clock.advance(UNCERTAIN_RETRY_S)
+    unused.clock.advance(LONGEST_SECONDS)
     await until(lambda: not broker.staging._uncertain)
     await quiet(broker)
     assert await payloads(broker) == [b"1"] * written

@@ -144,7 +144,7 @@ class Machine:
         store = self.broker.staging._records._store
         assert [one.key async for one in list_all(store, "/staged/") if "/queries/" not in one.key] == []
         for life in self.lives:
-            with_record = await self.broker.staging._records.find(life.name)
+            with_record = await self.broker.staging._records.find(ANONYMOUS, life.name)
             if with_record is not None:
                 await self.broker.staging.forget(ANONYMOUS, life.name)
         assert await stages_in(self.objects) == []

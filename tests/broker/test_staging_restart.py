@@ -12,7 +12,7 @@ from test_failing_disk import FAST_CURE, FailingDisk, until_cured
 from tiering_harness import FaultyObjectStore, upload_all
 
 from pydanube.broker.registry.records import DECISIONS, PENDING
-from pydanube.broker.staging import stage_publisher
+from pydanube.broker.staging import stage_publisher, staging
 from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.core.access import ANONYMOUS
 from pydanube.core.staging import STAGED_PRODUCER
@@ -213,7 +213,9 @@ async def test_a_topic_that_is_gone_after_the_restart_gets_nothing(tmp_path):
 
 @pytest.mark.parametrize("partitions", [1, 120])
 @pytest.mark.parametrize("written", [False, True])
-async def test_an_uncertain_commit_can_be_repeated(tmp_path, written, partitions):
+async def test_an_uncertain_commit_can_be_repeated(tmp_path, monkeypatch, written, partitions):
+    """Whoever looks whether it was written then stops at once."""
+    monkeypatch.setattr(staging, "UNCERTAIN_RETRY_S", 1e6)
     metadata = FaultyStore()
     async with staging_broker(tmp_path, MemoryStore(), metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=partitions))
@@ -224,6 +226,7 @@ async def test_an_uncertain_commit_can_be_repeated(tmp_path, written, partitions
         with pytest.raises(Unavailable, match="hiccuped"):
             await query.commit(0, stage)
         assert await query.commit(0, stage) == (written, True)
+        await until(lambda: len(broker.staging._tasks) == 1)  # the expiry of stages
         await query.write(1, {0: [b"2"]})
         assert await payloads(broker) == [b"1", b"2"]
 
@@ -287,7 +290,7 @@ async def test_after_a_restore_a_query_goes_on_behind_its_last_batch(tmp_path: P
         await Query(broker).write(4, {0: [b"1"]})
         await quiet(broker)
         await upload_all(broker)
-        before = await broker.staging._records.find("query")
+        before = await broker.staging._records.find(ANONYMOUS, "query")
         await broker._tiers.manifests.write()
     (tmp_path / "after").mkdir()
     clock = SystemClock()
@@ -298,7 +301,10 @@ async def test_after_a_restore_a_query_goes_on_behind_its_last_batch(tmp_path: P
         await Query(broker).write(5, {0: [b"2"]})
         await Query(broker, "another").write(0, {0: [b"3"]})
         assert await payloads(broker) == [b"1", b"2", b"3"]
-        known, another = await broker.staging._records.find("query"), await broker.staging._records.find("another")
+        known, another = (
+            await broker.staging._records.find(ANONYMOUS, "query"),
+            await broker.staging._records.find(ANONYMOUS, "another"),
+        )
         assert known.record.number == before.record.number < another.record.number
 
 

@@ -13,7 +13,7 @@ from tiering_harness import FaultyObjectStore
 from pydanube.broker.tiering import administration
 from pydanube.core.access import ANONYMOUS, Action, Principal
 from pydanube.metadata.store import Delete
-from pydanube.model.errors import Denied, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.errors import Denied, Full, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.storage import StorageCollected, StoragePlace, StorageVerified, added_up
@@ -48,6 +48,26 @@ async def test_usage_says_what_is_uploaded_and_what_waits(tmp_path: Path, object
         assert (total.messages, total.waiting_messages, total.waiting_s) == (4000, 100, 90)
         assert await usage(broker, TOPIC) == (status, [first, second])
         assert await usage(broker, TopicName.parse("/default/orders")) == (status, [first, second])
+
+
+async def test_the_uploads_of_a_principal_leave_some_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(administration, "RUNS_MAX", 6)
+    objects, (eve, bob) = FaultyObjectStore(), (Principal("eve"), Principal("bob"))
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
+        for topic in (TOPIC, OTHER):
+            client = BrokerClient(broker, topic)
+            await client.create()
+            objects.fault = "hanging"
+            await filled(client, 1)
+        for _ in range(2):
+            await broker.storage.upload(eve, TOPIC)
+        with pytest.raises(Full, match="user:eve has 2 uploads under way"):
+            await broker.storage.upload(eve, TOPIC)
+        await broker.storage.upload(bob, OTHER)
+        objects.fault = "none"
+        objects.answer.set()
 
 
 async def test_a_long_history_is_counted_in_parts(

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, open_broker
+from broker_harness import TOPIC, open_broker, truncate
 from metadata_harness import FaultyStore, Writes
 from stored_harness import (
     Death,
@@ -32,6 +32,7 @@ from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import DanubeError, NotOwner, StaleEpoch
 from pydanube.model.positions import Position
 from pydanube.model.topics import SubscriptionType
+from pydanube.operations.topics import UnloadTopic
 from pydanube.runtime.clock import MICROSECONDS, SystemClock
 from pydanube.runtime.objects.memory import MemoryStore
 
@@ -244,7 +245,7 @@ async def test_a_topic_is_unloaded_and_opened_again_in_one_process(tmp_path: Pat
         for first in (0, 10, 20):
             await published(client, first, first + 10)
             await published(other, first, first + 10)
-            await broker.unload_topic(ANONYMOUS, TOPIC)
+            await broker.topics.unload(UnloadTopic(topic=TOPIC))
             assert await client.read_all() == ROWS[: first + 10]
         assert await other.read_all() == ROWS
     async with open_broker(tmp_path, objects=objects, crash=True) as broker:
@@ -259,14 +260,14 @@ async def test_truncated_messages_stay_gone_after_a_kill(tmp_path: Path) -> None
         sink = await client.subscribe()
         await published(client)
         await sink.wait_for(30)
-        assert await broker.truncate_topic(ANONYMOUS, TOPIC, {0: 12}) == {0: 12}
+        assert await truncate(broker, TOPIC, {0: 12}) == {0: 12}
     async with open_broker(tmp_path, objects=objects, crash=True) as broker:
         client = client_of(broker)
         assert await client.read_all() == [*ROWS[10:]], "a batch goes as a whole"
         assert (await client.fetch()).start_offset == 12
         sink = await client.subscribe()
         assert await sink.wait_for(18) == ROWS[12:]
-        await broker.truncate_topic(ANONYMOUS, TOPIC, {0: 30})
+        await truncate(broker, TOPIC, {0: 30})
     async with open_broker(tmp_path, objects=objects, crash=True) as broker:
         client = client_of(broker)
         assert (await client.fetch()).start_offset == 30

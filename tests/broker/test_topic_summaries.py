@@ -18,6 +18,7 @@ from pydanube.model.errors import NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.statistics import TopicSummary
 from pydanube.model.topics import SubscriptionType, TopicConfig
+from pydanube.operations.topics import UnloadTopic
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.storage.stream import LoggedStream
@@ -117,7 +118,7 @@ async def test_a_total_falls_only_when_the_topic_is_unloaded(client):
     for index in (0, 1):
         await client.fill(await client.producer(partition=index), 5)
     assert (await summaries(client.broker))[0].published == 100
-    await client.broker.unload_topic(ANONYMOUS, TOPIC)
+    await client.broker.topics.unload(UnloadTopic(topic=TOPIC))
     (found,) = await summaries(client.broker)
     assert (found.published, found.open_partitions) == (0, 0)
     await client.fill(await client.producer(partition=1), 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker, truncate
 
 from pydanube.core.access import ANONYMOUS, Action, AllowAll, Principal
 from pydanube.model.errors import Denied, Invalid, NotFound, Refused
@@ -36,7 +36,7 @@ async def test_what_lies_before_the_offset_is_gone_and_cursors_move_up(tmp_path,
         for name, start in (("behind", EARLIEST), ("ahead", Position("offset", 20))):
             await broker.subscriptions.create(ANONYMOUS, TOPIC, name, SubscriptionType.SHARED, start)
         await broker.subscriptions.settle(ANONYMOUS, TOPIC, "behind", 0, [(17, 19)])
-        assert await broker.truncate_topic(ANONYMOUS, TOPIC, {0: 15}) == {0: 15}
+        assert await truncate(broker, TOPIC, {0: 15}) == {0: 15}
         fetched = await peer.fetch()
         assert (fetched.start_offset, fetched.end_offset) == (15, 30)
         assert await positions(peer, "behind") == [(15, 13)]
@@ -53,7 +53,7 @@ async def test_it_survives_a_crash_and_offsets_are_not_used_again(tmp_path):
         await peer.create()
         await fill(peer)
         await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.EXCLUSIVE, EARLIEST)
-        assert await broker.truncate_topic(ANONYMOUS, TOPIC, {0: 30}) == {0: 30}
+        assert await truncate(broker, TOPIC, {0: 30}) == {0: 30}
     async with open_broker(tmp_path) as broker:
         peer = BrokerClient(broker)
         assert await peer.read_all() == []
@@ -71,7 +71,7 @@ async def test_uploaded_history_is_deleted_too(tmp_path):
         for _ in range(3):
             await fill(peer, 1)
             await broker._tiers.uploader.round(everything=True)
-        await broker.truncate_topic(ANONYMOUS, TOPIC, {0: 15})
+        await truncate(broker, TOPIC, {0: 15})
         segments, _ = await broker.storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 100)
         assert [one.first_offset for one in segments] == [10, 20]
         assert (await peer.fetch()).start_offset == 15
@@ -87,14 +87,14 @@ async def test_an_offset_past_the_end_is_refused_and_nothing_is_deleted(tmp_path
         await peer.create(partitions=2)
         await fill(peer)
         with pytest.raises(Invalid, match=r"offset 10 is not in partition 1 of /default/orders, which ends at 0"):
-            await broker.truncate_topic(ANONYMOUS, TOPIC, {0: 10, 1: 10})
+            await truncate(broker, TOPIC, {0: 10, 1: 10})
         with pytest.raises(NotFound):
-            await broker.truncate_topic(ANONYMOUS, TOPIC, {0: 10, 2: 0})
+            await truncate(broker, TOPIC, {0: 10, 2: 0})
         with pytest.raises(Invalid):
-            await broker.truncate_topic(ANONYMOUS, TOPIC, {0: -1})
+            await truncate(broker, TOPIC, {0: -1})
         assert (await peer.fetch()).start_offset == 0
-        assert await broker.truncate_topic(ANONYMOUS, TOPIC, {0: 10, 1: 0}) == {0: 10, 1: 0}
-        assert await broker.truncate_topic(ANONYMOUS, TOPIC, {0: 5}) == {0: 10}, "the start never moves back"
+        assert await truncate(broker, TOPIC, {0: 10, 1: 0}) == {0: 10, 1: 0}
+        assert await truncate(broker, TOPIC, {0: 5}) == {0: 10}, "the start never moves back"
 
 
 async def test_a_topic_that_stores_nothing_is_refused(tmp_path):
@@ -102,7 +102,7 @@ async def test_a_topic_that_stores_nothing_is_refused(tmp_path):
         peer = BrokerClient(broker)
         await peer.create(reliable=False)
         with pytest.raises(Refused, match="stores nothing"):
-            await broker.truncate_topic(ANONYMOUS, TOPIC, {0: 0})
+            await truncate(broker, TOPIC, {0: 0})
 
 
 class NoDeletion(AllowAll):
@@ -115,7 +115,7 @@ async def test_it_needs_the_permission_to_delete(tmp_path):
     async with open_broker(tmp_path, authorizer=NoDeletion()) as broker:
         await BrokerClient(broker).create()
         with pytest.raises(Denied):
-            await broker.truncate_topic(ANONYMOUS, TOPIC, {0: 0})
+            await truncate(broker, TOPIC, {0: 0})
 
 
 async def test_seeks_and_new_subscriptions_meanwhile_end_at_the_new_start(tmp_path):
@@ -129,7 +129,7 @@ async def test_seeks_and_new_subscriptions_meanwhile_end_at_the_new_start(tmp_pa
         await subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.SHARED, EARLIEST)
         for end in range(1, 30):
             await asyncio.gather(
-                broker.truncate_topic(ANONYMOUS, TOPIC, dict.fromkeys(range(3), end)),
+                truncate(broker, TOPIC, dict.fromkeys(range(3), end)),
                 *(subscriptions.seek(ANONYMOUS, TOPIC, "billing", EARLIEST) for _ in range(3)),
                 subscriptions.create(ANONYMOUS, TOPIC, f"s{end}", SubscriptionType.SHARED, EARLIEST),
             )

@@ -23,6 +23,7 @@ from pydanube.codec.batch import encode
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.settings.sections import SliceSettings
+from pydanube.operations.topics import UnloadTopic
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.tasks import Tasks
@@ -252,7 +253,7 @@ class History:
                 case "refused":
                     await self._upload_with(self._metadata.refuse(puts(SEGMENTS)))
                 case "unload":
-                    await self.broker.unload_topic(ANONYMOUS, self._clients[topic].topic)
+                    await self.broker.topics.unload(UnloadTopic(topic=self._clients[topic].topic))
                     self._producers.pop(topic, None)
             assert total(self.broker) >= self.unlisted()
 

@@ -13,6 +13,7 @@ from pydanube.model.errors import DanubeError, NotFound, NotOwner, Refused
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 from pydanube.model.topics import AckLevel, SubscriptionType
+from pydanube.operations.topics import UnloadTopic
 from pydanube.runtime.objects.memory import MemoryStore
 
 LEVELS = pytest.mark.parametrize("ack_level", [AckLevel.DURABLE, AckLevel.WRITTEN])
@@ -29,7 +30,7 @@ async def test_what_was_published_and_acked_is_there_afterwards(tmp_path, ack_le
         await first.wait_for(3)
         first.consumer.ack([(1, 2)], False)  # the unload has to write it, as no caller waits for it
         epoch = producer.owner_epoch
-        await broker.unload_topic(ANONYMOUS, TOPIC)
+        await broker.topics.unload(UnloadTopic(topic=TOPIC))
         assert list(broker._partitions) == []
         assert isinstance(first.error, NotOwner)
         with pytest.raises(NotOwner):
@@ -55,7 +56,7 @@ async def test_publishes_that_are_on_their_way_are_answered_before_it_is_closed(
         producer = await client.producer()
         await client.publish(producer, [b"x"])
         answers = [client.publish(producer, [b"x" * 100]) for _ in range(50)]
-        unloading = asyncio.ensure_future(broker.unload_topic(ANONYMOUS, TOPIC))
+        unloading = asyncio.ensure_future(broker.topics.unload(UnloadTopic(topic=TOPIC)))
         late = asyncio.ensure_future(client.fetch(Position("offset", 0)))
         published = await asyncio.gather(*answers)
         assert [one.base_offset for one in published] == list(range(1, 51))
@@ -74,7 +75,7 @@ async def test_a_first_publish_that_waits_for_its_ledger_is_sent_again(tmp_path)
         opening = metadata.hold(puts(ledgers_of(broker._registry.topic(TOPIC).topic_id)))
         answer = client.publish(producer, [b"x"])
         await opening.asked.wait()
-        unloading = asyncio.ensure_future(broker.unload_topic(ANONYMOUS, TOPIC))
+        unloading = asyncio.ensure_future(broker.topics.unload(UnloadTopic(topic=TOPIC)))
         with pytest.raises(NotOwner):
             await answer
         opening.go_on()
@@ -94,10 +95,10 @@ async def test_a_caller_that_comes_while_it_is_being_closed_waits_and_opens_it_a
         await consumer.wait_for(1)
         opening = metadata.hold(puts(ledgers_of(broker._registry.topic(TOPIC).topic_id)))
         consumer.consumer.ack([(0, 1)], False)  # opens the state ledger, which has to wait
-        unloading = asyncio.ensure_future(broker.unload_topic(ANONYMOUS, TOPIC))
+        unloading = asyncio.ensure_future(broker.topics.unload(UnloadTopic(topic=TOPIC)))
         await opening.asked.wait()
         attaching = asyncio.ensure_future(client.subscribe())
-        twice = asyncio.ensure_future(broker.unload_topic(ANONYMOUS, TOPIC))
+        twice = asyncio.ensure_future(broker.topics.unload(UnloadTopic(topic=TOPIC)))
         await asyncio.sleep(0)
         assert not attaching.done() and list(broker._partitions) == []
         opening.go_on()
@@ -114,7 +115,7 @@ async def test_a_change_of_a_subscription_after_the_end_is_refused_instead_of_lo
         await client.publish(await client.producer(), [b"x", b"y"])
         await consumer.wait_for(2)
         await consumer.ack((0, 1))
-        await broker.unload_topic(ANONYMOUS, TOPIC)
+        await broker.topics.unload(UnloadTopic(topic=TOPIC))
         outcome: list[DanubeError | None] = []
         consumer.consumer.ack([(1, 2)], False, outcome.append)
         await asyncio.sleep(0)
@@ -133,7 +134,7 @@ async def test_a_topic_can_be_deleted_while_it_is_unloaded(tmp_path):
         await consumer.wait_for(1)
         opening = metadata.hold(puts(ledgers_of(broker._registry.topic(TOPIC).topic_id)))
         consumer.consumer.ack([(0, 1)], False)
-        unloading = asyncio.ensure_future(broker.unload_topic(ANONYMOUS, TOPIC))
+        unloading = asyncio.ensure_future(broker.topics.unload(UnloadTopic(topic=TOPIC)))
         await opening.asked.wait()
         deleting = asyncio.ensure_future(broker.delete_topic(ANONYMOUS, TOPIC))
         async with asyncio.timeout(60):
@@ -142,7 +143,7 @@ async def test_a_topic_can_be_deleted_while_it_is_unloaded(tmp_path):
         opening.go_on()
         await asyncio.gather(unloading, deleting)
         with pytest.raises(NotFound):
-            await broker.unload_topic(ANONYMOUS, TOPIC)
+            await broker.topics.unload(UnloadTopic(topic=TOPIC))
         await broker._writer.held([])  # after what the log was told to forget
         ledgers = broker._writer._engine.table.ledgers
         assert len(ledgers) == 2 and all(one.forgotten for one in ledgers.values())
@@ -163,7 +164,7 @@ async def test_a_change_of_the_metadata_in_progress_ends_before_it_is_opened_aga
         writing = metadata.hold(puts(partitions_of(broker._registry.topic(TOPIC).topic_id)))
         trimming = asyncio.ensure_future(partition.trim(2))
         await writing.asked.wait()
-        unloading = asyncio.ensure_future(broker.unload_topic(ANONYMOUS, TOPIC))
+        unloading = asyncio.ensure_future(broker.topics.unload(UnloadTopic(topic=TOPIC)))
         reading = asyncio.ensure_future(client.read_all())
         finished, _ = await asyncio.wait([unloading, reading], timeout=0.2)
         assert not finished
@@ -183,11 +184,11 @@ async def test_history_in_object_storage_is_continued_after_it(tmp_path):
         await upload_all(broker)
         await filled(client, 5, first=50)
         before = await everything(client)
-        await broker.unload_topic(ANONYMOUS, TOPIC)
+        await broker.topics.unload(UnloadTopic(topic=TOPIC))
         assert await everything(client) == before
         await filled(client, 5, first=100)
         await upload_all(broker)
-        await broker.unload_topic(ANONYMOUS, TOPIC)
+        await broker.topics.unload(UnloadTopic(topic=TOPIC))
         rows = await client.read_all()
         assert [offset for offset, _ in rows] == list(range(len(rows))) and len(rows) > len(before)
 
@@ -199,7 +200,7 @@ async def test_all_partitions_and_a_non_reliable_topic_are_unloaded_and_a_memory
         consumers = [await client.subscribe(partition=index) for index in range(5)]
         for index in range(5):
             await client.publish(await client.producer(partition=index), [b"x"])
-        await broker.unload_topic(ANONYMOUS, TOPIC)
+        await broker.topics.unload(UnloadTopic(topic=TOPIC))
         assert all(isinstance(one.error, NotOwner) for one in consumers)
         assert [len(await client.read_all(index)) for index in range(5)] == [1] * 5
 
@@ -208,7 +209,7 @@ async def test_all_partitions_and_a_non_reliable_topic_are_unloaded_and_a_memory
         listener = await prices.subscribe()
         producer = await prices.producer()
         await prices.publish(producer, [b"x"], sequence=0)
-        await broker.unload_topic(ANONYMOUS, prices.topic)
+        await broker.topics.unload(UnloadTopic(topic=prices.topic))
         assert isinstance(listener.error, NotOwner)
         listener = await prices.subscribe()
         await prices.publish(await prices.come_back(producer), [b"y"], sequence=1)
@@ -218,10 +219,10 @@ async def test_all_partitions_and_a_non_reliable_topic_are_unloaded_and_a_memory
         await memory.create(ack_level=AckLevel.MEMORY)
         await memory.publish(await memory.producer(), [b"x"])
         with pytest.raises(Refused, match="in memory"):
-            await broker.unload_topic(ANONYMOUS, memory.topic)
+            await broker.topics.unload(UnloadTopic(topic=memory.topic))
         assert len(await memory.read_all()) == 1
         with pytest.raises(NotFound):
-            await broker.unload_topic(ANONYMOUS, TopicName.parse("/default/nothing"))
+            await broker.topics.unload(UnloadTopic(topic=TopicName.parse("/default/nothing")))
 
 
 async def test_a_topic_that_cannot_be_opened_again_at_once_opens_later(tmp_path):
@@ -230,7 +231,7 @@ async def test_a_topic_that_cannot_be_opened_again_at_once_opens_later(tmp_path)
         client = BrokerClient(broker)
         await client.create()
         await client.publish(await client.producer(), [b"x"])
-        await broker.unload_topic(ANONYMOUS, TOPIC)
+        await broker.topics.unload(UnloadTopic(topic=TOPIC))
         metadata.refuse(puts(partitions_of(broker._registry.topic(TOPIC).topic_id)))
         with pytest.raises(DanubeError):
             await client.fetch()

@@ -11,17 +11,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 from broker_harness import SETTINGS
 
-from pydanube.broker import Broker, BrokerParts, Published
+from pydanube.broker import Broker, BrokerParts
 from pydanube.broker.cluster.membership import MembershipListener
 from pydanube.broker.cluster.owners import ClusterOwners
 from pydanube.broker.cluster.parts import ClusterParts
-from pydanube.broker.cluster.peers import PeerPublished
 from pydanube.broker.registry.records import PartitionRecord, partition_key
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.batch import Batch
@@ -29,19 +29,19 @@ from pydanube.codec.native import requests as wire
 from pydanube.core.access import ANONYMOUS, AllowAll
 from pydanube.gateway.native.requests import perform
 from pydanube.metadata.embedded import EmbeddedStore
-from pydanube.metadata.following import Follower
 from pydanube.metadata.packing import pack
 from pydanube.metadata.store import Compare, Put
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
-from pydanube.model.errors import DanubeError, Unavailable
+from pydanube.model.errors import Unavailable
+from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
 from pydanube.model.settings.sections import LogSettings
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.objects import ObjectStore
-from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.tasks import Tasks, outcome_of
 from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity
 
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
@@ -149,22 +149,13 @@ class DirectPeers:
             raise Unavailable(f"the answer of broker {broker!r} was lost")
         return found
 
-    async def publish(self, broker: str, topic: TopicName, partition: int, batch: memoryview) -> PeerPublished:
+    async def publish(self, broker: str, topic: TopicName, partition: int, batch: memoryview) -> Published:
         other = self._table.reach(broker, batch)
         owned = await other._partitions.get(topic, partition)
-        answered: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
-
-        def done(outcome: Published | DanubeError) -> None:
-            if isinstance(outcome, DanubeError):
-                answered.set_exception(outcome)
-            else:
-                answered.set_result(outcome)
-
-        owned.publish(Batch.open(memoryview(bytearray(batch))), done)
-        found = await answered
+        found: Published = await outcome_of(partial(owned.publish, Batch.open(memoryview(bytearray(batch)))))
         if self._table.lose_answers:
             raise Unavailable(f"the answer of broker {broker!r} was lost")
-        return PeerPublished(found.base_offset, owned.epoch, False)
+        return found._replace(duplicate=False)
 
 
 class _Caller:
@@ -196,8 +187,7 @@ class TwoBrokers:
         key = (self.registry.topic(topic).topic_id, index)
         written = await self.store.transact([], [Put(partition_key(*key), pack(PartitionRecord(assigned=name)))])
         for broker in (self.a, self.b):
-            assert broker._follower is not None
-            await broker._follower.reached(written.revision)
+            await broker._registry.follower.reached(written.revision)
 
     async def create(self, topic: TopicName, partitions: int = 0, **owners: list[int]) -> int:
         """Create a topic whose partitions belong to `a`, except for those that `b` or `nobody` names; return its id."""
@@ -265,9 +255,8 @@ async def _open(
     parts.push_async_callback(writer.close)
     tasks = Tasks()
     parts.push_async_callback(tasks.close)
-    follower, membership = Follower(store, clock), TableMembership(table, session)
-    cluster = ClusterParts(membership, ClusterOwners(membership, follower), DirectPeers(table))
-    registry = Registry(store, clock)
+    registry, membership = Registry(store, clock), TableMembership(table, session)
+    cluster = ClusterParts(membership, ClusterOwners(membership, registry.follower), DirectPeers(table))
     await registry.load()
     broker_parts = BrokerParts(
         store,
@@ -279,13 +268,12 @@ async def _open(
         lambda: membership.session.addresses,
         objects,
         cluster=cluster,
-        follower=follower,
     )
     broker = Broker(broker_parts, SETTINGS)
-    await follower.start()
-    table.following[name] = tasks.spawn(follower.run(), f"metadata following {name}")
-    await broker.schemas.start()
+    await broker._follow()
+    assert broker._following is not None
+    table.following[name] = broker._following
     if objects is not None:
-        await broker.staging.start()
+        broker.staging.start()
     parts.push_async_callback(broker.close)
     return broker

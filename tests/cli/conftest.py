@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import os
 import re
 import signal
 import subprocess
@@ -11,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import commands
 import pytest
 
 READY = re.compile(r"danube ready native=(\S+):(\d+) grpc=\S+:(\d+) admin=\S+:(\d+) http=\S+:(\d+)\n")
@@ -72,43 +71,15 @@ def serve() -> Iterator[Callable[..., Serve]]:
         one.end()
 
 
-Danube = Callable[..., "subprocess.CompletedProcess[str]"]
+Danube = Callable[..., commands.Ended]
 
 
 @pytest.fixture
-def danube_process(served: Serve) -> Danube:
-    """Run one command against the broker, in a process of its own."""
+def danube(served: Serve) -> Danube:
+    """Run one command against the broker."""
 
-    def run(*arguments: str, stdin: str | None = None, url: str | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "pydanube.cli", *arguments],
-            capture_output=True,
-            text=True,
-            input=stdin if stdin is not None else "",
-            timeout=120,
-            env=os.environ | {"DANUBE_URL": url or served.url},
-        )
-
-    return run
-
-
-@pytest.fixture
-def danube(served: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Danube:
-    """Run one command against the broker inside the test's process, which is much faster than a process of its own."""
-    from pydanube.cli.app import run as run_command
-
-    def run(*arguments: str, stdin: str | None = None, url: str | None = None) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "stdin").write_text(stdin or "")
-        written = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
-        with monkeypatch.context() as patched, (tmp_path / "stdin").open() as given:
-            patched.setenv("DANUBE_URL", url or served.url)
-            for name, stream in zip(("stdin", "stdout", "stderr"), (given, *written), strict=True):
-                patched.setattr(sys, name, stream)
-            with pytest.raises(SystemExit) as ended:
-                run_command(list(arguments))
-        printed, told = (stream.buffer.getvalue().decode() for stream in written)  # type: ignore[attr-defined]
-        code = ended.value.code
-        return subprocess.CompletedProcess(arguments, code if isinstance(code, int) else 0, printed, told)
+    def run(*arguments: str, stdin: str | None = None, url: str | None = None) -> commands.Ended:
+        return commands.danube(*arguments, stdin=stdin or "", url=url or served.url)
 
     return run
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
 import pytest
 from access_broker import AccessBroker
+from commands import Ended, danube
 
 
 @pytest.fixture(scope="module")
@@ -20,13 +19,8 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccessBroker]:
     broker.kill()
 
 
-def danube_auth(broker, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pydanube.cli", "auth", *arguments, "--url", broker.url],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def danube_auth(broker, *arguments: str) -> Ended:
+    return danube("auth", *arguments, "--url", broker.url)
 
 
 def run(broker, *arguments: str, code: int = 0) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from datetime import UTC, datetime, timedelta
 from unittest.mock import ANY
 
+import commands
 import pytest
 
 from pydanube import connect_blocking
@@ -297,13 +296,7 @@ def test_everything_can_be_sent_to_one_partition(danube, topic):
     ids=" ".join,
 )
 def test_wrong_usage_is_exit_code_2_and_needs_no_broker(arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "pydanube.cli", *arguments],
-        capture_output=True,
-        text=True,
-        input="",
-        timeout=120,
-    )
+    done = commands.danube(*arguments, url="danube://127.0.0.1:1")
     assert done.returncode == 2, done.stderr
     assert "Error: " in done.stderr
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from commands import danube
 
 from pydanube.cli.app import cli
 from pydanube.codec.batch import Batch, Codec, encode
@@ -27,12 +25,7 @@ def stored(serve, tmp_path: Path) -> Path:
     """The data directory of a broker that took three batches and was stopped."""
     running = serve(tmp_path / "data")
     for text in ("one", "two", "three"):
-        subprocess.run(
-            [sys.executable, "-m", "pydanube.cli", "produce", "/default/t", "-m", text],
-            env=os.environ | {"DANUBE_URL": running.url},
-            check=True,
-            timeout=120,
-        )
+        danube("produce", "/default/t", "-m", text, url=running.url).check_returncode()
     assert running.end() == 0
     return tmp_path / "data"
 

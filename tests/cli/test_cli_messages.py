@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import commands
 import pytest
 
 from pydanube.model.limits import MESSAGE_BYTES_MAX
@@ -203,9 +204,7 @@ def test_no_broker_is_one_clear_line(danube):
     ids=" ".join,
 )
 def test_wrong_usage_is_exit_code_2_and_needs_no_broker(arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "pydanube.cli", *arguments], capture_output=True, text=True, input="", timeout=120
-    )
+    done = commands.danube(*arguments, url="danube://127.0.0.1:1")
     assert done.returncode == 2, done.stderr
     assert "Error: " in done.stderr
 

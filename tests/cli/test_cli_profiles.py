@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import commands
 import pytest
+from commands import Ended
 
 from pydanube import testing
 from pydanube.cli.certificate_files import make_certificates
@@ -19,7 +19,7 @@ from pydanube.testing import SecuredBroker
 SECRET = "dnb_marked_SECRETSECRETSECRET"
 NOWHERE = "danube://127.0.0.1:1"
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Run = Callable[..., Ended]
 
 
 @pytest.fixture(scope="module")
@@ -39,22 +39,16 @@ def danube(tmp_path: Path) -> Run:
     """Run one command with a home of its own and only the variables given; no output may hold the marked secret."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("DANUBE_", "XDG_"))}
 
-    def run(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "pydanube.cli", *arguments],
-            capture_output=True,
-            text=True,
-            input=stdin,
-            timeout=120,
-            env=kept | {"DANUBE_CONFIG_HOME": str(tmp_path / "config")} | variables,
-        )
+    def run(*arguments: str, stdin: str = "", **variables: str) -> Ended:
+        environment = kept | {"DANUBE_CONFIG_HOME": str(tmp_path / "config")} | variables
+        done = commands.danube(*arguments, stdin=stdin, environment=environment)
         assert SECRET not in done.stdout + done.stderr
         return done
 
     return run
 
 
-def ok(done: subprocess.CompletedProcess[str]) -> str:
+def ok(done: Ended) -> str:
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+from commands import danube
 
 import pydanube
 from pydanube.codec.batch import encode
@@ -19,31 +18,33 @@ def written(served):
     """A query that wrote one batch, and one that only staged something."""
     with pydanube.connect_blocking(served.url) as client:
         client.create_topic(TOPIC)
-        for query, commits in (("nightly totals", True), ("half done", False)):
-            with client.stager(query, run="run-1", batch_id=4) as stager:
-                stager.add(TOPIC, 0, encode([b"1"], publish_times=1))
-                stages = stager.finish()
-            if commits:
-                client.commit_stages(query, "run-1", 4, stages, wait_ms=10_000)
+        client.commit_stages("nightly totals", "run-1", 4, stage(client, "nightly totals"), wait_ms=60_000)
+        stage(client, "half done")
     return served
 
 
+def stage(client: pydanube.BlockingClient, query: str) -> list[str]:
+    with client.stager(query, run="run-1", batch_id=4) as stager:
+        stager.add(TOPIC, 0, encode([b"1"], publish_times=1))
+        return stager.finish()
+
+
+def listed(served) -> list[str]:
+    return [one["query"] for one in json.loads(run(served, "list", "--json"))]
+
+
 def run(served, *arguments: str, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "pydanube.cli", "queries", *arguments, "--url", served.url],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = danube("queries", *arguments, "--url", served.url)
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
 
 
 def test_queries_are_listed_by_name_with_their_last_batch(written):
-    lines = run(written, "list").splitlines()
-    assert lines[0].split() == ["query", "last", "batch", "committed", "pending"]
-    assert lines[1].startswith("half done") and "none yet" in lines[1] and "never" in lines[1]
-    assert lines[2].startswith("nightly totals") and " 4 " in lines[2]
+    head, *rows = run(written, "list").splitlines()
+    assert head.split() == ["query", "last", "batch", "committed", "pending"]
+    half, nightly = (row for row in rows if row.startswith(("half done", "nightly totals")))
+    assert half.startswith("half done") and "none yet" in half and "never" in half
+    assert " 4 " in nightly
 
 
 def test_a_query_is_described(written):
@@ -61,10 +62,9 @@ def test_an_unknown_query_is_named(written):
 
 
 def test_a_query_is_forgotten_only_when_told_so(written):
-    assert "--yes" in run(written, "forget", "half done", code=2)
-    assert run(written, "forget", "half done", "--yes") == "forgot half done\n"
-    assert [one["query"] for one in json.loads(run(written, "list", "--json"))] == ["nightly totals"]
-
-
-def test_what_is_no_name_is_wrong_usage(written):
-    assert "is no name" in run(written, "describe", "x" * 201, code=2)
+    with pydanube.connect_blocking(written.url) as client:
+        stage(client, "forgotten")
+    assert "--yes" in run(written, "forget", "forgotten", code=2)
+    assert "forgotten" in listed(written)
+    assert run(written, "forget", "forgotten", "--yes") == "forgot forgotten\n"
+    assert "forgotten" not in listed(written)

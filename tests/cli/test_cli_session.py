@@ -35,11 +35,17 @@ async def answer_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         writer.close()
 
 
-async def test_a_busy_broker_has_time_to_answer() -> None:
-    async with await asyncio.start_server(answer_late, "127.0.0.1", 0) as server:
+async def test_a_busy_broker_has_time_to_answer_on_the_one_connection_of_a_command() -> None:
+    connections: list[asyncio.StreamWriter] = []
+
+    async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        await answer_late(reader, writer)
+
+    async with await asyncio.start_server(count, "127.0.0.1", 0) as server:
         url = f"danube://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         found = await asyncio.to_thread(session.with_client, url, lambda client: client.list_topics())
-    assert found == ["/default/t"]
+    assert (found, len(connections)) == (["/default/t"], 1)
 
 
 def test_a_broker_that_is_not_there_is_given_up_soon() -> None:

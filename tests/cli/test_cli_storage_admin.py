@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from commands import Ended, danube
 
 from pydanube.cli.app import cli
 
@@ -25,14 +24,8 @@ def stored(serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DANUBE_STORAGE_GRACE_S", "0")
     running = serve(tmp_path / "data")
 
-    def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "pydanube.cli", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env=os.environ | {"DANUBE_URL": running.url},
-        )
+    def run(*arguments: str, code: int = 0) -> Ended:
+        done = danube(*arguments, url=running.url)
         assert done.returncode == code, done.stderr
         return done
 

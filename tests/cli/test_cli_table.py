@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from commands import danube
 
 import pydanube
 from pydanube.spark.reading.offsets import Offsets, TopicOffsets
@@ -21,8 +20,7 @@ TOPIC = "/default/landed-by-the-command-line"
 
 
 def run(served, *arguments: object, code: int = 0) -> str:
-    command = [sys.executable, "-m", "pydanube.cli", "--url", served.url, "table", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = danube("--url", served.url, "table", *map(str, arguments))
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import danube_bytes
 
 pytestmark = pytest.mark.process
 
@@ -21,9 +19,7 @@ def written(served) -> Binary:
     """Run `danube consume` and return what it wrote, as bytes."""
 
     def run(*arguments: str) -> bytes:
-        command = [sys.executable, "-m", "pydanube.cli", "consume", *arguments]
-        environment = os.environ | {"DANUBE_URL": served.url}
-        done = subprocess.run(command, capture_output=True, env=environment, timeout=120)
+        done = danube_bytes("consume", *arguments, url=served.url)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

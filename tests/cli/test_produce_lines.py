@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from commands import EndedBytes, danube_bytes
 
 from pydanube.model.limits import MESSAGE_BYTES_MAX
 
@@ -19,17 +17,11 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture
-def pipe(served) -> Callable[..., subprocess.CompletedProcess[bytes]]:
+def pipe(served) -> Callable[..., EndedBytes]:
     """Run one command with bytes in and out."""
 
-    def run(*arguments: str, stdin: bytes = b"", url: str | None = None) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            [sys.executable, "-m", "pydanube.cli", *arguments],
-            capture_output=True,
-            input=stdin,
-            timeout=120,
-            env=os.environ | {"DANUBE_URL": url or served.url},
-        )
+    def run(*arguments: str, stdin: bytes = b"", url: str | None = None) -> EndedBytes:
+        return danube_bytes(*arguments, stdin=stdin, url=url or served.url)
 
     return run
 

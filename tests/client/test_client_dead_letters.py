@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from impatient_clock import ImpatientClock
-from letter_writer import write_letters
+from letter_writer import broker_for_letters, known, write_letters
 
 import pydanube
 from pydanube import AlreadyExists, Client, DeadLetter, Full, Invalid, NotFound, Redriven
@@ -20,6 +22,12 @@ from pydanube.model.dead_letters import LETTER_ATTRIBUTES, REDRIVE, parse_place
 
 TOPIC = "/default/orders"
 LETTERS = "/default/orders-dlq"
+
+
+@pytest.fixture
+async def url(tmp_path: Path) -> AsyncIterator[str]:
+    async with broker_for_letters(tmp_path / "data") as url:
+        yield url
 
 
 async def publish_letters(client: Client, count: int, topic: str = TOPIC, start: int = 0, returns: str = "") -> None:
@@ -261,7 +269,7 @@ async def test_a_rate_is_kept_after_a_pause(client: Client) -> None:
             clock.advance(60)
 
     assert (await client.dead_letters(LETTERS).redrive(rate=10, progress=pause)).done == 6
-    assert clock.slept == [0, 0.1, 0.1, 0, 0.1, 0.1]
+    assert clock.slept == pytest.approx([0, 0.1, 0.1, 0, 0.1, 0.1])
 
 
 async def test_two_redrives_at_the_same_time_send_each_letter_once(client: Client) -> None:
@@ -370,7 +378,11 @@ async def test_a_letter_names_the_partition_it_came_from_and_keeps_its_time(clie
 
 
 def test_without_await() -> None:
-    with pydanube.testing.broker_thread() as url, pydanube.connect_blocking(url) as client:
+    with (
+        pydanube.testing._server_thread(None, {}) as server,
+        known(server) as url,
+        pydanube.connect_blocking(url) as client,
+    ):
         client.create_topic(TOPIC)
         client.create_topic(LETTERS)
         numbers = range(3)

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from pydanube.client.typed.schema_sources import value_type_of
 from pydanube.client.typed.value_type import ValueType, WriterSchema
-from pydanube.codec.schemas import parse_schema
+from pydanube.formats import parse_schema
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 if __name__ == "__main__":
-    sys.path += [str(Path(__file__).parents[1] / "broker")]
+    sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "broker")]
 
 from broker_harness import BrokerClient
 from recorded_history import History, Outcome, Row, Tag, check

@@ -22,27 +22,27 @@ from virtual_time import SimulatedProcess, VirtualClock, outside
 
 from pydanube.broker import Broker, BrokerParts
 from pydanube.broker.cluster.cluster_membership import ClusterMembership
-from pydanube.broker.cluster.loads import ClusterLoads
+from pydanube.broker.cluster.loads import Loads
 from pydanube.broker.cluster.owners import ClusterOwners
 from pydanube.broker.cluster.parts import ClusterParts
-from pydanube.broker.cluster.peers import PeerPublished
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.native import requests as wire
 from pydanube.core.access import AllowAll
 from pydanube.gateway.native.requests import perform
 from pydanube.metadata.embedded import EmbeddedStore
-from pydanube.metadata.following import Follower
 from pydanube.metadata.store import Event, KeyValue
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, NotOwner, Unavailable
+from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
 from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.objects.store import Buffer, Capabilities, ObjectInfo
-from pydanube.runtime.simdisk import SimDisk
+from pydanube.runtime.retry import JITTER
 from pydanube.runtime.tasks import Tasks
 from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity
+from simdisk import SimDisk
 
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
@@ -295,13 +295,11 @@ class SimulatedBroker:
         self._closing = AsyncExitStack()
         self._closing.push_async_callback(writer.close)
         self._closing.push_async_callback(tasks.close)
-        follower = Follower(store, clock)
+        follower = registry.follower
         addresses = BrokerAddresses(self.address)
         session = BrokerSession(self.name, 0, addresses, log=identity.incarnation)
         membership = ClusterMembership(store, follower, clock, tasks, lambda: session, "log-a", SESSION_S)
-        cluster = ClusterParts(
-            membership, ClusterOwners(membership, follower), SimulatedPeers(world), ClusterLoads(follower)
-        )
+        cluster = ClusterParts(membership, ClusterOwners(membership, follower), SimulatedPeers(world), Loads(follower))
         storage = replace(TIERING, segment_age_s=world.segment_age_s, segment_bytes=4096)
         parts = BrokerParts(
             store,
@@ -313,13 +311,11 @@ class SimulatedBroker:
             lambda: addresses,
             ObjectsLine(world.objects, world.line_faults, self.name),
             cluster=cluster,
-            follower=follower,
         )
         broker = Broker(parts, replace(SETTINGS, storage=storage))
         self._closing.push_async_callback(membership.leave)
         self._closing.push_async_callback(broker.close)
         await broker.start()
-        tasks.spawn(follower.run(), "metadata following")
         assert broker._tiers is not None
         tasks.spawn(broker._tiers.run(), "object storage")
         await membership.join()
@@ -347,7 +343,7 @@ class SimulatedPeers:
         found = await self._world.ask(other, lambda broker: perform(_Caller(broker), decoded))  # type: ignore[arg-type]
         return wire.decode(memoryview(found), answer)
 
-    async def publish(self, broker: str, topic: TopicName, partition: int, batch: memoryview) -> PeerPublished:
+    async def publish(self, broker: str, topic: TopicName, partition: int, batch: memoryview) -> Published:
         raise AssertionError("no letter and no stage is published here")
 
 
@@ -360,6 +356,7 @@ class SimulatedCluster:
 
     def __init__(self, seed: int, metadata: EmbeddedStore) -> None:
         self.chance = random.Random(seed)
+        JITTER.seed(seed)
         self.metadata = metadata
         self.line_faults = LineFaults(random.Random(self.chance.random()))
         self.segment_age_s = self.chance.choice([1, 5, 600])

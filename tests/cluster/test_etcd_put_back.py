@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,13 +17,16 @@ from etcd_cluster import EtcdCluster, encoded, etcd_cluster, missing_etcd
 from faulty_proxy import FaultyProxy
 
 import pydanube
+from pydanube.codec.manifest import PartitionPositions
 from pydanube.metadata.etcd.place import EtcdPlace, parse_members
 from pydanube.metadata.etcd.store import EtcdStore
 from pydanube.metadata.store import Put
 from pydanube.model.errors import Refused, Unavailable
 from pydanube.runtime.clock import SystemClock
+from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.server import Server
 from pydanube.settings import Settings
+from pydanube.storage.tiering.manifest import ManifestWriter, candidates, lacks_newest
 
 pytestmark = [pytest.mark.etcd, pytest.mark.skipif(bool(missing_etcd()), reason=missing_etcd() or "etcd is there")]
 STORED, DURABLE = "/default/stored", "/default/durable"
@@ -34,6 +39,7 @@ class Etcd:
         self.cluster = cluster
         self.member = cluster.members[0]
         self._copy = directory / "copy"
+        self._snapshot = directory / "snapshot.db"
 
     def save(self) -> None:
         self.member.kill()
@@ -49,6 +55,27 @@ class Etcd:
         self._start()
         for _ in range(further_revisions):
             self.member.post("kv/put", {"key": encoded(b"/somebody/else"), "value": ""})
+
+    def snapshot(self) -> None:
+        self._etcdctl("--endpoints", self.member.address, "snapshot", "save", str(self._snapshot))
+
+    def restore(self, further_revisions: int = 0, token: str = "") -> None:
+        """Make the etcd anew from the snapshot; then somebody else makes so many changes, as `--bump-revision` does.
+        With a token, its cluster id is another one."""
+        self.member.kill()
+        shutil.rmtree(self.member.directory)
+        peer = f"http://{self.member.peer_address}"
+        flags = ["--name", self.member.name, "--initial-cluster", f"{self.member.name}={peer}"]
+        flags += ["--initial-advertise-peer-urls", peer, "--data-dir", str(self.member.directory)]
+        flags += ["--initial-cluster-token", token] if token else []
+        self._etcdctl("snapshot", "restore", str(self._snapshot), *flags)
+        self._start()
+        for _ in range(further_revisions):
+            self.member.post("kv/put", {"key": encoded(b"/somebody/else"), "value": ""})
+
+    def _etcdctl(self, *arguments: str) -> None:
+        command = ("etcdctl", *arguments)
+        subprocess.run(command, env={**os.environ, "ETCDCTL_API": "3"}, check=True, capture_output=True)
 
     def _start(self) -> None:
         self.cluster.start_member(self.member)
@@ -165,3 +192,69 @@ async def test_a_broker_that_runs_recognises_it_too(etcd: Etcd, tmp_path: Path) 
                 return "it has what this broker wrote at revision" in (await client.describe_broker()).state
 
             await eventually(is_seen, "that it is seen")
+
+
+needs_etcdctl = pytest.mark.skipif(shutil.which("etcdctl") is None, reason="etcdctl is not installed")
+
+
+@needs_etcdctl
+@pytest.mark.parametrize("token", ["", "another"])
+async def test_an_etcd_made_anew_from_a_snapshot_is_seen_also_when_its_revision_is_raised(
+    etcd: Etcd, token: str
+) -> None:
+    async with await EtcdStore.open(place_of(etcd), SystemClock()) as store:
+        for _ in range(3):  # so that the term has risen
+            etcd.member.kill()
+            await asyncio.to_thread(etcd._start)
+        await store.transact([], [Put("/one", b"1")])
+        await asyncio.to_thread(etcd.snapshot)
+        await store.transact([], [Put("/two", b"2")])
+        await asyncio.to_thread(etcd.restore, 50, token)
+        with pytest.raises(Unavailable, match="etcd cluster" if token else "is in term"):
+            await store.get("/two")
+
+
+@needs_etcdctl
+@pytest.mark.parametrize("token", ["", "another"])
+async def test_a_young_copy_whose_revision_was_raised_is_refused_at_the_start(
+    etcd: Etcd, tmp_path: Path, token: str
+) -> None:
+    async with running(tmp_path, etcd.member.address) as server, pydanube.connect(server.url) as client:
+        await asyncio.to_thread(etcd.snapshot)
+        await client.create_topic(STORED)
+    await asyncio.to_thread(etcd.restore, 200, token)
+    with pytest.raises(Refused, match=r"it has what this broker wrote at revision .*"):
+        await Server.start(settings_of(tmp_path, etcd.member.address))
+
+
+@needs_etcdctl
+async def test_a_snapshot_of_the_last_moment_is_accepted(etcd: Etcd, tmp_path: Path) -> None:
+    async with running(tmp_path, etcd.member.address) as server, pydanube.connect(server.url) as client:
+        await client.create_topic(STORED)
+    await asyncio.to_thread(etcd.snapshot)
+    await asyncio.to_thread(etcd.restore, 200, "another")
+    async with running(tmp_path, etcd.member.address) as server, pydanube.connect(server.url) as client:
+        assert STORED in await client.list_topics()
+
+
+class NoPositions:
+    def positions(self) -> list[PartitionPositions]:
+        return []
+
+    def topic_ids(self) -> set[int]:
+        return set()
+
+
+@needs_etcdctl
+async def test_a_manifest_shows_that_the_etcd_is_an_older_copy(etcd: Etcd) -> None:
+    objects = MemoryStore()
+    async with await EtcdStore.open(place_of(etcd), SystemClock()) as store:
+        await store.transact([], [Put("/logs/a", b"1")])
+        await asyncio.to_thread(etcd.snapshot)
+        await store.transact([], [Put("/logs/a", b"1")])
+        await ManifestWriter(objects, store, SystemClock(), "danube", "a", NoPositions()).write()
+        (newest,) = await candidates(objects)
+        assert not await lacks_newest(objects, store, newest)
+    await asyncio.to_thread(etcd.restore, 200, "another")
+    async with await EtcdStore.open(place_of(etcd), SystemClock()) as store:
+        assert "/logs/a" in await lacks_newest(objects, store, newest)

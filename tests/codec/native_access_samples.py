@@ -6,45 +6,55 @@ import msgspec
 from native_samples import unhex
 from native_version_samples import VERSION
 
-from pydanube.codec.native import requests
-
-BINDING = requests.AccessBinding("b-orders", "user:alice", ["producer"], "/default/orders-*")
-KEY = requests.AccessKey(
-    "5d3f1c0e7a0b4a51", "user:alice", ["ops"], 1_700_000_000_000_000, 1_800_000_000_000_000, "laptop"
+from pydanube.model.quotas import Quota, QuotaSubject, QuotaUsage
+from pydanube.model.security import (
+    AccessAnswer,
+    ApiKey,
+    Binding,
+    BoundSubject,
+    CallerIdentity,
+    NewApiKey,
+    ResourcePattern,
+    Role,
 )
-QUOTA = requests.AccessQuota(
-    "user:alice",
+from pydanube.operations import access
+
+ALICE = BoundSubject("user", "alice")
+BINDING = Binding("b-orders", ALICE, ("producer",), ResourcePattern("/default/orders-*"))
+KEY = ApiKey("5d3f1c0e7a0b4a51", ALICE, ("ops",), 1_700_000_000_000_000, 1_800_000_000_000_000, "laptop")
+QUOTA = Quota(
+    QuotaSubject("user", "alice"),
     20,
     100,
     1_000_000,
     2_000_000,
     1 << 40,
     VERSION,
-    requests.QuotaUse(2, 1.5, 731204.5, 0.0, 1 << 30),
+    QuotaUsage(2, 1.5, 731204.5, 0.0, 1 << 30),
 )
 
 ACCESS_HEADS: list[tuple[msgspec.Struct, bytes]] = [
     (
-        requests.ListRoles(),
+        access.ListRoles(),
         unhex("""
         81a26f70 ac616363 6573732e 726f6c65 73
         """),
     ),
     (
-        requests.GetRole(name="loader"),
+        access.GetRole(name="loader"),
         unhex("""
         82a26f70 ab616363 6573732e 726f6c65 a46e616d 65a66c6f 61646572
         """),
     ),
     (
-        requests.CreateRole(name="loader", actions=["produce", "create"]),
+        access.CreateRole(name="loader", actions=["produce", "create"]),
         unhex("""
         83a26f70 b2616363 6573732e 726f6c65 5f637265 617465a4 6e616d65 a66c6f61
         646572a7 61637469 6f6e7392 a770726f 64756365 a6637265 617465
         """),
     ),
     (
-        requests.ChangeRole(name="loader", actions=["produce"], expected=VERSION),
+        access.ChangeRole(name="loader", actions=["produce"], expected=VERSION),
         unhex("""
         84a26f70 b2616363 6573732e 726f6c65 5f636861 6e6765a4 6e616d65 a66c6f61
         646572a7 61637469 6f6e7391 a770726f 64756365 a8657870 65637465 64b06237
@@ -52,28 +62,28 @@ ACCESS_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.DeleteRole(name="loader", expected=VERSION),
+        access.DeleteRole(name="loader", expected=VERSION),
         unhex("""
         83a26f70 b2616363 6573732e 726f6c65 5f64656c 657465a4 6e616d65 a66c6f61
         646572a8 65787065 63746564 b0623736 32353563 61656136 34623431 33
         """),
     ),
     (
-        requests.AccessRole("loader", ["produce"], version=VERSION),
+        Role("loader", ("produce",), version=VERSION),
         unhex("""
         83a46e61 6d65a66c 6f616465 72a76163 74696f6e 7391a770 726f6475 6365a776
         65727369 6f6eb062 37363235 35636165 61363462 343133
         """),
     ),
     (
-        requests.RolesListed([requests.AccessRole("monitor", ["describe"], built_in=True)]),
+        access.RolesListed([Role("monitor", ("describe",), built_in=True)]),
         unhex("""
         81a5726f 6c657391 83a46e61 6d65a76d 6f6e6974 6f72a761 6374696f 6e7391a8
         64657363 72696265 a8627569 6c745f69 6ec3
         """),
     ),
     (
-        requests.ListAccessBindings(subject="group:ops", resource="/default", after="b1", limit=10),
+        access.ListAccessBindings(subject="group:ops", resource="/default", after="b1", limit=10),
         unhex("""
         85a26f70 af616363 6573732e 62696e64 696e6773 a7737562 6a656374 a967726f
         75703a6f 7073a872 65736f75 726365a8 2f646566 61756c74 a5616674 6572a262
@@ -81,13 +91,13 @@ ACCESS_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.GetAccessBinding(id="b-orders"),
+        access.GetAccessBinding(id="b-orders"),
         unhex("""
         82a26f70 ae616363 6573732e 62696e64 696e67a2 6964a862 2d6f7264 657273
         """),
     ),
     (
-        requests.CreateAccessBinding(
+        access.CreateAccessBinding(
             subject="user:alice", roles=["producer"], resource="/default/orders-*", id="b-orders"
         ),
         unhex("""
@@ -97,7 +107,7 @@ ACCESS_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.DeleteAccessBinding(id="b-orders"),
+        access.DeleteAccessBinding(id="b-orders"),
         unhex("""
         82a26f70 ad616363 6573732e 756e6269 6e64a269 64a8622d 6f726465 7273
         """),
@@ -111,7 +121,7 @@ ACCESS_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.BindingsListed([BINDING], "b-orders"),
+        access.BindingsListed([BINDING], "b-orders"),
         unhex("""
         82a86269 6e64696e 67739184 a26964a8 622d6f72 64657273 a7737562 6a656374
         aa757365 723a616c 696365a5 726f6c65 7391a870 726f6475 636572a8 7265736f
@@ -120,16 +130,14 @@ ACCESS_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.ListApiKeys(principal="user:alice", after="5d", limit=10),
+        access.ListApiKeys(principal="user:alice", after="5d", limit=10),
         unhex("""
         84a26f70 ab616363 6573732e 6b657973 a9707269 6e636970 616caa75 7365723a
         616c6963 65a56166 746572a2 3564a56c 696d6974 0a
         """),
     ),
     (
-        requests.CreateApiKey(
-            principal="user:alice", groups=["ops"], expires_at=1_800_000_000_000_000, comment="laptop"
-        ),
+        access.CreateApiKey(principal="user:alice", groups=["ops"], expires_at=1_800_000_000_000_000, comment="laptop"),
         unhex("""
         85a26f70 b1616363 6573732e 6b65795f 63726561 7465a970 72696e63 6970616c
         aa757365 723a616c 696365a6 67726f75 707391a3 6f7073aa 65787069 7265735f
@@ -137,7 +145,7 @@ ACCESS_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.RevokeApiKey(id="5d3f1c0e7a0b4a51"),
+        access.RevokeApiKey(id="5d3f1c0e7a0b4a51"),
         unhex("""
         82a26f70 b1616363 6573732e 6b65795f 7265766f 6b65a269 64b03564 33663163
         30653761 30623461 3531
@@ -153,7 +161,7 @@ ACCESS_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.KeysListed([KEY]),
+        access.KeysListed([KEY]),
         unhex("""
         81a46b65 79739186 a26964b0 35643366 31633065 37613062 34613531 a9707269
         6e636970 616caa75 7365723a 616c6963 65a66772 6f757073 91a36f70 73aa6372
@@ -162,7 +170,7 @@ ACCESS_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.KeyCreated(KEY, "dnb_5d3f1c0e7a0b4a51_example"),
+        NewApiKey(KEY, "dnb_5d3f1c0e7a0b4a51_example"),
         unhex("""
         82a36b65 7986a269 64b03564 33663163 30653761 30623461 3531a970 72696e63
         6970616c aa757365 723a616c 696365a6 67726f75 707391a3 6f7073aa 63726561
@@ -172,13 +180,13 @@ ACCESS_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.WhoAmI(),
+        access.WhoAmI(),
         unhex("""
         81a26f70 ad616363 6573732e 77686f61 6d69
         """),
     ),
     (
-        requests.Caller("user:alice", ["ops"], "jwt", 1_800_000_000_000_000, bindings=[BINDING]),
+        CallerIdentity("user:alice", ("ops",), "jwt", 1_800_000_000_000_000, bindings=(BINDING,)),
         unhex("""
         85a97072 696e6369 70616caa 75736572 3a616c69 6365a667 726f7570 7391a36f
         7073a66d 6574686f 64a36a77 74aa6578 70697265 735f6174 cf000665 17289880
@@ -188,7 +196,7 @@ ACCESS_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.AskAccess(action="produce", resource="/default/orders", principal="user:alice", groups=["ops"]),
+        access.AskAccess(action="produce", resource="/default/orders", principal="user:alice", groups=["ops"]),
         unhex("""
         85a26f70 aa616363 6573732e 63616ea6 61637469 6f6ea770 726f6475 6365a872
         65736f75 726365af 2f646566 61756c74 2f6f7264 657273a9 7072696e 63697061
@@ -196,7 +204,7 @@ ACCESS_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.AccessDecision(True, "user:alice", "produce", "/default/orders", "because", "b-orders", "producer"),
+        AccessAnswer(True, "user:alice", "produce", "/default/orders", "because", "b-orders", "producer"),
         unhex("""
         87a7616c 6c6f7765 64c3a970 72696e63 6970616c aa757365 723a616c 696365a6
         61637469 6f6ea770 726f6475 6365a872 65736f75 726365af 2f646566 61756c74
@@ -205,20 +213,22 @@ ACCESS_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.ListQuotas(after="user:a", limit=10),
+        access.ListQuotas(after="user:a", limit=10),
         unhex("""
         83a26f70 ad616363 6573732e 71756f74 6173a561 66746572 a6757365 723a61a5
         6c696d69 740a
         """),
     ),
     (
-        requests.GetQuota(subject="/shop"),
+        access.GetQuota(subject=QuotaSubject.parse("/shop")),
         unhex("""
         82a26f70 ac616363 6573732e 71756f74 61a77375 626a6563 74a52f73 686f70
         """),
     ),
     (
-        requests.SetQuota(subject="user:alice", changes={"publish_bytes_per_s": 1_000_000}, expected=VERSION),
+        access.SetQuota(
+            subject=QuotaSubject("user", "alice"), changes={"publish_bytes_per_s": 1_000_000}, expected=VERSION
+        ),
         unhex("""
         84a26f70 b0616363 6573732e 71756f74 615f7365 74a77375 626a6563 74aa7573
         65723a61 6c696365 a7636861 6e676573 81b37075 626c6973 685f6279 7465735f
@@ -227,7 +237,7 @@ ACCESS_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.DeleteQuota(subject="user:*", expected=VERSION),
+        access.DeleteQuota(subject=QuotaSubject("user", "*"), expected=VERSION),
         unhex("""
         83a26f70 b3616363 6573732e 71756f74 615f6465 6c657465 a7737562 6a656374
         a6757365 723a2aa8 65787065 63746564 b0623736 32353563 61656136 34623431
@@ -249,7 +259,7 @@ ACCESS_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.QuotasListed([requests.AccessQuota("/shop", stored_bytes_max=1 << 40)], next="/shop"),
+        access.QuotasListed([Quota(QuotaSubject.parse("/shop"), stored_bytes_max=1 << 40)], next="/shop"),
         unhex("""
         82a67175 6f746173 9183a773 75626a65 6374a52f 73686f70 b073746f 7265645f
         62797465 735f6d61 78cf0000 01000000 0000a475 73656480 a46e6578 74a52f73

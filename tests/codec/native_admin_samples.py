@@ -7,6 +7,9 @@ from native_samples import unhex
 
 from pydanube.codec.native import requests
 from pydanube.model.addresses import BrokerAddresses
+from pydanube.model.names import TopicName
+from pydanube.model.topics import BrokerDescription
+from pydanube.operations import topics
 
 ADDRESSES = BrokerAddresses("10.0.0.2:6655", "10.0.0.2:6650", "10.0.0.2:50051", "10.0.0.2:8650")
 
@@ -50,7 +53,7 @@ ADMIN_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.BrokerInfo("0.1", "node-a", "dev", "ok", 3, 1_700_000_000_000_000, ADDRESSES),
+        BrokerDescription("0.1", "node-a", "dev", "ok", 3, 1_700_000_000_000_000, ADDRESSES),
         unhex("""
         87a77665 7273696f 6ea3302e 31a46e6f 6465a66e 6f64652d 61a7636c 75737465
         72a36465 76a57374 617465a2 6f6ba674 6f706963 7303aa73 74617274 65645f61
@@ -88,7 +91,7 @@ ADMIN_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.TruncateTopic(topic="/default/orders", offsets=[(0, 1000), (2, 17)]),
+        topics.TruncateTopic(topic=TopicName.parse("/default/orders"), offsets=[(0, 1000), (2, 17)]),
         unhex("""
         83a26f70 ae746f70 69632e74 72756e63 617465a5 746f7069 63af2f64 65666175
         6c742f6f 72646572 73a76f66 66736574 73929200 cd03e892 0211

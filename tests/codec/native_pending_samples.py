@@ -7,6 +7,7 @@ from native_samples import unhex
 
 from pydanube.codec.native import requests
 from pydanube.model.pending import PendingMessage
+from pydanube.operations import topics
 
 PENDING_HEADS: list[tuple[msgspec.Struct, bytes]] = [
     (
@@ -25,7 +26,7 @@ PENDING_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.Positions([(0, 1000), (1, 20)]),
+        topics.Positions([(0, 1000), (1, 20)]),
         unhex("""
         81a9706f 73697469 6f6e7392 9200cd03 e8920114
         """),

@@ -10,8 +10,10 @@ from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerLevel, BrokerStatus, ClusterDescription, UpgradeDescription
 from pydanube.model.errors import NotFound, NotOwner, Unavailable
 from pydanube.model.failure import Backoff, FailurePolicy, Poison
+from pydanube.model.names import TopicName
 from pydanube.model.policies import DEFAULTS, BacklogAction, Policies
 from pydanube.model.statistics import ConsumerStatistics, PartitionStatistics, SubscriptionStatistics, TopicStatistics
+from pydanube.operations import brokers, topics
 
 BODY = bytes(range(1, 17))
 TOPIC, AT_1000 = "/default/orders", requests.Start("offset", 1000)
@@ -462,7 +464,7 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         unhex("82a26f70 ac706f6c 69636965 732e6765 74a67461 72676574 a7646566 61756c74"),
     ),
     (
-        requests.UnloadTopic(topic="/default/orders"),
+        topics.UnloadTopic(topic=TopicName.parse("/default/orders")),
         unhex("""
         82a26f70 ac746f70 69632e75 6e6c6f61 64a5746f 706963af 2f646566 61756c74
         2f6f7264 657273
@@ -567,7 +569,7 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.UpgradeInfo(UpgradeDescription(1, 2, [BrokerLevel("b1", 2, "0.3.0"), BrokerLevel("b2", 1)])),
+        brokers.UpgradeInfo(UpgradeDescription(1, 2, [BrokerLevel("b1", 2, "0.3.0"), BrokerLevel("b2", 1)])),
         unhex("""
         81a77570 67726164 6583a56c 6576656c 01a76869 67686573 7402a762 726f6b65
         72739283 a46e616d 65a26231 a56c6576 656c02a7 76657273 696f6ea5 302e332e
@@ -575,7 +577,7 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.ClusterInfo(
+        brokers.ClusterInfo(
             ClusterDescription(
                 "6f1c",
                 "b1",

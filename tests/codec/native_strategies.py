@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 
 from pydanube.codec.native import requests
 from pydanube.model.failure import DELAY_MS_MAX, Backoff, FailurePolicy, Poison
+from pydanube.model.names import TopicName
 from pydanube.model.policies import FIELDS, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, BacklogAction, Policies
+from pydanube.model.quotas import QuotaSubject
 from pydanube.model.schemas import Binding, Framing, ValidationPolicy
+from pydanube.model.security import BoundSubject, ResourcePattern
+from pydanube.operations import Operation, answer_of
 
 U16 = st.integers(0, 2**16 - 1)
 U32 = st.integers(0, 2**32 - 1)
@@ -24,12 +28,15 @@ OFFSET_RANGES = st.lists(st.tuples(OFFSET, OFFSET).filter(lambda one: one[0] < o
 
 REQUESTS: list[type[requests.Request]] = list(typing.get_args(requests.AnyRequest))
 OTHERS = [
-    one
-    for one in vars(requests).values()
-    if isinstance(one, type)
-    and issubclass(one, msgspec.Struct)
-    and one not in REQUESTS
-    and one not in (requests.Request, msgspec.Struct)
+    *(
+        one
+        for one in vars(requests).values()
+        if isinstance(one, type)
+        and issubclass(one, msgspec.Struct)
+        and one not in REQUESTS
+        and one not in (requests.Request, requests.Done, msgspec.Struct)
+    ),
+    *dict.fromkeys(answer_of(one) for one in REQUESTS if issubclass(one, Operation)),
 ]
 """Every head that is a map and no request."""
 
@@ -83,6 +90,10 @@ PLAIN: dict[object, st.SearchStrategy[typing.Any]] = {
     FailurePolicy: failure_policies(),
     Policies: policies(),
     Binding: bindings(),
+    TopicName: st.sampled_from(["/default/orders", "/shop/a.b-c"]).map(TopicName.parse),
+    BoundSubject: st.sampled_from([BoundSubject("user", "alice"), BoundSubject("group", "ops")]),
+    ResourcePattern: st.sampled_from(["/", "/shop/orders-*", "schema:x"]).map(ResourcePattern),
+    QuotaSubject: st.sampled_from(["/shop", "user:*"]).map(QuotaSubject.parse),
 }
 
 
@@ -111,4 +122,5 @@ def values_of(kind: object, name: str = "") -> st.SearchStrategy[typing.Any]:
         return st.sampled_from(kind)
     assert dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct | tuple), kind
     hints = typing.get_type_hints(kind)
-    return st.builds(kind, **{field: values_of(hint, field) for field, hint in hints.items() if field[0] != "_"})
+    names = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else [one for one in hints if one[0] != "_"]
+    return st.builds(kind, **{name: values_of(hints[name], name) for name in names})

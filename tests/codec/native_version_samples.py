@@ -6,8 +6,10 @@ import msgspec
 from native_samples import POLICY, unhex
 
 from pydanube.codec.native import requests
+from pydanube.model.names import TopicName
 from pydanube.model.policies import Policies
 from pydanube.model.schemas import Binding
+from pydanube.operations import topics
 
 VERSION = "b76255caea64b413"
 
@@ -21,7 +23,7 @@ VERSION_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.DeleteTopic(topic="/default/orders", expected=VERSION),
+        topics.DeleteTopic(topic=TopicName.parse("/default/orders"), expected=VERSION),
         unhex("""
         83a26f70 ac746f70 69632e64 656c6574 65a5746f 706963af 2f646566 61756c74
         2f6f7264 657273a8 65787065 63746564 b0623736 32353563 61656136 34623431
@@ -160,7 +162,7 @@ VERSION_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.DeleteTopic(topic="/default/orders"),
+        topics.DeleteTopic(topic=TopicName.parse("/default/orders")),
         unhex("""
         82a26f70 ac746f70 69632e64 656c6574 65a5746f 706963af 2f646566 61756c74
         2f6f7264 657273

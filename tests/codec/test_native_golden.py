@@ -24,6 +24,7 @@ from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import ALIGNMENT
+from pydanube.model.security import NewApiKey
 
 GOLDEN = SAMPLES | STAGING_FRAMES
 
@@ -243,5 +244,5 @@ def test_a_failure_policy_that_says_little_takes_the_defaults_for_the_rest() -> 
 
 
 def test_the_secret_of_a_new_key_is_not_in_its_representation() -> None:
-    made = next(value for value, _ in ACCESS_HEADS if isinstance(value, requests.KeyCreated))
+    made = next(value for value, _ in ACCESS_HEADS if isinstance(value, NewApiKey))
     assert made.secret not in repr(made) and made.key.id in repr(made)

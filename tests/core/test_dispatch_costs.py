@@ -111,7 +111,7 @@ def test_repeated_ranges_of_an_ack_are_processed_once():
     one.stored.publish(400)
     one.pump()
     one.nack(*range(200, 400), delay_ms=86_400_000)
-    assert calls_of(lambda: one.dispatcher.ack([(0, 200)] * 10_000)) < 500
+    assert calls_of(lambda: one.dispatcher.ack(merged([(0, 200)] * 10_000))) < 500
     assert one.dispatcher.cursor.position == 200
 
 

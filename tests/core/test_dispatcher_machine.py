@@ -20,6 +20,7 @@ from pydanube.core.dispatch import dispatcher as dispatcher_module
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.dispatcher import Dispatcher
 from pydanube.core.dispatch.members import Member
+from pydanube.core.dispatch.ranges import merged
 from pydanube.model.errors import Refused
 from pydanube.model.failure import ACK_TIMEOUT, Poison
 from pydanube.model.topics import SubscriptionType
@@ -233,7 +234,7 @@ class DispatcherMachine(DispatcherModel):
         offsets = {offset for start, end in ranges for offset in range(start, end)}
         known = {offset for offset in offsets if self.dispatcher.cursor.is_acked(offset)}
         assert known - self.harness.stored.gone == (offsets & self.acked) - self.harness.stored.gone
-        assert self.dispatcher.ack(ranges) == len(offsets - known)
+        assert self.dispatcher.ack(merged(ranges)) == len(offsets - known)
         self._mark_acked(list(offsets))
 
     @precondition(lambda self: self.in_flight)
@@ -305,6 +306,13 @@ class DispatcherMachine(DispatcherModel):
             self.given_up.add(offset)
             self.reasons[offset] = "given up"
         self._exhausted(exhausted, set(offsets))
+
+    @precondition(lambda self: self.in_flight)
+    @rule(skip=st.integers(0, 8), count=st.integers(1, 5))
+    def give_back(self, skip, count):
+        """Give back what a listener kept and did not send: that is no failure."""
+        for offset in sorted(self.in_flight)[skip : skip + count]:
+            self.dispatcher.give_back([(offset, offset + 1)], self.in_flight.pop(offset))
 
     def _time_out(self) -> None:
         by_time = sorted((since_us, offset) for offset, since_us in self._timed().items())

@@ -7,6 +7,7 @@ from dispatch_harness import MS, DispatchHarness
 
 from pydanube.core.dispatch import dispatcher as dispatcher_module
 from pydanube.core.dispatch.key_filters import KEY_FILTERS_MAX, KeyFilter
+from pydanube.core.dispatch.ranges import merged
 from pydanube.model.errors import Invalid, Refused
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.topics import SubscriptionType
@@ -224,11 +225,11 @@ def test_overlapping_and_empty_ranges_in_one_ack_release_a_key_once():
     one.join("a")
     one.stored.publish(["k"] * 6)
     one.pump()
-    one.dispatcher.ack([(0, 2), (1, 3), (3, 3), (1, 2)])
+    one.dispatcher.ack(merged([(0, 2), (1, 3), (3, 3), (1, 2)]))
     name = next(name for name in OTHERS if takes(one, name, "k"))
     one.stored.publish(["k"])
     assert one.pump() == {}
-    one.dispatcher.ack([(4, 6), (9, 2), (3, 5)] * 5)
+    one.dispatcher.ack(merged([(4, 6), (9, 2), (3, 5)] * 5))
     assert one.pump() == {name: [6]}
 
 

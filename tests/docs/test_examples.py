@@ -88,7 +88,7 @@ def test_ctrl_c_at_any_moment_ends_the_demo_and_all_that_it_started(place: Place
             assert demo.stdout is not None
             demo.stdout.readline()
             with suppress(subprocess.TimeoutExpired):  # the moment, not a synchronisation
-                demo.wait(rng.uniform(0, 30))
+                demo.wait(rng.uniform(0, 60))
             demo.send_signal(signal.SIGINT)
             demo.send_signal(signal.SIGINT)
             assert demo.wait(120) == 130, demo.stdout.read()

@@ -13,6 +13,7 @@ import pydanube
 from pydanube import testing
 from pydanube.codec.native import requests
 from pydanube.model.addresses import BrokerAddresses
+from pydanube.model.topics import BrokerDescription
 from pydanube.server import Server
 
 ALL = {"server_http": True, "grpc_data": True, "grpc_admin": True}
@@ -65,7 +66,7 @@ async def test_configured_addresses_are_told_instead(tmp_path, settings: dict[st
 
 def test_answers_of_earlier_brokers_have_no_addresses():
     head = b"\x84\xa7version\xa30.1\xa4node\xa1a\xa7cluster\xa1c\xa5state\xa2ok"
-    assert requests.decode(memoryview(head), requests.BrokerInfo).addresses == BrokerAddresses("")
+    assert requests.decode(memoryview(head), BrokerDescription).addresses == BrokerAddresses("")
 
 
 INSIDE = {"server_advertised": "outside.example:1", "server_inside": "127.0.0.0/8"}

@@ -24,6 +24,7 @@ from pydanube.client.connection.connection import Connection
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import Principal
+from pydanube.gateway.http.connection import STRANGER_LINGER_BYTES
 from pydanube.model.errors import Denied, Invalid, Unauthenticated, Unavailable
 from pydanube.model.security import BoundSubject
 from pydanube.runtime.clock import ManualClock, SystemClock
@@ -495,3 +496,27 @@ async def test_giant_credentials_are_refused_by_each_listener_and_it_goes_on(tmp
                 await channel.call("grpc.health.v1.Health/Check")
         assert (await here.get("/api/v1/topics", **bearer(here.admin))).status == 200
         await (await here.connection(here.admin)).close()
+
+
+# -- the work of strangers ---------------------------------------------------------------------------------------------
+
+
+async def test_the_body_of_a_request_is_not_parsed_before_its_sender_is_known(tmp_path: Path) -> None:
+    async with served(tmp_path) as here:
+        assert here.server._http is not None
+        path, chunks = f"/api/v1/topics{TOPIC}/messages", b"1\r\nx\r\n" * 2_000
+        for _ in range(5):  # the last of them are answered late
+            async with await Peer.connect(here) as peer:  # type: ignore[arg-type]
+                peer.send("POST", path, chunks, transfer_encoding="chunked", **bearer("wrong"))
+                await until(lambda: here.server._http._connections)  # type: ignore[union-attr]
+                (connection,) = here.server._http._connections
+                answer = await peer.answer()
+                assert (answer.status, answer.headers["connection"]) == (401, "close")
+                assert connection.conn._chunks == 0
+                assert connection._discarded_bytes_max == STRANGER_LINGER_BYTES
+                assert await peer.closed() == b""
+            await until(lambda: not here.server._http._connections)  # type: ignore[union-attr]
+        async with await Peer.connect(here) as peer:  # type: ignore[arg-type]
+            body = b"1\r\nx\r\n0\r\n\r\n"
+            answer = await peer.request("POST", path, body, transfer_encoding="chunked", **bearer(here.admin))
+            assert answer.json() == {"offsets": [{"partition": 0, "offset": 0}]}

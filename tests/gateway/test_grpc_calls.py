@@ -13,6 +13,7 @@ from pydanube.gateway.grpc.calls import CallLimits, service_handler
 from pydanube.gateway.grpc.messages import HEALTH, SCHEMA
 from pydanube.gateway.grpc.request_intake import RequestIntake
 from pydanube.gateway.native.publish_memory import PublishMemory
+from pydanube.gateway.unproven_work import UnprovenWork
 from pydanube.model.limits import MIB
 from pydanube.runtime.clock import SystemClock
 
@@ -37,7 +38,7 @@ class WritesTooLate:
 
 async def test_a_write_to_a_client_that_is_gone_is_not_logged_as_an_error(capfd: pytest.CaptureFixture[str]) -> None:
     service, clock = WritesTooLate(), SystemClock()
-    limits = CallLimits(10, PublishMemory(MIB), RequestIntake(clock))
+    limits = CallLimits(10, PublishMemory(MIB), RequestIntake(clock), UnprovenWork(clock, lambda: True))
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((service_handler(SCHEMA, "grpc.health.v1.Health", service, limits),))
     port = server.add_insecure_port("127.0.0.1:0")

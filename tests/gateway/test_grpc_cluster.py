@@ -70,7 +70,7 @@ async def test_a_topic_that_another_broker_made_a_moment_ago_is_found(both):
     await both.pair.a.create_topic(ANONYMOUS, newer, TopicConfig(2))
     assert await both.b.partitions(str(newer)) == [f"{newer}-part-0", f"{newer}-part-1"]
     await both.pair.a.grow_topic(ANONYMOUS, newer, 3)
-    assert await topic_of(both.pair.b, f"{newer}-part-2") == newer
+    assert await topic_of(both.pair.b, ANONYMOUS, f"{newer}-part-2") == newer
 
 
 async def test_an_owner_without_a_grpc_listener_cannot_be_looked_up(both):

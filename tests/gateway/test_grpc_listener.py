@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -17,6 +19,7 @@ from grpc_peer import TIMEOUT_S, GrpcListener, GrpcPeer, connect, method_of, ope
 
 import pydanube
 from pydanube import testing
+from pydanube.gateway.grpc import front
 from pydanube.gateway.grpc.calls import snake_case
 from pydanube.gateway.grpc.messages import SCHEMA
 from pydanube.gateway.grpc.request_intake import RequestIntake
@@ -454,3 +457,29 @@ async def test_every_listener_of_all_ipv4_addresses_is_closed_on_ipv6(tmp_path):
             writer.close()
             with pytest.raises(OSError):
                 await asyncio.open_connection("::1", port)
+
+
+def test_the_directory_that_a_killed_broker_left_is_removed_and_those_of_others_stay() -> None:
+    killed, running = front._PrivateDirectory(), front._PrivateDirectory()
+    os.close(killed._lock)  # as its end does
+    started = front._PrivateDirectory()
+    assert [Path(one.path).exists() for one in (killed, running, started)] == [False, True, True]
+    for one in (running, started):
+        one.remove()
+        assert not Path(one.path).exists()
+
+
+async def test_a_connection_that_grpc_ends_and_nobody_reads_loses_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "LAST_BYTES_S", 0.2)
+    async with open_listener() as there:
+        host, port = there.data.rsplit(":", 1)
+        listener = there.server._fronts[0]
+        with socket.socket() as line:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            line.connect((host, int(port)))
+            await there.until(lambda: any(one.other is not None for one in listener.clients))
+            (client,) = listener.clients
+            client.transport.write(bytes(64 * MIB))
+            assert client.other is not None
+            client.other.transport.abort()
+            await there.until(lambda: listener.places.connections == 0)

@@ -147,11 +147,11 @@ async def test_a_topic_is_created_described_grown_unloaded_and_deleted() -> None
         await api("PUT", f"{TOPIC}/partitions", {"partitions": 1}, 409)
         await api("POST", f"{TOPIC}/unload", expect=204)
         full = max(range(2), key=lambda one: int(ends[one]["offset"]))
-        cut = {"positions": [{"partition": full, "offset": 3}]}
-        assert await api("POST", f"{TOPIC}/truncate", cut) == cut
+        begins = await api("POST", f"{TOPIC}/truncate", {"offsets": [[full, 3]]})
+        assert begins == {"positions": [[full, 3]]}
         assert (await api("GET", TOPIC))["partitions"][full]["start_offset"] == 3
-        await api("POST", f"{TOPIC}/truncate", {"positions": [{"partition": full, "offset": 11}]}, 400)
-        twice = {"positions": [{"partition": full, "offset": 4}, {"partition": full, "offset": 5}]}
+        await api("POST", f"{TOPIC}/truncate", {"offsets": [[full, 11]]}, 400)
+        twice = {"offsets": [[full, 4], [full, 5]]}
         assert "twice" in (await api("POST", f"{TOPIC}/truncate", twice, 400))["detail"]
         (listed,) = (await api("GET", "/api/v1/topics?namespace=default"))["topics"]
         assert (listed["topic"], listed["partitions"]) == ("/default/orders", 4)

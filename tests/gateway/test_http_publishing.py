@@ -193,10 +193,11 @@ async def test_unanswered_publishes_count_against_the_budget_of_all_listeners() 
     async with open_listener() as there:
         memory = PublishMemory(1000)
         there.server._application._data.publisher._memory = memory
-        assert memory.reserve(900)
+        share = memory.reserve(900)
+        assert share is not None
         answer = await publish(there, {"payload": "x" * 200})
         assert (answer.status, answer.json()["title"]) == (503, "Unavailable")
-        memory.release(900)
+        memory.release(900, share)
         assert (await publish(there, {"payload": "x" * 200})).status == 200
         assert memory.used_bytes == 0
 

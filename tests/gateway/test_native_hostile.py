@@ -118,7 +118,7 @@ async def test_half_a_frame_and_gone_leaves_nothing_behind() -> None:
             await peer.flushed()
             peer.close()
         await there.until(lambda: there.server.connections == 1)
-        assert there.server._large_frames.used_bytes == 0
+        assert there.server._large_frames.used == 0
 
 
 # -- peers that take their time ----------------------------------------------------------------------------------------
@@ -409,10 +409,10 @@ async def test_large_frames_that_never_end_are_bounded_over_all_connections() ->
         for peer in peers:
             peer.write(front, bytes(2 * MIB))
         await there.until(lambda: there.server.connections < 11)
-        assert there.server._large_frames.used_bytes <= 8 * MIB
+        assert there.server._large_frames.used <= 8 * MIB
         for peer in peers:
             peer.close()
-        await there.until(lambda: there.server._large_frames.used_bytes == 0)
+        await there.until(lambda: there.server._large_frames.used == 0)
 
 
 async def test_a_consumer_that_stops_reading_costs_little_and_slows_nobody() -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from native_peer import TOPIC, Between, Peer, one_batch, open_listener
 
+from pydanube.broker.handlers import HANDLERS
 from pydanube.codec import batch as batches
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
@@ -27,11 +28,13 @@ from pydanube.model.errors import (
 )
 from pydanube.model.limits import FRAME_BYTES_MAX
 from pydanube.model.names import TopicName
+from pydanube.model.topics import BrokerDescription
+from pydanube.operations import brokers, topics
 from pydanube.runtime.clock import ManualClock
 
 
 def test_every_request_of_the_protocol_is_answered_by_a_function() -> None:
-    assert set(dispatch._TABLE) == set(typing.get_args(requests.AnyRequest))
+    assert {*dispatch._TABLE, *HANDLERS} == set(typing.get_args(requests.AnyRequest))
 
 
 # -- handshake ---------------------------------------------------------------------------------------------------------
@@ -97,7 +100,7 @@ async def test_topics_namespaces_and_subscriptions_are_administered() -> None:
         billing = requests.DescribeSubscription(topic="/shop/orders", subscription="billing")
         assert len((await peer.request(billing, requests.Subscription)).partitions) == 2
         moved = requests.Seek(topic="/shop/orders", subscription="billing", position=requests.Start("earliest"))
-        assert (await peer.request(moved, requests.Positions)).positions == [(0, 0), (1, 0)]
+        assert (await peer.request(moved, topics.Positions)).positions == [(0, 0), (1, 0)]
         pending = requests.ListPending(topic="/shop/orders", subscription="billing", partition=0, messages_max=250)
         assert (await peer.request(pending, requests.PendingMessages)).messages == []
         with pytest.raises(Invalid, match="messages_max=251 is out of range"):
@@ -106,9 +109,9 @@ async def test_topics_namespaces_and_subscriptions_are_administered() -> None:
         assert (await peer.request(settle, requests.Settled)).messages == 0
         gone = requests.DeleteSubscription(topic="/shop/orders", subscription="billing")
         await peer.request(gone, requests.Done)
-        await peer.request(requests.DeleteTopic(topic="/shop/orders"), requests.Done)
+        await peer.request(topics.DeleteTopic(topic=TopicName.parse("/shop/orders")), requests.Done)
         await peer.request(requests.DeleteNamespace(namespace="shop"), requests.Done)
-        about = await peer.request(requests.DescribeBroker(), requests.BrokerInfo)
+        about = await peer.request(brokers.DescribeBroker(), BrokerDescription)
         assert (about.state, about.topics) == ("ok", 0)
 
 
@@ -302,7 +305,7 @@ async def test_a_consumer_whose_topic_is_deleted_is_told() -> None:
     async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         consumer = await peer.subscribe("billing")
-        peer.send(FrameKind.REQUEST, requests.encode(requests.DeleteTopic(topic=TOPIC)), 50)
+        peer.send(FrameKind.REQUEST, requests.encode(topics.DeleteTopic(topic=TopicName.parse(TOPIC))), 50)
         frame = await peer.receive(FrameKind.CONSUMER_CLOSED)
         failure = requests.decode(frame.head, requests.Failure)
         assert failure.handle == consumer.handle
@@ -381,7 +384,7 @@ async def test_a_fetch_that_means_one_topic_gets_nothing_of_a_later_one_of_the_s
         meant = (await peer.request(requests.Lookup(topic=TOPIC), requests.Route)).topic_id
         peer.send(FrameKind.FETCH, fetch(requests.Start("earliest"), topic_id=meant), 9)
         await peer.receive(FrameKind.FETCHED)
-        await peer.request(requests.DeleteTopic(topic=TOPIC), requests.Done)
+        await peer.request(topics.DeleteTopic(topic=TopicName.parse(TOPIC)), requests.Done)
         await peer.create_topic()
         peer.send(FrameKind.FETCH, fetch(requests.Start("offset", 1000), topic_id=meant), 10)
         error = await peer.error(10)
@@ -517,7 +520,7 @@ async def test_acks_of_an_earlier_client_and_of_a_generation_count_as_they_shoul
 
         async with await Peer.greet(here) as operator:
             seek = requests.Seek(topic=TOPIC, subscription="billing", position=requests.Start("earliest"))
-            await operator.request(seek, requests.Positions)
+            await operator.request(seek, topics.Positions)
         frame = await peer.receive(FrameKind.CONSUMER_CHANGED)  # comes before the replay
         changed = requests.decode(frame.head, requests.ConsumerChanged)
         assert (changed.handle, changed.ack_timeout_ms) == (handle, 0) and changed.generation > 0

@@ -10,6 +10,8 @@ from native_peer import TOPIC, Between, Peer, neighbour, one_batch, open_listene
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.model.errors import Corrupt, DanubeError, Invalid, NotFound, StaleEpoch
+from pydanube.model.quotas import Quota, QuotaSubject
+from pydanube.operations import access
 
 Batches = dict[tuple[str, int], list[bytearray]]
 
@@ -56,7 +58,7 @@ async def test_stages_count_for_quotas_whatever_lengths_the_client_gives():
         await peer.create_topic()
         batch = one_batch()
         await peer.request(
-            requests.SetQuota(subject="/default", changes={"publish_bytes_per_s": len(batch)}), requests.AccessQuota
+            access.SetQuota(subject=QuotaSubject.parse("/default"), changes={"publish_bytes_per_s": len(batch)}), Quota
         )
         await stage(peer, {(TOPIC, 0): [batch]})
         late = peer.next_correlation()
@@ -66,7 +68,7 @@ async def test_stages_count_for_quotas_whatever_lengths_the_client_gives():
         other.write(frames.encode(FrameKind.STAGE, requests.encode(wrong), refused))
         assert (await other.receive(FrameKind.ERROR)).correlation == refused
         assert (await peer.receive(FrameKind.RESPONSE)).correlation == late  # about a second later
-        found = await peer.request(requests.GetQuota(subject="/default"), requests.AccessQuota)
+        found = await peer.request(access.GetQuota(subject=QuotaSubject.parse("/default")), Quota)
         assert found.used.publish_bytes_per_s > 0
 
 
@@ -75,7 +77,7 @@ async def test_stages_that_wait_for_a_quota_are_dropped_with_their_connection():
         memory = one.server._resources.publish_memory
         await other.create_topic()
         await other.request(
-            requests.SetQuota(subject="/default", changes={"publish_bytes_per_s": 1}), requests.AccessQuota
+            access.SetQuota(subject=QuotaSubject.parse("/default"), changes={"publish_bytes_per_s": 1}), Quota
         )
         async with await Peer.greet(one) as peer:
             await stage(peer, {(TOPIC, 0): [one_batch()]})

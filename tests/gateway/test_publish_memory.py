@@ -78,3 +78,25 @@ def test_a_share_is_forgotten_with_its_last_session() -> None:
     memory.take(first, 10)
     del first
     assert memory.share_of("user:eve").used_bytes == 0
+
+
+def test_the_requests_of_a_principal_leave_memory_for_those_of_others() -> None:
+    """Over gRPC and HTTP, on as many connections as it likes; what its native sessions have counts too."""
+    memory = PublishMemory(LIMIT_BYTES)
+    taken: list[PublishShare] = []
+    while (share := memory.reserve(10, "user:eve")) is not None:
+        taken.append(share)
+    assert 300 <= memory.used_bytes <= LIMIT_BYTES // 3 + 10
+    bob = memory.reserve(50, "user:bob")
+    assert bob is not None
+    memory.release(50, bob)
+    for one in taken:
+        memory.release(10, one)
+    assert memory.used_bytes == 0
+    taken.clear()
+    native = Session(memory.share_of("user:eve"))
+    memory.take(native, 400)
+    other = memory.reserve(10, "user:bob")
+    assert other is not None
+    assert memory.reserve(200, "user:eve") is None, "its sessions have as much as is left already"
+    assert memory.reserve(200, "user:ann") is not None

@@ -19,13 +19,14 @@ from urllib.parse import urlsplit
 from killing_store import die
 
 from pydanube.broker.partitions.partition import Partition
-from pydanube.broker.partitions.publish_queue import PublishDone, Published
+from pydanube.broker.partitions.publish_queue import PublishDone
 from pydanube.codec.batch import Batch
 from pydanube.core.staging import STAGED_PRODUCER
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.etcd.store import EtcdStore
 from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, TransactionResult
 from pydanube.model.errors import DanubeError
+from pydanube.model.messages import Published
 from pydanube.runtime.objects import Buffer, ObjectInfo
 from pydanube.runtime.objects.local import LocalStore
 

@@ -13,7 +13,7 @@ from brokers import BrokerProcess
 import pydanube
 from exhaustive import several
 from pydanube.client import Client
-from pydanube.model.errors import DanubeError, Unauthenticated
+from pydanube.model.errors import Unauthenticated
 
 pytestmark = pytest.mark.process
 
@@ -65,20 +65,19 @@ async def change(client: Client, number: int, known: Known, rng: random.Random, 
 async def change_until_killed(broker: BrokerProcess, key: str, seed: int) -> list[Known]:
     everything, count = [Known() for _ in range(ROLES)], [0]
 
-    async def changing(client: Client, number: int) -> None:
-        try:
-            await change(client, number, everything[number], random.Random(seed + number), count)
-        except DanubeError:
-            assert not broker.is_alive or count[0] >= ACKED_BEFORE_KILL
-
-    async def killing() -> None:
+    async with pydanube.connect(broker.url, token=key, timeout=120) as client:
+        changers = [
+            asyncio.create_task(change(client, number, known, random.Random(seed + number), count))
+            for number, known in enumerate(everything)
+        ]
         async with asyncio.timeout(120):
             while count[0] < ACKED_BEFORE_KILL:  # noqa: ASYNC110 - the changers count
                 await asyncio.sleep(0)
         broker.kill()
-
-    async with pydanube.connect(broker.url, token=key, timeout=1) as client:
-        await asyncio.gather(killing(), *(changing(client, number) for number in range(ROLES)))
+        for one in changers:
+            one.cancel()
+        ended = await asyncio.gather(*changers, return_exceptions=True)
+        assert all(isinstance(one, asyncio.CancelledError) for one in ended), ended
     return everything
 
 

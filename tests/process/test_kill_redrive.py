@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from brokers import BrokerProcess
-from letter_writer import write_letters
+from letter_writer import broker_for_letters, write_letters
 
 import pydanube
 
@@ -26,12 +26,13 @@ async def sent_back(client: pydanube.Client) -> list[int]:
 @pytest.mark.exhaustive
 @pytest.mark.process
 async def test_every_letter_arrives_although_the_broker_is_killed_during_redrives(tmp_path) -> None:
+    async with broker_for_letters(tmp_path / "data") as url, pydanube.connect(url) as client:
+        await client.create_topic(TOPIC)
+        await client.create_topic(LETTERS)
+        payloads = [b"%d" % number for number in range(COUNT)]
+        await write_letters(url, LETTERS, payloads, [letter_of(number) for number in range(COUNT)])
     with BrokerProcess(tmp_path / "data") as broker:
         async with pydanube.connect(broker.url, timeout=120) as client:
-            await client.create_topic(TOPIC)
-            await client.create_topic(LETTERS)
-            payloads = [b"%d" % number for number in range(COUNT)]
-            await write_letters(broker.url, LETTERS, payloads, [letter_of(number) for number in range(COUNT)])
             letters = client.dead_letters(LETTERS)
             redrives = [asyncio.create_task(letters.redrive()) for _ in range(2)]
             for arrived in (1, 600, 1_600):

@@ -11,6 +11,7 @@ from brokers import BrokerProcess
 from killing_stages import DEATH
 
 import pydanube
+from pydanube.broker.registry.records import DECISIONS, PENDING
 from pydanube.codec.batch import encode
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.store import list_all
@@ -99,7 +100,7 @@ class Writer:
 async def check_nothing_is_left(directory: Path) -> None:
     store = await EmbeddedStore.open(directory / "metadata.db", SystemClock())
     objects = await LocalStore.open(directory.parent / "objects")
-    keys = [one.key async for one in list_all(store, "/staged/") if "/queries/" not in one.key]
+    keys = [one.key async for one in list_all(store, "/staged/") if one.key.startswith((DECISIONS, PENDING))]
     await store.close()
     await objects.close()
     assert keys == []

@@ -8,15 +8,16 @@ import io
 import json
 import logging
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 
-from pydanube.model.errors import Refused, Unavailable
+from pydanube.model.errors import DanubeError, Refused, Unavailable
 from pydanube.runtime import telemetry
 from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.runtime.randomness import identity, seeded
-from pydanube.runtime.tasks import Tasks, run_together
+from pydanube.runtime.tasks import Tasks, outcome_of, run_together
 
 
 async def test_the_system_clock_goes_forward() -> None:
@@ -353,3 +354,27 @@ async def test_a_task_that_swallowed_its_cancellation_is_cancelled_again_with_th
         task.cancel()
     await asyncio.wait([task], timeout=60)
     assert task.cancelled()
+
+
+@pytest.mark.parametrize("told", [7, None, Unavailable("away")])
+async def test_an_outcome_is_what_the_callback_is_called_with_and_an_error_is_raised(told: int | Unavailable | None):
+    loop = asyncio.get_running_loop()
+    waiting = outcome_of(lambda done: loop.call_soon(done, told))
+    if isinstance(told, Unavailable):
+        with pytest.raises(Unavailable, match="away"):
+            await waiting
+    else:
+        assert await waiting == told
+
+
+async def test_an_outcome_after_the_wait_was_cancelled_is_dropped_and_a_failure_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+):
+    callbacks: list[Callable[[int | DanubeError], None]] = []
+    cancelled, forgotten = outcome_of(callbacks.append), outcome_of(callbacks.append)
+    cancelled.cancel()
+    for done in callbacks:
+        done(Unavailable("away"))
+    del forgotten
+    gc.collect()
+    assert caplog.messages == []

@@ -11,7 +11,7 @@ import pytest
 
 from pydanube.model.errors import Refused
 from pydanube.runtime.disk import ByteBuffer, Disk, OsDisk, read_whole, replace_whole, write_all
-from pydanube.runtime.simdisk import SimDisk
+from simdisk import SimDisk
 
 DISKS: list[Callable[[], Disk]] = [OsDisk, lambda: SimDisk(random.Random(1))]
 

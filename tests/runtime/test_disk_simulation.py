@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pydanube.runtime.disk import read_whole
-from pydanube.runtime.simdisk import PAGE_BYTES, PowerCut, SimDisk
+from simdisk import PAGE_BYTES, PowerCut, SimDisk
 
 HERE = Path("/data")
 FILE = HERE / "f"

@@ -234,12 +234,26 @@ async def test_large_frames_of_all_connections_share_a_budget() -> None:
     whole = frame(bytes(2 * MIB))
     first, second = unconnected(framing), unconnected(framing)
     feed(first.connection, whole[:-1], [])
-    assert budget.used_bytes >= 2 * MIB
+    assert budget.used >= 2 * MIB
     feed(second.connection, whole[: MIB + MIB // 2], [])
     assert isinstance(second.broken, Full)
     feed(first.connection, whole[-1:], [])
     assert len(first.frames) == 1
-    assert budget.used_bytes == 0
+    assert budget.used == 0
+
+
+async def test_large_frames_of_a_principal_leave_memory_for_those_of_others() -> None:
+    budget = Budget(7 * MIB)
+    framing = Framing(frame_length, frame_bytes_max=FRAME_MAX, large_frames=budget)
+    whole = frame(bytes(2 * MIB))
+    eve, again, bob = (unconnected(framing) for _ in range(3))
+    for peer, user in ((eve, "user:eve"), (again, "user:eve"), (bob, "user:bob")):
+        peer.connection.budget_users = (user,)
+        feed(peer.connection, whole[:-1], [])
+    assert eve.broken is None and isinstance(again.broken, Full) and bob.broken is None
+    feed(eve.connection, whole[-1:], [])
+    feed(bob.connection, whole[-1:], [])
+    assert budget.used_by("user:bob") == 0 and budget.used == budget.used_by("user:eve") < 2 * MIB
 
 
 async def test_a_length_over_the_limit_breaks_the_stream_and_the_peer_hears_why() -> None:

@@ -274,3 +274,19 @@ async def test_nobody_else_reads_what_is_stored(tmp_path: Path) -> None:
     finally:
         os.umask(mask)
     assert (tmp_path / "made" / "store").stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_store_that_an_earlier_release_left_open_to_everybody_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "store" / "segments").mkdir(0o755, parents=True)
+    for path in (tmp_path / "store", tmp_path / "store" / "segments"):
+        path.chmod(0o755)
+    async with await LocalStore.open(tmp_path / "store"):
+        pass
+    told = capsys.readouterr().err
+    assert "objects.readable_by_others" in told and f"chmod -R o-rwx {tmp_path / 'store'}" in told
+    (tmp_path / "store" / "segments").chmod(0o700)
+    async with await LocalStore.open(tmp_path / "store"):
+        pass
+    assert "readable_by_others" not in capsys.readouterr().err

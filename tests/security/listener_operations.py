@@ -7,8 +7,24 @@ examples of their path parameters, which name what `access_world` has.
 from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote, urlencode
 
-from access_world import BINDING, BYTES, KEY, LETTERS, QUERY, ROLE, STRING, SUBJECT, SUBSCRIPTION, TOPIC
+import msgspec
+from access_world import (
+    BINDING,
+    BYTES,
+    KEY,
+    LETTERS,
+    QUERY,
+    QUOTA,
+    RESOURCES,
+    ROLE,
+    STRING,
+    SUBJECT,
+    SUBSCRIPTION,
+    TOPIC,
+)
+
 from operations import (
     ADMINISTER,
     ANYONE,
@@ -34,14 +50,15 @@ from operations import (
     SET_SUBJECT,
     UNSUBSCRIBE,
 )
-
 from pydanube.codec.native import requests as wire
+from pydanube.gateway.http.api.declared import rest_operation
+from pydanube.gateway.http.api.operations import BASE
 from pydanube.model.failure import NATIVE as NATIVE_POLICY
 from pydanube.model.schemas import Binding
+from pydanube.operations import Operation, Rest, access, brokers, topics
 
 _SALVAGE: Final = f"{READ} + produce on the dead letter topic + {DELETE}"
 _T: Final = str(TOPIC)
-_ACCESS: Final = "/api/v1/access"
 _SECURITY: Final = "danube_admin.SecurityAdmin"
 _PLACE: Final = {"scope": "namespace", "resource_name": "default"}
 _BOUND: Final = {"principal_type": "user", "principal_name": "new", "role_names": ["reader"], **_PLACE}
@@ -56,35 +73,51 @@ class Sent(NamedTuple):
     """Of a REST operation, where the examples do not fit."""
 
 
+def asked(operation: Operation[Any]) -> Sent:
+    """Return the row of an operation that says what it needs."""
+    assert operation.needs is not None
+    names = {resource: name for name, resource in RESOURCES.items()}
+    return Sent(f"{operation.needs.action} on {names[operation.needs.resource(operation)]}", operation)
+
+
+DECLARED: Final[tuple[Sent, ...]] = (
+    asked(access.ListRoles()),
+    asked(access.GetRole(name=ROLE)),
+    asked(access.CreateRole(name="new", actions=["read"])),
+    asked(access.ChangeRole(name=ROLE, actions=["read"])),
+    asked(access.DeleteRole(name=ROLE)),
+    Sent(ANYONE, access.ListAccessBindings()),
+    Sent(SET_NAMESPACE, access.GetAccessBinding(id=BINDING)),
+    Sent(SET_NAMESPACE, access.CreateAccessBinding(subject="user:new", roles=["reader"], resource="/default")),
+    Sent(SET_NAMESPACE, access.DeleteAccessBinding(id=BINDING)),
+    Sent(ANYONE, access.ListApiKeys()),
+    Sent(CLUSTER, access.CreateApiKey(principal="user:etl")),
+    Sent(CLUSTER, access.RevokeApiKey(id=KEY)),
+    Sent(ANYONE, access.ListQuotas()),
+    Sent(SEE_NAMESPACE, access.GetQuota(subject=QUOTA)),
+    Sent(CLUSTER, access.SetQuota(subject=QUOTA, changes={"requests_per_s": 10**8})),
+    Sent(CLUSTER, access.DeleteQuota(subject=QUOTA)),
+    Sent(ANYONE, access.WhoAmI()),
+    asked(brokers.DescribeBroker()),
+    asked(brokers.DescribeCluster()),
+    asked(brokers.DescribeUpgrade()),
+    asked(brokers.FinishUpgrade()),
+    Sent(ANYONE, brokers.ListLeftovers()),
+    asked(topics.DeleteTopic(topic=TOPIC)),
+    asked(topics.UnloadTopic(topic=TOPIC)),
+    asked(topics.SetAckLevel(topic=TOPIC, ack_level="durable")),
+    asked(topics.TakeOverTopic(topic=TOPIC)),
+    asked(topics.TruncateTopic(topic=TOPIC, offsets=[(0, 1)])),
+    Sent(ANYONE, access.AskAccess(action="read", resource="/default")),
+)
+"""Operations that all listeners take from `pydanube.operations`."""
+
 NATIVE: Final[tuple[Sent, ...]] = (
     Sent(ANYONE, wire.Authenticate()),
-    Sent(CLUSTER, wire.ListRoles()),
-    Sent(CLUSTER, wire.GetRole(name=ROLE)),
-    Sent(CLUSTER, wire.CreateRole(name="new", actions=["read"])),
-    Sent(CLUSTER, wire.ChangeRole(name=ROLE, actions=["read"])),
-    Sent(CLUSTER, wire.DeleteRole(name=ROLE)),
-    Sent(ANYONE, wire.ListAccessBindings()),
-    Sent(SET_NAMESPACE, wire.GetAccessBinding(id=BINDING)),
-    Sent(SET_NAMESPACE, wire.CreateAccessBinding(subject="user:new", roles=["reader"], resource="/default")),
-    Sent(SET_NAMESPACE, wire.DeleteAccessBinding(id=BINDING)),
-    Sent(ANYONE, wire.ListApiKeys()),
-    Sent(CLUSTER, wire.CreateApiKey(principal="user:etl")),
-    Sent(CLUSTER, wire.RevokeApiKey(id=KEY)),
-    Sent(ANYONE, wire.ListQuotas()),
-    Sent(SEE_NAMESPACE, wire.GetQuota(subject="/default")),
-    Sent(CLUSTER, wire.SetQuota(subject="/default", changes={"requests_per_s": 10**8})),
-    Sent(CLUSTER, wire.DeleteQuota(subject="/default")),
-    Sent(ANYONE, wire.WhoAmI()),
-    Sent(ANYONE, wire.AskAccess(action="read", resource="/default")),
+    *DECLARED,
     Sent(DESCRIBE, wire.Lookup(topic=_T)),
     Sent(CREATE, wire.CreateTopic(topic=_T)),
-    Sent(DELETE, wire.DeleteTopic(topic=_T)),
-    Sent(ADMINISTER, wire.UnloadTopic(topic=_T)),
-    Sent(ADMINISTER, wire.SetAckLevel(topic=_T, ack_level="durable")),
-    Sent(ADMINISTER, wire.TakeOverTopic(topic=_T)),
     Sent(_SALVAGE, wire.SalvageTopic(topic=_T, partition=0, to=str(LETTERS), drop=True)),
-    Sent(ANYONE, wire.ListLeftovers()),
-    Sent(DELETE, wire.TruncateTopic(topic=_T, offsets=[(0, 1)])),
     Sent(ANYONE, wire.ListTopics(namespace="default")),
     Sent(ANYONE, wire.ListTopicPage()),
     Sent(CLUSTER, wire.SummarizeTopics(topics=[_T])),
@@ -145,39 +178,35 @@ NATIVE: Final[tuple[Sent, ...]] = (
     Sent(f"{ADMINISTER} + {SEE_SUBJECT}", wire.BindTopic(topic=_T, binding=Binding(SUBJECT))),
     Sent(ADMINISTER, wire.UnbindTopic(topic=_T)),
     Sent(DESCRIBE, wire.GetBinding(topic=_T)),
-    Sent(SEE_CLUSTER, wire.DescribeBroker()),
-    Sent(SEE_CLUSTER, wire.DescribeCluster()),
-    Sent(SEE_CLUSTER, wire.DescribeUpgrade()),
-    Sent(CLUSTER, wire.FinishUpgrade()),
 )
 
 _STRING: Final = {"format": "string", "text": ""}
 _BYTES: Final = {"format": "bytes", "text": ""}
 _LETTERS: Final = "/api/v1/topics/default/letters/dead-letters"
 
+
+def in_rest(sent: Sent) -> tuple[str, Sent]:
+    """Return an operation of REST and its row, made of the row of the native request."""
+    operation, rest = sent.request, type(sent.request).rest
+    fields = msgspec.to_builtins(operation, enc_hook=str)
+    del fields["op"]
+    if rest.body:
+        fields |= fields.pop(rest.body[0])
+    shown = {field: name for name, field in rest.names.items()}
+    path = rest.path
+    if "{namespace}/{topic}" in path:
+        path = path.replace("/{namespace}/{topic}", fields.pop("topic"))
+    for field in list(fields):
+        parameter = f"{{{shown.get(field, field)}}}"
+        if parameter in path:
+            path = path.replace(parameter, quote(fields.pop(field), safe=""))
+    is_query = rest.method in ("GET", "DELETE")
+    path += f"?{urlencode(fields)}" if is_query and fields else ""
+    return rest_operation(type(operation)).name, Sent(sent.needs, None if is_query else fields or None, BASE + path)
+
+
 REST: Final[dict[str, Sent]] = {
-    "whoAmI": Sent(ANYONE, None),
-    "askAccess": Sent(ANYONE, None, f"{_ACCESS}/can?action=read&resource=/default"),
-    "listRoles": Sent(CLUSTER, None),
-    "getRole": Sent(CLUSTER, None, f"{_ACCESS}/roles/{ROLE}"),
-    "createRole": Sent(CLUSTER, {"actions": ["read"]}, f"{_ACCESS}/roles/new"),
-    "changeRole": Sent(CLUSTER, {"actions": ["read"]}, f"{_ACCESS}/roles/{ROLE}"),
-    "deleteRole": Sent(CLUSTER, None, f"{_ACCESS}/roles/{ROLE}"),
-    "listBindings": Sent(ANYONE, None),
-    "createBinding": Sent(SET_NAMESPACE, {"subject": "user:new", "roles": ["reader"], "resource": "/default"}),
-    "getBinding": Sent(SET_NAMESPACE, None, f"{_ACCESS}/bindings/{BINDING}"),
-    "deleteBinding": Sent(SET_NAMESPACE, None, f"{_ACCESS}/bindings/{BINDING}"),
-    "listApiKeys": Sent(ANYONE, None),
-    "createApiKey": Sent(CLUSTER, {"principal": "user:etl"}),
-    "revokeApiKey": Sent(CLUSTER, None, f"{_ACCESS}/keys/{KEY}"),
-    "listQuotas": Sent(ANYONE, None),
-    "getQuota": Sent(SEE_NAMESPACE, None, f"{_ACCESS}/quotas/%2Fdefault"),
-    "setQuota": Sent(CLUSTER, {"requests_per_s": 10**8}, f"{_ACCESS}/quotas/namespace:default"),
-    "deleteQuota": Sent(CLUSTER, None, f"{_ACCESS}/quotas/namespace:default"),
-    "describeCluster": Sent(SEE_CLUSTER, None),
-    "describeUpgrade": Sent(SEE_CLUSTER, None),
-    "finishUpgrade": Sent(CLUSTER, None),
-    "listLeftovers": Sent(ANYONE, None),
+    **dict(in_rest(one) for one in DECLARED if isinstance(one.request.rest, Rest)),
     "listBrokers": Sent(SEE_CLUSTER, None),
     "describeBroker": Sent(SEE_CLUSTER, None),
     "getHealth": Sent(ANYONE, None),
@@ -189,13 +218,8 @@ REST: Final[dict[str, Sent]] = {
     "listTopics": Sent(ANYONE, None),
     "createTopic": Sent(CREATE, {}),
     "describeTopic": Sent(DESCRIBE, None),
-    "deleteTopic": Sent(DELETE, None),
     "lookUpTopic": Sent(DESCRIBE, None),
     "addPartitions": Sent(ADMINISTER, {"partitions": 2}),
-    "truncateTopic": Sent(DELETE, {"positions": [{"partition": 0, "offset": 1}]}),
-    "unloadTopic": Sent(ADMINISTER, None),
-    "setAckLevel": Sent(ADMINISTER, {"ack_level": "durable"}),
-    "takeOverTopic": Sent(ADMINISTER, {}),
     "salvageTopic": Sent(_SALVAGE, {"partition": 0, "to": str(LETTERS), "drop": True}),
     "getTopicStatistics": Sent(DESCRIBE, None),
     "getTopicPolicies": Sent(DESCRIBE, None),

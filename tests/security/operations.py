@@ -44,7 +44,8 @@ from pydanube.model.paging import PageQuery
 from pydanube.model.positions import EARLIEST, LATEST
 from pydanube.model.schemas import Binding, Compatibility, RegistryMode
 from pydanube.model.storage import StoragePlace
-from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
+from pydanube.model.topics import SubscriptionType, TopicConfig
+from pydanube.operations.access import ListRoles
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.slices import Slices
 
@@ -148,10 +149,11 @@ FACADE: Final[dict[str, Row]] = {
     "throttle.publish": Row(
         ANYONE, lambda w, p: w.broker.throttle.publish(p, w.producer, memoryview(b"x"), _ignore, _ignore, 1)
     ),
-    "throttle.publish_elsewhere": Row(ANYONE, lambda w, p: w.broker.throttle.publish_elsewhere(p, 1)),
+    "throttle.forward": Row(ANYONE, lambda w, p: w.broker.throttle.forward(p, 1)),
     "throttle.request": Row(ANYONE, lambda w, p: w.broker.throttle.request(p, str(TOPIC))),
     "throttle.stage": Row(ANYONE, lambda w, p: w.broker.throttle.stage(p, "default", 1)),
     "check_is_peer": Row(CLUSTER, lambda w, p: w.broker.check_is_peer(p)),
+    "check_needs": Row(CLUSTER, lambda w, p: w.broker.check_needs(p, ListRoles())),
     "check_may_publish": Row(PRODUCE, lambda w, p: w.broker.check_may_publish(p, TOPIC)),
     "check_may_read": Row(READ, lambda w, p: w.broker.check_may_read(p, TOPIC)),
     "create_namespace": Row(MAKE_NAMESPACE, lambda w, p: w.broker.create_namespace(p, "default")),
@@ -172,13 +174,10 @@ FACADE: Final[dict[str, Row]] = {
     "owner_elsewhere": Row(DESCRIBE, lambda w, p: w.broker.owner_elsewhere(p, TOPIC, 0)),
     "owner_names": Row(DESCRIBE, lambda w, p: w.broker.owner_names(p, TOPIC)),
     "publish": Row(PRODUCE, lambda w, p: publish(w.broker, p, w.producer)),
-    "publish_elsewhere": Row(
-        PRODUCE, lambda w, p: w.broker.publish_elsewhere(p, "b", TOPIC, 0, memoryview(encode([b"x"], publish_times=1)))
+    "publisher.publish": Row(
+        PRODUCE, lambda w, p: w.broker.publisher.publish(p, TOPIC, 0, memoryview(encode([b"x"], publish_times=1)))
     ),
-    "set_ack_level": Row(ADMINISTER, lambda w, p: w.broker.set_ack_level(p, TOPIC, AckLevel.DURABLE)),
     "take_over_topic": Row(ADMINISTER, lambda w, p: w.broker.take_over_topic(p, TOPIC, None, False)),
-    "truncate_topic": Row(DELETE, lambda w, p: w.broker.truncate_topic(p, TOPIC, {0: 1})),
-    "unload_topic": Row(ADMINISTER, lambda w, p: w.broker.unload_topic(p, TOPIC)),
     "addresses.check": Row(PRODUCE, lambda w, p: w.broker.addresses.check(p, Action.PRODUCE, ADDRESS)),
     "addresses.check_exists": Row(DESCRIBE, lambda w, p: w.broker.addresses.check_exists(p, ADDRESS)),
     "addresses.ensure": Row(PRODUCE, lambda w, p: w.broker.addresses.ensure(p, ADDRESS, True)),
@@ -204,6 +203,7 @@ FACADE: Final[dict[str, Row]] = {
     "policies.set": Row(SET_NAMESPACE, lambda w, p: w.broker.policies.set(p, "default", {"producers_max": 9})),
     # brokers among each other
     "peer_requests.check": Row(CLUSTER, lambda w, p: w.broker.peer_requests.check(p)),
+    "peer_requests.is_proven": Row(CLUSTER, lambda w, p: w.broker.peer_requests.is_proven(p, "", "")),
     "peer_requests.principal_of": Row(CLUSTER, lambda w, p: w.broker.peer_requests.principal_of(p, ["user", "x"])),
     "peer_requests.count_producers": Row(CLUSTER, lambda w, p: w.broker.peer_requests.count_producers(p, 1)),
     "peer_requests.fence_producers": Row(
@@ -362,6 +362,17 @@ UNCHECKED: Final[dict[str, str]] = {
     "told_addresses": "addresses of brokers, which every client is told",
     "other_owner": "follows a call that asks, and tells where the client is sent",
     "own_partitions": "follows a call that asks, and tells where the client is sent",
+    "unread.add": "counts the memory of a client that was let in",
+    "unread.bytes_of": "counts the memory of a client that was let in",
+    "unread.check": "counts the memory of a client that was let in",
+    "unread.call_when_free": "counts the memory of a client that was let in",
+    "unread.fits": "counts the memory of a client that was let in",
+    "unread.forget": "counts the memory of a client that was let in",
+    "unread.part": "counts the memory of a client that was let in",
+    "unread.reading": "counts the memory of a client that was let in",
+    "unread.refresh": "counts the memory of a client that was let in",
+    "unread.turn": "counts the memory of a client that was let in",
+    "unread.wait": "counts the memory of a client that was let in",
     "write_problems": "the health of a listener, which it answers to anyone",
     "addresses.find": "comes before a call that asks; the listener has no name of the topic yet",
     "addresses.get": "comes before a call that asks; the listener has no name of the topic yet",
@@ -397,8 +408,12 @@ UNCHECKED: Final[dict[str, str]] = {
     "metrics.refuse": "counts",
     "policies.apply": "the broker itself",
     "policies.apply_namespace": "the broker itself",
+    "publisher.publish_own": "the broker itself",
     "quotas.follow": "the broker itself",
-    "quotas.load": "the broker itself",
+    "topics.follow_ack_level": "the broker itself",
+    "topics.set_ack_level": "carried out by an operation, whose class says what it needs",
+    "topics.truncate": "carried out by an operation, whose class says what it needs",
+    "topics.unload": "carried out by an operation, whose class says what it needs",
     "throttle.add_full": "the broker itself",
     "throttle.check_stored": "follows a call that asks",
     "throttle.correct": "the broker itself",
@@ -412,14 +427,12 @@ UNCHECKED: Final[dict[str, str]] = {
     "throttle.wait_s": "the broker itself",
     "schemas.apply": "the broker itself",
     "schemas.check_of": "the broker itself",
-    "schemas.follow": "the broker itself",
-    "schemas.start": "the broker itself",
+    "schemas.check_complete": "the broker itself",
     "security.authenticate": "makes the principal that the others ask for",
     "security.check_believed": "asks whether the credentials of a caller have ended",
     "security.refuse": "answers a caller whose own credentials a listener has checked",
     "security.refused": "records what has happened",
     "security.follow": "the broker itself",
-    "security.load": "the broker itself",
     "staging.close": "the broker itself",
     "staging.drain": "the broker itself",
     "staging.is_awaited": "the broker itself",

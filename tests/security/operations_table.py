@@ -9,17 +9,15 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parent.parent / one) for one in ("broker", "metadata", "security")]
 
 from listener_operations import GRPC, NATIVE, REST
-from operations import ALSO
 
-from pydanube.codec.native import requests as wire
+from operations import ALSO
 
 
 def operations_table() -> str:
     """Return what operations need, as a table in Markdown: one line for all that need the same."""
     rows: dict[str, dict[str, list[str]]] = {}
     for sent in NATIVE:
-        is_peer = isinstance(sent.request, wire.PEER_REQUESTS)
-        _add(rows, sent.needs, "native", type(sent.request).__name__ + ("*" if is_peer else ""))
+        _add(rows, sent.needs, "native", type(sent.request).__name__ + ("*" if sent.request.for_brokers else ""))
     for name, sent in REST.items():
         _add(rows, sent.needs, "REST", name)
     for name, sent in GRPC.items():

@@ -32,6 +32,7 @@ from pydanube.core.access import Action
 from pydanube.model.errors import DanubeError, Denied, Refused, Unauthenticated
 from pydanube.model.names import TopicName
 from pydanube.model.security import BoundSubject
+from pydanube.operations import topics
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.tasks import Tasks
 from pydanube.server import Server
@@ -317,7 +318,7 @@ async def test_what_a_broker_asks_for_its_callers_is_not_recorded_twice_and_the_
         peer = await here.connection(CLUSTER_TOKEN)
         await peer.request(requests.CreateTopic(topic=TOPIC), requests.Done)
         topic = await peer.request(requests.DescribeTopic(topic=TOPIC), requests.Topic)
-        await peer.request(requests.UnloadTopic(topic=TOPIC, own_only=True), requests.Done)
+        await peer.request(topics.UnloadTopic(topic=TopicName.parse(TOPIC), own_only=True), requests.Done)
         await peer.request(requests.CountProducers(topic=TOPIC, topic_id=topic.topic_id), requests.ProducerCount)
         await peer.request(requests.OpenForwarder(topic=TOPIC, partition=0), requests.ProducerOpened)
         await peer.close()
@@ -447,8 +448,8 @@ async def test_events_go_to_a_topic_of_another_broker(tmp_path: Path):
     async with two_brokers(tmp_path) as pair, Tasks() as tasks:
         await pair.create(topic, b=[0])
         broker, placement = pair.a, pair.a._partitions.placement.place_quietly
-        publisher, level = broker._partitions.own_publisher, broker._default_level
-        broker.audit.sink = TopicSink(topic, broker._registry, publisher, placement, level, pair.clock)
+        publish, level = broker.publisher.publish_own, broker._default_level
+        broker.audit.sink = TopicSink(topic, broker._registry, publish, placement, level, pair.clock)
         broker.audit.start(tasks)
         broker.audit.refuse(Origin("native", "10.0.0.1", "user:bob"), "Fetch", Action.READ, TOPIC, Denied("no"))
         await broker.audit.close()

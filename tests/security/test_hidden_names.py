@@ -113,7 +113,7 @@ def native_requests() -> list[tuple[str, bytes, str]]:
     ]
     found = []
     for request in [*(one.request for one in NATIVE), *more]:
-        text = msgspec.msgpack.encode(request)
+        text = wire.encode(request)
         kinds = [one for one in EXISTING if one.encode() in text]
         if getattr(request, "schema_id", 0):
             kinds.append("schema_id")

@@ -116,7 +116,7 @@ async def test_a_redrive_on_behalf_counts_the_rights_of_the_principal_and_is_for
 
 def test_every_native_request_has_a_row():
     assert {type(one.request) for one in NATIVE} == set(typing.get_args(wire.AnyRequest))
-    assert all(one.needs for one in NATIVE if isinstance(one.request, wire.PEER_REQUESTS))
+    assert all(one.needs for one in NATIVE if one.request.for_brokers)
 
 
 # -- REST --------------------------------------------------------------------------------------------------------------

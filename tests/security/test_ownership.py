@@ -22,7 +22,7 @@ from access_world import (
 )
 
 from pydanube.broker import Attachment
-from pydanube.core.access import ANONYMOUS, Principal
+from pydanube.core.access import ANONYMOUS, Action, Principal
 from pydanube.model.errors import Denied
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.names import TopicAddress, TopicName
@@ -245,3 +245,11 @@ async def test_the_name_of_a_partition_is_covered_by_the_topic(tmp_path: Path):
         assert (await world.broker.addresses.ensure(guest, address, True)).partition == 1
         with pytest.raises(Denied, match="create /default/wide"):  # growing it takes more
             await world.broker.addresses.ensure(guest, TopicAddress.parse("/default/wide-part-2"), True)
+
+
+async def test_a_refusal_names_the_address_that_the_caller_gave(tmp_path: Path):
+    """Whether it is a partition, or a topic of an earlier release, says what exists."""
+    async with open_world(tmp_path) as world:
+        address, stranger = TopicAddress.parse("/default/x-part-0"), Principal("stranger")
+        with pytest.raises(Denied, match=r"user:stranger may not produce.* /default/x-part-0:"):
+            world.broker.addresses.check(stranger, Action.PRODUCE, address)

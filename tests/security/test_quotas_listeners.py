@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +32,8 @@ from pydanube.gateway.native.publish_memory import PublishMemory
 from pydanube.gateway.native.session import PEER_PREFIX
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
-from pydanube.model.errors import Conflict, Denied, Full, Invalid, NotFound
+from pydanube.model.errors import Conflict, Denied, Full, Invalid, NotFound, Unavailable
+from pydanube.model.limits import MIB
 from pydanube.model.names import TopicName
 from pydanube.model.quotas import QuotaSubject
 from pydanube.model.settings.sections import HttpSettings, LimitSettings, Sections
@@ -107,7 +108,7 @@ async def open_place(directory: Path) -> AsyncIterator[Place]:
     async with open_broker(directory, clock=clock, security=secured) as broker, Tasks() as tasks:
         await broker.create_topic(Principal("root"), TopicName.parse(TOPIC), TopicConfig())
         native = NativeServer(broker, LimitSettings(), system, tasks)
-        http = HttpServer(broker, Sections(http=HttpSettings(webhooks=(WEBHOOK,), consumers_max=6)), system, tasks)
+        http = HttpServer(broker, Sections(http=HttpSettings(webhooks=(WEBHOOK,), consumers_max=12)), system, tasks)
         server = GrpcServer(broker, Sections(), system, tasks, PublishMemory(1 << 26))
         host, port = await native.start("127.0.0.1", 0)
         address = await http.start("127.0.0.1", 0)
@@ -400,13 +401,78 @@ def test_the_blocking_client_administers_quotas() -> None:
 
 
 async def test_a_principal_leaves_places_for_the_consumers_of_others_over_http(place: Place) -> None:
-    async def opens(name: str) -> int:
-        path = f"topics{TOPIC}/subscriptions/{name}/consumers"
+    async def opens(name: str, topic: str = TOPIC) -> int:
+        path = f"topics{topic}/subscriptions/{name}/consumers"
         return (await place.request(name, "POST", path, {"type": "shared"})).status
 
-    assert [await opens("alice") for _ in range(4)] == [201, 201, 201, 429]
+    assert [await opens("alice") for _ in range(6)] == [201] * 4 + [429] * 2
     assert [await opens("bob") for _ in range(3)] == [201, 201, 429]
-    assert await opens("root") == 201
+    await place.broker.create_namespace(Principal("root"), "other")
+    await place.broker.create_topic(Principal("root"), TopicName.parse("/other/orders"), TopicConfig())
+    assert [await opens("root", "/other/orders") for _ in range(2)] == [201, 201]
+
+
+async def test_the_bodies_of_a_principal_leave_memory_for_those_of_others(place: Place) -> None:
+    """Slow uploads of one principal, on as many connections as it likes."""
+    budget = place.http.server._application._bodies
+    size, path = 4 * MIB, f"/api/v1/topics{TOPIC}/messages"
+    async with AsyncExitStack() as stack:
+
+        async def upload(name: str) -> Peer:
+            peer = await stack.enter_async_context(await Peer.connect(place.http))
+            used = budget.used
+            peer.send("POST", path, bytes(size - 1), content_length=str(size), authorization=f"Bearer {name}")
+            await peer.flushed()
+            await place.http.until(lambda: budget.used >= used + size - 1 or not place.http.server._state.tasks)
+            return peer
+
+        for _ in range(5):
+            await upload("alice")
+        refused = await stack.enter_async_context(await Peer.connect(place.http))
+        refused.send("POST", path, bytes(size), authorization="Bearer alice")
+        assert (await refused.answer()).status == 503
+        last = await upload("bob")
+        last.write(b"x")
+        assert (await last.answer()).status != 503
+
+
+async def test_strangers_learn_from_no_webhook_whether_it_is_there(place: Place) -> None:
+    """Whether the body is asked for depends on the headers alone."""
+    now_s = str(place.clock.now_us() // 1_000_000)
+    for headers, is_read in (
+        ({"x_hub_signature_256": "sha256=00"}, True),
+        ({"x_webhook_signature": "00", "x_webhook_timestamp": now_s}, False),  # the listener's clock is another one
+        ({"x_webhook_token": "wrong"}, False),
+        ({}, False),
+    ):
+        for name in ("shop", "none"):
+            async with await Peer.connect(place.http) as peer:
+                peer.send("POST", f"/webhooks/{name}", b"", content_length="2", expect="100-continue", **headers)
+                first = (await asyncio.wait_for(peer._reader.readline(), 60)).decode()
+                assert (first.split()[1] == "100") is is_read, (name, headers)
+                if is_read:
+                    await peer._reader.readline()
+                    peer.write(b"{}")
+                    assert (await peer.answer()).status in (401, 404)  # the authenticator here has several words
+
+
+def test_an_address_and_a_webhook_leave_places_for_others_that_prove_themselves(place: Place) -> None:
+    webhooks = place.http.server._application._data.webhooks
+    with ExitStack() as stack:
+
+        def fill(name: str, address: str) -> int:
+            for number in range(1_000):
+                try:
+                    stack.enter_context(webhooks.proving(name, address))
+                except Unavailable:
+                    return number
+            raise AssertionError("there is no limit")
+
+        assert fill("shop", "192.0.2.1") < 40
+        assert fill("shop", "192.0.2.2") > 5
+        for number in range(50):
+            fill("shop", f"192.0.2.{number}")
+        assert fill("door", "192.0.2.1") > 5
 
 
 async def test_strangers_use_up_nothing_of_a_webhook_before_they_have_proved_who_they_are(place: Place) -> None:

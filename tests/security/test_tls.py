@@ -22,8 +22,8 @@ from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.runtime.tls import ServerCertificates, ServerTls
 from pydanube.server import Server
 
-QUICK_S = 4.0
-"""A failure of TLS must come before any retry or time-out would end it."""
+QUICK_S = 30.0
+"""A failure of TLS must come before any retry or time-out of a minute would end it."""
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-RUNS = 500
+RUNS = 2_000
 SECONDS_MAX = 120
 PIPELINE = """
 name: idle

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from spark_broker import Broker
 
 from pydanube import BlockingClient, DanubeError, Invalid, NotFound, Refused
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
+from pydanube.runtime.cache import Cache
 from pydanube.spark import DanubeDataSource
 from pydanube.spark.decoding import definitions
 
@@ -29,9 +29,8 @@ MESSAGE_COLUMNS = ["topic", "partition", "offset", "append_time", "publish_time"
 
 
 @pytest.fixture(autouse=True)
-def _fresh_cache() -> Iterator[None]:
-    yield
-    definitions._looked_up.clear()
+def _fresh_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(definitions, "_looked_up", Cache(definitions.KEPT_MAX))
 
 
 def source(broker: Broker, **options: object) -> DanubeDataSource:

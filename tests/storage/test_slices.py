@@ -258,7 +258,7 @@ async def test_a_read_that_fails_now_and_then_does_not_begin_anew_with_the_slice
         one.append(record(entry, 8), lambda _: None)
         await one.flush()
     await one.close()
-    store.reads, store.failures = {}, len(reading.RETRY_PAUSES_S)
+    store.reads, store.failures = {}, reading.TRIES - 1
     reader = SliceReader(store, InstantClock())
     found = await reader.records([SliceRange(INCARNATION, 0, 40)], {LEDGER})
     assert [each.entry_id for each in found[LEDGER]] == list(range(40))

@@ -23,12 +23,12 @@ from pydanube.codec.wal import (
 )
 from pydanube.model.errors import Corrupt, DanubeError, Refused
 from pydanube.model.settings.sections import LogSettings
-from pydanube.runtime.simdisk import SimDisk
 from pydanube.storage.wal.engine import WalRecord
 from pydanube.storage.wal.handles import Handles
 from pydanube.storage.wal.reader import LogReader
 from pydanube.storage.wal.recovery import LogRecovery
 from pydanube.storage.wal.sidecar import write_sidecar
+from simdisk import SimDisk
 
 FIRST = DIRECTORY / "wal-0000000001.log"
 LARGE = LogSettings(file_bytes=1 << 20, fill_bytes=0)

@@ -14,7 +14,6 @@ from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import Unavailable
 from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.disk import OsDisk
-from pydanube.runtime.simdisk import SimDisk
 from pydanube.storage.wal import DurabilityLevel
 from pydanube.storage.wal.engine import WalRecord
 from pydanube.storage.wal.handles import Handles, Released
@@ -23,6 +22,7 @@ from pydanube.storage.wal.layout import index_path, log_path
 from pydanube.storage.wal.recovery import LogRecovery
 from pydanube.storage.wal.sidecar import encode_sidecar, load_rows, load_sidecar, write_sidecar
 from pydanube.storage.wal.table import LedgerSpan, WalFile
+from simdisk import SimDisk
 
 NO_SPARES = LogSettings(file_bytes=8192, spare_files_max=0, fill_bytes=0)
 

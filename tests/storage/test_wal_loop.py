@@ -26,10 +26,10 @@ from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.disk import ByteBuffer, DiskFile, OsDisk
-from pydanube.runtime.simdisk import PowerCut
 from pydanube.storage.wal import DurabilityLevel, LogListener, LogWriter
 from pydanube.storage.wal.engine_guard import EngineGuard
 from pydanube.storage.wal.writer import CLOSE_SECONDS, SLOW_WRITE_SECONDS
+from simdisk import PowerCut
 
 SETTINGS = LogSettings(file_bytes=1 << 20, cure_ms=20, lazy_sync_ms=20, written_sync_ms=20, fill_bytes=0)
 LAZY_FOR_EVER = LogSettings(lazy_sync_ms=600_000, written_sync_ms=600_000, fill_bytes=0)

@@ -14,11 +14,11 @@ from wal_tools import DIRECTORY, SMALL, Ledger, open_log, opened, payloads, sim_
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import Corrupt, Unavailable
 from pydanube.model.settings.sections import LogSettings
-from pydanube.runtime.simdisk import SimDisk
 from pydanube.storage.wal.engine import Engine, WalRecord
 from pydanube.storage.wal.layout import DURABLE, MANIFEST, log_path
 from pydanube.storage.wal.mark import SLOT_BYTES, SLOTS_AT, Mark, decode_slots, encode_slot, read_mark
 from pydanube.storage.wal.recovery import LogRecovery
+from simdisk import SimDisk
 
 FIRST = log_path(DIRECTORY, 1)
 MARK = DIRECTORY / DURABLE

@@ -13,7 +13,7 @@ from wal_simulation import Simulation, Violation
 
 from exhaustive import several
 from pydanube.model.settings.sections import LogSettings
-from pydanube.runtime.simdisk import PowerCut
+from simdisk import PowerCut
 
 SEEDS = several(100, 500)
 CHUNK = 50

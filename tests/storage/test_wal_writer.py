@@ -18,8 +18,8 @@ from pydanube.model.errors import DanubeError, Refused
 from pydanube.model.limits import RECORD_BODY_BYTES_MAX
 from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.disk import DiskFile, OsDisk
-from pydanube.runtime.simdisk import SimDisk
 from pydanube.storage.wal import DurabilityLevel, LogListener, LogWriter
+from simdisk import SimDisk
 
 
 class CountingDisk(OsDisk):

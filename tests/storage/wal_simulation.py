@@ -24,7 +24,6 @@ from pydanube.codec.wal import NodeIdentity, RecordKind
 from pydanube.model.errors import Corrupt, DanubeError, Unavailable
 from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.disk import Disk
-from pydanube.runtime.simdisk import PowerCut, SimDisk
 from pydanube.storage.wal.engine import Engine, WalRecord
 from pydanube.storage.wal.handles import Handles
 from pydanube.storage.wal.layout import log_path
@@ -34,6 +33,7 @@ from pydanube.storage.wal.recovery import LogRecovery
 from pydanube.storage.wal.release import releasable_files
 from pydanube.storage.wal.sidecar import write_sidecar
 from pydanube.storage.wal.table import WalFile
+from simdisk import PowerCut, SimDisk
 
 IDENTITY = NodeIdentity("danube", "broker-1", "5f" * 16)
 DIRECTORY = Path("/data/wal")

@@ -18,8 +18,8 @@ from pydanube.model.errors import DanubeError
 from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import Disk
-from pydanube.runtime.simdisk import SimDisk
 from pydanube.storage.wal import DurabilityLevel, LogWriter
+from simdisk import SimDisk
 
 DIRECTORY = Path("/data/wal")
 SMALL = LogSettings(file_bytes=8192, cure_ms=20, lazy_sync_ms=20, written_sync_ms=20, fill_bytes=0)

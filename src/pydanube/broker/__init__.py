@@ -8,6 +8,7 @@ Lives here      the facade (facade.py) and what every call passes: producers, pu
                 unread_memory bounds what is read for clients and not received by them
                 visibility says what a caller may see; access_review asks again when rules change
                 peer_requests answers what only other brokers may ask
+                publishing publishes single batches to partitions wherever they are
                 cluster/        the other brokers: who lives, who owns which partition, how to reach them
                 registry/       the namespaces, topics, subscriptions and producers that exist, and their records
                 partitions/     open partitions: publish, fetch, recovery, ownership, limits
@@ -18,19 +19,20 @@ Lives here      the facade (facade.py) and what every call passes: producers, pu
                 lifecycle/      retention, time to live, deletion of topics
                 staging/        batches of Spark queries, staged and published all at once
                 tiering/        object storage: uploads, restore, administration
-May import      model, codec, core, runtime, metadata, storage
+May import      model, operations, codec, formats, core, runtime, metadata, storage
 Flows through   a listener hands over a batch; decide, stamp, log, visible, answer, deliver
 Never           sockets, frames, HTTP; a decision that core/ could make without I/O
 """
 
 from pydanube.broker.partitions.partition import FetchResult
-from pydanube.broker.partitions.publish_queue import PublishDone, Published
+from pydanube.broker.partitions.publish_queue import PublishDone
 from pydanube.broker.quotas.throttle import PEER, FetchTurn
 from pydanube.broker.quotas.throttle import WAIT_S_MAX as QUOTA_WAIT_S_MAX
 from pydanube.broker.staging.stage_writer import SectionRequest, StageRequest
 from pydanube.broker.staging.staging import CommitRequest, Committed
 from pydanube.broker.subscriptions.consumer import Consumer, Sink, close_calls
 from pydanube.broker.subscriptions.subscriptions import Attachment
+from pydanube.model.messages import Published
 
 from .consumer_sessions import ConsumerSessions
 from .facade import Broker, BrokerParts
@@ -38,12 +40,14 @@ from .metrics import ListenerMetrics
 from .producers import Producer, shared_id
 from .shared_producers import SharedProducer
 from .unread_memory import SMALL_BYTES as UNREAD_SMALL_BYTES
+from .unread_memory import STALLED_S as UNREAD_STALLED_S
 from .unread_memory import UnreadMemory, UnreadPart
 
 __all__ = [
     "PEER",
     "QUOTA_WAIT_S_MAX",
     "UNREAD_SMALL_BYTES",
+    "UNREAD_STALLED_S",
     "Attachment",
     "Broker",
     "BrokerParts",

@@ -70,6 +70,7 @@ class AccessReview:
             for live in list(partition.subscriptions.values()):
                 revoked += live.detach_refused(self._refusal)
                 await slices.pause_if_spent()
+        self._partitions.dead_letters.wake_retries()
         if revoked:
             log.info("access.revoked", producers_and_consumers=revoked)
 

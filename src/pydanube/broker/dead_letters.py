@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -23,7 +23,6 @@ import numpy as np
 from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
-from pydanube.broker.partitions.publish_queue import PublishDone, Published
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.subscriptions.subscription import LiveSubscription
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
@@ -52,8 +51,10 @@ from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.telemetry import get_logger
 
 from .decompression import DecompressionBudget
-from .message_reading import Range, read_messages
-from .producers import Access, Producer
+from .message_reading import MADE_TIMES, Range, read_messages
+from .producers import shared_id
+from .publishing import PartitionPublisher
+from .unread_memory import UnreadMemory
 
 log = get_logger(__name__)
 
@@ -62,30 +63,6 @@ BYTES_AT_ONCE: Final = 8 * MIB
 
 SCANNED_MAX: Final = 10_000
 """The most messages that one step looks at: some have another origin, or are no dead letters."""
-
-
-class LetterPublisher(Protocol):
-    """What publishes the letters that are sent back: the facade of the broker."""
-
-    decompression: DecompressionBudget
-
-    async def open_producer(
-        self,
-        principal: Principal,
-        topic: TopicName,
-        partition: int,
-        name: str,
-        producer_id: int,
-        producer_epoch: int,
-        access: Access = "shared",
-        opener: int = 0,
-    ) -> Producer: ...
-
-    def publish(self, principal: Principal, producer: Producer, batch: memoryview, done: PublishDone) -> None: ...
-
-    async def publish_elsewhere(
-        self, principal: Principal, owner: str, topic: TopicName, partition: int, batch: memoryview
-    ) -> int: ...
 
 
 class LetterPage(NamedTuple):
@@ -125,7 +102,9 @@ class DeadLetters:
         partitions: Partitions,
         subscriptions: Subscriptions,
         authorizer: Authorizer,
-        publisher: LetterPublisher,
+        publisher: PartitionPublisher,
+        decompression: DecompressionBudget,
+        unread: UnreadMemory,
         cluster: ClusterParts,
     ) -> None:
         self._registry = registry
@@ -133,6 +112,8 @@ class DeadLetters:
         self._subscriptions = subscriptions
         self._authorizer = authorizer
         self._publisher = publisher
+        self._decompression = decompression
+        self._unread = unread
         self._cluster = cluster
         self._steps: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
         """By topic id. Without it, two redrives at the same time would send every letter twice."""
@@ -165,8 +146,10 @@ class DeadLetters:
         live = None if redriven else self._redrive_subscription(topic, owned)
         ranges = [(start, owned.stream.end_offset)] if live is None else live.backlog_ranges(start, count + 1)
         found: list[StoredMessage] = []
-        left = BYTES_AT_ONCE
-        async with aclosing(self._read(owned, ranges)) as messages:
+        async with (
+            self._unread.reading(principal, BYTES_AT_ONCE, MADE_TIMES) as left,
+            aclosing(self._read(owned, ranges)) as messages,
+        ):
             async for message in messages:
                 if len(found) == count or left <= 0:
                     return LetterPage(found, message.offset)
@@ -372,7 +355,7 @@ class DeadLetters:
             except (*CANNOT_GO_BACK, Denied) as error:
                 outcomes[letter.offset] = error
         for destination, group in groups.items():
-            outcomes |= await self._send_group(principal, destination, group)
+            outcomes |= await _send_each(group, partial(self._publish, principal, destination))
         return outcomes
 
     def _destination(self, principal: Principal, letter: StoredMessage, to: TopicName | None) -> _Destination:
@@ -393,50 +376,13 @@ class DeadLetters:
             partition = original % count
         return _Destination(topic, partition, letter.schema_id, letter.schema_version)
 
-    async def _send_group(
-        self, principal: Principal, destination: _Destination, letters: Sequence[StoredMessage]
-    ) -> Outcomes:
-        """Publish letters as one batch; if that is refused as Invalid, each alone: one of them may be the reason."""
-        topic_id = self._registry.topic(destination.topic).topic_id
-        owner = self._cluster.other_owner(topic_id, destination.partition)
-        if owner is not None:
-            return await _send_each(letters, partial(self._publish_elsewhere, principal, owner.name, destination))
-        try:
-            producer = await self._publisher.open_producer(
-                principal, destination.topic, destination.partition, "", 0, 0
-            )
-        except DanubeError as error:
-            return {one.offset: error for one in letters}
-        try:
-            return await _send_each(letters, partial(self._publish, principal, producer))
-        finally:
-            producer.close()
-
     async def _publish(
-        self, principal: Principal, producer: Producer, letters: Sequence[StoredMessage]
+        self, principal: Principal, to: _Destination, letters: Sequence[StoredMessage]
     ) -> DanubeError | None:
         """Publish letters of one schema as one batch; return the error, or None once the topic has them."""
         try:
-            batch = _encode(letters, producer.producer_id, producer.producer_epoch)
-        except Invalid as error:
-            return error
-        answered: asyncio.Future[Published | DanubeError] = asyncio.get_running_loop().create_future()
-
-        def done(outcome: Published | DanubeError) -> None:
-            if not answered.done():
-                answered.set_result(outcome)
-
-        self._publisher.publish(principal, producer, memoryview(batch), done)
-        outcome = await answered
-        return outcome if isinstance(outcome, DanubeError) else None
-
-    async def _publish_elsewhere(
-        self, principal: Principal, owner: str, destination: _Destination, letters: Sequence[StoredMessage]
-    ) -> DanubeError | None:
-        """Like `_publish`, to a partition that another broker owns."""
-        try:
-            batch = memoryview(_encode(letters))
-            await self._publisher.publish_elsewhere(principal, owner, destination.topic, destination.partition, batch)
+            batch = _encode(letters, shared_id(str(to.topic), REDRIVE, principal.owner_id))
+            await self._publisher.publish(principal, to.topic, to.partition, memoryview(batch))
         except DanubeError as error:
             return error
         return None
@@ -449,7 +395,7 @@ class DeadLetters:
         return await self._partitions.get(topic, partition)
 
     def _read(self, owned: Partition, ranges: Sequence[Range]) -> AsyncGenerator[StoredMessage, None]:
-        return read_messages(owned.stream, owned.index, ranges, self._publisher.decompression)
+        return read_messages(owned.stream, owned.index, ranges, self._decompression)
 
 
 Send = Callable[[Sequence[StoredMessage]], Awaitable[Outcomes]]
@@ -458,7 +404,8 @@ Send = Callable[[Sequence[StoredMessage]], Awaitable[Outcomes]]
 async def _send_each(
     letters: Sequence[StoredMessage], publish: Callable[[Sequence[StoredMessage]], Awaitable[DanubeError | None]]
 ) -> Outcomes:
-    """Publish the letters together, or each alone if they are refused together as Invalid."""
+    """Publish the letters together, or each alone if they are refused together as Invalid: one of them may be the
+    reason."""
     refusal = await publish(letters)
     if not isinstance(refusal, Invalid) or len(letters) == 1:
         return {one.offset: refusal for one in letters}
@@ -470,7 +417,7 @@ async def _send_each(
     return outcomes
 
 
-def _encode(letters: Sequence[StoredMessage], producer_id: int = 0, producer_epoch: int = 0) -> bytearray:
+def _encode(letters: Sequence[StoredMessage], producer_id: int) -> bytearray:
     """Return the batch in which letters of one schema are sent back. Raises Invalid if they do not fit one."""
     return encode(
         [one.payload for one in letters],
@@ -478,7 +425,6 @@ def _encode(letters: Sequence[StoredMessage], producer_id: int = 0, producer_epo
         attributes=[LetterHistory(one.attributes).redriven_attributes for one in letters],
         publish_times=[one.publish_time for one in letters],
         producer_id=producer_id,
-        producer_epoch=producer_epoch,
         schema_id=letters[0].schema_id,
         schema_version=letters[0].schema_version,
     )

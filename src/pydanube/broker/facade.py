@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,6 @@ from pydanube.broker.cluster.takeover import Takeover, no_cursors
 from pydanube.broker.cluster.upgrade import Upgrade
 from pydanube.broker.lifecycle.expiration import Expiration
 from pydanube.broker.lifecycle.topic_deletion import TopicDeletion
-from pydanube.broker.lifecycle.truncation import truncate
 from pydanube.broker.partitions.broker_slices import BrokerSlices, SliceCounts
 from pydanube.broker.partitions.draining import Draining
 from pydanube.broker.partitions.open_partitions import Partitions
@@ -32,7 +31,6 @@ from pydanube.broker.partitions.partition_table import PartitionTable
 from pydanube.broker.partitions.publish_queue import PublishDone
 from pydanube.broker.partitions.recovery import PartitionRecovery
 from pydanube.broker.partitions.store_loss import StoreLoss
-from pydanube.broker.partitions.stored_partition import StoredPartition
 from pydanube.broker.partitions.unlisted_bytes import UnlistedBytes
 from pydanube.broker.quotas.administration import Quotas
 from pydanube.broker.quotas.stored_bytes import StoredBytes
@@ -43,10 +41,11 @@ from pydanube.broker.registry.registry import Registry, RegistryListener
 from pydanube.broker.schemas.schemas import Schemas
 from pydanube.broker.security.administration import AccessAdministration
 from pydanube.broker.security.audit import AuditParts, AuditTrail, EventSink
-from pydanube.broker.security.audit_operations import AuditedAuthorizer, Origin, count_traffic
+from pydanube.broker.security.audit_operations import AuditedAuthorizer
 from pydanube.broker.security.audit_topic import TopicSink
 from pydanube.broker.security.security import Security, SecurityParts
 from pydanube.broker.staging.staging import Staging
+from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics, LetterRights
 from pydanube.broker.subscriptions.single_acks import SingleAcks
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
 from pydanube.broker.tiering.administration import StorageAdministration
@@ -56,14 +55,24 @@ from pydanube.codec.native import requests as wire
 from pydanube.codec.native.conversions import start_of, topic_description
 from pydanube.core.access import BROKER, Action, Authorizer, Principal, visible_subscriptions
 from pydanube.core.access_rules import AccessRules
-from pydanube.metadata.following import Follower
+from pydanube.core.staging import STAGED_PRODUCER
 from pydanube.metadata.packing import version_of
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession, is_inside
 from pydanube.model.dead_letters import LETTER_PRODUCER
-from pydanube.model.errors import AlreadyExists, DanubeError, Denied, Invalid, NotFound, NotOwner, Refused, Unavailable
+from pydanube.model.errors import (
+    AlreadyExists,
+    DanubeError,
+    Invalid,
+    NotFound,
+    NotOwner,
+    Refused,
+    Unavailable,
+    internal_error,
+)
 from pydanube.model.leftovers import Loss
+from pydanube.model.messages import Published
 from pydanube.model.metrics import MetricFamily
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
@@ -75,6 +84,7 @@ from pydanube.model.topics import (
     TopicConfig,
     TopicDescription,
 )
+from pydanube.operations import Operation
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
@@ -98,16 +108,15 @@ from .peer_requests import PeerRequests
 from .policies import PolicyAdministration
 from .producers import Access, Producer, Producers
 from .publish_checks import PayloadCheck, check_publishable
+from .publishing import PartitionPublisher
 from .shared_producers import SharedProducers
 from .statistics import Statistics
 from .topic_addresses import TopicAddresses
+from .topic_changes import TopicChanges
 from .unread_memory import UnreadMemory
 from .visibility import Visibility
 
 log = get_logger(__name__)
-
-WRITE_DEAD_LETTER: Final = "writeDeadLetter"
-"""The operation of the audit event for a dead letter that the broker may not write any more."""
 
 TELL_SECONDS: Final = 2.0
 """How long a broker that stops tries to tell the others. While the metadata is away, it can give them nothing."""
@@ -134,9 +143,6 @@ class BrokerParts:
     """Returns what is wrong with the disk of the metadata, in one sentence; empty while nothing is."""
     cluster: ClusterParts | None = None
     """Without it, this broker is no part of a cluster and owns every partition."""
-    follower: Follower | None = None
-    """Tells what other brokers change in the metadata; the caller runs it after `Broker.start`. A broker alone has
-    none."""
     security: SecurityParts | None = None
     """Without it, there is no authentication. With it, `authorizer` is its rules."""
     audit: AuditParts | None = None
@@ -212,8 +218,22 @@ class Broker:
         self.policies = PolicyAdministration(registry, self._partitions, policies, authorizer)
         self.decompression = DecompressionBudget()
         """Must be asked before a compressed batch is passed to `publish`."""
-        self.subscriptions = Subscriptions(registry, self._partitions, authorizer, self.decompression, gathering)
-        self.dead_letters = DeadLetters(registry, self._partitions, self.subscriptions, authorizer, self, self._cluster)
+        self.subscriptions = Subscriptions(
+            registry, self._partitions, authorizer, self.decompression, self.unread, gathering
+        )
+        self.publisher = PartitionPublisher(
+            registry, self._partitions, self._producers, self._cluster, authorizer, self.throttle, self.publish
+        )
+        self.dead_letters = DeadLetters(
+            registry,
+            self._partitions,
+            self.subscriptions,
+            authorizer,
+            self.publisher,
+            self.decompression,
+            self.unread,
+            self._cluster,
+        )
         self.single_acks = SingleAcks(registry, self._partitions, authorizer)
         self.shared_producers = SharedProducers(self._producers, self.addresses, authorizer, clock, parts.tasks)
         self.consumer_sessions = ConsumerSessions(
@@ -264,23 +284,32 @@ class Broker:
             clock,
             self.metrics,
         )
-        self.leftovers = Leftovers(registry, parts.store, writer, self._cluster, gathering, authorizer, self)
-        self._changing_level = asyncio.Lock()
+        self.leftovers = Leftovers(
+            registry,
+            parts.store,
+            writer,
+            self._cluster,
+            gathering,
+            authorizer,
+            self.publisher,
+            self.decompression,
+        )
+        self.topics = TopicChanges(registry, self._partitions, writer, gathering, self._check_storing)
         self._lifetimes = Expiration(
             registry, self._partitions, self.subscriptions, self._deletion, clock, self._cluster
         )
         self._compaction = MetadataCompaction(parts.store, self._cluster.membership, clock)
-        self.peer_requests = PeerRequests(authorizer, self.security, self._producers, self._lifetimes.unused)
+        self.peer_requests = PeerRequests(
+            authorizer, self.security, self._producers, self._lifetimes.unused, self._cluster.membership
+        )
         self._review = AccessReview(authorizer, self._producers, self._partitions, clock, parts.tasks)
         if isinstance(parts.authorizer, AccessRules):
             parts.authorizer.on_changed = self._review.rules_changed
         registry.subscribe(self._reactions())
-        self._follower = parts.follower
-        if self._follower is not None:
-            registry.follow(self._follower)
-            self.schemas.follow(self._follower)
-            self.security.follow(self._follower)
-            self.quotas.follow(self._follower)
+        self.security.follow(registry.follower)
+        self.quotas.follow(registry.follower)
+        self._following: asyncio.Task[None] | None = None
+        """Follows the metadata, from the start on."""
 
     def _make_partitions(
         self, parts: BrokerParts, settings: Sections, policies: EffectivePolicies, open_partitions: PartitionTable
@@ -305,29 +334,25 @@ class Broker:
             self._cluster,
             settings,
             policies,
-            lambda: self.address,
             open_partitions,
             self.metrics,
             self._tiers,
             throttle=self.throttle,
-            check_letter=self._check_letter,
+            dead_letters=DeadLetterTopics(
+                parts.registry, self._publish_own, lambda: self.address, LetterRights(parts.authorizer, self.audit)
+            ),
             unread=self.unread,
         )
 
-    def _check_letter(self, principal: Principal, topic: TopicName) -> None:
-        """See LetterCheck."""
-        try:
-            self._batch_authorizer.check(principal, Action.PRODUCE, str(topic))
-        except Denied as error:
-            origin = Origin("", "", principal.id)
-            self.audit.refuse(origin, WRITE_DEAD_LETTER, Action.PRODUCE, str(topic), error)
-            raise
+    async def _publish_own(self, topic: TopicName, partition: int, batch: memoryview) -> Published:
+        """See PartitionPublisher, which is made after the partitions."""
+        return await self.publisher.publish_own(topic, partition, batch)
 
     def _audit_sink(self, audit: AuditParts) -> EventSink:
         if not isinstance(audit.to, TopicName):
             return audit.to
-        place, publisher = self._partitions.placement.place_quietly, self._partitions.own_publisher
-        return TopicSink(audit.to, self._registry, publisher, place, self._default_level, self._clock)
+        place = self._partitions.placement.place_quietly
+        return TopicSink(audit.to, self._registry, self._publish_own, place, self._default_level, self._clock)
 
     def _reactions(self) -> RegistryListener:
         """Return what open partitions do when the registry changes, by this broker or by another one."""
@@ -343,22 +368,16 @@ class Broker:
         )
 
     def _topic_changed(self, topic: TopicName, former: TopicRecord | None, record: TopicRecord) -> None:
-        if former is None and self.throttle.is_active:
-            self._stored_bytes.topic_created(topic, record)
+        if former is None:
+            self._partitions.dead_letters.wake_retries()
+            if self.throttle.is_active:
+                self._stored_bytes.topic_created(topic, record)
         if former is not None and former.policies != record.policies:
             self.policies.apply(topic)
         if former is not None and former.binding != record.binding:
             self.schemas.apply(topic)
         if former is not None and former.ack_level != record.ack_level and former.topic_id == record.topic_id:
-            self._tasks.spawn(self._follow_ack_level(topic), f"ack level of {topic}")
-
-    async def _follow_ack_level(self, topic: TopicName) -> None:
-        """Open the partitions of a topic under the ack level that it has now. Cancelled or failed: the next opening of
-        each does it."""
-        try:
-            await self._open_under_new_level(topic, ())
-        except DanubeError as error:
-            log.warning("topic.ack_level_not_changed", topic=str(topic), error=error.message)
+            self._tasks.spawn(self.topics.follow_ack_level(topic), f"ack level of {topic}")
 
     def _open_slices(self, parts: BrokerParts, settings: Sections) -> BrokerSlices | None:
         """Return the slices of `stored` topics, which are in the object storage; None if there is none."""
@@ -391,6 +410,12 @@ class Broker:
             raise Refused("this broker has no object storage, where `stored` topics are kept: set storage.url")
         with suppress(Unavailable):  # then the topic waits for the store
             await self._check_store()
+
+    async def _check_storing(self, topic: TopicName) -> None:
+        """Raise Refused if a topic cannot become `stored`."""
+        if self._slices is None:
+            raise Refused(f"topic {topic} cannot be stored: this broker has no object storage; set storage.url")
+        await self._check_store()
 
     async def _check_store(self) -> None:
         """Raise Refused if the object store belongs to others, or cannot keep `stored` topics."""
@@ -492,16 +517,21 @@ class Broker:
         """Load roles and schemas, and continue what was unfinished when the broker last stopped. Call this before the
         listeners open."""
         self.audit.start(self._tasks)
-        if self._follower is not None:
-            await self._follower.list_added()
-        await self.security.load()
-        await self.quotas.load()
-        await self.schemas.start()
+        await self._follow()
         if self._staging is not None:
-            await self._staging.start()
+            self._staging.start()
         self._partitions.log_released()
         if self._slices is not None:
             self._tasks.spawn(self._check_slices(), "store checking")
+
+    async def _follow(self) -> None:
+        """Read roles, quotas, schemas and staged writes, and follow from then on what is changed in the metadata."""
+        if self._following is not None:
+            return
+        follower = self._registry.follower
+        await follower.list_added()
+        self.schemas.check_complete()
+        self._following = self._tasks.spawn(follower.run(), "metadata following")
 
     def joined(self) -> None:
         """Begin the work of a broker of a cluster: open its partitions, place others, tell its load. Call this once it
@@ -628,65 +658,6 @@ class Broker:
         chosen = self._settings.topics.ack_level
         return chosen if chosen is not None else await self._default_level()
 
-    async def set_ack_level(
-        self, principal: Principal, topic: TopicName, level: AckLevel, own_only: bool = False
-    ) -> None:
-        """Change the ack level of a topic between `durable` and `stored`. On return every partition that has a broker
-        is open under the new level; others change when they are opened next.
-
-        Raises Refused if the topic or the level is of another kind, or the object store cannot keep `stored` topics.
-        Producers and consumers go on by themselves, as after `unload_topic`.
-        """
-        self._authorizer.check(principal, Action.ADMINISTER, str(topic))
-        await self._registry.refresh_topic(topic)
-        record = self._registry.topic(topic)
-        self._check_changeable(topic, record, level)
-        if level is AckLevel.STORED:
-            if self._slices is None:
-                raise Refused(f"topic {topic} cannot be stored: this broker has no object storage; set storage.url")
-            await self._check_store()
-        await self._registry.set_ack_level(topic, level)
-        indexes = range(record.config().partition_count)
-        shares = self._gathering.shares(record.topic_id, indexes, own_only)
-        request = wire.SetAckLevel(topic=str(topic), ack_level=str(level), own_only=True)
-        changed = await self._gathering.change(
-            shares,
-            self._open_under_new_level(topic, shares.own),
-            dict.fromkeys(shares.others, request),
-            wire.Done,
-            lambda _: dict.fromkeys(indexes),
-        )
-        changed.done(f"changing the ack level of {topic} to {level}")
-
-    def _check_changeable(self, topic: TopicName, record: TopicRecord, level: AckLevel) -> None:
-        changeable = (AckLevel.DURABLE, AckLevel.STORED)
-        if level not in changeable:
-            raise Refused(f"the ack level of topic {topic} cannot become {level}: use durable or stored")
-        if not record.reliable:
-            raise Refused(f"topic {topic} is not reliable and stores nothing: create a reliable topic instead")
-        if record.config().ack_level not in changeable:
-            raise Refused(
-                f"the ack level of topic {topic} is {record.ack_level}, and only durable and stored can be changed: "
-                f"create another topic"
-            )
-
-    async def _open_under_new_level(self, topic: TopicName, indexes: Sequence[int]) -> dict[int, None]:
-        """Close the partitions of this broker that are open under another ack level than their topic has, and open them
-        again. Partitions that have no broker stay closed."""
-        async with self._changing_level:
-            record = self._registry.topic(topic)
-            level = record.config().ack_level
-            if any(one.ack_level is not level for one in self._open_stored(record.topic_id)):
-                partitions = await self._partitions.unload(topic)
-                log.info("topic.ack_level_changed", topic=str(topic), partitions=partitions, ack_level=str(level))
-        for index in indexes:
-            if self._partitions.routing.is_own(record.topic_id, index):
-                await self._partitions.get(topic, index)
-        return dict.fromkeys(indexes)
-
-    def _open_stored(self, topic_id: int) -> list[StoredPartition]:
-        return [one for one in self._partitions.open_of(topic_id) if isinstance(one, StoredPartition)]
-
     async def take_over_topic(
         self, principal: Principal, topic: TopicName, partition: int | None, accept_loss: bool
     ) -> list[Loss]:
@@ -701,61 +672,6 @@ class Broker:
         await self._registry.grow_topic(topic, partitions, expected)
         log.info("topic.grown", topic=str(topic), partitions=partitions)
         await self._partitions.placement.place_quietly(topic)
-
-    async def unload_topic(self, principal: Principal, topic: TopicName, own_only: bool = False) -> None:
-        """Close the partitions of a topic in an orderly way; each is opened again when it is used next. With
-        `own_only`, here and in other calls, only those that this broker owns; otherwise the other owners are asked too.
-
-        On return every publish is answered and every ack is synced. Producers and consumers get NotOwner, which makes
-        native clients open them again; what was delivered and not acked is then redelivered.
-        """
-        self._authorizer.check(principal, Action.ADMINISTER, str(topic))
-        await self._registry.refresh_topic(topic)
-        record = self._registry.topic(topic)
-        config = record.config()
-        if config.reliable and config.ack_level is AckLevel.MEMORY:
-            raise Refused(
-                f"topic {topic} keeps its messages in memory only, and would lose them: it cannot be unloaded"
-            )
-        if config.reliable and self._writer.read_only is not None:
-            raise self._writer.read_only
-        shares = self._gathering.shares(record.topic_id, range(config.partition_count), own_only)
-        request = wire.UnloadTopic(topic=str(topic), own_only=True)
-        unloaded = await self._gathering.change(
-            shares,
-            self._unload_own(topic, shares.own),
-            dict.fromkeys(shares.others, request),
-            wire.Done,
-            lambda _: dict.fromkeys(range(config.partition_count)),
-        )
-        unloaded.done(f"unloading {topic}")
-
-    async def _unload_own(self, topic: TopicName, own: Sequence[int]) -> dict[int, None]:
-        partitions = await self._partitions.unload(topic)
-        log.info("topic.unloaded", topic=str(topic), partitions=partitions)
-        return dict.fromkeys(own)
-
-    async def truncate_topic(
-        self, principal: Principal, topic: TopicName, offsets: Mapping[int, int], own_only: bool = False
-    ) -> dict[int, int]:
-        """Delete everything before the offsets, by partition; durable on return. Return where each begins now.
-
-        If an offset is past the end of its partition, nothing is deleted in the partitions of the same owner.
-        """
-        self._authorizer.check(principal, Action.DELETE, str(topic))
-        await self._registry.refresh_topic(topic)
-        if own_only or self._gathering.is_alone:
-            return await truncate(self._registry, self._partitions, topic, offsets)
-        shares = self._gathering.shares(self._registry.topic(topic).topic_id, offsets)
-        requests = {
-            broker: wire.TruncateTopic(
-                topic=str(topic), offsets=[(index, offsets[index]) for index in indexes], own_only=True
-            )
-            for broker, indexes in shares.others.items()
-        }
-        own = truncate(self._registry, self._partitions, topic, {index: offsets[index] for index in shares.own})
-        starts = await self._gathering.change(shares, own, requests, wire.Positions, lambda one: dict(one.positions))
-        return starts.done(f"truncating {topic}")
 
     async def delete_topic(self, principal: Principal, topic: TopicName, expected: str = "") -> None:
         """Delete a topic and everything in it; its producers and consumers get an error."""
@@ -850,11 +766,13 @@ class Broker:
             principal, topic, partition, name, producer_id, producer_epoch, access, opener
         )
 
-    async def open_forwarder(self, principal: Principal, topic: TopicName, partition: int) -> Producer:
+    async def open_forwarder(
+        self, principal: Principal, topic: TopicName, partition: int, is_proven: bool = False
+    ) -> Producer:
         """Open a handle for batches that another broker forwards: each is signed by its own producer, which that broker
-        has checked. So only brokers may do that."""
+        has checked. So only brokers may do that. `is_proven`: see PeerRequests.is_proven."""
         self.check_is_peer(principal)
-        return await self._producers.open_forwarder(principal, topic, partition)
+        return await self._producers.open_forwarder(principal, topic, partition, is_proven)
 
     def note_client(self, address: str) -> None:
         """Have the task that calls this tell a client of this IP address the addresses of brokers that it can reach:
@@ -875,6 +793,13 @@ class Broker:
     def check_is_peer(self, principal: Principal) -> None:
         """Raise Denied if the caller is not a broker of this cluster."""
         self.peer_requests.check(principal)
+
+    def check_needs(self, principal: Principal, operation: Operation[Any]) -> None:
+        """Raise Denied if the caller may not ask for an operation, as far as the class of that says what it needs."""
+        if operation.for_brokers:
+            self.check_is_peer(principal)
+        if operation.needs is not None:
+            self._authorizer.check(principal, operation.needs.action, operation.needs.resource(operation))
 
     def check_may_publish(self, principal: Principal, topic: TopicName) -> None:
         """Raise Denied if the principal may not publish to the topic, before anything is done for its producer."""
@@ -921,7 +846,7 @@ class Broker:
             self._publish(principal, producer, done, batch)
         except Exception as error:  # a bug, and the listener is not there any more to answer for it
             log.error("publish.crashed", topic=producer.topic, exc_info=error)
-            done(DanubeError(f"internal error: {type(error).__name__}; the broker's log has the details"))
+            done(internal_error("publish", error))
 
     def _publish(self, principal: Principal, producer: Producer, done: PublishDone, batch: memoryview) -> None:
         try:
@@ -977,20 +902,6 @@ class Broker:
         """Whether this broker is no part of a cluster."""
         return self._cluster.membership.is_alone
 
-    async def publish_elsewhere(
-        self, principal: Principal, owner: str, topic: TopicName, partition: int, batch: memoryview
-    ) -> int:
-        """Have the broker named `owner` append a batch to a partition that it owns, and return the first offset.
-
-        It checks the batch as if a client had sent it there. Cancelled or Unavailable: it may have been appended.
-        """
-        self._authorizer.check(principal, Action.PRODUCE, str(topic))
-        if self.throttle.is_active:
-            await self.throttle.publish_elsewhere(principal, len(batch))
-        published = await self._cluster.peers.publish(owner, topic, partition, batch)
-        count_traffic(Action.PRODUCE, str(topic), Batch.trust(batch).count, len(batch))
-        return published.base_offset
-
     def _check_batch(self, producer: Producer, view: memoryview) -> tuple[Batch, PayloadCheck | None]:
         """Return the batch, and the check of its payloads that remains to be done, if any."""
         if producer.fenced is not None:
@@ -1004,6 +915,8 @@ class Broker:
                 f"the batch is signed by producer {header.producer_id} epoch {header.producer_epoch}, "
                 f"the handle by {producer.producer_id} epoch {producer.producer_epoch}"
             )
+        if producer.forwards and header.producer_id & STAGED_PRODUCER:
+            _check_forwarded(producer, header.producer_id)
         is_of_client = header.producer_id not in (0, LETTER_PRODUCER)
         if producer.forwards and is_of_client and self._producers.is_held(producer.partition.ownership.topic_id):
             raise Refused(f"topic {producer.topic} has a producer with exclusive access: wait until it is closed")
@@ -1057,3 +970,12 @@ class Broker:
             request = wire.FindOffset(topic=str(topic), partition=partition, position=start, own_only=True)
             return (await self._gathering.forward(owner, request, wire.Offset)).offset
         return await (await self._partitions.get(topic, partition)).resolve(position)
+
+
+def _check_forwarded(producer: Producer, producer_id: int) -> None:
+    """Raise Invalid unless a batch with a reserved id may be forwarded: dead letters may, by a broker. What staged
+    queries publish is written where it is read, and never forwarded."""
+    if producer_id != LETTER_PRODUCER:
+        raise Invalid(f"producer id {producer_id} stands for a staged query: only the broker publishes with it")
+    if not producer.is_proven:
+        raise Invalid("only a broker of this cluster publishes dead letters, and this caller has not shown to be one")

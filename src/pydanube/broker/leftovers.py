@@ -16,16 +16,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 
 from pydanube.broker.cluster.gathering import Gathering
 from pydanube.broker.cluster.owners import StoredRecord
 from pydanube.broker.cluster.parts import ClusterParts
-from pydanube.broker.partitions.publish_queue import PublishDone, Published
 from pydanube.broker.registry.records import (
     LedgerRecord,
     LostRecord,
@@ -46,11 +45,13 @@ from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.leftovers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, ORIGINAL_TOPIC, Leftover, SalvageStep
 from pydanube.model.limits import ATTRIBUTES_PER_MESSAGE_MAX, MIB, PRODUCER_BATCHES_IN_FLIGHT_MAX
 from pydanube.model.names import TopicName
+from pydanube.operations.brokers import LeftoversListed, ListLeftovers
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.wal import LedgerSummary, LogWriter
 
 from .decompression import DecompressionBudget
-from .producers import SHARED_PRODUCER, Producer
+from .producers import SHARED_PRODUCER
+from .publishing import PartitionPublisher
 from .visibility import topic_filter
 
 log = get_logger(__name__)
@@ -66,20 +67,6 @@ BATCHES_MAX: Final = PRODUCER_BATCHES_IN_FLIGHT_MAX // 2
 
 TRIES: Final = 10
 """How often a change of a record is tried again because others changed it."""
-
-
-class Publisher(Protocol):
-    """The broker, as the one that publishes."""
-
-    decompression: DecompressionBudget
-
-    async def open_forwarder(self, principal: Principal, topic: TopicName, partition: int) -> Producer: ...
-
-    def publish(self, principal: Principal, producer: Producer, batch: memoryview, done: PublishDone) -> None: ...
-
-    async def publish_elsewhere(
-        self, principal: Principal, owner: str, topic: TopicName, partition: int, batch: memoryview
-    ) -> int: ...
 
 
 class _Lost(NamedTuple):
@@ -108,7 +95,8 @@ class Leftovers:
         cluster: ClusterParts,
         gathering: Gathering,
         authorizer: Authorizer,
-        publisher: Publisher,
+        publisher: PartitionPublisher,
+        decompression: DecompressionBudget,
     ) -> None:
         self._registry = registry
         self._store = store
@@ -118,6 +106,7 @@ class Leftovers:
         self._gathering = gathering
         self._authorizer = authorizer
         self._publisher = publisher
+        self._decompression = decompression
         self._salvaging = asyncio.Lock()  # two steps at the same time would publish the same batches
 
     # -- listing -------------------------------------------------------------------------------------------------------
@@ -139,11 +128,11 @@ class Leftovers:
                 found += await self._describe(lost)
             elif not own_only:
                 others.setdefault(holder, []).append(lost)
-        asked = {name: wire.ListLeftovers(own_only=True) for name in others if name}
-        answers = await self._gathering.ask(asked, wire.LeftoversListed)
+        asked = {name: ListLeftovers(own_only=True) for name in others if name}
+        answers = await self._gathering.ask(asked, LeftoversListed)
         for name, some in others.items():
             answer = answers.get(name)
-            if isinstance(answer, wire.LeftoversListed):
+            if isinstance(answer, LeftoversListed):
                 found += [one for one in answer.leftovers if is_visible(TopicName.parse(one.topic))]
             else:
                 reason = answer.message if answer is not None else "the broker is away"
@@ -302,45 +291,19 @@ class Leftovers:
         headers = await self._writer.batch_headers(ledger_id, lost.record.start)
         sequence = sum(one.count for one in headers if one.base_offset < reached)
         index = lost.partition % self._registry.topic(to).config().partition_count
-        send = await self._sender(principal, to, index)
         published, batches, end = 0, 0, reached
         for view in views:
             if batches >= BATCHES_MAX:
                 break
             batch = Batch.trust(view)
             if batch.header.codec is not Codec.NONE:
-                await self._publisher.decompression.turn(batch.header.plain_length)
+                await self._decompression.turn(batch.header.plain_length)
             for encoded, count in _copies(batch, lost, _producer_id(lost, ledger_id), sequence + published):
-                await send(memoryview(encoded))
+                await self._publisher.publish(principal, to, index, memoryview(encoded))
                 published += count
                 batches += 1
             end = batch.end_offset
         return published, end
-
-    async def _sender(self, principal: Principal, to: TopicName, index: int) -> Callable[[memoryview], Awaitable[None]]:
-        """Return what publishes one batch to a partition, through its owner."""
-        owner = self._cluster.other_owner(self._registry.topic(to).topic_id, index)
-        if owner is not None:
-
-            async def send_elsewhere(batch: memoryview) -> None:
-                await self._publisher.publish_elsewhere(principal, owner.name, to, index, batch)
-
-            return send_elsewhere
-        producer = await self._publisher.open_forwarder(principal, to, index)
-
-        async def send(batch: memoryview) -> None:
-            answered: asyncio.Future[Published | DanubeError] = asyncio.get_running_loop().create_future()
-
-            def done(outcome: Published | DanubeError) -> None:
-                if not answered.done():
-                    answered.set_result(outcome)
-
-            self._publisher.publish(principal, producer, batch, done)
-            outcome = await answered
-            if isinstance(outcome, DanubeError):
-                raise outcome
-
-        return send
 
     # -- dropping ------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,10 @@ from pydanube.storage.stream import PartitionStream
 
 from .decompression import DecompressionBudget
 
+MADE_TIMES: Final = 2
+"""In the memory of what clients have not received, a message that is read takes this many times its size: in the batch
+and by itself."""
+
 READ_BYTES: Final = 256 * KIB
 """Stored batches are read in pieces of about this size."""
 

@@ -159,7 +159,7 @@ class MetricSources:
         if self._tiers is not None:
             found = self._tiers.history.caches
             caches |= {name: (cache.hits, cache.misses) for name, cache in found.items()}
-            sizes["objects"] = found["objects"].size
+            sizes["objects"] = found["objects"].weight
         yield _counter(
             "danube_cache_requests_total",
             "Reads by cache (tail: newest batches; objects: ranges of segments; footers) and result.",

@@ -3,6 +3,7 @@ cluster, which brokers are."""
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Sequence
 
 from pydanube.broker.lifecycle.unused import UnusedTopics
@@ -12,23 +13,40 @@ from pydanube.codec.native import requests as wire
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.model.errors import Denied, Invalid
 
+from .cluster.membership import Membership
 from .producers import Producers
 
 
 class PeerRequests:
     """Answers other brokers. Every call names a principal, and the authorizer is asked first."""
 
-    def __init__(self, authorizer: Authorizer, security: Security, producers: Producers, unused: UnusedTopics) -> None:
+    def __init__(
+        self,
+        authorizer: Authorizer,
+        security: Security,
+        producers: Producers,
+        unused: UnusedTopics,
+        membership: Membership,
+    ) -> None:
         self._authorizer = authorizer
         self._security = security
         self._producers = producers
         self._unused = unused
+        self._membership = membership
 
     def check(self, principal: Principal) -> None:
         """Raise Denied if the caller is not a broker of this cluster. Without authentication that cannot be known."""
         self._authorizer.check(principal, Action.ADMINISTER, BROKER)
         if self._security.is_required and not principal.is_broker:
             raise Denied(f"{principal.id} is no broker of this cluster: only those may ask for this")
+
+    def is_proven(self, principal: Principal, broker: str, proof: str) -> bool:
+        """Return whether the caller is surely a broker of this cluster: it has shown the cluster token, or it knows the
+        proof of a living broker, which is in the metadata only. Raises Denied as `check` does."""
+        self.check(principal)
+        session = self._membership.find(broker)
+        known = session.proof if session is not None else ""
+        return principal.is_broker or (known != "" and hmac.compare_digest(known.encode(), proof.encode()))
 
     def principal_of(self, principal: Principal, on_behalf: Sequence[str]) -> Principal:
         """Return the principal that a broker asks for: its type, its name and its groups."""

@@ -42,6 +42,7 @@ from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, Denied, Full, Invalid, Refused, StaleEpoch, Unavailable
 from pydanube.model.limits import PRODUCER_NAME_BYTES_MAX
 from pydanube.model.names import TopicName
+from pydanube.runtime.tasks import ignore
 
 Access = Literal["shared", "exclusive"]
 
@@ -67,6 +68,7 @@ class Producer:
         "fenced",
         "forwards",
         "is_closed",
+        "is_proven",
         "namespace",
         "owner_epoch",
         "partition",
@@ -100,6 +102,8 @@ class Producer:
         self.fenced: DanubeError | None = None
         self.forwards = False
         """Whether it publishes batches of any producers, which another broker forwards."""
+        self.is_proven = False
+        """Whether that is surely another broker, also without authentication."""
         self.session: AuditSession | None = None
         """Counts what is published, for the audit; None: that is not recorded."""
         self._group = group
@@ -241,7 +245,7 @@ class Producers:
                 identity = await self._admit(
                     group, topic, name, returning, record, access == "exclusive", opener, principal
                 )
-                if access == "exclusive" and not self._cluster.membership.is_alone:
+                if access == "exclusive":
                     record = await self._check_taken(topic, identity)
                 await self._registry.ask_whether_current(topic, topic_id)  # else what it acks would be gone
                 self._partitions.check_served(topic, topic_id, owned)
@@ -276,8 +280,7 @@ class Producers:
         group = self._groups.setdefault(topic_id, TopicProducers(topic_id, partial(self._groups.pop, topic_id, None)))
         with group.opening():
             async with self._registry.named(topic), group.changing:
-                alone = self._cluster.membership.is_alone
-                access = AccessRecord() if alone else await self._registry.access(topic)
+                access = await self._registry.access(topic)
                 others = await self._elsewhere(topic, topic_id, access, exclusive)
                 await self._registry.ask_whether_current(topic, topic_id)  # else what it acks would be gone
                 self._partitions.check_served(topic, topic_id, owned)
@@ -300,12 +303,14 @@ class Producers:
                     group.hold(producer_id)
                 return producer
 
-    async def open_forwarder(self, principal: Principal, topic: TopicName, partition: int) -> Producer:
+    async def open_forwarder(
+        self, principal: Principal, topic: TopicName, partition: int, is_proven: bool = False
+    ) -> Producer:
         """Return a handle that publishes batches of any producers. It counts as none of the topic's producers, fences
         nobody and is not fenced: the producers of its batches were admitted by the broker that forwards them."""
         owned = await self._partitions.get(topic, partition)
-        producer = Producer(str(topic), owned, ProducerRecord(0), TopicProducers(0, _nothing), principal=principal)
-        producer.forwards = True
+        producer = Producer(str(topic), owned, ProducerRecord(0), TopicProducers(0, ignore), principal=principal)
+        producer.forwards, producer.is_proven = True, is_proven
         return producer
 
     async def _admit(
@@ -375,8 +380,6 @@ class Producers:
             self._fence(group, topic_id, list(group), is_replaced, why)
 
     def _other_owners(self, topic: TopicName, topic_id: int) -> list[BrokerSession]:
-        if self._cluster.membership.is_alone:
-            return []
         return self._cluster.other_owners(topic_id, self._registry.topic(topic).config().partition_count)
 
     async def _elsewhere(
@@ -476,10 +479,6 @@ class Producers:
                 f"topic {topic} has {live} producers, and its policy producers_max is {limit}: close one, or "
                 f"raise it with `danube topics policies {topic} --set producers_max=N`"
             )
-
-
-def _nothing() -> None:
-    """Do nothing: the group of a forwarder is never empty, because it never had a member."""
 
 
 def _is_same_opener(opener: int, other: int) -> bool:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import Action, Authorizer, Principal
-from pydanube.model.errors import AlreadyExists, NotFound, Refused, Unavailable
+from pydanube.model.errors import AlreadyExists, Denied, NotFound, Refused, Unavailable
 from pydanube.model.names import TopicAddress, TopicName
 from pydanube.model.security import subscription_resource
 from pydanube.model.topics import AckLevel, TopicConfig
@@ -87,21 +87,24 @@ class TopicAddresses:
     def check(self, principal: Principal, action: Action, address: TopicAddress, subscription: str = "") -> None:
         """Raise Denied unless the principal may do something to the topic that the address names, or to a subscription
         of it, whether it exists or not: before an operation says which of both it is."""
-        resource = self.resource(address)
-        self._authorizer.check(
-            principal, action, subscription_resource(resource, subscription) if subscription else resource
-        )
+        topic = self.resource(address)
+        try:
+            self._authorizer.check(
+                principal, action, subscription_resource(topic, subscription) if subscription else topic
+            )
+        except Denied as error:  # it names what the caller has named: which topic that is says what exists
+            raise Denied(error.message.replace(topic, address.text, 1)) from None
 
     def check_exists(self, principal: Principal, address: TopicAddress) -> None:
         """Raise NotFound if the address names neither a topic nor a partition."""
-        self._authorizer.check(principal, Action.DESCRIBE, self.resource(address))
+        self.check(principal, Action.DESCRIBE, address)
         if address.topic is None or self._registry.find_topic(address.topic) is None:
             self.get(address)
 
     def names(self, principal: Principal, address: TopicAddress) -> list[str]:
         """Return the names of the partitions: the address itself for a plain topic or a partition, and none for an
         unknown topic."""
-        self._authorizer.check(principal, Action.DESCRIBE, self.resource(address))
+        self.check(principal, Action.DESCRIBE, address)
         if self.find(address) is not None:
             return [address.text]
         record = self._registry.find_topic(address.topic) if address.topic is not None else None
@@ -116,7 +119,7 @@ class TopicAddresses:
         Raises AlreadyExists if the name is that of a topic of the other kind (plain or partitioned), and Refused if the
         topic has the other dispatch strategy. Cancelled: the topic may have been created or grown.
         """
-        self._authorizer.check(principal, Action.PRODUCE, self.resource(address))
+        self.check(principal, Action.PRODUCE, address)
         for _ in range(TRIES):
             await self.refresh(address)
             place = self.find(address)

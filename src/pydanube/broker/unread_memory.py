@@ -5,27 +5,40 @@ Bytes are taken before they are read from the log, or before they are handed to 
 client has received them or is gone. What finds no free memory waits: a fetch in one queue, for WAIT_S, a consumer until
 there is some. Only a client that holds nothing at all may go past the limit, with SMALL_BYTES, so that clients that do
 not read cannot starve those with small messages. With authentication a principal may hold as much as is still free for
-all, so that it cannot take everything either.
+all, so that it cannot take everything either. A client that receives nothing for STALLED_S while others wait loses what
+is held for it: its listener gives messages back that are not being sent, or disconnects it.
 
 Invariants
     used_bytes is the sum of what all parts hold
     used_bytes stays within the limit, or is one read, plus SMALL_BYTES for each client that holds nothing else
+    what is read beyond that is at most SHORT_READS_MAX batches, which are dropped if there is no memory for them
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from pydanube.core.access import Principal
 from pydanube.model.errors import Unavailable
-from pydanube.model.limits import BATCH_BYTES_MAX, KIB
+from pydanube.model.limits import BATCH_BYTES_MAX, KIB, MIB
+from pydanube.runtime.budget import fits_share
+from pydanube.runtime.events import Signal
 
 SMALL_BYTES: Final = 64 * KIB
 """What a client that holds nothing may be given while no memory is free."""
+
+STALLED_S: Final = 5.0
+"""A client may receive nothing for this long while others wait for memory; a large message has longer."""
+
+SLOW_BYTES_PER_S: Final = MIB
+"""How fast a client receives at least what is held for it, beyond STALLED_S, while others wait for memory."""
+
+SHORT_READS_MAX: Final = 4
+"""A read that got less memory than it wanted may find a batch that is larger: only so many run at the same time."""
 
 WAIT_S: Final = 2.0
 """How long a read waits for memory before it is refused."""
@@ -63,10 +76,13 @@ class UnreadMemory:
         """Held by the first waiting read; the others wait for this lock, in order."""
         self.parts: set[UnreadPart] = set()
         """Those that hold something and are asked what their clients have received."""
+        self.watched: set[UnreadPart] = set()
+        """Those whose clients lose what is held for them when they receive nothing."""
         self._is_shared = is_shared
         self._principals: WeakValueDictionary[str, PrincipalBytes] = WeakValueDictionary()
-        self._freed = asyncio.Event()
+        self._freed = Signal()
         self._waiting: dict[object, _Waiter] = {}
+        self._short_reads = asyncio.Semaphore(SHORT_READS_MAX)
         self._wake_planned = False
 
     @property
@@ -97,17 +113,14 @@ class UnreadMemory:
         self.used_bytes += change_bytes
         assert self.used_bytes >= 0
         if change_bytes < 0:
-            self._freed.set()
+            self._freed.wake()
             if self._waiting and not self._wake_planned:
                 self._wake_planned = True
                 asyncio.get_running_loop().call_soon(self._wake)
 
     async def wait(self) -> None:
         """Wait until memory was returned, but at most CHECK_INTERVAL_S."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CHECK_INTERVAL_S):
-                await self._freed.wait()
-        self._freed.clear()
+        await self._freed.wait(CHECK_INTERVAL_S)
 
     def fits(self, wanted_bytes: int, owner: PrincipalBytes | None = None) -> bool:
         """Return whether `wanted_bytes` are free. If not, first ask every part what its client has received."""
@@ -119,11 +132,36 @@ class UnreadMemory:
         if not self.used_bytes:
             return True  # one at a time, whatever its size
         free = self.limit_bytes - self.used_bytes
-        return wanted_bytes <= free and (owner is None or owner.used_bytes + wanted_bytes <= free)
+        return wanted_bytes <= free and (owner is None or fits_share(owner.used_bytes, wanted_bytes, free))
 
     def refresh(self) -> None:
         for part in self.parts:
             part.refresh()
+
+    def check(self, now: float) -> None:
+        """Look what clients have received, so that those that wait go on, and take back what stalled clients hold.
+        Called in every round of the native listener, at `now`."""
+        if self.is_awaited:
+            self.refresh()
+        for part in list(self.watched):
+            part.check(now)
+
+    @asynccontextmanager
+    async def turn(self, is_short: bool) -> AsyncIterator[None]:
+        """Surrounds a read. `is_short`: it got less memory than it wanted, and waits for its turn."""
+        async with self._short_reads if is_short else nullcontext():
+            yield
+
+    @asynccontextmanager
+    async def reading(self, principal: Principal, wanted_bytes: int, weight: int = 1) -> AsyncIterator[int]:
+        """Reserve memory for what is read while the block runs, and return for how many bytes: `wanted_bytes`, or less
+        while that is not free. Raises Unavailable if none is."""
+        part = self.part(principal, weight)
+        granted_bytes = await part.reserve(wanted_bytes)
+        try:
+            yield granted_bytes
+        finally:
+            part.close()
 
     def call_when_free(self, key: object, part: UnreadPart, size_bytes: int, go_on: Callable[[], None]) -> None:
         """Call `go_on` once the part may take this much; a call for the same `key` replaces the one before."""
@@ -151,12 +189,36 @@ class UnreadPart:
         self.owner = owner
         self.bytes = 0
         self._weight = weight
+        self._give_up: Callable[[], None] | None = None
+        self._has_moved = True
+        self._moved_at = 0.0
+
+    def watch(self, give_up: Callable[[], None]) -> None:
+        """Call `give_up` when the client has received nothing for too long while others wait for memory."""
+        self._give_up = give_up
+        self.memory.watched.add(self)
+
+    def moved(self) -> None:
+        """Note that the client has received something."""
+        self._has_moved = True
+
+    def check(self, now: float) -> None:
+        """Take back what is held if the client receives nothing and others wait. `now` is on the monotonic clock."""
+        if self._has_moved or not self.bytes or not self.memory.is_awaited:
+            self._has_moved, self._moved_at = False, now
+        elif now - self._moved_at > STALLED_S + self.bytes / SLOW_BYTES_PER_S:
+            self._moved_at = now
+            assert self._give_up is not None
+            self._give_up()
 
     def may_take(self, size_bytes: int) -> bool:
         """Return whether this much may be taken now."""
-        if not self.bytes and size_bytes <= SMALL_BYTES:
-            return True
-        return self._fits(size_bytes)
+        return (self.bytes + size_bytes) * self._weight <= SMALL_BYTES or self._fits(size_bytes)
+
+    def check_may_take(self, size_bytes: int) -> None:
+        """Raise Unavailable if this much may not be taken now."""
+        if not self.may_take(size_bytes):
+            raise self._none_free()
 
     def _fits(self, size_bytes: int) -> bool:
         return self.memory.fits(size_bytes * self._weight, self.owner)
@@ -169,6 +231,7 @@ class UnreadPart:
             self.owner.used_bytes += size_bytes * self._weight
 
     def give_back(self, size_bytes: int) -> None:
+        self.moved()
         self.take(-size_bytes)
         assert self.bytes >= 0
 
@@ -180,6 +243,7 @@ class UnreadPart:
         """Give everything back: the client is gone."""
         self.set(0)
         self.memory.parts.discard(self)
+        self.memory.watched.discard(self)
 
     def refresh(self) -> None:
         """Give back what the client has received; for parts that can tell."""
@@ -202,16 +266,24 @@ class UnreadPart:
         except TimeoutError:
             if granted := self._granted(wanted_bytes, least_bytes):  # what it held itself was received meanwhile
                 return granted
-            raise Unavailable(
-                f"clients have not taken {self.memory.used_bytes} bytes they asked for: read what was sent, then try "
-                f"again"
-            ) from None
+            raise self._none_free() from None
+
+    async def reserve_when_free(self, wanted_bytes: int, least_bytes: int = SMALL_BYTES) -> int:
+        """Take memory as `reserve` does, however long that takes: for reads of which nobody is told that they wait."""
+        while True:
+            with suppress(Unavailable):
+                return await self.reserve(wanted_bytes, least_bytes)
+
+    def _none_free(self) -> Unavailable:
+        return Unavailable(
+            f"clients have not taken {self.memory.used_bytes} bytes they asked for: read what was sent, then try again"
+        )
 
     def _granted(self, wanted_bytes: int, least_bytes: int) -> int:
         granted = max(wanted_bytes, least_bytes) if least_bytes > SMALL_BYTES else wanted_bytes
         if not self._fits(granted):
-            granted = min(granted, least_bytes)
             is_small = least_bytes <= SMALL_BYTES
+            granted = min(granted, SMALL_BYTES // self._weight if is_small else least_bytes)
             if self.bytes if is_small else not self._fits(granted):
                 return 0
         self.take(granted)

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
 from pydanube.core.access import Action
 from pydanube.model.positions import datetime_from_micros
@@ -606,7 +607,7 @@ def _quota_json(quota: Quota) -> dict[str, Any]:
         "subject": str(quota.subject),
         **asdict(quota.limits),
         "version": quota.version,
-        "used": asdict(quota.used),
+        "used": msgspec.structs.asdict(quota.used),
     }
 
 

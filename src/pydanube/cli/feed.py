@@ -106,12 +106,13 @@ async def whole_file(path: Path, count: int | None) -> AsyncIterator[list[bytes]
 
 async def at_rate(source: AsyncIterator[list[bytes]], rate: float) -> AsyncIterator[list[bytes]]:
     """Yield the messages of `source`, at most `rate` per second."""
-    from pydanube.runtime.throttle import Throttle
+    from pydanube.runtime.clock import SystemClock
+    from pydanube.runtime.rates import Pacer
 
-    loop, throttle = asyncio.get_running_loop(), Throttle(rate)
+    pace = Pacer(rate, SystemClock())
     step = max(1, int(rate / STEPS_PER_SECOND))
     async for some in source:
         for at in range(0, len(some), step):
             piece = some[at : at + step]
-            await asyncio.sleep(throttle.admit(len(piece), loop.time()))
+            await pace.take(len(piece))
             yield piece

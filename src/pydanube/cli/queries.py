@@ -65,6 +65,8 @@ def describe(query: str, url: str, as_json: bool) -> None:
         return
     pairs: list[tuple[str, object]] = [
         ("query", one.query),
+        ("namespace", one.namespace or "not recorded"),
+        ("owner", one.owner or "nobody"),
         ("run", one.run),
         ("last batch", _batch(one)),
         ("committed", _time(one.last_commit_at)),
@@ -77,10 +79,11 @@ def describe(query: str, url: str, as_json: bool) -> None:
 
 @queries.command("forget", epilog=examples("danube queries forget nightly-totals --yes"))
 @click.argument("query", type=QUERY)
+@click.option("--owner", default="", help="The principal that it belongs to, where several have one of this name.")
 @yes_option
 @url_option
 @json_option
-def forget(query: str, yes: bool, url: str, as_json: bool) -> None:
+def forget(query: str, owner: str, yes: bool, url: str, as_json: bool) -> None:
     """Forget a query, with what it staged, or committed and is not published yet.
 
     Its batch ids count as new afterwards: a commit of one of them publishes it again. A query that is not
@@ -89,7 +92,7 @@ def forget(query: str, yes: bool, url: str, as_json: bool) -> None:
     confirm(
         f"Forget query {query}? Its batches could be published twice.", yes, verb="forget", not_done="not forgotten"
     )
-    with_client(url, lambda client: client.forget_staged_query(query))
+    with_client(url, lambda client: client.forget_staged_query(query, owner=owner))
     if as_json:
         emit_json({"query": query, "forgotten": True})
     else:
@@ -97,17 +100,21 @@ def forget(query: str, yes: bool, url: str, as_json: bool) -> None:
 
 
 async def _find(client: Client, query: str) -> StagedQuery:
-    from pydanube.model.errors import NotFound
+    from pydanube.model.errors import NotFound, Refused
 
-    for one in await client.staged_queries():
-        if one.query == query:
-            return one
-    raise NotFound(f"query {query!r} is not known here: 'danube queries list' shows those that are")
+    found = [one for one in await client.staged_queries() if one.query == query]
+    if not found:
+        raise NotFound(f"query {query!r} is not known here: 'danube queries list' shows those that are")
+    if len(found) > 1:
+        raise Refused(f"{len(found)} queries have the name {query!r}: 'danube queries list --json' shows them")
+    return found[0]
 
 
 def _as_json(one: StagedQuery) -> dict[str, Any]:
     return {
         "query": one.query,
+        "namespace": one.namespace or None,
+        "owner": one.owner or None,
         "run": one.run,
         "last_batch_id": one.last_batch_id if one.last_batch_id >= 0 else None,
         "last_commit_at": _time(one.last_commit_at) if one.last_commit_at else None,

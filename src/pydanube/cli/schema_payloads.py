@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from pydanube.codec.schemas import ParsedSchema, parse_schema
-from pydanube.codec.schemas.json_form import decode_json, encode_json
+from pydanube.formats import ParsedSchema, parse_schema
+from pydanube.formats.json_form import decode_json, encode_json
 from pydanube.model.errors import DanubeError, Denied, Invalid, NotFound, Refused
 from pydanube.model.schemas import Binding, Framing, SchemaFormat, SchemaVersion
 

@@ -35,9 +35,9 @@ def with_client(url: str, work: Callable[[Client], Awaitable[T]], *, answer_seco
     chosen = {**chosen_credentials(), **tls_options()}
 
     async def connected() -> T:
-        async with connect(url, timeout=REACH_SECONDS, **chosen):
-            pass  # the broker is reachable
-        async with connect(url, timeout=answer_seconds, **chosen) as client:
+        client = connect(url, timeout=answer_seconds, **chosen)
+        client.reach_seconds = REACH_SECONDS
+        async with client:
             return await work(client)
 
     try:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from ipaddress import ip_address
 from pathlib import Path
 
 import click
+
+from pydanube.model.addresses import host_port, is_loopback
 
 from .options import STORE_OPTION, examples
 from .output import fail
@@ -117,18 +118,10 @@ async def _serve(
         server = PluginServer(store, token=token)
         bound = await server.start(host, port, certificate=certificate)
         try:
-            if not token and not _is_loopback(host):
+            if not token and not is_loopback(host):
                 advice = "anyone who reaches this address may read and delete every object: set DANUBE_STORAGE_TOKEN"
                 get_logger(__name__).warning("storage.unprotected", host=host, advice=advice)
-            shown = f"[{host}]" if ":" in host else host
-            click.echo(f"danube storage ready grpc={shown}:{bound} store={store.url}")
+            click.echo(f"danube storage ready grpc={host_port(host, bound)} store={store.url}")
             await stop.wait()
         finally:
             await server.close()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

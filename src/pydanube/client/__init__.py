@@ -1,7 +1,7 @@
 """The client library. Producers, consumers, readers and administration over the native protocol.
 
 Lives here      sessions that survive a broker's restart, the batches a producer fills, the acks a consumer collects
-May import      model, codec, runtime
+May import      model, operations, codec, formats, runtime
 Flows through   payloads become one batch, which is sent as it is; delivered batches become messages when they are read
 Never           broker, storage or gateway code; a task or a thread that outlives its context manager
 

@@ -81,6 +81,8 @@ class Client(Admin, StagedWrites):
         check_number("timeout", timeout, 0.001, 1e6)
         self.url, servers = _where(url)
         self._timeout = timeout
+        self.reach_seconds = timeout
+        """How long opening tries to reach a broker; requests have the whole timeout after that."""
         if tls is not None and not servers.is_encrypted:
             raise Invalid(f"options of TLS belong to a URL with TLS: write {_with_tls(servers)}")
         credentials = ClientCredentials.choose(token, api_key, token_file)
@@ -355,7 +357,7 @@ class Client(Admin, StagedWrites):
     # -- beginning and end -------------------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        await self._brokers.retrying(self._brokers.connect_any)
+        await self._brokers.reach(self.reach_seconds)
 
     async def _finish(self, timeout: float | None) -> None:
         results = await asyncio.gather(*(made.close(timeout) for made in list(self._made)), return_exceptions=True)

@@ -23,7 +23,6 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
@@ -45,6 +44,7 @@ from pydanube.codec.batch.header import offsets_of
 from pydanube.codec.segment import END_BYTES, Block, SegmentFooter, SegmentSection, decode_footer, read_trailer
 from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.model.limits import KIB, MIB
+from pydanube.runtime.cache import Cache
 from pydanube.runtime.objects import ObjectInfo, ObjectStore
 from pydanube.runtime.objects.opening import open_store
 from pydanube.runtime.tasks import Tasks, run_together
@@ -104,7 +104,7 @@ class Segments(Openable):
         self._opened_store: ObjectStore | None = None
         self._read_ahead = read_ahead
         self._range_bytes = range_bytes
-        self._footers: OrderedDict[str, tuple[SegmentFooter, int]] = OrderedDict()
+        self._footers: Cache[str, tuple[SegmentFooter, int]] = Cache(FOOTERS_KEPT)
 
     # -- finding segments --------------------------------------------------------------------------------------------
 
@@ -142,7 +142,6 @@ class Segments(Openable):
     async def _footer(self, key: str, object_bytes: int) -> tuple[SegmentFooter, int]:
         known = self._footers.get(key)
         if known is not None:
-            self._footers.move_to_end(key)
             return known
         size = object_bytes or (await self._store.head(key)).size
         tail = await self._store.get(key, max(0, size - END_BYTES), size)
@@ -153,9 +152,8 @@ class Segments(Openable):
         decoded = decode_footer(footer, trailer)
         # Producer tables are the largest part of a footer, and only brokers need them.
         sections = [msgspec.structs.replace(section, producers=[]) for section in decoded.sections]
-        self._footers[key] = known = msgspec.structs.replace(decoded, sections=sections), size
-        if len(self._footers) > FOOTERS_KEPT:
-            self._footers.popitem(last=False)
+        known = msgspec.structs.replace(decoded, sections=sections), size
+        self._footers.put(key, known)
         return known
 
     # -- reading -----------------------------------------------------------------------------------------------------

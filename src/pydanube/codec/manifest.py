@@ -13,7 +13,8 @@ Numbers are little-endian; times are microseconds since 1970.
  page       0  1 kind             1  3 zero            4  4 stored length           8  4 plain length
            12  4 CRC32C of bytes 0..12 and of the stored bytes        16  the stored bytes: zlib over MessagePack
 
- 1 ABOUT    [format = 1, cluster, writer, store id, revision]
+ 1 ABOUT    [format = 1, cluster, writer, store id, revision, etcd cluster, term, mark key, mark]
+                                                                       the last four only where the store is an etcd
  2 KEYS     [[key, value], ...]                                        the metadata, sorted by key
  3 PLACES   [[topic id, partition, end offset, [cursor, ...], owner epoch, known at], ...]
                                                                        as the running brokers knew them
@@ -82,6 +83,18 @@ class ManifestAbout(msgspec.Struct, array_like=True, frozen=True):
     """Revision of that store."""
 
 
+class EtcdAbout(ManifestAbout, array_like=True, frozen=True):
+    """What begins the manifest of a broker whose metadata is in an etcd."""
+
+    etcd_cluster: str = ""
+    """The id that the etcd gave itself."""
+    etcd_term: int = 0
+    mark_key: str = ""
+    """The key of a broker's log, which only that broker writes."""
+    mark: int = 0
+    """The revision at which it was written last: an etcd that has an older version of it is an older copy."""
+
+
 class PartitionPositions(msgspec.Struct, array_like=True, frozen=True):
     """The end offset of a partition, and the cursors of its subscriptions."""
 
@@ -105,12 +118,21 @@ class ManifestBuilder:
     """Builds a manifest page by page. It holds only compressed pages in memory."""
 
     def __init__(
-        self, cluster: str, writer: str, number: int, created_at_us: int, store_id: str = "", revision: int = 0
+        self,
+        cluster: str,
+        writer: str,
+        number: int,
+        created_at_us: int,
+        store_id: str = "",
+        revision: int = 0,
+        etcd: tuple[str, int, str, int] | None = None,
     ) -> None:
+        """`etcd`: its cluster id and term, a mark key and its revision; None: the metadata is in no etcd."""
         checked = _HEADER.pack(MAGIC, VERSION, 0, 0, created_at_us, number, bytes(36))
         self._pieces: list[bytes] = [checked + _CRC.pack(crc32c(checked))]
         self._keys = self._places = 0
-        self._add(PageKind.ABOUT, ManifestAbout(FORMAT, cluster, writer, store_id, revision))
+        about = FORMAT, cluster, writer, store_id, revision
+        self._add(PageKind.ABOUT, ManifestAbout(*about) if etcd is None else EtcdAbout(*about, *etcd))
 
     def add_keys(self, pairs: Sequence[Pair]) -> None:
         """Add a page of key-value pairs, ideally of about PAGE_BYTES. Keys continue after those of the last page."""
@@ -194,6 +216,20 @@ class ClusterManifest:
         self.places = sum(1 for _ in self.all_positions())
         if (end.pages, end.keys, end.places) != (pages, self.keys, self.places):
             raise Corrupt(f"{self.name}: has {pages} pages, {self.keys} keys and {self.places} places instead of {end}")
+
+
+ABOUT_BYTES_MAX: Final = 4096
+"""The header of a manifest and its first page, which says whose it is, have no more bytes than this."""
+
+
+def read_about(data: ByteBuffer, name: str) -> EtcdAbout:
+    """Return what the first ABOUT_BYTES_MAX bytes of a manifest say about it. Raises Corrupt."""
+    _read_header(data, name)
+    first = next(_pages(memoryview(data), name), None)
+    if first is None or first[0] is not PageKind.ABOUT:
+        raise Corrupt(f"{name}: does not begin as a manifest does")
+    about: EtcdAbout = _decode_page(first, EtcdAbout, name)
+    return about
 
 
 def _read_header(data: ByteBuffer, name: str) -> tuple[int, int]:

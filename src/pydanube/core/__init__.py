@@ -2,7 +2,7 @@
 
 Lives here      one synchronous core for each subject that is decided: appends to a log, known producers, dispatch,
                 tiering, slices, staged writes, access, placement; and estimates that decisions need: rates, sizes, ages
-May import      model, and the batch of codec, to look at its columns
+May import      model, the batch of codec, to look at its columns, and formats
 Flows through   the broker calls a core with events and carries out what it returns; the time is part of the event
 Never           files, sockets, clocks, tasks, randomness, `await`
 """

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final, Protocol
 
 from pydanube.model.security import BROKER_TYPE, CLUSTER, GROUP, USER, subscription_resource
+from pydanube.model.security import Action as Action
 
 BROKER: Final = CLUSTER
 """The resource of actions that concern the broker or its cluster as a whole."""
@@ -50,28 +50,6 @@ class Principal:
 
 ANONYMOUS: Final = Principal("anonymous")
 """The caller on a listener that asks for no credentials."""
-
-
-class Action(Enum):
-    """What a caller wants to do. The value is the word used in rules, messages and logs."""
-
-    PRODUCE = "produce"
-    CONSUME = "consume"
-    """Read through a subscription, which moves its cursor."""
-    READ = "read"
-    """Read without a subscription, which changes nothing."""
-    DESCRIBE = "describe"
-    CREATE = "create"
-    DELETE = "delete"
-    ADMINISTER = "administer"
-    """Change policies, permissions or the broker itself."""
-
-    def __init__(self, _word: str) -> None:
-        self.bit = 1 << len(type(self).__members__)
-        """The action as a bit of a set of actions."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 class Authorizer(Protocol):

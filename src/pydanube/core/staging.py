@@ -56,6 +56,9 @@ class QueryRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """Stages with an earlier time in their names are deleted, or will be at any moment."""
     owner: str = ""
     """The principal that made the query; empty: no caller that was authenticated has used it yet."""
+    namespace: str = ""
+    """The namespace of the first topic that the query staged something for, in which nobody else has its name; empty:
+    it has staged nothing yet, or its name was taken there, or it is of an earlier release."""
 
     @property
     def producer_id(self) -> int:
@@ -107,6 +110,11 @@ def with_run(record: QueryRecord, run: str, now_us: int) -> QueryRecord:
 def with_owner(record: QueryRecord, owner: str) -> QueryRecord:
     """Return the record with an owner: the same object if it has one, or `owner` is empty."""
     return record if record.owner or not owner else msgspec.structs.replace(record, owner=owner)
+
+
+def with_namespace(record: QueryRecord, namespace: str) -> QueryRecord:
+    """Return the record with a namespace: the same object if it has one, or `namespace` is empty."""
+    return record if record.namespace or not namespace else msgspec.structs.replace(record, namespace=namespace)
 
 
 def with_commit(

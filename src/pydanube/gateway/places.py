@@ -1,7 +1,8 @@
 """The places that a listener has for connections, in all and for one address. Every listener counts by this.
 
 A connection has its place from the moment it is accepted, also while TLS shakes hands and before it is known who the
-client is, until it is lost. A connection that finds no place is refused before anything of it is read. Refusals, and
+client is, until it is lost. A connection that finds no place, or whose address has cost too much without proof
+(`unproven_work`), is refused before anything of it is read. Refusals, and
 handshakes that fail, are logged as a number, once per round, so that a flood of them is not a flood of log lines.
 
 Invariants
@@ -12,26 +13,39 @@ Invariants
 from __future__ import annotations
 
 from collections import Counter
+from typing import Final
 
 from pydanube.broker import ListenerMetrics
 from pydanube.runtime.network import counted_address
 from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.tls_transport import Handshakes
 
+from .unproven_work import CONNECTION_S, UnprovenClient, UnprovenWork
+
 log = get_logger(__name__)
+
+_ADVICE: Final = ", as many as it may have: close some or raise the limit"
 
 
 class Places:
     """The connections of one listener, by address."""
 
     def __init__(
-        self, listener: str, connections_max: int, per_address_max: int, metrics: ListenerMetrics, kind: str = ""
+        self,
+        listener: str,
+        connections_max: int,
+        per_address_max: int,
+        metrics: ListenerMetrics,
+        work: UnprovenWork,
+        kind: str = "",
     ) -> None:
-        """`listener` begins the names of log events; `kind` is how refusals call its connections, such as `HTTP`."""
+        """`listener` begins the names of log events; `kind` is how refusals call its connections, such as `HTTP`.
+        `work` is what clients cost before they have shown who they are, over all listeners."""
+        self.work = work
         self.connections_max = connections_max
         self.connections = 0
         """Those that have a place and have finished their handshake."""
-        self.handshakes = Handshakes(counted_address)
+        self.handshakes = Handshakes(counted_address, work.add)
         self._refused_event = f"{listener}.connections_refused"
         self._failed_event = f"{listener}.tls_handshakes_failed"
         self._what = f"{kind} connections".strip()
@@ -53,12 +67,19 @@ class Places:
         problem = self._problem(address)
         if problem:
             self._count_refused()
-            return f"{problem}, as many as it may have: close some or raise the limit"
+            return problem
         self.connections += 1
         self._metrics.accepted += 1
         self._metrics.connections += 1
         self._addresses[counted_address(address)] += 1
         return ""
+
+    def client(self, address: str, handshake_s: float = 0.0) -> UnprovenClient:
+        """Return what measures the work for a connection that has a place, until its client has shown who it is. That
+        of its handshake is counted already, and given back with the rest."""
+        made = self.work.client(address, CONNECTION_S)
+        made.add_counted(handshake_s)
+        return made
 
     def leave(self, address: str) -> None:
         """Free the place of a connection that `enter` gave one."""
@@ -82,10 +103,10 @@ class Places:
         """Return why there is no place for one more connection from this address, or nothing."""
         counted = counted_address(address)
         if self.connections + shaking >= self.connections_max:
-            return f"this broker has {self.connections_max} {self._what}"
+            return f"this broker has {self.connections_max} {self._what}{_ADVICE}"
         if self._addresses.get(counted, 0) + shaking_here >= self._per_address_max:
-            return f"address {counted} has {self._per_address_max} {self._what}"
-        return ""
+            return f"address {counted} has {self._per_address_max} {self._what}{_ADVICE}"
+        return self.work.refusal(counted)
 
     def _count_refused(self) -> None:
         self._refused += 1

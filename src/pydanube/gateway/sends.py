@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from pydanube.broker import QUOTA_WAIT_S_MAX, Broker, Producer, Published, SharedProducer
 from pydanube.codec.batch import BatchBuilder
 from pydanube.core.access import Principal
-from pydanube.model.errors import DanubeError, Full, Invalid
+from pydanube.model.errors import DanubeError, Full, Invalid, internal_error
 from pydanube.model.limits import MIB
 from pydanube.runtime.telemetry import get_logger
 
@@ -99,7 +99,7 @@ class Sends:
             self._broker.publish(principal, producer, memoryview(batch), done, QUOTA_WAIT_S_MAX)
         except Exception as error:  # the broker answers through `done`: what it raises is a bug
             log.error("sends.publish_crashed", exc_info=error)
-            done(DanubeError(f"internal error: {type(error).__name__}; the broker's log has the details"))
+            done(internal_error("publish", error))
 
     def _published(self, key: GroupKey, group: Group, outcome: Published | DanubeError) -> None:
         self._publishing[key] -= 1

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 from pydanube.model.errors import DanubeError
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.retry import RetryBackoff, until_done
 from pydanube.runtime.telemetry import get_logger
 
 from .store import Compacted, Event, KeyValue, MetadataStore, list_all
@@ -31,9 +32,6 @@ log = get_logger(__name__)
 
 ROOT: Final = "/"
 """What all keys begin with."""
-
-RETRY_S: Final = 1.0
-"""How long to wait before the store is asked again after it could not be read."""
 
 
 class Handler(NamedTuple):
@@ -66,18 +64,20 @@ class Follower:
         self.seen = 0
         """The revision of the newest event, or of the last list."""
         self._is_running = False
+        self._backoff = RetryBackoff()
         self._failure = ""
         """Why the store could not be followed, since something was last heard of it."""
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self.revision = 0
         """Everything up to this revision was applied."""
 
-    def add(self, prefix: str, handler: Handler) -> None:
-        """Follow a prefix; before `start`, or before `list_added` and `run`. No prefix may be the beginning of
-        another."""
+    def add(self, prefix: str, handler: Handler, *, from_now: bool = False) -> None:
+        """Follow a prefix; before `start`, or before `list_added` and `run`. No prefix may be the beginning of another.
+        With `from_now`, what is there already is not listed, unless changes were missed."""
         assert not any(one.startswith(prefix) or prefix.startswith(one) for one in self._handlers)
         self._handlers[prefix] = handler
-        self._unlisted.add(prefix)
+        if not from_now:
+            self._unlisted.add(prefix)
 
     def wrote(self, key: str, revision: int, *, deleted: bool = False) -> bool:
         """Note that a caller wrote, deleted or read a key at this revision, and return whether it has to apply that to
@@ -148,7 +148,7 @@ class Follower:
                 await self._start_again()
             except DanubeError as error:
                 self._note_failure(error)
-                await self._clock.sleep(RETRY_S)
+                await self._clock.sleep(self._backoff.next())
 
     def _note_failure(self, error: DanubeError) -> None:
         """Log why the store cannot be followed, once until that changes."""
@@ -188,6 +188,7 @@ class Follower:
 
     def _advance(self, revision: int) -> None:
         self._failure = ""
+        self._backoff.reset()
         self.seen = max(self.seen, revision)
         for waiting in [one for one in self._waiting if one[0] <= self.seen]:
             self._waiting.remove(waiting)
@@ -216,17 +217,15 @@ class Follower:
 
     async def _start_again(self) -> None:
         """List everything again, until the store can be read. What is missed until then is in the lists."""
-        while True:
-            try:
-                revision = await self._store.revision()
-                await self.start()
-            except DanubeError as error:
-                self._note_failure(error)
-                await self._clock.sleep(RETRY_S)
-            else:
-                self._complete(revision)
-                self._advance(revision)
-                return
+
+        async def list_all_again() -> int:
+            revision = await self._store.revision()
+            await self.start()
+            return revision
+
+        revision = await until_done(list_all_again, self._backoff, self._clock, self._note_failure)
+        self._complete(revision)
+        self._advance(revision)
 
 
 class KeyMirror:
@@ -243,11 +242,6 @@ class KeyMirror:
         self.is_listed = False
         self._take = take
         self._follower: Follower | None = None
-
-    @property
-    def is_followed(self) -> bool:
-        """Whether other brokers may change the keys; without a follower, this broker is alone."""
-        return self._follower is not None
 
     def follow(self, follower: Follower) -> None:
         self._follower = follower

@@ -11,12 +11,12 @@ Invariants
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Final
 
 from pydanube.model.errors import Invalid, Unavailable
+from pydanube.runtime.events import Signal
 
 from .store import Compacted, Event, prefix_bytes
 
@@ -34,7 +34,7 @@ class EventHistory:
         self._bytes_max = bytes_max
         self._changes: deque[tuple[list[Event], int]] = deque()
         self._bytes = 0
-        self._changed = asyncio.Event()
+        self._changed = Signal()
         self._closed = False
 
     @property
@@ -54,23 +54,23 @@ class EventHistory:
         self._bytes += size
         while len(self._changes) > self._revisions_max or (self._bytes > self._bytes_max and len(self._changes) > 1):
             self._drop_oldest()
-        self._wake_watchers()
+        self._changed.wake()
 
     def compact(self, revision: int) -> None:
         while self.compacted < min(revision, self._revision):
             self._drop_oldest()
-        self._wake_watchers()
+        self._changed.wake()
 
     def restart(self, revision: int) -> None:
         """Continue at `revision` without the events that led to it; all events before it are dropped."""
         self.compact(self._revision)
         self._revision = revision
-        self._wake_watchers()
+        self._changed.wake()
 
     def close(self) -> None:
         """End every watch, also those that begin later, with Unavailable."""
         self._closed = True
-        self._wake_watchers()
+        self._changed.wake()
 
     async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Event]:
         """Implements `MetadataStore.watch`. When cancelled or closed early, nothing is left behind."""
@@ -79,7 +79,6 @@ class EventHistory:
             raise Invalid(f"watch from revision {from_revision}: revisions start at 1")
         wanted = max(1, from_revision)
         while True:
-            changed = self._changed
             while wanted <= self._revision:
                 for event in self._events_at(wanted):
                     if event.key.startswith(prefix):
@@ -87,8 +86,7 @@ class EventHistory:
                 wanted += 1
             if self._closed:
                 raise Unavailable("the metadata store has been closed")
-            if changed is self._changed:
-                await changed.wait()
+            await self._changed.wait()
 
     def _events_at(self, revision: int) -> list[Event]:
         if revision <= self.compacted:
@@ -99,7 +97,3 @@ class EventHistory:
     def _drop_oldest(self) -> None:
         _, size = self._changes.popleft()
         self._bytes -= size
-
-    def _wake_watchers(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()

@@ -91,11 +91,6 @@ class FeatureLevel:
     def follow(self, follower: Follower) -> None:
         self.keys.follow(follower)
 
-    async def load(self, store: MetadataStore) -> None:
-        """Read the level. Raises Refused if this broker does not know it."""
-        await self.keys.load(store)
-        self.check()
-
     def check(self) -> None:
         """Raise Refused if the level is one that this broker does not know."""
         check_level(self.in_force, self.levels)

@@ -18,7 +18,7 @@ two calls is seen twice, in the list and as an event; its `mod_revision` shows t
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple, Protocol, Self
 
@@ -155,6 +155,23 @@ class Succession:
     revision: int
 
 
+class Generation(NamedTuple):
+    """Which life of an etcd answers. One that is made anew from a snapshot has another cluster id, or counts its
+    terms anew; its revisions may have been raised, and then do not show that it is older."""
+
+    cluster: str = ""
+    """Hexadecimal digits; empty: the store has no generations."""
+    term: int = 0
+
+    def may_continue(self, seen: Generation) -> bool:
+        """Return whether this can be the etcd that was seen, and no copy of it."""
+        return not seen.cluster or (self.cluster == seen.cluster and self.term >= seen.term)
+
+
+NO_GENERATION: Final = Generation()
+"""That of a store that is no etcd, or of an etcd that nobody has seen."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
     """Which store this is. Revisions of two stores can be compared only when their ids are equal.
@@ -167,6 +184,7 @@ class StoreIdentity:
     store_id: str
     """32 hexadecimal digits."""
     succeeds: tuple[Succession, ...] = ()
+    generation: Generation = field(default=NO_GENERATION, compare=False)
 
 
 class MetadataStore(Protocol):

@@ -78,7 +78,7 @@ class RecordTable(Generic[Id, Record]):
         await self.keys.load(self._store)
 
     async def ask(self, record_id: Id) -> None:
-        """In a cluster, read a record that is not in memory, before it is said that there is none."""
+        """Read a record that is not in memory, before it is said that there is none."""
         await self.keys.ask(self._store, self._key_of(record_id))
 
     async def refresh(self, record_id: Id) -> Stored[Record] | None:
@@ -89,9 +89,7 @@ class RecordTable(Generic[Id, Record]):
         return Stored(found.key, unpack(found.value, self._kind), found.value, found.mod_revision)
 
     async def exists(self, record_id: Id) -> bool:
-        """Return whether there is a record: for a broker alone as memory says, in a cluster as the store does."""
-        if not self.keys.is_followed:
-            return self._key_of(record_id) in self.keys.revisions
+        """Return whether there is a record, as the store says."""
         return await self.refresh(record_id) is not None
 
     async def read(

@@ -4,19 +4,17 @@ tried again when another broker was faster."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.retry import RetryBackoff, until_done
 from pydanube.runtime.telemetry import get_logger
 
 from .store import Compare, Delete, MetadataStore, Put
 
 log = get_logger(__name__)
-
-DOUBT_S: Final = 1.0
-"""How long to wait before a failed read of the metadata is tried again."""
-
 
 ATTEMPTS_MAX: Final = 20
 """How often a change is tried when others change the same record: each time one of them succeeds, so that more than a
@@ -62,14 +60,12 @@ async def write_surely(
 async def _find_written(store: MetadataStore, clock: Clock, write: Put | Delete) -> int | None:
     """Return the revision of a write that failed and was written after all, 0 if it is not known; None if it was not
     written. Retries until the store answers, because nothing else may be changed before that is known."""
-    while True:
-        try:
-            found = await store.get(write.key)
-        except DanubeError as error:
-            log.warning("metadata.in_doubt", key=write.key, error=error.message)
-            await clock.sleep(DOUBT_S)
-        else:
-            break
+    found = await until_done(
+        partial(store.get, write.key),
+        RetryBackoff(),
+        clock,
+        lambda error: log.warning("metadata.in_doubt", key=write.key, error=error.message),
+    )
     if found is None:
         return 0 if isinstance(write, Delete) else None
     return found.mod_revision if isinstance(write, Put) and write.value == found.value else None

@@ -35,6 +35,9 @@ class BrokerSession:
     """In microseconds since 1970."""
     level: int = FIRST
     """The newest feature level of the metadata that it knows; releases before feature levels say none."""
+    proof: str = field(default="", repr=False)
+    """What only those know that can read the metadata, which clients cannot: a broker shows it where it does what no
+    client may, also without authentication. Empty: an earlier release."""
 
     def addresses_for(self, is_inside: bool) -> BrokerAddresses:
         """Return the addresses that a client is told, which is inside the network of the brokers or not."""
@@ -45,6 +48,9 @@ class BrokerSession:
         """The native address that other brokers connect to."""
         return self.inside.native or self.addresses.native
 
+
+PROOF_BYTES: Final = 16
+"""Random bytes of a session's proof."""
 
 Network = IPv4Network | IPv6Network
 

@@ -105,6 +105,11 @@ class Corrupt(DanubeError):
     code = 12
 
 
+def internal_error(what: str, error: BaseException) -> DanubeError:
+    """Return what a caller is told about a bug of the broker, which logs the rest."""
+    return DanubeError(f"internal error in {what}: {type(error).__name__}; the broker's log has the details")
+
+
 def tree() -> list[type[DanubeError]]:
     """Return every class of the tree, the root first."""
     classes: list[type[DanubeError]] = [DanubeError]

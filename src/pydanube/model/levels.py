@@ -19,8 +19,11 @@ FIRST: Final = 1
 
 MEANINGS: Final[Mapping[int, str]] = {
     1: "what releases before feature levels wrote",
+    2: "a staged query under its name and its principal, with a namespace in which nobody else has the name",
 }
 """By level: what may be written from this level on."""
+
+STAGED_NAMESPACES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,6 @@ class Levels:
         assert FIRST <= self.oldest <= self.newest, "the oldest level comes first"
 
 
-THIS_RELEASE: Final = Levels(oldest=1, newest=1)
+THIS_RELEASE: Final = Levels(oldest=1, newest=2)
 
 assert set(MEANINGS) == set(range(FIRST, THIS_RELEASE.newest + 1)), "each level says what it means"

@@ -125,6 +125,10 @@ BINDINGS_PER_NAMESPACE_MAX: Final = 10_000
 """The most bindings in one namespace, and on subjects, of those who do not administer the cluster: the administrator of
 one namespace must not use up what all of them share."""
 
+STAGED_QUERIES_MAX: Final = 10_000
+"""The most staged queries of a cluster, about 2 KiB of metadata each. With authentication, a principal and a namespace
+have at most as many as are still free."""
+
 BINDING_ROLES_MAX: Final = 50
 """The most roles of one binding: what a subject may do is their union, which is made anew when a rule changes."""
 

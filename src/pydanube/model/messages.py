@@ -1,8 +1,17 @@
-"""A stored message with everything that it has, for listeners that describe single messages."""
+"""Where messages were stored, and a stored message with everything that it has."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Published(NamedTuple):
+    """The answer to a publish. `duplicate`: an earlier try of the same batch had stored it."""
+
+    base_offset: int
+    owner_epoch: int
+    duplicate: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Final, Self
 
 from .errors import Invalid
 from .limits import NAME_CHARACTERS_MAX
+from .written import Written, written
 
 _WORD: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 _PARTITION_SUFFIX: Final = re.compile(r"-part-(0|[1-9][0-9]*)\Z")
@@ -38,8 +39,8 @@ def parse_subscription(text: str) -> str:
     return _word(text, "subscription")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TopicName:
+@written
+class TopicName(Written):
     """The full name of a topic, ``/namespace/topic``; always valid."""
 
     namespace: str

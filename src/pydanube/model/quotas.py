@@ -6,12 +6,15 @@ every principal of a type that has no quota of its own; each of them has these l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Final, Self
+
+import msgspec
 
 from .errors import Invalid
 from .names import parse_namespace
 from .security import SERVICE_ACCOUNT, USER, parse_principal_name
+from .written import Written, written
 
 EVERY: Final = "*"
 """The name of a subject that stands for all principals of its type."""
@@ -22,8 +25,8 @@ _NAMESPACE: Final = "namespace"
 _PRINCIPAL_TYPES: Final = (USER, SERVICE_ACCOUNT)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class QuotaSubject:
+@written
+class QuotaSubject(Written):
     """Whose a quota is: a principal, all principals of a type, or a namespace."""
 
     type: str
@@ -93,8 +96,7 @@ class QuotaLimits:
 LIMIT_NAMES: Final = tuple(one.name for one in fields(QuotaLimits))
 
 
-@dataclass(frozen=True, slots=True)
-class QuotaUsage:
+class QuotaUsage(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is used of a quota now. Connections and rates are those of the broker that was asked; rates are those of
     about the last ten seconds. Stored bytes are those of the whole cluster, as they were counted last. What has no
     limit is not measured, and shown as 0."""
@@ -106,12 +108,19 @@ class QuotaUsage:
     stored_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """A quota as it is listed."""
+class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A quota as it is listed: its limits, and what is used of them."""
 
     subject: QuotaSubject
-    limits: QuotaLimits
+    connections_max: int = 0
+    requests_per_s: int = 0
+    publish_bytes_per_s: int = 0
+    fetch_bytes_per_s: int = 0
+    stored_bytes_max: int = 0
     version: str = ""
     """Changes with every change of the quota: `expected` of a change or deletion."""
-    used: QuotaUsage = field(default_factory=QuotaUsage)
+    used: QuotaUsage = msgspec.field(default_factory=QuotaUsage)
+
+    @property
+    def limits(self) -> QuotaLimits:
+        return QuotaLimits(**{name: getattr(self, name) for name in LIMIT_NAMES})

@@ -18,11 +18,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final, Self
+
+import msgspec
 
 from .errors import Invalid
 from .limits import BINDING_ROLES_MAX, COMMENT_CHARACTERS_MAX, GROUPS_MAX, NAME_CHARACTERS_MAX
+from .written import Written, written
 
 CLUSTER: Final = "/"
 SUBJECT_PREFIX: Final = "schema:"
@@ -116,8 +119,30 @@ def check_comment(comment: str) -> None:
         raise Invalid(f"a comment has at most {COMMENT_CHARACTERS_MAX} printable characters, on one line")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class BoundSubject:
+class Action(Enum):
+    """What a caller wants to do. The value is the word used in rules, messages and logs."""
+
+    PRODUCE = "produce"
+    CONSUME = "consume"
+    """Read through a subscription, which moves its cursor."""
+    READ = "read"
+    """Read without a subscription, which changes nothing."""
+    DESCRIBE = "describe"
+    CREATE = "create"
+    DELETE = "delete"
+    ADMINISTER = "administer"
+    """Change policies, permissions or the broker itself."""
+
+    def __init__(self, _word: str) -> None:
+        self.bit = 1 << len(type(self).__members__)
+        """The action as a bit of a set of actions."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@written
+class BoundSubject(Written):
     """Who a binding is for, as text `type:name`: `user:alice`, `service_account:loader`, `group:ops`."""
 
     type: str
@@ -137,8 +162,8 @@ class BoundSubject:
         return f"{self.type}:{self.name}"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ResourcePattern:
+@written
+class ResourcePattern(Written):
     """The resources that a binding covers; always valid."""
 
     text: str
@@ -233,8 +258,7 @@ def _is_pattern_word(word: str) -> bool:
     return len(word) <= NAME_CHARACTERS_MAX and _PATTERN_WORD.fullmatch(word) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Role:
+class Role(msgspec.Struct, frozen=True, omit_defaults=True):
     """A named set of actions. `built_in` roles cannot be changed or deleted."""
 
     name: str
@@ -245,8 +269,7 @@ class Role:
     none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(msgspec.Struct, frozen=True, omit_defaults=True):
     """Gives roles to a subject, for the resources that a pattern covers."""
 
     id: str
@@ -255,8 +278,7 @@ class Binding:
     resource: ResourcePattern
 
 
-@dataclass(frozen=True, slots=True)
-class ApiKey:
+class ApiKey(msgspec.Struct, frozen=True, omit_defaults=True):
     """An API key as it is listed: never its secret. Times are microseconds since 1970; `expires_at` 0: never."""
 
     id: str
@@ -267,17 +289,18 @@ class ApiKey:
     comment: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class NewApiKey:
+class NewApiKey(msgspec.Struct, frozen=True, omit_defaults=True):
     """An API key right after it was created: the only time its secret is shown."""
 
     key: ApiKey
-    secret: str = field(repr=False)
-    """What clients send: `dnb_<id>_<secret>`."""
+    secret: str
+    """What clients send: `dnb_<id>_<secret>`. It is told here only."""
+
+    def __repr__(self) -> str:
+        return f"NewApiKey(key={self.key!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class CallerIdentity:
+class CallerIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who a caller is for the broker, how that was established, and which roles it has where."""
 
     principal: str
@@ -287,7 +310,7 @@ class CallerIdentity:
     """`api-key`, `jwt`, `certificate`, `cluster-token`, or `none`."""
     expires_at: int = 0
     """When the credentials end, in microseconds since 1970; 0: never."""
-    is_super_user: bool = False
+    is_super_user: bool = msgspec.field(default=False, name="super_user")
     """Whether it may do everything, whatever the bindings say."""
     bindings: tuple[Binding, ...] = ()
     """The bindings of the principal and of its groups."""
@@ -295,8 +318,7 @@ class CallerIdentity:
     """Whether the broker has authentication. Without, everybody is anonymous and may do everything."""
 
 
-@dataclass(frozen=True, slots=True)
-class AccessAnswer:
+class AccessAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether a principal may do an action to a resource, and why."""
 
     allowed: bool

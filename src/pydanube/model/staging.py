@@ -32,6 +32,10 @@ class StagedQuery(msgspec.Struct, omit_defaults=True):
     """The number of partitions into which committed messages are still to be published."""
     obstacle: str = ""
     """Why they are still pending, if it takes long."""
+    namespace: str = ""
+    """That of the first topic that it staged something for; empty: it is not recorded."""
+    owner: str = ""
+    """The principal that it belongs to, `type:name`; empty: nobody."""
 
 
 def check_query(what: str, text: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+import msgspec
+
 from .addresses import NO_ADDRESSES, BrokerAddresses
 from .errors import Invalid
 from .failure import NATIVE, FailurePolicy
@@ -150,8 +152,7 @@ class TopicDescription:
     `Conflict`."""
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerDescription:
+class BrokerDescription(msgspec.Struct, frozen=True, omit_defaults=True):
     """A broker. `started_at` is in microseconds since 1970."""
 
     version: str
@@ -159,8 +160,8 @@ class BrokerDescription:
     cluster: str
     state: str
     """"ok", or why the broker is read-only or cannot do some of its work."""
-    topics: int
-    started_at: int
+    topics: int = 0
+    started_at: int = 0
     addresses: BrokerAddresses = NO_ADDRESSES
     """Brokers of earlier releases tell none."""
 

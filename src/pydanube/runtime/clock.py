@@ -45,6 +45,10 @@ def _boot_clock() -> int:
     return time.CLOCK_MONOTONIC_RAW if sys.platform == "darwin" else time.CLOCK_BOOTTIME
 
 
+processor_time: Final = time.thread_time
+"""Returns the seconds that this thread has used of a processor: what others do on the machine does not count."""
+
+
 class SystemClock:
     """The clock of this machine."""
 

@@ -1,7 +1,7 @@
 """The disk interface of the log: files that are written by position and synced, and directories that are synced too.
 
-`OsDisk` is the real disk. `simdisk.SimDisk` loses on command what was not synced. Errors are OSError with their errno;
-the caller decides what an error means for its data.
+`OsDisk` is the real disk; the one of `tests/simdisk.py` loses on command what was not synced. Errors are OSError with
+their errno; the caller decides what an error means for its data.
 
 What a disk must guarantee
     when `sync_data` has returned, everything written to that file before survives a power cut

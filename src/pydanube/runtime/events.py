@@ -3,41 +3,58 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from .clock import Clock
-from .tasks import Tasks
 
 
 async def wait_at_most(event: asyncio.Event, seconds: float, clock: Clock) -> None:
     """Return when the event is set, at the latest after `seconds`. Cancelled: nothing is left behind."""
-    async with Tasks() as tasks:
-        waits = (tasks.spawn(event.wait(), "event"), tasks.spawn(clock.sleep(seconds), "time limit"))
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    await _first(asyncio.create_task(event.wait()), asyncio.create_task(clock.sleep(seconds)))
 
 
 class Signal:
-    """Tells those who wait that something has changed; each of them says what it waits for."""
+    """Tells those who wait that something has changed. It holds no state: whoever waits looks first."""
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
 
     def wake(self) -> None:
-        """End the waits whose condition is true now."""
+        """End the waits whose condition is true now, and those without one."""
         for woken, condition in self._waiting.items():
             if not woken.done() and condition():
                 woken.set_result(None)
 
+    async def wait(self, seconds: float | None = None) -> None:
+        """Return at the next `wake`, at the latest after `seconds`. Cancelled: nothing is left behind."""
+        with self._waits(lambda: True) as woken, suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await woken
+
     async def wait_for(self, condition: Callable[[], bool], seconds: float, clock: Clock) -> None:
-        """Return if the condition is true, or as soon as `wake` finds it true, at the latest after `seconds`.
-        Cancelled: nothing is left behind."""
+        """Return if the condition is true, or as soon as `wake` finds it true, at the latest after `seconds` of this
+        clock. Cancelled: nothing is left behind."""
         if condition():
             return
+        with self._waits(condition) as woken:
+            await _first(woken, asyncio.create_task(clock.sleep(seconds)))
+
+    @contextmanager
+    def _waits(self, condition: Callable[[], bool]) -> Iterator[asyncio.Future[None]]:
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[woken] = condition
         try:
-            async with Tasks() as tasks:
-                limit = tasks.spawn(clock.sleep(seconds), "time limit")
-                await asyncio.wait((woken, limit), return_when=asyncio.FIRST_COMPLETED)
+            yield woken
         finally:
             del self._waiting[woken]
+
+
+async def _first(*waits: asyncio.Future[Any]) -> None:
+    """Wait until one of these is done, and cancel the others."""
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in waits:
+            one.cancel()

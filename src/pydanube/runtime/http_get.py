@@ -8,6 +8,8 @@ import io
 import ssl
 from typing import Final, NamedTuple
 
+from pydanube.model.addresses import host_port
+
 READ_BYTES: Final = 64 * 1024
 _BEGINNING: Final = b"HTTP/"
 
@@ -33,10 +35,9 @@ async def http_get(
     """
     reader, writer = await asyncio.open_connection(host, port, ssl=tls)
     try:
-        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         credentials = f"Authorization: Bearer {token}\r\n" if token else ""
         head = (
-            f"GET {path} HTTP/1.1\r\nHost: {shown}\r\nAccept: application/json\r\n"
+            f"GET {path} HTTP/1.1\r\nHost: {host_port(host, port)}\r\nAccept: application/json\r\n"
             f"{credentials}Connection: close\r\n\r\n"
         )
         writer.write(head.encode("ascii", "replace"))

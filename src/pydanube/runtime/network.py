@@ -141,6 +141,8 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._start = 0
         self._end = 0
         self._announced = 0
+        self.budget_users: tuple[str, ...] = ()
+        """Whose share of the memory for large frames this connection takes; set before it takes any."""
         self._budget = framing.large_frames
         self._reserved_bytes = 0
         self._reading = True
@@ -242,6 +244,12 @@ class FramedConnection(asyncio.BufferedProtocol):
         ended = select.poll()
         ended.register(self._socket, _HUNG_UP)
         return bool(ended.poll(0))
+
+    @property
+    def handshake_s(self) -> float:
+        """The processor time that TLS took to shake hands; 0 without TLS."""
+        seconds: float = self._transport.get_extra_info("handshake_s", 0.0)
+        return seconds
 
     @property
     def peer_certificate(self) -> bytes | None:
@@ -395,7 +403,7 @@ class FramedConnection(asyncio.BufferedProtocol):
             return
         size = max(self._chunk_bytes, min(self._announced, arrived * GROWTH))
         if size > CHUNK_BYTES_MAX and self._budget is not None:
-            if not self._budget.take(size - self._reserved_bytes):
+            if not self._budget.take(size - self._reserved_bytes, *self.budget_users):
                 raise Full(f"too many large frames are arriving at once; one of {self._announced} bytes has no room")
             self._reserved_bytes = size
         self._move_to_next_chunk(size)
@@ -417,7 +425,7 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     def _give_back_reserved(self) -> None:
         if self._budget is not None:
-            self._budget.give_back(self._reserved_bytes)
+            self._budget.give_back(self._reserved_bytes, *self.budget_users)
         self._reserved_bytes = 0
 
     def _drop_received(self) -> None:

@@ -6,6 +6,7 @@ broker do not come back at the same moment, and none of them comes back at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Final, Self, TypeVar
@@ -13,10 +14,15 @@ from typing import Final, Self, TypeVar
 from pydanube.model.errors import DanubeError
 
 from .clock import Clock
+from .randomness import seeded
+from .tasks import ignore
 
 FIRST_SECONDS: Final = 0.05
 LONGEST_SECONDS: Final = 1.0
 GROWTH: Final = 2.0
+
+JITTER: Final = seeded()
+"""What the random parts of this process are drawn from. A simulation seeds it."""
 
 T = TypeVar("T")
 
@@ -24,7 +30,7 @@ T = TypeVar("T")
 class RetryBackoff:
     """The waits between the attempts of one caller."""
 
-    def __init__(self, random: Random, first: float = FIRST_SECONDS, longest: float = LONGEST_SECONDS) -> None:
+    def __init__(self, first: float = FIRST_SECONDS, longest: float = LONGEST_SECONDS, random: Random = JITTER) -> None:
         assert 0 < first <= longest
         self._random = random
         self._first = first
@@ -32,10 +38,10 @@ class RetryBackoff:
         self._step = first
 
     @classmethod
-    def within(cls, timeout: float, random: Random) -> Self:
+    def within(cls, timeout: float) -> Self:
         """Return a backoff whose longest wait allows several attempts within `timeout` seconds."""
         longest = min(LONGEST_SECONDS, timeout / 5)
-        return cls(random, min(FIRST_SECONDS, longest), longest)
+        return cls(min(FIRST_SECONDS, longest), longest)
 
     def next(self) -> float:
         """Return the seconds to wait before the next attempt."""
@@ -49,16 +55,26 @@ class RetryBackoff:
 
 
 async def until_done(
-    attempt: Callable[[], Awaitable[T]], backoff: RetryBackoff, clock: Clock, failed: Callable[[DanubeError], None]
+    attempt: Callable[[], Awaitable[T]],
+    backoff: RetryBackoff,
+    clock: Clock,
+    failed: Callable[[DanubeError], object] = ignore,
+    *,
+    on: type[DanubeError] = DanubeError,
+    tries: float = math.inf,
 ) -> T:
-    """Call `attempt` until it succeeds, and return its result. `failed` is called with the error of each attempt that
-    did not; a wait is ended by nothing but time, so this is for attempts that nobody else can make superfluous.
+    """Call `attempt` until it succeeds, and return its result. `failed` is called with each error of the kind `on`;
+    others, and that of the last of so many tries, are raised. A wait is ended by nothing but time, so this is for
+    attempts that nobody else can make superfluous.
 
     Cancelled, it stops trying.
     """
     while True:
         try:
             return await attempt()
-        except DanubeError as error:
+        except on as error:
             failed(error)
+            tries -= 1
+            if tries <= 0:
+                raise
         await clock.sleep(backoff.next())

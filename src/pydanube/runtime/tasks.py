@@ -1,6 +1,7 @@
 """Background tasks with an owner.
 
-Coroutines that run concurrently while the caller waits for all of them use `run_together`. Any other task outside a
+Coroutines that run concurrently while the caller waits for all of them use `run_together`; what is told by a callback
+is awaited with `outcome_of`. Any other task outside a
 TaskGroup belongs to a `Tasks`: it is not lost to the garbage collector, its failure is noticed when it happens, and it
 does not run on after `close`.
 
@@ -14,9 +15,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any, Final, Self, TypeVar
 
-from pydanube.model.errors import Unavailable
+from pydanube.model.errors import DanubeError, Unavailable
 
 from .telemetry import get_logger
 
@@ -56,6 +58,35 @@ async def run_together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     if failed is not None or (failed := last) is not None:
         failed.result()
     return [task.result() for task in running]
+
+
+def outcome_of(start: Callable[[Callable[[T | DanubeError], None]], object]) -> asyncio.Future[T]:
+    """Call `start` with a callback, and return a future of what that is called with: an error is raised to who awaits
+    it. An outcome that nobody waits for any more is dropped, also an error."""
+    waiting: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    waiting.add_done_callback(mark_retrieved)
+    start(partial(complete, waiting))
+    return waiting
+
+
+def complete(waiting: asyncio.Future[T], outcome: T | DanubeError) -> None:
+    """Give a future its result or its error, unless it is done: cancelled, with the task that waited for it."""
+    if waiting.done():
+        return
+    if isinstance(outcome, DanubeError):
+        waiting.set_exception(outcome)
+    else:
+        waiting.set_result(outcome)
+
+
+def mark_retrieved(done: asyncio.Future[Any]) -> None:
+    """Mark the exception as retrieved, so that asyncio does not log it if nobody awaits it."""
+    if not done.cancelled():
+        done.exception()
+
+
+def ignore(*_: object) -> None:
+    """Do nothing: a callback for who does not want to know."""
 
 
 def _failed(tasks: Iterable[asyncio.Task[T]]) -> asyncio.Task[T] | None:

@@ -35,6 +35,9 @@ from weakref import WeakKeyDictionary
 
 from pydanube.model.limits import KIB
 
+from .clock import processor_time
+from .tasks import mark_retrieved
+
 RECEIVE_BYTES: Final = 256 * KIB
 """How much is received at once: all connections of an event loop receive into one buffer."""
 
@@ -60,9 +63,11 @@ class TlsFailed(Exception):
 class Handshakes:
     """The connections of a listener that have not finished their handshake."""
 
-    def __init__(self, counted_address: Callable[[str], str]) -> None:
-        """`counted_address` returns what connections of an IP address are counted by."""
+    def __init__(self, counted_address: Callable[[str], str], spend: Callable[[str, float], None]) -> None:
+        """`counted_address` returns what connections of an IP address are counted by; `spend` is called with that and
+        the processor time that a step of a handshake took."""
         self.total = 0
+        self._spend = spend
         self._counted_address = counted_address
         self._by_address: dict[str, int] = {}
         self.failed = 0
@@ -83,6 +88,9 @@ class Handshakes:
         self._by_address[counted] -= 1
         if not self._by_address[counted]:
             del self._by_address[counted]
+
+    def spend(self, address: str, seconds: float) -> None:
+        self._spend(self._counted_address(address), seconds)
 
     def drain_failures(self) -> tuple[int, str]:
         """Return how many handshakes have failed since the last call, and why the last of them did."""
@@ -127,6 +135,8 @@ class TlsTransport(asyncio.Transport):
                 return self._tls.ssl_object
             case "sslcontext":
                 return self._tls.ssl_object.context
+            case "handshake_s":
+                return self._tls.shaken_s
             case "peercert":
                 return self._tls.ssl_object.getpeercert()
         return self._below.get_extra_info(name, default)
@@ -214,10 +224,12 @@ class TlsProtocol(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._received = _receive_buffer(self._loop)
         self._done: asyncio.Future[None] = self._loop.create_future()
-        self._done.add_done_callback(_mark_retrieved)
+        self._done.add_done_callback(mark_retrieved)
         self._timer: asyncio.TimerHandle | None = None
         self._address = ""
         self._is_counted = False
+        self.shaken_s = 0.0
+        """The processor time that the handshake took on this side."""
         self._has_begun = False
         self._is_open = False
         self._has_notified = False
@@ -286,6 +298,7 @@ class TlsProtocol(asyncio.BufferedProtocol):
     # -- the handshake -------------------------------------------------------------------------------------------------
 
     def _shake_hands(self) -> None:
+        began = processor_time()
         try:
             self.ssl_object.do_handshake()
         except _AGAIN:
@@ -294,7 +307,15 @@ class TlsProtocol(asyncio.BufferedProtocol):
             self._fail(error)
         else:
             self._send_encrypted()
+            self._spend(processor_time() - began)
             self._open()
+            return
+        self._spend(processor_time() - began)
+
+    def _spend(self, seconds: float) -> None:
+        self.shaken_s += seconds
+        if self._listening is not None:
+            self._listening.handshakes.spend(self._address, seconds)
 
     def _open(self) -> None:
         self._end_handshake()
@@ -510,12 +531,6 @@ def _receive_buffer(loop: asyncio.AbstractEventLoop) -> memoryview:
     if found is None:
         found = _receive_buffers[loop] = memoryview(bytearray(RECEIVE_BYTES))
     return found
-
-
-def _mark_retrieved(done: asyncio.Future[None]) -> None:
-    """Mark the exception as retrieved, so that asyncio does not log it."""
-    if not done.cancelled():
-        done.exception()
 
 
 _REASONS: Final = {

@@ -1,7 +1,7 @@
 """THE DATA PIPELINE. Topics as Spark data frames, batch and stream, read and written exactly once.
 
 Lives here      the data source, its options and columns, reading ranges, staged writing, sessions and their Java
-May import      client, codec, runtime, model; pyspark and pyarrow
+May import      client, codec, formats, runtime, model; pyspark and pyarrow
 Flows through   tasks wrap stored batches as Arrow; rows become staged batches, and one commit publishes them
 Never           a decision of the broker; a socket that is pickled; a Python loop over rows
 

@@ -2,12 +2,13 @@
 
 ```
 METADATA_REVISION    a JSON object and, on the second line, its CRC32C in hexadecimal:
-                     {"store_id":"5f0c...","revision":1234,"mark":1200}
-                     earlier releases wrote no mark, and before that the revision alone, in digits
+                     {"store_id":"5f0c...","revision":1234,"mark":1200,"etcd":["cdf818194e3a8c32",7]}
+                     earlier releases wrote no etcd, before that no mark, and before that the revision alone, in digits
 ```
 
 `mark` is the revision at which this broker wrote a key of its own last, that of its log, which nobody else writes. An
-older copy has an older version of that key, also when its revision has risen past the one that was seen.
+older copy has an older version of that key, also when its revision has risen past the one that was seen. `etcd` is the
+generation of an etcd, by which a start says that it was made anew.
 
 An older copy of the metadata would give out ids and offsets a second time, and would not know the newest ledgers.
 Revisions of two stores cannot be compared; a store records which stores it succeeds, and up to which revision.
@@ -23,7 +24,7 @@ import msgspec
 
 from pydanube.codec.wal import MetadataStamp, checked_line, with_checksum
 from pydanube.metadata.opening import MetadataPlace
-from pydanube.metadata.store import KeyValue, StoreIdentity
+from pydanube.metadata.store import NO_GENERATION, Generation, KeyValue, StoreIdentity
 from pydanube.model.errors import Corrupt, Refused
 from pydanube.runtime.disk import Disk, read_whole, replace_whole
 
@@ -37,10 +38,11 @@ class _SeenFile(msgspec.Struct, omit_defaults=True):
     revision: int
     mark: int = 0
     """0: none was written."""
+    etcd: Generation = NO_GENERATION
 
 
-def encode_seen(seen: MetadataStamp, mark: int = 0) -> bytes:
-    return with_checksum(msgspec.json.encode(_SeenFile(*seen, mark)))
+def encode_seen(seen: MetadataStamp, mark: int = 0, etcd: Generation = NO_GENERATION) -> bytes:
+    return with_checksum(msgspec.json.encode(_SeenFile(*seen, mark, etcd)))
 
 
 def decode_seen(content: bytes) -> MetadataStamp:
@@ -71,6 +73,12 @@ def read_mark(disk: Disk, directory: Path, store_id: str) -> int:
     return found.mark if found is not None and found.store_id == store_id else 0
 
 
+def read_generation(disk: Disk, directory: Path) -> Generation:
+    """Return the generation of the etcd that was seen last. Raises Corrupt."""
+    found = _read(disk, directory)
+    return NO_GENERATION if found is None else found.etcd
+
+
 def _read(disk: Disk, directory: Path) -> _SeenFile | None:
     path = directory / REVISION_FILE
     if not disk.exists(path):
@@ -84,8 +92,10 @@ def _read(disk: Disk, directory: Path) -> _SeenFile | None:
         ) from None
 
 
-def write_seen(disk: Disk, directory: Path, seen: MetadataStamp, mark: int = 0) -> None:
-    replace_whole(disk, directory / REVISION_FILE, encode_seen(seen, mark))
+def write_seen(
+    disk: Disk, directory: Path, seen: MetadataStamp, mark: int = 0, etcd: Generation = NO_GENERATION
+) -> None:
+    replace_whole(disk, directory / REVISION_FILE, encode_seen(seen, mark, etcd))
 
 
 def lacks_mark(own: KeyValue | None, mark: int) -> str:

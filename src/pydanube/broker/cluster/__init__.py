@@ -15,5 +15,6 @@ routing              where a partition is served, and what its clients are told
 takeover             gives up what only a lost broker has of a partition, so that another can go on
 upgrade              raises the feature level of the metadata, when all living brokers know the new one
 
-A broker alone has a membership, owners and peers too (`SoleMembership`, `SoleOwners`, `NoPeers`): it owns everything.
+A broker alone has a membership, owners and peers too (`SoleMembership`, `SoleOwners`, `NoPeers`): it owns everything,
+needs no lease, and follows its own metadata as a broker of a cluster does.
 """

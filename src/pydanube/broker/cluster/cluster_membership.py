@@ -29,6 +29,8 @@ from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.positions import utc_text
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.events import wait_at_most
+from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
@@ -58,7 +60,7 @@ MARGIN_S: Final = 0.5
 """An answer may leave this long after it was checked that the session holds."""
 
 RETRY_S: Final = 1.0
-"""How long to wait before the store is asked again after it could not be."""
+"""How long to wait at most before a session is renewed again after that failed."""
 
 LEAVE_S: Final = 3.0
 """How long a broker that stops tries to end its session; else the session ends after its time."""
@@ -80,32 +82,6 @@ class _Node:
 
     record: NodeRecord
     entry: KeyValue
-
-
-class _Pause:
-    """Waits for a while, or until it is woken."""
-
-    def __init__(self, clock: Clock, tasks: Tasks) -> None:
-        self._clock = clock
-        self._tasks = tasks
-        self._sleeping: asyncio.Task[None] | None = None
-        self._is_woken = False
-
-    def wake(self) -> None:
-        """End the wait, or the next one."""
-        self._is_woken = True
-        if self._sleeping is not None:
-            self._sleeping.cancel()
-
-    async def wait(self, seconds: float) -> None:
-        if not self._is_woken:
-            self._sleeping = self._tasks.spawn(self._clock.sleep(seconds), "session pause")
-            try:
-                await asyncio.wait([self._sleeping])
-            finally:
-                self._sleeping.cancel()
-                self._sleeping = None
-        self._is_woken = False
 
 
 class ClusterMembership:
@@ -158,7 +134,9 @@ class ClusterMembership:
         self._coordinator = 0
         """The incarnation of the coordinator; 0: there is none."""
         self._to_coordinate = asyncio.Event()
-        self._pause = _Pause(clock, tasks)
+        self._is_woken = asyncio.Event()
+        self._backoff = RetryBackoff()
+        """The waits while no session can be taken."""
         self._running: list[asyncio.Task[None]] = []
         self._listeners: list[MembershipListener] = []
         follower.add(SESSIONS, Handler(self._apply_session, self._replace_sessions))
@@ -340,7 +318,8 @@ class ClusterMembership:
     async def _keep(self) -> None:
         """Renew the session every third of its time, and take another when it has ended."""
         while True:
-            await self._pause.wait(max(0.0, self._renew_at - self._clock.monotonic()))
+            await wait_at_most(self._is_woken, max(0.0, self._renew_at - self._clock.monotonic()), self._clock)
+            self._is_woken.clear()
             if self._revision:
                 await self._renew()
             if not self._revision:
@@ -380,7 +359,7 @@ class ClusterMembership:
         log.warning("session.lost", broker=self._name, incarnation=session.incarnation)
         for listener in self._listeners:
             listener.lost(session)
-        self._pause.wake()
+        self._is_woken.set()
 
     async def _take_again(self) -> None:
         try:
@@ -389,8 +368,9 @@ class ClusterMembership:
             if error.message != self._not_taken:  # logged once until it changes
                 log.warning("session.not_taken", broker=self._name, error=error.message)
             self._not_taken = error.message
-            self._renew_at = self._clock.monotonic() + RETRY_S
+            self._renew_at = self._clock.monotonic() + self._backoff.next()
             return
+        self._backoff.reset()
         self._tell_renewed()
 
     def _tell_renewed(self) -> None:
@@ -403,15 +383,17 @@ class ClusterMembership:
 
     async def _coordinate(self) -> None:
         """Become the coordinator when there is none, and note which brokers are away."""
+        backoff = RetryBackoff()
         while True:
             await self._to_coordinate.wait()
             self._to_coordinate.clear()
             try:
                 await self._take_coordination()
                 await self._note_absent()
+                backoff.reset()
             except DanubeError as error:
                 log.warning("coordinator.failed", broker=self._name, error=error.message)
-                await self._clock.sleep(RETRY_S)
+                await self._clock.sleep(backoff.next())
                 self._to_coordinate.set()
 
     async def _take_coordination(self) -> None:
@@ -455,7 +437,7 @@ class ClusterMembership:
         own = found.pop(self._name, None)
         if self._revision and (own is None or own.mod_revision != self._revision):
             self._in_doubt = True
-            self._pause.wake()
+            self._is_woken.set()
         for name in [*self._others.keys() - found.keys(), *found]:
             self._set_other(name, self._read_session(found[name]) if name in found else None)
 

@@ -15,18 +15,20 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from pydanube.codec.native.requests import Request
+from pydanube.broker.registry.records import TopicRecord
 from pydanube.model.errors import DanubeError, NotOwner, Unavailable
+from pydanube.operations import DivisibleT, EachOwner, Operation, Request, answer_of
 from pydanube.runtime.tasks import run_together
 
 from .parts import ClusterParts
 from .peers import AnswerT
 
 T = TypeVar("T")
+OperationT = TypeVar("OperationT", bound=Operation[Any])
 
 PARTITIONS_NAMED_MAX: Final = 20
 """The most partitions that an error lists by their numbers."""
@@ -116,6 +118,32 @@ class Gathering:
         """Ask several brokers at once, and return the answer or the error of each, which names it."""
         found = await run_together([self._ask_one(broker, one, answer) for broker, one in requests.items()])
         return dict(zip(requests, found, strict=True))
+
+    async def at_each_owner(
+        self,
+        topic: TopicRecord,
+        operation: OperationT,
+        own: Callable[[OperationT, Sequence[int]], Awaitable[DivisibleT]],
+    ) -> DivisibleT:
+        """Have each owner of partitions carry out its share of an operation, and return their answers as one. `own`
+        does that here; it gets the share and its partitions."""
+        where = operation.where
+        assert isinstance(where, EachOwner)
+        indexes = where.partitions(operation, topic.config().partition_count)
+        shares = self.shares(topic.topic_id, indexes, operation.is_share)
+        kind: type[DivisibleT] = answer_of(type(operation))
+
+        async def share_done() -> dict[int, Any]:
+            return (await own(where.share(operation, shares.own), shares.own)).by_partition(shares.own)
+
+        found = await self.change(
+            shares,
+            share_done(),
+            {broker: where.share(operation, others) for broker, others in shares.others.items()},
+            kind,
+            lambda answer: answer.by_partition(indexes),
+        )
+        return kind.joined(found.done(where.doing.format(operation)))
 
     async def read(
         self,

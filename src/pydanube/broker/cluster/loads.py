@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -42,30 +42,17 @@ class LoadRecord(msgspec.Struct, omit_defaults=True):
         return self.store == store and self.incarnation == session.incarnation
 
 
-class Loads(Protocol):
+class Loads:
     """What the living brokers say of themselves."""
+
+    def __init__(self, follower: Follower | None = None) -> None:
+        """`follower` tells it; call this before `follower.start`. A broker alone says nothing, and needs none."""
+        self._records: dict[str, LoadRecord] = {}
+        if follower is not None:
+            follower.add(LOADS, Handler(self._apply, self._replace))
 
     def of(self, name: str) -> LoadRecord | None:
         """Return the load of a broker; None: it has told none yet."""
-        ...
-
-
-class NoLoads:
-    """Of a broker that is no part of a cluster."""
-
-    def of(self, name: str) -> LoadRecord | None:
-        return None
-
-
-class ClusterLoads:
-    """Follows the keys of all brokers."""
-
-    def __init__(self, follower: Follower) -> None:
-        """Call this before `follower.start`."""
-        self._records: dict[str, LoadRecord] = {}
-        follower.add(LOADS, Handler(self._apply, self._replace))
-
-    def of(self, name: str) -> LoadRecord | None:
         return self._records.get(name)
 
     def _apply(self, event: Event) -> None:

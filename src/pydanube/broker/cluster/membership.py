@@ -12,7 +12,8 @@ from typing import Protocol
 
 from pydanube.metadata.store import Compare
 from pydanube.model.addresses import NO_ADDRESSES, BrokerAddresses
-from pydanube.model.cluster import BrokerSession
+from pydanube.model.cluster import PROOF_BYTES, BrokerSession
+from pydanube.runtime.randomness import secret_text
 
 
 def _ignore(_session: BrokerSession) -> None:
@@ -127,10 +128,12 @@ class SoleMembership:
         self._log = log
         self._addresses = addresses
         self._inside = inside
+        self._proof = secret_text(PROOF_BYTES)
+        """Nobody is told it: a broker alone has no others."""
 
     @property
     def session(self) -> BrokerSession:
-        return BrokerSession(self._name, 0, self._addresses(), inside=self._inside(), log=self._log)
+        return BrokerSession(self._name, 0, self._addresses(), inside=self._inside(), log=self._log, proof=self._proof)
 
     def holds(self) -> bool:
         return True

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pydanube.model.addresses import NO_ADDRESSES, BrokerAddresses
 from pydanube.model.cluster import BrokerSession
 
-from .loads import Loads, NoLoads
+from .loads import Loads
 from .membership import Membership, SoleMembership
 from .owners import Owners, SoleOwners
 from .peers import NoPeers, Peers
@@ -19,7 +19,7 @@ class ClusterParts:
     membership: Membership
     owners: Owners
     peers: Peers
-    loads: Loads = field(default_factory=NoLoads)
+    loads: Loads = field(default_factory=Loads)
 
     def other_owner(self, topic_id: int, index: int) -> BrokerSession | None:
         """Return the living broker that owns the partition, if that is another one than this; None: the partition is
@@ -38,8 +38,6 @@ class ClusterParts:
 
     def other_owners(self, topic_id: int, partitions: int) -> list[BrokerSession]:
         """Return the other living brokers that own partitions of a topic, each once, by name."""
-        if self.membership.is_alone:
-            return []
         found = (self.other_owner(topic_id, index) for index in range(partitions))
         return [one for _, one in sorted({one.name: one for one in found if one is not None}.items())]
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from pydanube.codec.native.requests import Request
 from pydanube.model.errors import Unavailable
+from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
 
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
-
-
-class PeerPublished(NamedTuple):
-    """The answer of the owner to a batch that was published for another broker."""
-
-    base_offset: int
-    owner_epoch: int
-    duplicate: bool
 
 
 class Peers(Protocol):
@@ -29,7 +22,7 @@ class Peers(Protocol):
         """Send one request and return its answer. Cancelled: the other broker may have carried it out."""
         ...
 
-    async def publish(self, broker: str, topic: TopicName, partition: int, batch: memoryview) -> PeerPublished:
+    async def publish(self, broker: str, topic: TopicName, partition: int, batch: memoryview) -> Published:
         """Have the owner of a partition append a batch, and return where it is. The batch keeps its own producer id,
         epoch and sequence. Cancelled: it may have been appended."""
         ...
@@ -41,5 +34,5 @@ class NoPeers:
     async def request(self, broker: str, request: Request, answer: type[AnswerT]) -> AnswerT:
         raise Unavailable(f"there is no broker {broker!r}: this one is no part of a cluster")
 
-    async def publish(self, broker: str, topic: TopicName, partition: int, batch: memoryview) -> PeerPublished:
+    async def publish(self, broker: str, topic: TopicName, partition: int, batch: memoryview) -> Published:
         raise Unavailable(f"there is no broker {broker!r}: this one is no part of a cluster")

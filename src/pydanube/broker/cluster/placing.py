@@ -37,6 +37,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.events import wait_at_most
+from pydanube.runtime.slices import Slices
 from pydanube.runtime.telemetry import get_logger
 
 from .loads import LEAVING, STORE_AWAY, STORE_OK
@@ -132,13 +133,14 @@ class Placement:
     async def round(self) -> None:
         """Place the partitions that no broker has placed, if this broker is the coordinator. What fails is left to the
         next round."""
+        slices = Slices(self._clock)
         for name in self._registry.topics():
             if not self._membership.is_coordinator():
                 return
             record = self._registry.find_topic(name)
             if record is not None and self._has_left_behind(record):
                 await self.place_quietly(name)
-            await self._clock.sleep(0)  # there may be many topics: let other tasks run in between
+            await slices.pause_if_spent()
 
     def _has_left_behind(self, topic: TopicRecord) -> bool:
         """Return whether a partition of the topic is unplaced and no broker may come back for it."""

@@ -19,7 +19,6 @@ Invariants
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -48,7 +47,7 @@ from pydanube.model.policies import Policies
 from pydanube.model.positions import utc_text
 from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.events import wait_at_most
+from pydanube.runtime.slices import Slices
 from pydanube.runtime.telemetry import get_logger
 
 from .membership import MembershipListener
@@ -109,7 +108,6 @@ class Takeover:
         self._metrics = metrics
         self._refused: set[Key] = set()
         """Partitions whose takeover by policy was refused, and that was logged."""
-        self._never = asyncio.Event()
         self._started = clock.monotonic()
         self._left_at: dict[str, float] = {}
         """When this broker saw the session of another one end; of those that are away since before its start, nothing.
@@ -180,12 +178,13 @@ class Takeover:
     async def run(self) -> None:
         """Run a round at an interval, until cancelled; some partitions are taken over then."""
         while True:
-            await wait_at_most(self._never, ROUND_S, self._clock)
+            await self._clock.sleep(ROUND_S)
             await self.round()
 
     async def round(self) -> None:
         """Take over what has waited longer than its policy `takeover_after_s` allows, if this broker is the
         coordinator. What fails is left to the next round."""
+        slices = Slices(self._clock)
         for name in self._registry.topics():
             if not self._membership.is_coordinator():
                 return
@@ -193,7 +192,7 @@ class Takeover:
             if topic is not None and (after_s := self._policies_of(name).takeover_after_s):
                 due = [one for one in self.waiting(topic) if self._away_s(topic, one) >= after_s]
                 await self._take_quietly(name, topic, due)
-            await self._clock.sleep(0)  # there may be many topics: let other tasks run in between
+            await slices.pause_if_spent()
 
     def _away_s(self, topic: TopicRecord, index: int) -> float:
         """Return how long this broker has surely known that the broker of a partition is away; -1 if that is not

@@ -19,6 +19,7 @@ from pydanube.broker.subscriptions.subscriptions import Subscriptions
 from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.model.names import TopicName
 from pydanube.runtime.clock import MICROSECONDS, Clock
+from pydanube.runtime.slices import Slices
 from pydanube.runtime.telemetry import get_logger
 
 from .retention import Retention
@@ -101,7 +102,7 @@ class Expiration:
 
     async def round(self) -> None:
         """Check every topic once. What fails is logged, and tried again in the next round."""
-        to_open = OPENED_PER_ROUND
+        to_open, slices = OPENED_PER_ROUND, Slices(self._clock)
         for topic in self._registry.topics():
             record = self._registry.find_topic(topic)
             if record is None:
@@ -116,7 +117,7 @@ class Expiration:
                 continue  # deleted meanwhile
             except DanubeError as error:
                 log.warning("lifetimes.postponed", topic=str(topic), error=error.message)
-            await self._clock.sleep(0)  # there may be many topics: let other tasks run in between
+            await slices.pause_if_spent()
         await self._remove_unused_consumers()
         self._forget_deleted()
 

@@ -7,7 +7,6 @@ ownership, recovery     what opening does: fence the former owner, then read bac
 partition               what both kinds of partitions share
 stored_partition        a partition of a reliable topic: publish, fetch, trim
 non_reliable_partition  a partition of a non-reliable topic: delivers at once and keeps nothing
-own_publishing          publishes what the broker writes by itself: dead letters, audit events
 publish_queue           publishes that wait for the publish rate, a ledger or reserved offsets
 broker_slices           the slices of this broker: its writer for each session, and what they need
 store_loss              in a cluster: gives `stored` partitions away when this broker alone has lost the object store

@@ -17,12 +17,13 @@ from pydanube.core.append_times import AppendTimes
 from pydanube.core.appends import Stored
 from pydanube.core.sizes import Sizes
 from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
+from pydanube.model.messages import Published
 from pydanube.model.positions import Position
 from pydanube.model.topics import PartitionDescription
 from pydanube.storage.stream import NoStream
 
 from .partition import FetchResult, Partition, PartitionParts
-from .publish_queue import PublishDone, Published
+from .publish_queue import PublishDone
 from .state_ledger import NoState
 
 

@@ -35,7 +35,7 @@ from pydanube.broker.registry.policies import EffectivePolicies
 from pydanube.broker.registry.records import SubscriptionRecord, TopicRecord, pending_of, pending_of_key
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.registry.tombstones import Tombstones
-from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics, LetterCheck
+from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics
 from pydanube.broker.subscriptions.subscription import LiveSubscription, SubscriptionContext
 from pydanube.broker.unread_memory import UnreadMemory
 from pydanube.core.dispatch.cursor import Cursor
@@ -55,7 +55,6 @@ from pydanube.storage.tiering.history import PartitionHistory
 from pydanube.storage.wal import LogListener, LogWriter
 
 from .non_reliable_partition import NonReliablePartition
-from .own_publishing import OwnPublisher
 from .ownership import Ownership
 from .partition import Partition, PartitionParts
 from .partition_table import PartitionTable
@@ -105,17 +104,16 @@ class Partitions:
         cluster: ClusterParts,
         settings: Sections,
         policies: EffectivePolicies,
-        address: Callable[[], str],
         open_partitions: PartitionTable,
         metrics: BrokerMetrics,
         tiering: Tiering | None = None,
         *,
         throttle: Throttle,
-        check_letter: LetterCheck,
+        dead_letters: DeadLetterTopics,
         unread: UnreadMemory,
     ) -> None:
-        """`cluster`: this broker and the others. `address` returns where clients are sent. `open_partitions` is
-        filled here. Without `tiering` the log keeps everything. `check_letter`: see LetterCheck."""
+        """`cluster`: this broker and the others. `open_partitions` is filled here. Without `tiering` the log keeps
+        everything."""
         self._registry = registry
         self._store = store
         self._writer = writer
@@ -129,8 +127,7 @@ class Partitions:
         self._tiering = tiering
         self._throttle = throttle
         self._unread = unread
-        self.own_publisher = OwnPublisher(self.get, cluster)
-        self._dead_letters = DeadLetterTopics(registry, self.own_publisher, address, check_letter)
+        self.dead_letters = dead_letters
         self._ledger_ids = IdBlocks(store, LEDGER_COUNTER, 1000)
         # A broker of a cluster opens many partitions at once. The store of a broker alone joins transactions itself.
         is_alone = cluster.membership.is_alone
@@ -534,7 +531,7 @@ class Partitions:
                 self._tasks,
                 self._clock,
                 lambda: partition.epoch,
-                self._dead_letters,
+                self.dead_letters,
                 self._metrics,
                 partition.ownership,
                 self._throttle,

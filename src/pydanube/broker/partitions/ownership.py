@@ -59,6 +59,7 @@ from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, NotOwner, Unavailable
 from pydanube.model.ledgers import CursorEntry
 from pydanube.model.positions import utc_text
+from pydanube.runtime.tasks import ignore
 
 if TYPE_CHECKING:
     from .sliced_log import SlicedLog
@@ -71,10 +72,6 @@ class OpenedLedger(NamedTuple):
     ledger_id: int
     revision: int
     """The revision of the metadata that lists the ledger first."""
-
-
-def _ignore(_error: DanubeError) -> None:
-    """Do nothing; the default of `on_lost`."""
 
 
 def _never() -> bool:
@@ -126,7 +123,7 @@ class Ownership:
         self.holds: Callable[[], bool] = membership.holds
         """Returns whether this broker surely owns the partition now. Whatever only an owner may do (answer, deliver,
         count an ack) is done only if this is true at that moment."""
-        self.on_lost: Callable[[DanubeError], None] = _ignore
+        self.on_lost: Callable[[DanubeError], None] = ignore
         """Called once, when it turns out that another broker has the partition."""
         self.slices: SlicedLog | None = None
         """Of a `stored` partition: the slices of this broker, which its record names before the first append."""

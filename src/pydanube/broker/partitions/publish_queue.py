@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from pydanube.broker.metrics import BrokerMetrics
 from pydanube.codec.batch import Batch
 from pydanube.core.meters import Traffic
 from pydanube.model.errors import DanubeError
+from pydanube.model.messages import Published
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 
@@ -23,14 +24,6 @@ from .rate_limits import Rate
 
 RATE_CHECK_S: Final = 0.1
 """While publishes wait for a rate, the rate is read again at least this often, because it may have been changed."""
-
-
-class Published(NamedTuple):
-    """The answer to a publish. `duplicate`: an earlier try of the same batch had stored it."""
-
-    base_offset: int
-    owner_epoch: int
-    duplicate: bool
 
 
 PublishDone = Callable[[Published | DanubeError], None]

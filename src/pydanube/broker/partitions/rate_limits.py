@@ -1,52 +1,9 @@
-"""Rate limits, as token buckets that allow debt.
-
-Tokens are added evenly, and at most BURST_S worth of them are saved up. A batch may go whenever the balance is not
-negative, whatever its size; its whole size is taken off, and may leave the bucket in debt. The next batch then waits
-until the debt is paid. So over any period the rate is exceeded by at most one burst and one batch.
-"""
+"""Rate limits of publishing and dispatching, of messages and bytes together."""
 
 from __future__ import annotations
 
-from typing import Final
-
 from pydanube.model.policies import Policies
-
-BURST_S: Final = 0.1
-"""How many seconds worth of tokens are saved up; enough for what arrives together in one turn of the event loop."""
-
-PORTION_S: Final = 0.02
-"""How many seconds worth a used-up rate allows at a time; smaller portions would cost more than they smooth."""
-
-
-class Bucket:
-    """The bucket of one rate. The caller passes the time, which never goes back."""
-
-    __slots__ = ("_balance", "_since", "per_s")
-
-    def __init__(self, per_s: int, now: float) -> None:
-        assert per_s > 0
-        self.per_s = per_s
-        self._balance = per_s * BURST_S
-        self._since = now
-
-    def wait_s(self, now: float) -> float:
-        """Return how long the next batch has to wait; 0 if it may go now."""
-        self._refill(now)
-        return max(0.0, -self._balance / self.per_s)
-
-    def allowance(self, now: float) -> int:
-        """Return how much may go now, for a caller that can choose the size."""
-        self._refill(now)
-        return max(1, int(self._balance), int(self.per_s * PORTION_S))
-
-    def take(self, amount: int, now: float) -> None:
-        """Take off what has gone."""
-        self._refill(now)
-        self._balance -= amount
-
-    def _refill(self, now: float) -> None:
-        self._balance = min(self.per_s * BURST_S, self._balance + (now - self._since) * self.per_s)
-        self._since = now
+from pydanube.runtime.rates import Bucket
 
 
 class Rate:

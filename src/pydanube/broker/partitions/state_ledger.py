@@ -22,7 +22,7 @@ from pydanube.codec.state import CursorChange, PackedChange, StateSnapshot, enco
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import DanubeError, Full, Unavailable
 from pydanube.model.limits import RECORD_BODY_BYTES_MAX
-from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.tasks import Tasks, ignore
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.wal import DurabilityLevel, LogWriter
 
@@ -118,14 +118,14 @@ class StateLedger:
             if done is not None:
                 done(error)
             return
-        self._append(RecordKind.STATE_SNAPSHOT, body, DurabilityLevel.LAZY, done or _ignore_outcome)
+        self._append(RecordKind.STATE_SNAPSHOT, body, DurabilityLevel.LAZY, done or ignore)
 
     def carry_forward(self) -> bool:
         """Replace the state ledgers of former owners by a new one, unless that is done. Returns whether there was
         work."""
         if self.ledger_id is not None or not self._former or self._opening:
             return False
-        self.barrier(_ignore_outcome)
+        self.barrier(ignore)
         return True
 
     def flush(self) -> None:
@@ -262,19 +262,6 @@ def _check_size(body: bytes) -> None:
         raise Full(f"the state of the partition has {len(body)} bytes, over the limit of {RECORD_BODY_BYTES_MAX}")
 
 
-def _ignore_outcome(_: DanubeError | None) -> None: ...
-
-
 def _call_all(waiters: list[Done], error: DanubeError | None) -> None:
     for done in waiters:
         done(error)
-
-
-def complete(future: asyncio.Future[None], error: DanubeError | None) -> None:
-    """Complete `future` with the outcome, unless it was cancelled. For use as `done`."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)

@@ -28,18 +28,21 @@ from pydanube.core.appends import Append, Stored
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Unavailable
 from pydanube.model.gaps import Gaps
 from pydanube.model.ledgers import CursorEntry
+from pydanube.model.messages import Published
 from pydanube.model.policies import Policies
 from pydanube.model.positions import Position
 from pydanube.model.topics import AckLevel, PartitionDescription
+from pydanube.runtime.events import Signal
+from pydanube.runtime.tasks import outcome_of
 from pydanube.storage.stream import LoggedStream, MemoryStream
 from pydanube.storage.wal import DurabilityLevel, LogWriter
 
 from .backlog_age import stored_times
 from .backlog_quota import BacklogQuota, stored_sizes
 from .partition import FetchResult, Partition, PartitionParts
-from .publish_queue import PublishDone, Published
+from .publish_queue import PublishDone
 from .sliced_log import AppendLog, SlicedLog
-from .state_ledger import NoState, StateLedger, complete
+from .state_ledger import NoState, StateLedger
 
 LEVELS: Final = {
     AckLevel.STORED: DurabilityLevel.SYNC,
@@ -116,7 +119,7 @@ class StoredPartition(Partition):
         self._trims: list[int] = []
         """The starts that trims under way move to: no subscription is sent below them."""
         self._is_delivery_scheduled = False
-        self._arrivals = _Arrivals()
+        self._arrivals = Signal()
         self._batches_since_snapshot = 0
         self.set_policies(parts.policies)
         self.tier = open_tier(self) if open_tier is not None else None
@@ -403,7 +406,7 @@ class StoredPartition(Partition):
         try:
             for subscription in list(self.subscriptions.values()):
                 if subscription.cursor.position < offset:
-                    await _completion(partial(subscription.mark_acked, [(0, offset)]))
+                    await outcome_of(partial(subscription.mark_acked, [(0, offset)]))
             await self.trim(offset)
         finally:
             self._trims.remove(offset)
@@ -442,11 +445,11 @@ class StoredPartition(Partition):
         self._end(error)
         self._deliver()
         if self.state.pending:
-            await _completion(self.state.barrier)
+            await outcome_of(self.state.barrier)
         await self._reserve_no_more()
         if self._slices is not None:
             self.state.close(error)  # a later ack would be in a slice behind the end that is recorded
-            await _completion(self._slices.sync)
+            await outcome_of(self._slices.sync)
             await self._ownership.end_slices()
 
     async def _reserve_no_more(self) -> None:
@@ -505,14 +508,14 @@ class StoredPartition(Partition):
         The partition was ended."""
         while self._log.in_flight:
             with suppress(DanubeError):  # the appends that it concerns were answered with it
-                await _completion(self._records.sync)
+                await outcome_of(self._records.sync)
             if self._log.in_flight:
                 await self._clock.sleep(FINISH_PAUSE_S)  # so that an append without an answer does not stop the loop
         if self.state.pending:
-            await _completion(self.state.barrier)
+            await outcome_of(self.state.barrier)
         self.state.close(error)  # an ack during the sync would be behind the end that the record names
         if self.is_logged:
-            await _completion(self._records.sync)  # recovery reads what is written, not what is on its way
+            await outcome_of(self._records.sync)  # recovery reads what is written, not what is on its way
 
     def abandon(self, error: DanubeError) -> None:
         self._ownership.give_up(error)
@@ -525,7 +528,7 @@ class StoredPartition(Partition):
         """See Partition.finish_abandoned. Cancelled: the log writes it all the same."""
         if self.is_logged:
             with suppress(DanubeError):  # then it was not written, and is not read either
-                await _completion(self._writer.sync)
+                await outcome_of(self._writer.sync)
         self.stream.clear()
 
     def delete(self) -> list[int]:
@@ -539,35 +542,3 @@ class StoredPartition(Partition):
     def ledger_ids(self) -> list[int]:
         ledger_ids = self.stream.ledger_ids if isinstance(self.stream, LoggedStream) else []
         return ledger_ids if self.state.ledger_id is None else [*ledger_ids, self.state.ledger_id]
-
-
-async def _completion(start: Callable[[Callable[[DanubeError | None], None]], object]) -> None:
-    """Call `start` with a callback and wait until that is called; raise the error that it is called with."""
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    start(partial(complete, done))
-    await done
-
-
-class _Arrivals:
-    """The fetches that wait at the end of one partition for the next batch."""
-
-    def __init__(self) -> None:
-        self._waiting: list[asyncio.Future[None]] = []
-
-    async def wait(self, wait_s: float) -> None:
-        """Wait until something is published, but at most `wait_s`. Cancelled: nothing is held."""
-        arrived = asyncio.get_running_loop().create_future()
-        self._waiting.append(arrived)
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await arrived
-        finally:
-            if arrived in self._waiting:
-                self._waiting.remove(arrived)
-
-    def wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for arrived in waiting:
-            if not arrived.done():
-                arrived.set_result(None)

@@ -4,7 +4,7 @@ Lives here      records (the keys and values in the metadata)
                 throttle (what listeners and partitions ask: it lets callers go on, wait, or refuses them)
                 stored_bytes (sums what topics store, and says which of them are full)
                 administration (what callers see and change of quotas)
-May import      model, core, runtime, metadata, and of the broker: registry, partitions.rate_limits, metrics, statistics
+May import      model, core, runtime, metadata, and of the broker: registry, metrics, statistics
 Flows through   a listener asks before it does something, and tells afterwards how large it was
 Never           a wait of one subject that holds up another one; a limit on brokers of the cluster
 """

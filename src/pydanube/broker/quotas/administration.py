@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import msgspec
 
@@ -25,17 +24,11 @@ from pydanube.metadata.table import RecordTable
 from pydanube.model.errors import Full, Invalid, NotFound
 from pydanube.model.limits import QUOTAS_MAX
 from pydanube.model.quotas import LIMIT_NAMES, Quota, QuotaSubject
+from pydanube.operations.access import QuotasListed
 from pydanube.runtime.clock import Clock
 
 from .records import QUOTAS, QuotaRecord, quota_key, subject_of_key
 from .throttle import Throttle
-
-
-class QuotaPage(NamedTuple):
-    """One page of quotas, in order of their subjects. `next`: the `after` of the next page; empty: there is none."""
-
-    quotas: list[Quota]
-    next: str = ""
 
 
 class Quotas:
@@ -56,11 +49,7 @@ class Quotas:
         """Learn by the follower what other brokers change."""
         self._table.follow(follower)
 
-    async def load(self) -> None:
-        """Read the quotas from the metadata."""
-        await self._table.load()
-
-    def list(self, principal: Principal, after: str = "", limit: int = PAGE_MAX) -> QuotaPage:
+    def list(self, principal: Principal, after: str = "", limit: int = PAGE_MAX) -> QuotasListed:
         """Return a page of the quotas that the caller may see, each with what is used of it now."""
         if not 0 < limit <= PAGE_MAX:
             raise Invalid(f"limit={limit} is out of range: use 1 to {PAGE_MAX}")
@@ -68,7 +57,7 @@ class Quotas:
         start = bisect_right(seen, after, key=lambda one: one[0]) if after else 0
         page = seen[start : start + limit]
         found = [self._quota(one, self._quotas[one]) for _, one in page]
-        return QuotaPage(found, page[-1][0] if start + limit < len(seen) else "")
+        return QuotasListed(found, page[-1][0] if start + limit < len(seen) else "")
 
     async def get(self, principal: Principal, subject: QuotaSubject) -> Quota:
         """Return a quota that the caller may see. Raises NotFound if the subject has none of its own."""

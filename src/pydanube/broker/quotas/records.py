@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Final
 
 import msgspec
@@ -31,7 +32,7 @@ class QuotaRecord(msgspec.Struct, omit_defaults=True):
         return QuotaLimits(**{name: getattr(self, name) for name in LIMIT_NAMES})
 
     def quota(self, subject: QuotaSubject, used: QuotaUsage) -> Quota:
-        return Quota(subject, self.limits(), version_of(self), used)
+        return Quota(subject, **asdict(self.limits()), version=version_of(self), used=used)
 
 
 def quota_key(subject: QuotaSubject) -> str:

@@ -31,14 +31,14 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from pydanube.broker.metrics import BrokerMetrics
-from pydanube.broker.partitions.rate_limits import Bucket
 from pydanube.core.access import Action, Authorizer, Principal
 from pydanube.core.meters import Meter
 from pydanube.model.errors import DanubeError, Full, Unavailable
 from pydanube.model.quotas import EVERY, QuotaLimits, QuotaSubject, QuotaUsage, namespace_subject
 from pydanube.model.security import BROKER_TYPE
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.rates import Bucket
+from pydanube.runtime.tasks import Tasks, complete, ignore
 from pydanube.runtime.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -320,7 +320,7 @@ class Throttle:
         `peer` is for calls that may share a connection: those of one peer count as one.
         """
         if principal.is_broker:
-            return _nothing
+            return ignore
         name = principal.id
         if not peer or not self._peers[name, peer]:
             limit = quota.connections_max if (quota := self._quota_of(name)) is not None else 0
@@ -383,8 +383,9 @@ class Throttle:
         if self.limits_of(principal, Kind.REQUESTS, namespace):
             await self._wait(self._key(Kind.REQUESTS, principal, namespace), 1, WAIT_S_MAX, source)
 
-    async def publish_elsewhere(self, principal: Principal, size_bytes: int) -> None:
-        """Wait until a batch may be sent on to another broker, which counts it for its namespace. Raises Full."""
+    async def forward(self, principal: Principal, size_bytes: int) -> None:
+        """Wait until a batch may go on to the owner of its partition, which counts it for its namespace. Raises
+        Full."""
         if self.limits_of(principal, Kind.PUBLISH, ""):
             await self._wait(self._key(Kind.PUBLISH, principal, ""), size_bytes, WAIT_S_MAX)
 
@@ -437,7 +438,7 @@ class Throttle:
             if not turn.done():
                 turn.set_result(self._turn(limits, bytes_max))
 
-        self._add(key, Waiter(go, partial(_fail, turn), self._clock.monotonic(), source=_Future(turn)))
+        self._add(key, Waiter(go, partial(complete, turn), self._clock.monotonic(), source=_Future(turn)))
         return await turn
 
     def _turn(self, limits: Limits, bytes_max: int) -> FetchTurn:
@@ -483,7 +484,7 @@ class Throttle:
                 self.take(limits, amount)
                 gone.set_result(None)
 
-        self._add(key, Waiter(go, partial(_fail, gone), now, patience_s, _Future(gone, source)))
+        self._add(key, Waiter(go, partial(complete, gone), now, patience_s, _Future(gone, source)))
         await gone
 
     # -- lines ---------------------------------------------------------------------------------------------------------
@@ -585,12 +586,3 @@ class _Future:
     @property
     def is_closed(self) -> bool:
         return self._future.done() or (self._source is not None and self._source.is_closed)
-
-
-def _fail(future: asyncio.Future[FetchTurn] | asyncio.Future[None], error: DanubeError) -> None:
-    if not future.done():
-        future.set_exception(error)
-
-
-def _nothing() -> None:
-    """Do nothing: brokers of the cluster are not counted."""

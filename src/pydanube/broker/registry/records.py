@@ -13,7 +13,10 @@
 /deleted/<topic id>                           nothing             a deleted topic; other keys or segments may be left
 /dropped/<ledger id>                          the id of a log     tombstone of a ledger whose records that log may hold
 /restored/<topic id>/<index>/<subscription>   RestoredRecord      its cursor after a restore, until the log has one
-/staged/queries/<query>                       QueryRecord         a query that writes stages (see core.staging)
+/staged/queries/<query>                       QueryRecord         a query that writes stages (see core.staging): one
+                                                                  of level 1, or that was made without authentication
+/staged/queries/<query>/<principal>           QueryRecord         a query of a principal, from level 2 on
+/staged/names/<namespace>/<query>             nothing             the name is taken in the namespace, from level 2 on
 /staged/decisions/<number>/<batch id>         DecisionRecord      committed stages, until all of them are published
 /staged/pending/<topic id>/<index>/<number>/<batch id>
                                               PendingRecord       a partition that lacks batches of a decision
@@ -138,13 +141,21 @@ class LedgerRecord(msgspec.Struct, omit_defaults=True):
     sliced: bool = False
 
 
+class PolicyMaker(msgspec.Struct, omit_defaults=True):
+    """The principal that set a failure policy with a dead letter topic, where it must still be allowed to publish when
+    a dead letter is written. No name: the policy was set without authentication. `policy`: what was set."""
+
+    policy: FailurePolicy
+    type: str = ""
+    name: str = ""
+    groups: list[str] = []
+
+
 class SubscriptionRecord(msgspec.Struct, omit_defaults=True):
     """`starts` holds the first offset for each partition that existed when it was created; later ones start at 0.
     `unacked_max`: how many messages of each partition may be in flight; 0 is no limit. `created_by`: the principal that
-    may also seek and delete it; empty: it was created without authentication, or by an earlier release. `policy_by`:
-    type, name and groups of the principal that named the dead letter topic, and that must still be allowed to publish
-    there when a dead letter is written; empty: that was done without authentication; None: there is no such topic, or
-    an earlier release has written the policy."""
+    may also seek and delete it; empty: it was created without authentication, or by an earlier release. `policy_maker`:
+    who named the dead letter topic; None: there is no such topic, or an earlier release has written the policy."""
 
     subscription_id: int
     type: int = int(SubscriptionType.EXCLUSIVE)
@@ -153,10 +164,16 @@ class SubscriptionRecord(msgspec.Struct, omit_defaults=True):
     failure_policy: FailurePolicy | None = None
     unacked_max: int = 0
     created_by: str = ""
-    policy_by: list[str] | None = None
+    policy_maker: PolicyMaker | None = None
 
     def failure(self) -> FailurePolicy:
         return self.failure_policy or NATIVE
+
+    def maker(self) -> PolicyMaker | None:
+        """Return who set the failure policy; None: an earlier release did not say. Such a broker that changes the
+        policy keeps what it does not know, so who set the former one is still in the record."""
+        maker = self.policy_maker
+        return maker if maker is not None and maker.policy == self.failure() else None
 
     def start(self, index: int) -> int:
         return self.starts[index] if index < len(self.starts) else 0
@@ -402,14 +419,13 @@ DECISIONS = "/staged/decisions/"
 PENDING = "/staged/pending/"
 
 
-def query_key(query: str) -> str:
-    # In hexadecimal because it is free text, like a producer's name.
-    return f"{QUERIES}{query.encode().hex()}"
+def query_key(query: str, owner: str = "") -> str:
+    # In hexadecimal because both are free text, like a producer's name.
+    return f"{QUERIES}{query.encode().hex()}" + (f"/{owner.encode().hex()}" if owner else "")
 
 
-def query_of_key(key: str) -> str:
-    """Return the query's name."""
-    return bytes.fromhex(key.removeprefix(QUERIES)).decode()
+def query_name_key(namespace: str, query: str) -> str:
+    return f"/staged/names/{namespace}/{query.encode().hex()}"
 
 
 def decisions_of(number: int) -> str:

@@ -29,10 +29,10 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from pydanube.metadata.following import Follower, KeyMirror
-from pydanube.metadata.levels import FeatureLevel
+from pydanube.metadata.following import Follower, Handler
+from pydanube.metadata.levels import FeatureLevel, refuse_unknown_level
 from pydanube.metadata.packing import pack, pack_over, unpack
-from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all
+from pydanube.metadata.store import Compare, Delete, Event, KeyValue, MetadataStore, Put, list_all
 from pydanube.metadata.table import RecordTable, Stored, named_table
 from pydanube.metadata.writing import Outrun, try_again, write_surely
 from pydanube.model.errors import AlreadyExists, DanubeError, Full, Invalid, NotFound, Refused, Unavailable
@@ -55,6 +55,7 @@ from .records import (
     AccessRecord,
     ConsumerRecord,
     NamespaceRecord,
+    PolicyMaker,
     ProducerRecord,
     SubscriptionRecord,
     TopicRecord,
@@ -121,7 +122,9 @@ class Registry:
         """By topic id: the topics that are being deleted, which are not found meanwhile."""
         self._subscriptions_in_deletion: set[int] = set()
         self._listeners: list[RegistryListener] = []
-        self._follower: Follower | None = None
+        self.follower = Follower(store, clock)
+        """Tells what other brokers change in the metadata. The broker runs it; whatever follows the metadata adds its
+        keys here."""
         self._namespace_table = named_table(
             store, clock, NamespaceRecord, records.NAMESPACES, self._take_namespace, "namespace"
         )
@@ -145,36 +148,37 @@ class Registry:
             records.subscription_of_key,
             lambda place: f"subscription {place[1]!r}",
         )
+        self.level.follow(self.follower)
+        for table in (self._namespace_table, self._topic_table, self._subscription_table):
+            table.follow(self.follower)
+        self.consumers.keys.follow(self.follower)
+        self._hear(records.ACCESS, self._hear_access)
+        self._hear(records.PRODUCERS, self._hear_producer)
+        self._hear(records.DROPPED, self._hear_dropped)
 
     def subscribe(self, listener: RegistryListener) -> None:
         self._listeners.append(listener)
 
-    def follow(self, follower: Follower) -> None:
-        """Have memory follow what other brokers change, from the next `Follower.start` on. A second call does
-        nothing."""
-        if self._follower is not None:
-            return
-        self._follower = follower
-        self.level.follow(follower)
-        heard = [
-            KeyMirror(records.ACCESS, self._hear_access),
-            KeyMirror(records.PRODUCERS, self._hear_producer),
-            KeyMirror(records.DROPPED, self._hear_dropped),
-        ]
-        for mirror in (*self._mirrors(), *heard):
-            mirror.follow(follower)
+    def _hear(self, prefix: str, take: Callable[[str, bytes], None]) -> None:
+        """Call `take` with what is written below a prefix from now on. Nothing of it is kept here."""
 
-    def _mirrors(self) -> Sequence[KeyMirror]:
-        tables = self._namespace_table, self._topic_table, self._subscription_table
-        return *(one.keys for one in tables), self.consumers.keys
+        def apply(event: Event) -> None:
+            if event.current is not None:
+                take(event.key, event.current.value)
+
+        def replace(entries: list[KeyValue]) -> None:
+            for one in entries:
+                take(one.key, one.value)
+
+        self.follower.add(prefix, Handler(apply, replace), from_now=True)
 
     async def load(self) -> None:
         """Read everything from the store, create the namespace `default` at the first start, and remove what deletions
         have left behind."""
-        await self.level.load(self._store)
+        await refuse_unknown_level(self._store, self.level.levels)
         await self._producer_ids.load()
-        for mirror in self._mirrors():
-            await mirror.load(self._store)
+        await self.follower.list_added()
+        self.level.check()
         await self._remove_outdated_consumers()
         if DEFAULT_NAMESPACE not in self._namespaces:
             with suppress(AlreadyExists):  # another broker has just done it
@@ -364,10 +368,10 @@ class Registry:
         return NotFound(f"topic {name} does not exist: {advice}")
 
     async def refresh_topic(self, name: TopicName, partition: int = -1) -> TopicRecord | None:
-        """Return the record of a topic; None if there is none. In a cluster, the store is asked for a topic, or for a
-        partition, that this broker has not heard of yet."""
+        """Return the record of a topic; None if there is none. The store is asked for a topic, or for a partition, that
+        this broker has not heard of yet."""
         record = self._topics.get(name)
-        if self._follower is None or (record is not None and partition < record.config().partition_count):
+        if record is not None and partition < record.config().partition_count:
             return record
         found = await self._topic_table.refresh(name)
         if found is not None and record is None:
@@ -375,31 +379,27 @@ class Registry:
         return self._topics.get(name)
 
     async def binding(self, name: TopicName) -> Binding | None:
-        """Return the binding of a topic; None: it has none. In a cluster the store is asked before that is said."""
+        """Return the binding of a topic; None: it has none. The store is asked before that is said."""
         record = await self.refresh_topic(name)
-        if self._follower is not None and record is not None and record.binding is None:
+        if record is not None and record.binding is None:
             await self._topic_table.refresh(name)
         return self.topic(name).binding
 
     async def refresh_subscriptions(self, topic_id: int) -> None:
-        """In a cluster, ask the store which subscriptions a topic has: this broker may not have heard of some yet."""
-        if self._follower is not None:
-            async for one in list_all(self._store, records.subscriptions_of(topic_id)):
-                self._subscription_table.keys.learn(one.key, one.value, one.mod_revision)
+        """Ask the store which subscriptions a topic has: this broker may not have heard of some yet."""
+        async for one in list_all(self._store, records.subscriptions_of(topic_id)):
+            self._subscription_table.keys.learn(one.key, one.value, one.mod_revision)
 
     async def has_topic(self, name: TopicName, topic_id: int) -> bool:
-        """Return whether the topic of this name has this id. In a cluster the store is asked: this broker may not have
-        heard yet that the topic was deleted, or created anew."""
-        record = self._topics.get(name)
-        if self._follower is not None:
-            found = await self._topic_table.refresh(name)
-            record = found.record if found is not None else None
-        return record is not None and record.topic_id == topic_id
+        """Return whether the topic of this name has this id. The store is asked: this broker may not have heard yet
+        that the topic was deleted, or created anew."""
+        found = await self._topic_table.refresh(name)
+        return found is not None and found.record.topic_id == topic_id
 
     async def ask_whether_current(self, name: TopicName, topic_id: int) -> None:
-        """Like `check_current`; in a cluster the store is asked, so that nothing of a topic that is gone is opened. It
-        raises Unavailable if the topic is gone, too: this broker will hear of that soon."""
-        if self._follower is not None and not await self.has_topic(name, topic_id):
+        """Like `check_current`; the store is asked, so that nothing of a topic that is gone is opened. It raises
+        Unavailable if the topic is gone, too: this broker will hear of that soon."""
+        if not await self.has_topic(name, topic_id):
             raise Unavailable(f"topic {name} was deleted, or created anew: look it up again")
 
     @asynccontextmanager
@@ -414,13 +414,12 @@ class Registry:
             raise
 
     async def refresh_namespace(self, namespace: str) -> None:
-        """In a cluster, ask the store about a namespace that this broker has not heard of yet."""
+        """Ask the store about a namespace that this broker has not heard of yet."""
         await self._namespace_table.ask(namespace)
 
     async def reload_topics(self) -> None:
-        """In a cluster, read all topics again, for a check that must not miss one."""
-        if self._follower is not None:
-            await self._topic_table.keys.reload(self._store)
+        """Read all topics again, for a check that must not miss one."""
+        await self._topic_table.keys.reload(self._store)
 
     def check_same(self, name: TopicName, topic_id: int) -> None:
         """Raise NotFound if the topic that had `topic_id` was deleted, also if another topic has its name by now. With
@@ -663,7 +662,7 @@ class Registry:
         failure_policy: FailurePolicy = NATIVE,
         subscriptions_max: int | None = 0,
         created_by: str = "",
-        policy_by: list[str] | None = None,
+        policy_maker: PolicyMaker | None = None,
     ) -> tuple[SubscriptionRecord, bool]:
         """Return the subscription, and whether this call created it. Its start is durable on return.
 
@@ -677,7 +676,7 @@ class Registry:
                 self._clock.now_us(),
                 None if failure_policy == NATIVE else failure_policy,
                 created_by=created_by,
-                policy_by=policy_by,
+                policy_maker=policy_maker,
             )
             create = partial(self._create_subscription, topic, topic_id, name, record, subscriptions_max or 0)
             return await try_again(create)
@@ -688,12 +687,10 @@ class Registry:
         topic_key = records.topic_key(topic)
         self.check_current(topic, topic_id)
         existing = Compare.mod_revision(topic_key, self._topic_table.keys.revisions[topic_key])
-        found = self._subscriptions.get(topic_id, {}).get(name)
-        if self._follower is not None:  # another broker may have created it, or deleted the one in memory
-            asked = await self._subscription_table.refresh((topic_id, name))
-            found = asked.record if asked is not None else None
+        # Another broker may have created it, or deleted the one in memory.
+        found = await self._subscription_table.refresh((topic_id, name))
         if found is not None:
-            return found, False
+            return found.record, False
         compares, writes = [existing], list[Put | Delete]()
         if subscriptions_max:
             # Two brokers that count at the same time write this key both, and one of them counts again.
@@ -714,9 +711,7 @@ class Registry:
 
     async def _check_subscriptions_max(self, topic: TopicName, topic_id: int, subscriptions_max: int) -> None:
         """Raise Full if the topic has as many subscriptions, at any broker."""
-        count = len(self._subscriptions.get(topic_id, {}))
-        if self._follower is not None:
-            count = len([one.key async for one in list_all(self._store, records.subscriptions_of(topic_id))])
+        count = len([one.key async for one in list_all(self._store, records.subscriptions_of(topic_id))])
         if count >= subscriptions_max:
             raise Full(
                 f"topic {topic} has {count} subscriptions, and its policy subscriptions_max is "
@@ -725,8 +720,8 @@ class Registry:
             )
 
     async def refresh_subscription(self, topic: TopicName, name: str) -> SubscriptionRecord | None:
-        """Return the record of a subscription; None if there is none. In a cluster, the store is asked for one that
-        this broker has not heard of yet."""
+        """Return the record of a subscription; None if there is none. The store is asked for one that this broker has
+        not heard of yet."""
         topic_record = await self.refresh_topic(topic)
         if topic_record is None:
             return None
@@ -734,7 +729,7 @@ class Registry:
         return self._subscriptions.get(topic_record.topic_id, {}).get(name)
 
     async def change_subscription(
-        self, topic: TopicName, name: str, expected: str = "", **changes: FailurePolicy | int | list[str] | None
+        self, topic: TopicName, name: str, expected: str = "", **changes: FailurePolicy | PolicyMaker | int | None
     ) -> SubscriptionRecord:
         """Change these fields of the subscription's record, and return it; durable on return."""
 
@@ -914,22 +909,19 @@ class Registry:
         async with self._changing:
             await try_again(attempt)
 
-    def _hear_access(self, key: str, value: bytes | None) -> None:
-        if value is not None:
-            record = unpack(value, AccessRecord)
-            for listener in self._listeners:
-                listener.access_taken(records.access_of_key(key), record)
+    def _hear_access(self, key: str, value: bytes) -> None:
+        record = unpack(value, AccessRecord)
+        for listener in self._listeners:
+            listener.access_taken(records.access_of_key(key), record)
 
-    def _hear_producer(self, key: str, value: bytes | None) -> None:
-        if value is not None:
-            record = unpack(value, ProducerRecord)
-            for listener in self._listeners:
-                listener.producer_resumed(records.producer_of_key(key), record)
+    def _hear_producer(self, key: str, value: bytes) -> None:
+        record = unpack(value, ProducerRecord)
+        for listener in self._listeners:
+            listener.producer_resumed(records.producer_of_key(key), record)
 
-    def _hear_dropped(self, key: str, value: bytes | None) -> None:
-        if value is not None:
-            for listener in self._listeners:
-                listener.ledger_dropped(records.dropped_of_key(key))
+    def _hear_dropped(self, key: str, _value: bytes) -> None:
+        for listener in self._listeners:
+            listener.ledger_dropped(records.dropped_of_key(key))
 
     # -- writing -------------------------------------------------------------------------------------------------------
 

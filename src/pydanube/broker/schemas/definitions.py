@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Hashable
-from typing import Final, Generic, TypeVar
+from typing import Final
 
-from pydanube.codec.schemas import ParsedSchema, parse_schema
+from pydanube.formats import ParsedSchema, parse_schema
 from pydanube.model.errors import Invalid, NotFound, Refused
 from pydanube.model.limits import MIB, SCHEMA_BYTES_MAX, SCHEMA_REFERENCES_MAX
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
+from pydanube.runtime.cache import Cache
 
 from .subjects import Subject, Subjects
 
@@ -26,45 +25,14 @@ ENTRY_BYTES: Final = 4096
 _PLAIN: Final = frozenset({SchemaFormat.BYTES, SchemaFormat.STRING, SchemaFormat.NUMBER})
 """Formats whose definitions take no time to parse."""
 
-Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
-
-
-class BoundedCache(Generic[Key, Value]):
-    """Keeps what was used last, up to a total weight."""
-
-    def __init__(self, weight_max: int) -> None:
-        self._weight_max = weight_max
-        self._weight = 0
-        self._held: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def get(self, key: Key) -> Value | None:
-        found = self._held.get(key)
-        if found is None:
-            return None
-        self._held.move_to_end(key)
-        return found[0]
-
-    def put(self, key: Key, value: Value, weight: int) -> None:
-        """Keep the value; those that were not used for the longest time are dropped for it."""
-        former = self._held.pop(key, None)
-        self._weight += weight - (former[1] if former is not None else 0)
-        self._held[key] = (value, weight)
-        while self._weight > self._weight_max and len(self._held) > 1:
-            _, (_, dropped) = self._held.popitem(last=False)
-            self._weight -= dropped
-
 
 class Definitions:
     """The definitions of all versions. A schema id with a version is never used again, so nothing cached goes stale."""
 
     def __init__(self, subjects: Subjects) -> None:
         self._subjects = subjects
-        self._texts: BoundedCache[tuple[int, int], SchemaDefinition] = BoundedCache(CACHED_BYTES)
-        self._parsed: BoundedCache[tuple[int, int], ParsedSchema] = BoundedCache(CACHED_BYTES)
+        self._texts: Cache[tuple[int, int], SchemaDefinition] = Cache(CACHED_BYTES)
+        self._parsed: Cache[tuple[int, int], ParsedSchema] = Cache(CACHED_BYTES)
 
     async def get(self, subject: Subject, version: int) -> SchemaDefinition:
         """Return the definition of a version, as it was registered."""

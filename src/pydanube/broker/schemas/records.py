@@ -45,7 +45,8 @@ class SettingsRecord(msgspec.Struct, omit_defaults=True):
 
 class SubjectRecord(msgspec.Struct, omit_defaults=True):
     """`deleted` are the versions that are deleted and still stored. `compatibility` and `mode`: see SettingsRecord;
-    empty: what the broker's settings record says."""
+    empty: what the broker's settings record says. `created_by` is the principal whose share of all subjects it takes;
+    empty: nobody's."""
 
     schema_id: int
     last_version: int = 0
@@ -53,6 +54,7 @@ class SubjectRecord(msgspec.Struct, omit_defaults=True):
     compatibility: str = ""
     mode: str = ""
     created_at: int = 0
+    created_by: str = ""
 
 
 class VersionRecord(msgspec.Struct, omit_defaults=True):

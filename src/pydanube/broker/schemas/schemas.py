@@ -20,11 +20,10 @@ from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.audit_operations import note_change
 from pydanube.broker.visibility import hide
-from pydanube.codec.schemas import ParsedSchema
-from pydanube.codec.schemas.parsed import fingerprint
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
-from pydanube.core.compatibility import check_compatible
-from pydanube.metadata.following import Follower
+from pydanube.formats import ParsedSchema
+from pydanube.formats.compatibility import check_compatible
+from pydanube.formats.registry import fingerprint
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.errors import Invalid, NotFound, Refused, Unavailable
 from pydanube.model.limits import (
@@ -118,7 +117,7 @@ class Schemas:
         self._partitions = partitions
         self._authorizer = authorizer
         self._clock = clock
-        self._subjects = Subjects(store, clock)
+        self._subjects = Subjects(store, clock, registry.follower)
         self._definitions = Definitions(self._subjects)
         self.validations = Validations(clock, tasks)
         self._waiting = Budget(WAITING_BYTES_MAX)
@@ -126,13 +125,9 @@ class Schemas:
         """By topic id, as long as a partition of the topic is open."""
         partitions.on_opened = self._partition_opened
 
-    def follow(self, follower: Follower) -> None:
-        """Have memory follow what other brokers change, from the next `Follower.start` on."""
-        self._subjects.follow(follower)
-
-    async def start(self) -> None:
-        """Read what is not read yet."""
-        await self._subjects.load()
+    def check_complete(self) -> None:
+        """Raise Corrupt if something is missing of what was listed at the start."""
+        self._subjects.check_complete()
 
     # -- registering ---------------------------------------------------------------------------------------------------
 
@@ -162,7 +157,7 @@ class Schemas:
             if not may_create:
                 found = await self._find_registered(principal, subject, definition)
             else:
-                found = await self._register(subject, definition, notes, version)
+                found = await self._register(subject, definition, notes, version, self._user(principal))
             _check_version(version, found.version)
             return found
 
@@ -183,13 +178,13 @@ class Schemas:
             self._check(principal, Action.DESCRIBE, one.subject)
 
     async def _register(
-        self, subject: str, definition: SchemaDefinition, notes: VersionNotes, version: int | None = None
+        self, subject: str, definition: SchemaDefinition, notes: VersionNotes, version: int | None, user: str
     ) -> RegisteredVersion:
         parsed = await self._definitions.parse(definition)
         mark = fingerprint(parsed)
         if (found := self._registered(subject, definition, mark)) is not None:
             return found
-        return await self._subjects.change(lambda: self._add(subject, definition, parsed, mark, notes, version))
+        return await self._subjects.change(lambda: self._add(subject, definition, parsed, mark, notes, version, user))
 
     async def _add(
         self,
@@ -199,6 +194,7 @@ class Schemas:
         mark: str,
         notes: VersionNotes,
         wanted: int | None,
+        user: str,
     ) -> RegisteredVersion:
         """Check and store a version, within `Subjects.change`."""
         if (found := self._registered(subject, definition, mark)) is not None:
@@ -216,7 +212,7 @@ class Schemas:
             if len(reasons) > REASONS_MAX:
                 listed += f"; and {len(reasons) - REASONS_MAX} more"
             raise Refused(f"the definition is not compatible ({level}) with subject {subject!r}: {listed}")
-        version = await self._subjects.add(subject, definition, mark, notes)
+        version = await self._subjects.add(subject, definition, mark, notes, user)
         log.info("schema.registered", subject=subject, version=version, format=str(definition.format))
         registered = self._registered(subject, definition, mark)
         if registered is None:
@@ -625,7 +621,8 @@ class Schemas:
         later registrations. A subject may be set before its first version is registered. Raises Conflict if the version
         is not `expected`."""
         self._named(principal, Action.ADMINISTER, subject)
-        await self._subjects.change(lambda: self._subjects.set_compatibility(subject, level, expected))
+        user = self._user(principal)
+        await self._subjects.change(lambda: self._subjects.set_compatibility(subject, level, expected, user))
         log.info("schemas.compatibility_set", subject=subject or "", level=str(level or ""))
         return CompatibilityReport(*self._subjects.compatibility(self._subjects.find(subject) if subject else None))
 
@@ -637,7 +634,7 @@ class Schemas:
         """Set whether versions may be registered and deleted, of a subject (None: the default applies again) or without
         one of all subjects that set nothing."""
         self._named(principal, Action.ADMINISTER, subject)
-        await self._subjects.change(lambda: self._subjects.set_mode(subject, mode))
+        await self._subjects.change(lambda: self._subjects.set_mode(subject, mode, self._user(principal)))
         log.info("schemas.mode_set", subject=subject or "", mode=str(mode or ""))
         return ModeReport(*self._subjects.mode(self._subjects.find(subject) if subject else None))
 
@@ -652,6 +649,11 @@ class Schemas:
         await self._subjects.change(attempt)
 
     # -- helpers -------------------------------------------------------------------------------------------------------
+
+    def _user(self, principal: Principal) -> str:
+        """Return whose share of all subjects a new one takes; empty: that of nobody, as who administers the cluster may
+        make all of them."""
+        return "" if self._authorizer.allows(principal, Action.ADMINISTER, BROKER) else principal.id
 
     def _check(self, principal: Principal, action: Action, subject: str) -> None:
         resource = _resource(subject)

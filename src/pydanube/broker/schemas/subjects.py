@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
@@ -28,6 +29,7 @@ from pydanube.metadata.writing import Outrun, try_again, write_surely
 from pydanube.model.errors import Corrupt, Full, NotFound, Refused
 from pydanube.model.limits import METADATA_OPERATIONS_MAX, SCHEMA_SUBJECTS_MAX, SCHEMA_VERSIONS_MAX
 from pydanube.model.schemas import Compatibility, RegistryMode, SchemaDefinition, SchemaVersion, VersionNotes
+from pydanube.runtime.budget import fits_share
 from pydanube.runtime.clock import Clock
 
 from . import records
@@ -105,9 +107,9 @@ class Subject:
 
 
 class Subjects:
-    """All subjects of the registry. Loaded at the start; every change is written through to the store."""
+    """All subjects of the registry. Listed at the start; every change is written through to the store."""
 
-    def __init__(self, store: MetadataStore, clock: Clock) -> None:
+    def __init__(self, store: MetadataStore, clock: Clock, follower: Follower) -> None:
         self._store = store
         self._clock = clock
         self._changing = asyncio.Lock()
@@ -117,11 +119,14 @@ class Subjects:
         """Both counters. They are read before the versions, and heard of after them: memory has every version up to
         these ids."""
         self._keys = KeyMirror(records.SCHEMAS, self._take)
-        self._is_followed = False
+        self._counters.follow(follower)
+        self._keys.follow(follower)
         self._orphans: dict[int, dict[int, VersionIndex]] = {}
         """By schema id: versions whose subject was not heard of yet."""
         self._subjects: dict[str, Subject] = {}
         self._by_schema_id: dict[int, Subject] = {}
+        self._created: Counter[str] = Counter()
+        """How many subjects each principal has made that has a share."""
         self._by_global_id: dict[int, list[Place]] = {}
         """The versions with each global id, in the order of their registration as far as that is known."""
         self._global_ids: dict[str, int] = {}
@@ -131,16 +136,8 @@ class Subjects:
         self._last_schema_id = 0
         self._last_global_id = 0
 
-    def follow(self, follower: Follower) -> None:
-        self._is_followed = True
-        self._counters.follow(follower)
-        self._keys.follow(follower)
-
-    async def load(self) -> None:
-        """Read everything but the definitions from the store, unless a follower has done that."""
-        for mirror in (self._counters, self._keys):
-            if not (self._is_followed and mirror.is_listed):
-                await mirror.load(self._store)
+    def check_complete(self) -> None:
+        """Raise Corrupt if something is missing of what the follower has listed; for the start."""
         for schema_id, versions in self._orphans.items():
             key = records.version_key(schema_id, min(versions))
             raise Corrupt(f"metadata: {key} belongs to no subject: put back a good copy of the metadata")
@@ -163,15 +160,12 @@ class Subjects:
             return await try_again(once)
 
     async def reload(self) -> None:
-        """Read everything again, in a cluster; a broker alone knows all there is."""
-        if self._is_followed:
-            await self._counters.reload(self._store)
-            await self._keys.reload(self._store)
+        """Read everything again."""
+        await self._counters.reload(self._store)
+        await self._keys.reload(self._store)
 
     async def refresh(self, name: str) -> None:
-        """In a cluster, ask the store about a subject of which something was not found."""
-        if not self._is_followed:
-            return
+        """Ask the store about a subject of which something was not found."""
         found = await self._keys.refresh(self._store, records.subject_key(name))
         if found is not None:
             schema_id = unpack(found.value, SubjectRecord).schema_id
@@ -179,8 +173,8 @@ class Subjects:
                 self._keys.learn(one.key, one.value, one.mod_revision)
 
     async def refresh_ids(self, schema_id: int = 0, global_id: int = 0) -> None:
-        """In a cluster, read everything again if one of these ids was given out by another broker, and not heard of."""
-        if not self._is_followed or (schema_id <= self._last_schema_id and global_id <= self._last_global_id):
+        """Read everything again if one of these ids was given out by another broker, and not heard of."""
+        if schema_id <= self._last_schema_id and global_id <= self._last_global_id:
             return
         known = await last_id(self._store, SCHEMA_COUNTER), await last_id(self._store, DEFINITION_COUNTER)
         if schema_id <= known[0] and global_id <= known[1]:
@@ -280,14 +274,17 @@ class Subjects:
 
     # -- writing, within `change`; each raises Outrun if another broker was faster -------------------------------------
 
-    async def add(self, name: str, definition: SchemaDefinition, fingerprint: str, notes: VersionNotes) -> int:
-        """Store a new version, and return it. It is durable on return.
+    async def add(
+        self, name: str, definition: SchemaDefinition, fingerprint: str, notes: VersionNotes, user: str = ""
+    ) -> int:
+        """Store a new version, and return it. It is durable on return. A subject that is new takes the share of `user`;
+        empty: nobody's.
 
         The subject, the version and the ids are written in one transaction, which compares what was there before.
         Cancelled: the broker is closing, and the version may be stored.
         """
         former = self._subjects.get(name)
-        self._check_room(former)
+        self._check_room(former, user)
         if former is not None and len(former.versions) >= SCHEMA_VERSIONS_MAX:
             raise Full(
                 f"subject {name!r} has {len(former.versions)} versions, and no more are possible: delete some for good"
@@ -298,7 +295,7 @@ class Subjects:
         if former is None:
             compares.append(Compare.missing(records.subject_key(name)))
             _raise_counter(SCHEMA_COUNTER, self._last_schema_id, compares, writes)
-            record = SubjectRecord(self._last_schema_id + 1, 1, created_at=now)
+            record = SubjectRecord(self._last_schema_id + 1, 1, created_at=now, created_by=user)
         else:
             compares.append(self._unchanged(records.subject_key(name)))
             record = msgspec.structs.replace(former.record, last_version=former.record.last_version + 1)
@@ -374,7 +371,9 @@ class Subjects:
         """Return the version of the record of a subject, or without one of the settings of all."""
         return version_of(self._settings if subject is None else subject.record)
 
-    async def set_compatibility(self, name: str | None, level: Compatibility | None, expected: str = "") -> None:
+    async def set_compatibility(
+        self, name: str | None, level: Compatibility | None, expected: str = "", user: str = ""
+    ) -> None:
         """Set the level of a subject, which need not have a version yet, or without a name the default of all. Raises
         Conflict if the record does not have the version `expected`; empty: any."""
         word = "" if level is None else str(level)
@@ -385,16 +384,16 @@ class Subjects:
         known = self._subjects.get(name)
         check_version(None if known is None else known.record, expected, f"subject {name!r}")
         if known is not None or level is not None:
-            subject = await self._made(name)
+            subject = await self._made(name, user)
             await self._replace_or_remove(subject, msgspec.structs.replace(subject.record, compatibility=word))
 
-    async def set_mode(self, name: str | None, mode: RegistryMode | None) -> None:
+    async def set_mode(self, name: str | None, mode: RegistryMode | None, user: str = "") -> None:
         """Set the mode of a subject, which need not have a version yet, or without a name the default of all."""
         word = "" if mode is None else str(mode)
         if name is None:
             await self._replace_settings(msgspec.structs.replace(self._settings, mode=word))
         elif name in self._subjects or mode is not None:
-            subject = await self._made(name)
+            subject = await self._made(name, user)
             await self._replace_or_remove(subject, msgspec.structs.replace(subject.record, mode=word))
 
     def check_unreferenced(self, subject: Subject, versions: Iterable[int], is_seen: Callable[[str], bool]) -> None:
@@ -412,19 +411,22 @@ class Subjects:
                 named = ", ".join(seen[:10]) or "subjects that you may not see"
                 raise Refused(f"version {version} of subject {subject.name!r} is used by {named}: delete those first")
 
-    def _check_room(self, former: Subject | None) -> None:
-        if former is None and len(self._subjects) >= SCHEMA_SUBJECTS_MAX:
+    def _check_room(self, former: Subject | None, user: str) -> None:
+        free, own = SCHEMA_SUBJECTS_MAX - len(self._subjects), self._created[user]
+        if former is None and free <= 0:
             raise Full(f"there are {len(self._subjects)} subjects, and no more are possible: delete some for good")
+        if former is None and user and not fits_share(own, 1, free):
+            raise Full(f"{user} has made {own} subjects, and the {free} that are left are for others: delete some")
 
-    async def _made(self, name: str) -> Subject:
+    async def _made(self, name: str, user: str) -> Subject:
         """Return the subject, and make it first if it does not exist: without a version."""
         former = self._subjects.get(name)
         if former is not None:
             return former
-        self._check_room(None)
+        self._check_room(None, user)
         key, record = (
             records.subject_key(name),
-            SubjectRecord(self._last_schema_id + 1, created_at=self._clock.now_us()),
+            SubjectRecord(self._last_schema_id + 1, created_at=self._clock.now_us(), created_by=user),
         )
         compares, writes = [Compare.missing(key)], list[Put | Delete]([Put(key, pack(record))])
         _raise_counter(SCHEMA_COUNTER, self._last_schema_id, compares, writes)
@@ -495,12 +497,16 @@ class Subjects:
             for version in list(former.versions):
                 self._drop(former, version)
             del self._subjects[name], self._by_schema_id[former.schema_id]
+            self._created[former.record.created_by] -= 1
+            if not self._created[former.record.created_by]:
+                del self._created[former.record.created_by]
             former = None
         if record is None or value is None:
             return
         if former is not None:
             former.replace(record, value)
             return
+        self._created[record.created_by] += 1
         subject = self._subjects[name] = self._by_schema_id[record.schema_id] = Subject(name, record, value)
         for version, index in sorted(self._orphans.pop(record.schema_id, {}).items()):
             self._add(subject, version, index)

@@ -29,14 +29,15 @@ from pydanube.broker.publish_checks import Fenceable, PayloadCheck, SchemaCheck
 from pydanube.codec.batch import Batch, Codec
 from pydanube.codec.batch.columns import Int32Array
 from pydanube.codec.batch.header import BatchHeader
-from pydanube.codec.schemas import InvalidRow, ParsedSchema
-from pydanube.model.errors import DanubeError, Invalid, Unavailable
+from pydanube.formats import InvalidRow, ParsedSchema
+from pydanube.model.errors import DanubeError, Invalid, Unavailable, internal_error
 from pydanube.model.schemas import Binding, Framing, ValidationPolicy
+from pydanube.runtime.cache import Cache
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from .definitions import BoundedCache, Definitions
+from .definitions import Definitions
 from .subjects import Subject
 
 log = get_logger(__name__)
@@ -112,7 +113,7 @@ class BoundTopic:
         self.warned: dict[int, int] = {} if warned is None else warned
         self._subject = subject
         self._definitions = definitions
-        self._validators: BoundedCache[int, Validator] = BoundedCache(VALIDATORS_KEPT)
+        self._validators: Cache[int, Validator] = Cache(VALIDATORS_KEPT)
         self.framed_pace = Pace()
         """Of payloads that name their schemas."""
         self._violations = violations
@@ -213,7 +214,7 @@ class BoundTopic:
         assert self._subject is not None
         schema = await self._definitions.parsed(self._subject, version)
         if self._validators.get(version) is None:
-            self._validators.put(version, Validator(schema), 1)
+            self._validators.put(version, Validator(schema))
 
 
 class BatchCheck:
@@ -497,7 +498,7 @@ class PartitionIntake:
             self._waiting.popleft()
         if not isinstance(error, DanubeError):
             log.error("schema.check_crashed", partition=self._index, exc_info=error)
-            error = DanubeError(f"internal error in a check of payloads: {type(error).__name__}; see the broker's log")
+            error = internal_error("a check of payloads", error)
         try:
             first.fail(error)
         except Exception as bug:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from pydanube.broker.visibility import hide
 from pydanube.core.access import BROKER, Action, Principal
@@ -36,9 +36,7 @@ from pydanube.model.limits import (
 from pydanube.model.security import (
     CLUSTER,
     GROUP,
-    SUBJECT_PREFIX,
     AccessAnswer,
-    ApiKey,
     Binding,
     BoundSubject,
     CallerIdentity,
@@ -52,6 +50,8 @@ from pydanube.model.security import (
     parse_key_id,
     parse_role_name,
 )
+from pydanube.operations.access import BindingsListed, KeysListed
+from pydanube.runtime.budget import fits_share
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.randomness import identity
 
@@ -59,26 +59,13 @@ from .api_keys import new_key
 from .audit_operations import note_change, note_check, note_detail
 from .records import BindingRecord, RoleRecord
 from .security import SecurityParts
+from .security_store import binding_users
 
 PAGE_MAX: Final = 500
 """The most bindings or API keys of one page. A listener whose answers have a limit may cut it shorter."""
 
 NAMESPACE_ADMIN: Final = "namespace-admin"
 _BINDING_ID_CHARACTERS: Final = 16
-
-
-class BindingPage(NamedTuple):
-    """One page of bindings, in order of their ids. `next`: the `after` of the next page; empty: there is none."""
-
-    bindings: list[Binding]
-    next: str = ""
-
-
-class KeyPage(NamedTuple):
-    """One page of API keys, in order of their ids. `next` as in BindingPage."""
-
-    keys: list[ApiKey]
-    next: str = ""
 
 
 class AccessAdministration:
@@ -165,7 +152,7 @@ class AccessAdministration:
 
     def list_bindings(
         self, principal: Principal, subject: str = "", resource: str = "", after: str = "", limit: int = PAGE_MAX
-    ) -> BindingPage:
+    ) -> BindingsListed:
         """Return a page of the bindings that the caller may delete, and of its own, in order of their ids.
 
         subject     only those of this subject, for example `group:ops`; empty: of all
@@ -183,7 +170,7 @@ class AccessAdministration:
         ]
         found.sort(key=lambda one: one.id)
         page, more = _page([one.id for one in found], after, limit)
-        return BindingPage(found[page], more)
+        return BindingsListed(found[page], more)
 
     async def get_binding(self, principal: Principal, binding_id: str) -> Binding:
         """Return a binding that the caller may delete, or that is its own."""
@@ -215,10 +202,9 @@ class AccessAdministration:
         if len(parts.store.bindings) >= BINDINGS_MAX:
             raise Full(f"there are {BINDINGS_MAX} bindings, which is the most: bind groups, or use wildcards")
         if not parts.rules.allows(principal, Action.ADMINISTER, BROKER):
-            _check_share(parts, where)
-        await parts.store.binding_table.create(
-            name, BindingRecord(str(who), list(chosen), str(where), created_at=self._clock.now_us())
-        )
+            _check_share(parts, principal, where)
+        record = BindingRecord(str(who), list(chosen), str(where), self._clock.now_us(), principal.id)
+        await parts.store.binding_table.create(name, record)
         return made
 
     async def delete_binding(self, principal: Principal, binding_id: str) -> None:
@@ -237,7 +223,7 @@ class AccessAdministration:
 
     # -- API keys ------------------------------------------------------------------------------------------------------
 
-    def list_keys(self, principal: Principal, of: str = "", after: str = "", limit: int = PAGE_MAX) -> KeyPage:
+    def list_keys(self, principal: Principal, of: str = "", after: str = "", limit: int = PAGE_MAX) -> KeysListed:
         """Return a page of the API keys of a principal, `type:name`; without one all, or the caller's own if it does
         not administer the cluster."""
         parts = self._secured()
@@ -248,7 +234,7 @@ class AccessAdministration:
             wanted = principal.id
         ids = sorted(key_id for key_id, one in parts.store.keys.items() if not wanted or one.principal == wanted)
         page, more = _page(ids, after, limit)
-        return KeyPage([parts.store.keys[key_id].api_key(key_id) for key_id in ids[page]], more)
+        return KeysListed([parts.store.keys[key_id].api_key(key_id) for key_id in ids[page]], more)
 
     async def create_key(
         self, principal: Principal, of: str = "", groups: Sequence[str] = (), expires_at: int = 0, comment: str = ""
@@ -374,18 +360,23 @@ def _no_role(name: str) -> NotFound:
     return NotFound(f"there is no role {name!r}: 'danube auth roles list' shows those that there are")
 
 
-def _check_share(parts: SecurityParts, where: ResourcePattern) -> None:
-    """Raise Full if the namespace of the pattern has as many bindings as those who administer only that may make."""
-    shared = where.text[: where.text.find("/", 1)] if where.depth > 1 else where.text
-    shared = SUBJECT_PREFIX if where.is_subject else shared
-    within = shared if where.is_subject else f"{shared}/"
-    texts = (one.resource.text for one in parts.store.bindings.values())
-    if sum(one == shared or one.startswith(within) for one in texts) >= BINDINGS_PER_NAMESPACE_MAX:
-        what = "the schema registry" if where.is_subject else f"namespace {shared}"
+def _check_share(parts: SecurityParts, principal: Principal, where: ResourcePattern) -> None:
+    """Raise Full if the namespace of the pattern has as many bindings as those who administer only that may make, or
+    the principal as many of these as are left for others."""
+    shared, own = binding_users(where, principal.id)
+    counts, free = parts.store.binding_counts, BINDINGS_MAX - len(parts.store.bindings)
+    left = min(BINDINGS_PER_NAMESPACE_MAX, free) - counts[shared]
+    if left > 0 and fits_share(counts[own], 1, left):
+        return
+    what = "the schema registry" if where.is_subject else f"namespace {shared}"
+    advice = "bind groups, use wildcards, or ask somebody who administers the cluster"
+    if left <= 0:
         raise Full(
-            f"{what} has {BINDINGS_PER_NAMESPACE_MAX} bindings, which is the most that its administrators may make: "
-            f"bind groups, use wildcards, or ask somebody who administers the cluster"
+            f"{what} has {counts[shared]} bindings, which is the most that its administrators may make: {advice}"
         )
+    raise Full(
+        f"{principal.id} has made {counts[own]} bindings in {what}, and the {left} left are for others: {advice}"
+    )
 
 
 def _no_binding(principal: Principal, binding_id: str, hidden: Binding | None) -> NotFound:

@@ -34,6 +34,7 @@ from pydanube.model.names import TopicName
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.network import counted_address
 from pydanube.runtime.randomness import identity
+from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
@@ -58,7 +59,6 @@ QUEUE_MAX: Final = 10_000
 EVENTS_AT_ONCE: Final = 500
 """Events that are written together: with their longest reasons they fit a batch of a topic."""
 
-RETRY_S: Final = 1.0
 COMPLAIN_S: Final = 60.0
 """How often it is logged that events cannot be written."""
 
@@ -185,6 +185,7 @@ class AuditTrail:
         self._sessions: dict[str, AuditSession] = {}
         self._forwarded = TrafficSessions()
         self._untold = 0
+        self._backoff = RetryBackoff()
         self._failure = ""
         self._complained_at = float("-inf")
 
@@ -349,7 +350,7 @@ class AuditTrail:
             elif not await self._write_some(sink):
                 if self._is_closing:
                     return
-                await self._clock.sleep(RETRY_S)
+                await self._clock.sleep(self._backoff.next())
 
     async def _write_some(self, sink: EventSink) -> bool:
         """Write the oldest events. Return False, with all of them kept, if that failed."""
@@ -363,6 +364,7 @@ class AuditTrail:
             return False
         for _ in events:
             self._queue.popleft()
+        self._backoff.reset()
         if self._failure:
             self._failure = ""
             log.info("audit.written_again")

@@ -12,12 +12,12 @@ from typing import Final
 
 import msgspec
 
-from pydanube.broker.partitions.own_publishing import OwnPublisher
 from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.batch import encode
 from pydanube.model.audit import AuditEvent
 from pydanube.model.errors import AlreadyExists, Refused
+from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
 from pydanube.model.topics import AckLevel, TopicConfig
 from pydanube.runtime.clock import Clock
@@ -32,15 +32,16 @@ class TopicSink:
         self,
         topic: TopicName,
         registry: Registry,
-        publisher: OwnPublisher,
+        publish: Callable[[TopicName, int, memoryview], Awaitable[Published]],
         place: Callable[[TopicName], Awaitable[None]],
         ack_level: Callable[[], Awaitable[AckLevel]],
         clock: Clock,
     ) -> None:
-        """`place` gives the partitions of the topic to brokers; `ack_level` chooses that of a new topic."""
+        """`publish` publishes by the broker's own authority, `place` gives the partitions of the topic to brokers, and
+        `ack_level` chooses that of a new topic."""
         self._topic = topic
         self._registry = registry
-        self._publisher = publisher
+        self._publish = publish
         self._place = place
         self._ack_level = ack_level
         self._clock = clock
@@ -52,7 +53,7 @@ class TopicSink:
             raise Refused(f"the audit topic {self._topic} is not reliable, and would keep nothing: choose another")
         payloads = [msgspec.json.encode(one) for one in events]
         batch = encode(payloads, publish_times=self._clock.now_us(), producer_name=PRODUCER)
-        await self._publisher.publish(self._topic, record.topic_id, 0, memoryview(batch))
+        await self._publish(self._topic, 0, memoryview(batch))
 
     async def close(self) -> None:
         """Do nothing: the broker closes its partitions."""

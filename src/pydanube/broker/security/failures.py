@@ -8,11 +8,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
 from pydanube.model.errors import Full
+from pydanube.runtime.cache import Cache
 from pydanube.runtime.clock import Clock
 
 FREE_FAILURES: Final = 3
@@ -24,7 +24,7 @@ FORGET_S: Final = 60.0
 """An address that did not fail for so long begins anew."""
 
 ADDRESSES_MAX: Final = 10_000
-"""Addresses that are remembered; the one that failed longest ago is forgotten first."""
+"""Addresses that are remembered; the one that was asked about longest ago is forgotten first."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Failures:
         self._clock = clock
         self._failures_max = failures_max
         self._block_s = block_s
-        self._of: OrderedDict[str, _Failures] = OrderedDict()
+        self._of: Cache[str, _Failures] = Cache(ADDRESSES_MAX)
 
     def __len__(self) -> int:
         return len(self._of)
@@ -55,7 +55,7 @@ class Failures:
     def add(self, address: str) -> float:
         """Count a failure; return for how many seconds its answer is to be held back."""
         now = self._clock.monotonic()
-        found = self._of.pop(address, None)
+        found = self._of.get(address)
         if found is None or now - found.last_at > FORGET_S:
             found = _Failures(0, now)
         found.count += 1
@@ -63,8 +63,6 @@ class Failures:
         if found.count >= self._failures_max:
             found.refused_until = now + self._block_s
             found.count = FREE_FAILURES  # after that time it is answered slowly, not as if it had never failed
-        self._of[address] = found
-        while len(self._of) > ADDRESSES_MAX:
-            self._of.popitem(last=False)
+        self._of.put(address, found)
         late = found.count - FREE_FAILURES
         return min(DELAY_S_MAX, FIRST_DELAY_S * 2 ** min(late - 1, 10)) if late > 0 else 0.0

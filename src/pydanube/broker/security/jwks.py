@@ -20,13 +20,13 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
 
+from pydanube.model.addresses import is_loopback
 from pydanube.model.errors import DanubeError, Invalid, Unavailable
 from pydanube.model.limits import KIB
 from pydanube.runtime.clock import Clock
@@ -208,7 +208,7 @@ class JwksUrl:
             raise Invalid("auth.jwks_url must be a URL with https, a host and no password")
         self._shown = f"{parts.scheme}://{parts.netloc}{parts.path}"
         """The URL in messages: its parameters may hold a key."""
-        if parts.scheme == "http" and not (allow_plain or _is_loopback(host)):
+        if parts.scheme == "http" and not (allow_plain or is_loopback(host)):
             raise Invalid(
                 f"auth.jwks_url={self._shown} is not encrypted: who can change the answer could sign any token. Use "
                 f"https, or set auth.jwks_allow_plain"
@@ -237,13 +237,6 @@ class JwksUrl:
 
     def _make_context(self) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=None if self._ca_file is None else str(self._ca_file))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 # -- what a document says ----------------------------------------------------------------------------------------------

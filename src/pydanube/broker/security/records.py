@@ -33,6 +33,8 @@ class BindingRecord(msgspec.Struct, omit_defaults=True):
     roles: list[str]
     resource: str
     created_at: int = 0
+    created_by: str = ""
+    """The principal whose share it takes; releases before did not note it."""
 
     def binding(self, binding_id: str) -> Binding:
         resource = ResourcePattern.parse(self.resource)

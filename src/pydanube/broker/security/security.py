@@ -85,11 +85,6 @@ class Security:
         await run_together([self.sessions.run(), self._authenticator.run()])
 
     def follow(self, follower: Follower) -> None:
-        """Learn by the follower what other brokers change."""
+        """Learn by the follower which roles, bindings and API keys there are, and what other brokers change."""
         if self._parts is not None:
             self._parts.store.follow(follower)
-
-    async def load(self) -> None:
-        """Read roles, bindings and API keys from the metadata."""
-        if self._parts is not None:
-            await self._parts.store.load()

@@ -7,6 +7,7 @@ Invariants
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -16,7 +17,7 @@ from pydanube.metadata.following import Follower
 from pydanube.metadata.store import Compare, MetadataStore, Put
 from pydanube.metadata.table import named_table
 from pydanube.metadata.writing import Outrun, write_surely
-from pydanube.model.security import Binding
+from pydanube.model.security import SUBJECT_PREFIX, Binding, ResourcePattern
 from pydanube.runtime.clock import Clock
 
 from .records import BINDINGS, FIRST_KEY, KEYS, ROLES, BindingRecord, KeyRecord, RoleRecord
@@ -32,6 +33,9 @@ class SecurityStore:
         self._rules = rules
         self.roles: dict[str, RoleRecord] = {}
         self.bindings: dict[str, Binding] = {}
+        self.binding_counts: Counter[str] = Counter()
+        """By namespace (`schema:` for subjects), and by namespace and the principal that made them: `binding_users`."""
+        self._binding_users: dict[str, tuple[str, str]] = {}
         self.keys: dict[str, KeyRecord] = {}
         self.on_key_ended: Callable[[str], None] = lambda _key_id: None
         """Called with the id of an API key that was revoked or changed."""
@@ -95,10 +99,16 @@ class SecurityStore:
 
     def _take_binding(self, binding_id: str, record: BindingRecord | None) -> None:
         binding = None if record is None else record.binding(binding_id)
-        if binding is None:
+        for user in self._binding_users.pop(binding_id, ()):
+            self.binding_counts[user] -= 1
+            if not self.binding_counts[user]:
+                del self.binding_counts[user]
+        if record is None or binding is None:
             self.bindings.pop(binding_id, None)
         else:
             self.bindings[binding_id] = binding
+            users = self._binding_users[binding_id] = binding_users(binding.resource, record.created_by)
+            self.binding_counts.update(users)
         self._rules.set_binding(binding_id, binding)
 
     def _take_key(self, key_id: str, record: KeyRecord | None) -> None:
@@ -107,3 +117,13 @@ class SecurityStore:
             self.keys[key_id] = record
         if former is not None and former != record:
             self.on_key_ended(key_id)
+
+
+def binding_users(where: ResourcePattern, creator: str) -> tuple[str, str]:
+    """Return whose share a binding takes that this principal makes: that of a namespace, or of all subjects, and that
+    of the principal there."""
+    if where.is_subject:
+        shared = SUBJECT_PREFIX
+    else:
+        shared = where.text[: where.text.find("/", 1)] if where.depth > 1 else where.text
+    return shared, f"{shared} {creator}"

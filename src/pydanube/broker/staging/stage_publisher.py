@@ -15,26 +15,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Final
 
 from pydanube.broker.cluster.owners import Key
+from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
-from pydanube.broker.partitions.publish_queue import Published
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.batch import Batch, encode_rows_from, with_producer
 from pydanube.core.staging import STAGED_PRODUCER, epoch_of, rows_to_skip
 from pydanube.model.errors import DanubeError, NotFound
 from pydanube.model.limits import MIB, PRODUCER_BATCHES_IN_FLIGHT_MAX
+from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.events import Signal
-from pydanube.runtime.randomness import seeded
 from pydanube.runtime.retry import RetryBackoff
-from pydanube.runtime.tasks import Tasks, run_together
+from pydanube.runtime.slices import Slices
+from pydanube.runtime.tasks import Tasks, outcome_of, run_together
 from pydanube.runtime.telemetry import get_logger
 
 from .stage_reader import StageReader, is_permanent, stages_of
@@ -49,9 +50,6 @@ IN_FLIGHT_BYTES_MAX: Final = 32 * MIB
 
 HELD_BYTES_MAX: Final = 32 * MIB
 """Limit of bytes that wait for publish rates without holding a slot, of all queues together."""
-
-TURN_BYTES: Final = 1 * MIB
-"""Bytes that are processed before other tasks get a turn."""
 
 RETRY_S_MIN: Final = 0.05
 RETRY_S_MAX: Final = 5.0
@@ -91,7 +89,7 @@ class Decision:
         """The last error of partitions that are retried."""
         self.applied = False
         self.committed_here = False
-        """In a cluster, as the rest up to `enqueued`. This broker committed it, and deletes it once it is published."""
+        """This broker committed it, perhaps before a restart, and deletes it once it is published."""
         self.over = False
         """The metadata has it no more."""
         self.complete = False
@@ -119,6 +117,11 @@ class Decision:
     @property
     def producer_id(self) -> int:
         return self.number | STAGED_PRODUCER
+
+    @property
+    def seen(self) -> int:
+        """How many of its pending keys were seen."""
+        return len(self.keys | self.published) + len(self.gone)
 
     def is_needed_by(self, key: Key) -> bool:
         """Return whether the partition still waits for messages of this decision."""
@@ -169,27 +172,25 @@ class StagePublisher:
         reader: StageReader,
         clock: Clock,
         tasks: Tasks,
+        cluster: ClusterParts,
         done: Callable[[Decision, Key], None],
+        given_up: Callable[[Decision, Key], None],
     ) -> None:
-        """`done` is called for each partition that has all messages of a decision, or was deleted."""
+        """`done` is called for each partition that has all messages of a decision, or was deleted; `given_up` for each
+        decision that is not enqueued any more for a partition of another broker."""
         self._registry = registry
         self._partitions = partitions
         self._reader = reader
         self._clock = clock
         self._tasks = tasks
+        self._cluster = cluster
         self._done = done
-        self._random = seeded(0)  # the same for each broker: a simulation repeats it
+        self._given_up = given_up
         self._queues: dict[QueueKey, deque[Decision]] = {}
         self._slots = asyncio.Semaphore(PUBLICATIONS_AT_ONCE)
         self._held_bytes = 0
         self.dropped = 0
         """How often messages were dropped because the topic was deleted first."""
-        self.is_own: Callable[[Key], bool] = lambda _key: True
-        """Returns whether this broker owns a partition. What is enqueued for one of another broker is given up."""
-        self.given_up: Callable[[Decision, Key], None] = lambda _decision, _key: None
-        """Called for each decision that is not enqueued any more for a partition of another broker."""
-        self.confirm_deleted: Callable[[str, int], Awaitable[bool]] = _is_deleted
-        """Returns whether the topic of this name and id, which the registry does not have, was really deleted."""
 
     def enqueue(self, decision: Decision, keys: Iterable[Key]) -> None:
         """Enqueue the decision for these partitions, after earlier decisions of the query."""
@@ -219,14 +220,14 @@ class StagePublisher:
         finally:
             del self._queues[key, number]
             for decision in waiting:
-                self.given_up(decision, key)
+                self._given_up(decision, key)
 
     async def _publish_until_done(self, key: Key, decision: Decision) -> bool:
         """Retry until the partition has all messages, also from another broker, or the topic was deleted, or the query
         was removed. Returns False if another broker owns the partition by now, and has to go on."""
-        tries, backoff = 0, RetryBackoff(self._random, RETRY_S_MIN, RETRY_S_MAX)
+        tries, backoff = 0, RetryBackoff(RETRY_S_MIN, RETRY_S_MAX)
         while decision.is_needed_by(key):
-            if not self.is_own(key):
+            if not self._cluster.is_own(*key):
                 return False
             try:
                 await self._apply(key, decision)
@@ -254,7 +255,7 @@ class StagePublisher:
     def _is_settled(self, decision: Decision, key: Key, was_deleted: bool) -> bool:
         """Return whether the partition needs nothing of this broker any more. `was_deleted`: the topic seemed to be
         deleted when that was last looked at."""
-        if not decision.is_needed_by(key) or not self.is_own(key):
+        if not decision.is_needed_by(key) or not self._cluster.is_own(*key):
             return True
         return not was_deleted and self._is_topic_deleted(decision, key)
 
@@ -309,7 +310,7 @@ class StagePublisher:
     async def _is_surely_deleted(self, decision: Decision, key: Key) -> bool:
         """Ask the metadata too: the registry may not know the topic yet. False while the metadata cannot be read."""
         try:
-            return await self.confirm_deleted(decision.topics[key[0]], key[0])
+            return not await self._registry.has_topic(TopicName.parse(decision.topics[key[0]]), key[0])
         except DanubeError:
             return False
 
@@ -333,31 +334,23 @@ class StagePublisher:
         has a part of a batch (it was committed before a restore, in batches of other sizes), only the rest is
         published. Raises the first failure, after all batches in flight were answered.
         """
-        unbroken = 0
+        slices = Slices(self._clock)
         for view in batches:
             batch = Batch.trust(view)
             first, end = max(sequence, skipped), sequence + batch.count
             if first < end:
                 wanted = view if first == sequence else encode_rows_from(batch, first - sequence)
                 signed = with_producer(wanted, decision.producer_id, epoch_of(decision.batch_id), first)
-                partition.publish(Batch.trust(signed), in_flight.expect(len(signed)))
-                unbroken += len(signed)
+                in_flight.add(len(signed), outcome_of(partial(partition.publish, Batch.trust(signed))))
                 if partition.is_held_back and self._held_bytes + in_flight.bytes <= HELD_BYTES_MAX:
                     return end
             sequence = end
             room = IN_FLIGHT_BYTES_MAX // min(len(self._queues), PUBLICATIONS_AT_ONCE)
             if in_flight.bytes >= room or in_flight.batches >= PRODUCER_BATCHES_IN_FLIGHT_MAX:
                 await in_flight.wait_all()
-            elif unbroken >= TURN_BYTES:
-                unbroken = 0
-                await asyncio.sleep(0)
+            await slices.pause_if_spent()
         await in_flight.wait_all()
         return sequence
-
-
-async def _is_deleted(_topic: str, _topic_id: int) -> bool:
-    """Return that the registry of a broker alone is right: nobody else writes."""
-    return True
 
 
 class _InFlight:
@@ -365,28 +358,19 @@ class _InFlight:
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._answers: list[asyncio.Future[Published | DanubeError]] = []
+        self._answers: list[asyncio.Future[Published]] = []
 
     @property
     def batches(self) -> int:
         return len(self._answers)
 
-    def expect(self, size: int) -> Callable[[Published | DanubeError], None]:
-        """Count a batch of `size` bytes, and return the callback for its result."""
+    def add(self, size: int, answer: asyncio.Future[Published]) -> None:
         self.bytes += size
-        answer: asyncio.Future[Published | DanubeError] = asyncio.get_running_loop().create_future()
         self._answers.append(answer)
-
-        def done(outcome: Published | DanubeError) -> None:
-            if not answer.done():  # the waiting task may have been cancelled
-                answer.set_result(outcome)
-
-        return done
 
     async def wait_all(self) -> None:
         """Wait for all batches in flight; raise the first failure."""
         answers, self._answers, self.bytes = self._answers, [], 0
-        outcomes = [await answer for answer in answers]
-        for outcome in outcomes:
-            if isinstance(outcome, DanubeError):
+        for outcome in await asyncio.gather(*answers, return_exceptions=True):
+            if isinstance(outcome, BaseException):
                 raise outcome

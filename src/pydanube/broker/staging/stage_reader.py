@@ -7,14 +7,15 @@ still needed, and section by section after that.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from typing import Final, Generic, TypeVar
+from functools import partial
+from typing import Final
 
 from pydanube.codec import stage
 from pydanube.codec.stage import StageIndex, StageSection
 from pydanube.model.errors import Corrupt, DanubeError, NotFound
+from pydanube.runtime.cache import LoadingCache
 from pydanube.runtime.objects import ObjectStore
+from pydanube.runtime.tasks import Tasks
 
 STAGES: Final = "stages/"
 READS_AT_ONCE: Final = 16
@@ -33,75 +34,28 @@ CACHED_BYTES: Final = 32 << 20
 CACHED_SECTIONS: Final = 100_000
 """Size of the cache of indexes, in sections: some tens of megabytes."""
 
-Value = TypeVar("Value")
-
 
 def stages_of(number: int, batch_id: int | None = None) -> str:
     """Return the key prefix of the stages of a query, or of one of its batches."""
     return f"{STAGES}{number:016x}/" if batch_id is None else f"{STAGES}{number:016x}/{batch_id:010d}/"
 
 
-class _StageCache(Generic[Value]):
-    """An LRU cache of bounded size; concurrent requests for one key share one read."""
-
-    def __init__(self, size_max: int) -> None:
-        self._size_max = size_max
-        self._size = 0
-        self._entries: OrderedDict[str, tuple[Value, int]] = OrderedDict()
-        self._reads: dict[str, asyncio.Event] = {}
-
-    def get(self, key: str) -> Value | None:
-        found = self._entries.get(key)
-        if found is None:
-            return None
-        self._entries.move_to_end(key)
-        return found[0]
-
-    def put(self, key: str, value: Value, size: int) -> None:
-        self.drop(key)
-        self._entries[key] = value, size
-        self._size += size
-        while self._size > self._size_max and len(self._entries) > 1:
-            self.drop(next(iter(self._entries)))
-
-    def drop(self, key: str) -> None:
-        found = self._entries.pop(key, None)
-        self._size -= found[1] if found is not None else 0
-
-    async def get_or_read(
-        self, key: str, read: Callable[[str], Awaitable[Value]], size_of: Callable[[Value], int]
-    ) -> Value:
-        """Return the cached value, or read it. Cancelled or failed: one of the waiting callers reads it instead."""
-        while (found := self.get(key)) is None:
-            if (reading := self._reads.get(key)) is not None:
-                await reading.wait()
-                continue
-            self._reads[key] = asyncio.Event()
-            try:
-                found = await read(key)
-                self.put(key, found, size_of(found))
-                return found
-            finally:
-                self._reads.pop(key).set()
-        return found
-
-
 class StageReader:
     """Reads stages, with caches that the whole broker shares."""
 
-    def __init__(self, objects: ObjectStore) -> None:
+    def __init__(self, objects: ObjectStore, tasks: Tasks) -> None:
         self._objects = objects
         self._slots = asyncio.Semaphore(READS_AT_ONCE)
         self._check_slots = asyncio.Semaphore(CHECKS_AT_ONCE)
         self._whole_slots = asyncio.Semaphore(WHOLE_READS_AT_ONCE)
-        self._indexes: _StageCache[StageIndex] = _StageCache(CACHED_SECTIONS)
-        self._whole_objects: _StageCache[memoryview] = _StageCache(CACHED_BYTES)
+        self._indexes: LoadingCache[str, StageIndex] = LoadingCache(tasks, CACHED_SECTIONS, _sections_of)
+        self._whole_objects: LoadingCache[str, memoryview] = LoadingCache(tasks, CACHED_BYTES, len)
         self._sections_read: dict[str, int] = {}
         """How many sections of each stage were read."""
 
     def add_index(self, key: str, index: StageIndex) -> None:
         """Cache the index of a stage that was just stored."""
-        self._indexes.put(key, index, len(index.sections))
+        self._indexes.put(key, index)
 
     def forget(self, key: str) -> None:
         """Drop the stage from the caches."""
@@ -120,14 +74,14 @@ class StageReader:
 
     async def index(self, key: str) -> StageIndex:
         """Return the index of a stage. Raises NotFound or Corrupt, with its key in the message."""
-        return await self._indexes.get_or_read(key, self._read_index, _sections_of)
+        return await self._indexes.get(key, partial(self._read_index, key))
 
     async def batches(self, key: str, section: StageSection) -> list[memoryview]:
         """Return the checked batches of one section. They are views of shared memory: copy what must be kept."""
         index = await self.index(key)
         sections_read = self._sections_read[key] = self._sections_read.get(key, 0) + 1
-        if 2 * sections_read <= len(index.sections) + 1 or self._whole_objects.get(key) is not None:
-            whole = await self._whole_objects.get_or_read(key, self._read_whole, len)
+        if 2 * sections_read <= len(index.sections) + 1 or key in self._whole_objects:
+            whole = await self._whole_objects.get(key, partial(self._read_whole, key))
             return stage.split(whole[section.start : section.end], section, key)
         async with self._slots:
             found = await self._objects.get(key, section.start, section.end)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -21,17 +20,14 @@ from pydanube.codec.batch.header import unpacked_bytes
 from pydanube.core.access import Action, Authorizer, Principal
 from pydanube.core.staging import QueryRecord, StageName, check_attempt, stage_time
 from pydanube.model.errors import Invalid, NotFound, Refused
-from pydanube.model.limits import MIB
 from pydanube.model.names import TopicName
 from pydanube.model.staging import check_batch_id, check_query
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.randomness import identity
+from pydanube.runtime.slices import Slices
 
 from .query_records import QueryRecords
 from .stage_reader import StageReader, stages_of
-
-TURN_BYTES: Final = 1 * MIB
-"""Stored bytes that are checked before other tasks get a turn. Compressed batches have a budget as well."""
 
 RANDOM_DIGITS: Final = 12
 
@@ -97,7 +93,7 @@ class StageWriter:
             raise full
         parts = await self._check_batches(request, topics, body)
         await self._tiers.check_ours()
-        record = await self._records.enter_run(principal, request.query, request.run)
+        record = await self._records.enter_run(principal, request.query, request.run, _namespace(request))
         name = self._name(record, request)
         named = [(one.topic_id, str(topic)) for topic, one in topics.items()]
         pieces, index = stage.encode(self._clock.now_us(), named, parts)
@@ -140,7 +136,7 @@ class StageWriter:
     ) -> list[stage.StagePart]:
         places = {topic: place for place, topic in enumerate(topics)}
         parts: list[stage.StagePart] = []
-        unbroken = 0
+        slices = Slices(self._clock)
         views = _split_body(request, body)
         for section in request.sections:
             policies, schema = self._partitions.policies_of(section.topic), self._schemas.check_of(section.topic)
@@ -158,16 +154,17 @@ class StageWriter:
                     await self._schemas.validations.run(check)
                 batches.append(batch.view)
                 messages += batch.count
-                unbroken += len(batch.view)
-                if unbroken >= TURN_BYTES:
-                    unbroken = 0
-                    await asyncio.sleep(0)
+                await slices.pause_if_spent()
             parts.append(stage.StagePart(places[section.topic], section.partition, batches, messages))
         return parts
 
     def _name(self, record: QueryRecord, request: StageRequest) -> StageName:
         at = stage_time(record, self._clock.now_us())
         return StageName(at, request.task, request.attempt, request.part, identity()[:RANDOM_DIGITS])
+
+
+def _namespace(request: StageRequest) -> str:
+    return request.sections[0].topic.namespace
 
 
 def _split_body(request: StageRequest, body: memoryview) -> Iterator[memoryview]:

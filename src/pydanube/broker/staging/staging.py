@@ -38,11 +38,12 @@ from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.staging import StagedQuery, check_batch_id, check_query
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.events import Signal
+from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.slices import Slices
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from .cluster_decisions import ClusterDecisions
 from .decisions import WRITES_AT_ONCE, Decisions, decision_writes
 from .expiry import StageExpiry
 from .query_records import LOST_COMPARISONS_MAX, KnownQuery, QueryRecords, lost_comparisons
@@ -53,7 +54,7 @@ from .stage_writer import StageRequest, StageWriter
 log = get_logger(__name__)
 
 UNCERTAIN_RETRY_S: Final = 1.0
-"""Pause before the metadata is read again after it failed."""
+"""The longest pause before the metadata is read again after it failed."""
 
 WAIT_S_MAX: Final = 60.0
 """The longest time that a commit waits for its messages to be published; the caller may repeat the commit."""
@@ -102,7 +103,8 @@ class Staging:
         self._clock = clock
         self._tiers = tiers
         self._records = QueryRecords(store, registry, clock, authorizer)
-        self._reader = StageReader(tiers.objects)
+        self._tasks = Tasks()
+        self._reader = StageReader(tiers.objects, self._tasks)
         self._writer = StageWriter(
             registry,
             partitions,
@@ -115,11 +117,8 @@ class Staging:
             decompression,
             schemas,
         )
-        parts = (registry, partitions, store, tiers.objects, self._reader, clock)
-        self.decisions = (
-            Decisions(*parts)
-            if cluster.membership.is_alone
-            else ClusterDecisions(*parts, cluster=cluster, query_changed=self._records.changed)
+        self.decisions = Decisions(
+            registry, partitions, store, tiers.objects, self._reader, clock, cluster, self._records.changed
         )
         self.expiry = StageExpiry(
             tiers.objects,
@@ -130,15 +129,16 @@ class Staging:
             tiers.settings.staged_query_keep_s,
             cluster.membership.is_coordinator,
         )
-        self._tasks = Tasks()
         self._committing: set[Decision] = set()
         self._uncertain: dict[int, int] = {}
         """By the number of the query: the batch id of a decision that may have been written. The metadata failed, or
         the commit was cancelled, at that moment."""
+        self._resolved = Signal()
+        """Ends the pauses of those that look whether it was written."""
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """Continue with earlier decisions, and start the expiry of stages."""
-        await self.decisions.load()
+        self.decisions.start()
         self._tasks.spawn(self.expiry.run(), "expiry of stages")
 
     def drain(self) -> None:
@@ -184,12 +184,15 @@ class Staging:
     ) -> tuple[bool, Decision | None]:
         """Return whether the batch was committed before, and its decision unless that is over."""
         for _ in range(LOST_COMPARISONS_MAX):
-            known = await self._records.find(request.query)
+            known = await self._records.find(principal, request.query)
             if known is None:
-                if not names:
-                    await self._check_may_publish(principal)
-                known = await self._records.new(request.query, request.run)
-            self._records.check_owner(principal, known.record)
+                namespace = await self._check_may_publish(principal)
+                if names:
+                    raise Refused(
+                        f"query {request.query!r} is not known here, so its stages are not there: nothing was "
+                        f"published; stage the batch again"
+                    )
+                known = await self._records.new(principal, request.query, request.run, namespace)
             number = known.record.number
             await self._resolve_uncertain(number)
             now_us = self._clock.now_us()
@@ -210,16 +213,18 @@ class Staging:
                 return False, decision if decision.stages else None
         raise lost_comparisons(request.query)
 
-    async def _check_may_publish(self, principal: Principal) -> None:
-        """Raise Denied if the principal may publish to no topic: it has no use for a query, which would be kept."""
+    async def _check_may_publish(self, principal: Principal) -> str:
+        """Return the namespace in which the principal may publish; empty: everywhere. Raises Denied if it may publish
+        to no topic: it has no use for a query, which would be kept."""
         if self._authorizer.allows(principal, Action.PRODUCE, BROKER):
-            return
+            return ""
         slices = Slices(self._clock)
         for topic in self._registry.topics():
             if self._authorizer.allows(principal, Action.PRODUCE, str(topic)):
-                return
+                return topic.namespace
             await slices.pause_if_spent()
         self._authorizer.check(principal, Action.PRODUCE, BROKER)
+        return ""
 
     async def _check_stages(self, principal: Principal, decision: Decision) -> None:
         """Raise unless all stages exist, are intact, and belong to topics that the principal may publish to."""
@@ -258,7 +263,7 @@ class Staging:
                 self._tasks.spawn(self._resolve_later(decision), f"doubts about {decision}")
             raise
         if written:
-            self.decisions.add(decision, keys)
+            self.decisions.add(decision)
         else:
             self.decisions.unexpect(decision)
         return written
@@ -269,11 +274,17 @@ class Staging:
         if batch_id is not None:
             await self.decisions.adopt(number, batch_id)
             del self._uncertain[number]
+            self._resolved.wake()
 
     async def _resolve_later(self, decision: Decision) -> None:
         """Resolve an uncertain decision in the background, in case the caller does not repeat the commit."""
-        while decision.number in self._uncertain:
-            await self._clock.sleep(UNCERTAIN_RETRY_S)
+
+        def is_resolved() -> bool:
+            return self._uncertain.get(decision.number) != decision.batch_id
+
+        backoff = RetryBackoff(UNCERTAIN_RETRY_S, UNCERTAIN_RETRY_S)
+        while not is_resolved():
+            await self._resolved.wait_for(is_resolved, backoff.next(), self._clock)
             with suppress(DanubeError):
                 async with self._records.locked(decision.query):
                     await self._resolve_uncertain(decision.number)
@@ -283,23 +294,23 @@ class Staging:
     async def queries(self, principal: Principal, after: str, count: int) -> tuple[list[StagedQuery], str]:
         """Return a page of queries, ordered by name, and the name after which the next page begins (empty: done). A
         caller that may not describe the cluster sees its own."""
-        if after:
-            check_query("query", after)
         count = max(1, min(count, QUERIES_MAX))
         sees_all = self._authorizer.allows(principal, Action.DESCRIBE, BROKER)
         found: list[StagedQuery] = []
+        token = ""
         room, read_max = PAGE_BYTES, count + 1 if sees_all else QUERIES_MAX
         while True:
             page = await self._records.page(after, read_max)
             for one in page:
-                if sees_all or one.owner == principal.owner_id != "":
+                if sees_all or one.record.owner == principal.owner_id != "":
                     if len(found) == count or room <= 0:
-                        return found, found[-1].query  # never a query that the caller may not see
-                    found.append(self._describe(one))
+                        return found, token  # never that of a query that the caller may not see
+                    found.append(self._describe(one.record))
+                    token = one.page_token
                     room -= len(msgspec.msgpack.encode(found[-1]))
             if len(page) < read_max:
                 return found, ""
-            after = page[-1].query
+            after = page[-1].page_token
 
     def _describe(self, record: QueryRecord) -> StagedQuery:
         decisions = self.decisions.of(record.number)
@@ -310,17 +321,21 @@ class Staging:
             last_commit_at=record.last_commit_at,
             pending=sum(len(one.waiting) or (not one.applied) for one in decisions),
             obstacle=next((why for one in decisions for why in one.obstacles.values()), "")[:OBSTACLE_CHARACTERS],
+            namespace=record.namespace,
+            owner=record.owner,
         )
 
-    async def forget(self, principal: Principal, query: str) -> None:
+    async def forget(self, principal: Principal, query: str, owner: str = "") -> None:
         """Remove a query with its decisions and stages, published or not. Its batch ids can be used again. The
-        principal that it belongs to may do that, and those that may administer the cluster.
+        principal that it belongs to may do that, and those that may administer the cluster. `owner` names the principal
+        that it belongs to, where several have a query of this name.
 
         Cancelled: a part may be removed; remaining decisions are published.
         """
         check_query("query", query)
         async with self._records.locked(query):
-            known = await self._records.find(query)
+            find = self._records.find_of(owner, query) if owner else self._records.find(principal, query)
+            known = await find
             if known is None or known.record.owner == "" or known.record.owner != principal.owner_id:
                 self._authorizer.check(principal, Action.ADMINISTER, BROKER)
             else:
@@ -330,7 +345,9 @@ class Staging:
                 raise NotFound(f"query {query!r} is not known here: `danube queries list` shows those that are")
             if not await self._records.remove(known):
                 raise Unavailable(f"query {query!r} was changed at the same moment: try again")
-            await self.decisions.forget(known.record.number, self._uncertain.pop(known.record.number, None))
+            uncertain = self._uncertain.pop(known.record.number, None)
+            self._resolved.wake()
+            await self.decisions.forget(known.record.number, uncertain)
         prefix = stages_of(known.record.number)
         keys = [info.key async for info in self._tiers.objects.list(prefix)]
         for start in range(0, len(keys), WRITES_AT_ONCE):

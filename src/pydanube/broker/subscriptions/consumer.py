@@ -128,6 +128,11 @@ class Consumer:
         this reason. May be called by `Sink.deliver`. For `generation` see `ack`."""
         self._subscription.give_up(self._member, ranges, reason, generation)
 
+    def give_back(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Give messages back that the listener keeps and has not sent: they are delivered again, and count as no
+        failure."""
+        self._subscription.give_back(self._member, ranges)
+
     def sent(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Count the ack timeouts of these messages, which the listener kept waiting, from now on. For consumers that
         attached with `ack_timeouts`."""

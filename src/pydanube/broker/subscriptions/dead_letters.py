@@ -8,25 +8,32 @@ which have the same `x-dead-letter-id`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+from weakref import WeakSet
 
+from pydanube.broker.registry.records import PolicyMaker
+from pydanube.broker.security.audit_operations import Origin
 from pydanube.codec.batch import Batch, encode
-from pydanube.core.access import ANONYMOUS, Principal
+from pydanube.core.access import ANONYMOUS, Action, Authorizer, Principal
 from pydanube.core.dispatch.failures import Exhausted
 from pydanube.model.dead_letters import LETTER_PRODUCER
-from pydanube.model.errors import AlreadyExists, NotFound, Refused, Unavailable
+from pydanube.model.errors import AlreadyExists, Denied, NotFound, Refused, Unavailable
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import ATTRIBUTES_PER_MESSAGE_MAX
+from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
 from pydanube.model.topics import TopicConfig
 
 if TYPE_CHECKING:
-    from pydanube.broker.partitions.own_publishing import OwnPublisher
     from pydanube.broker.registry.registry import Registry
+    from pydanube.broker.security.audit import AuditTrail
 
-    from .subscription import SubscriptionContext
+    from .subscription import LiveSubscription, SubscriptionContext
+
+WRITE_DEAD_LETTER: Final = "writeDeadLetter"
+"""The operation of the audit event for a dead letter that the broker may not write any more."""
 
 
 class DeadLetterPublisher(Protocol):
@@ -36,6 +43,10 @@ class DeadLetterPublisher(Protocol):
         self, context: SubscriptionContext, subscription: str, message: Exhausted, policy: FailurePolicy
     ) -> None:
         """Store a copy of the message, which is durable on return. Raises a DanubeError if that was not possible."""
+
+    def retry_when_allowed(self, live: LiveSubscription) -> None:
+        """Have the subscription try again as soon as the topic exists and may be written to; if that is not what its
+        dead letters wait for, do nothing."""
 
 
 def check_dead_letters(registry: Registry, topic: TopicName, policy: FailurePolicy) -> None:
@@ -50,11 +61,32 @@ def check_dead_letters(registry: Registry, topic: TopicName, policy: FailurePoli
     registry.namespace(target.namespace)
 
 
-class LetterCheck(Protocol):
-    """Asks whether a principal may still have dead letters written."""
+class LetterRights:
+    """Asks whether who set a failure policy may still have dead letters written."""
 
-    def __call__(self, principal: Principal, topic: TopicName) -> None:
-        """Raise Denied, which is recorded for the audit, if the principal may not publish to the topic."""
+    def __init__(self, authorizer: Authorizer, audit: AuditTrail) -> None:
+        self._authorizer = authorizer
+        self._audit = audit
+
+    def allows(self, maker: PolicyMaker | None, topic: TopicName) -> bool:
+        who = _principal(maker)
+        return who is None or self._authorizer.allows(who, Action.PRODUCE, str(topic))
+
+    def check(self, maker: PolicyMaker | None, topic: TopicName) -> None:
+        """Raise Denied, which is recorded for the audit, if the maker of the policy may not publish to the topic."""
+        if (who := _principal(maker)) is not None:
+            try:
+                self._authorizer.check(who, Action.PRODUCE, str(topic))
+            except Denied as error:
+                self._audit.refuse(Origin("", "", who.id), WRITE_DEAD_LETTER, Action.PRODUCE, str(topic), error)
+                raise
+
+
+def _principal(maker: PolicyMaker | None) -> Principal | None:
+    """Return whose rights count; None: nobody's."""
+    if maker is None or not maker.name:
+        return None
+    return Principal(maker.name, maker.type, tuple(maker.groups))
 
 
 async def ensure_letter_topic(registry: Registry, policy: FailurePolicy) -> None:
@@ -67,11 +99,13 @@ async def ensure_letter_topic(registry: Registry, policy: FailurePolicy) -> None
                 await registry.create_topic(topic, TopicConfig())
 
 
-def policy_maker(principal: Principal, policy: FailurePolicy | None) -> list[str] | None:
-    """Return who sets the policy, as `SubscriptionRecord.policy_by` has it."""
+def policy_maker(principal: Principal, policy: FailurePolicy | None) -> PolicyMaker | None:
+    """Return who sets the policy, if it has a dead letter topic."""
     if policy is None or not policy.dead_letter_topic:
         return None
-    return [] if principal == ANONYMOUS else [principal.type, principal.name, *principal.groups]
+    if principal == ANONYMOUS:
+        return PolicyMaker(policy)
+    return PolicyMaker(policy, principal.type, principal.name, list(principal.groups))
 
 
 class DeadLetterTopics:
@@ -80,14 +114,17 @@ class DeadLetterTopics:
     def __init__(
         self,
         registry: Registry,
-        publisher: OwnPublisher,
+        publish: Callable[[TopicName, int, memoryview], Awaitable[Published]],
         broker_address: Callable[[], str],
-        check: LetterCheck,
+        rights: LetterRights,
     ) -> None:
+        """`publish` publishes by the broker's own authority."""
         self._registry = registry
-        self._publisher = publisher
+        self._publish = publish
         self._broker_address = broker_address
-        self._check = check
+        self._rights = rights
+        self._waiting: WeakSet[LiveSubscription] = WeakSet()
+        """Those with letters that wait for their topic, or for the right to write there."""
 
     async def publish(
         self, context: SubscriptionContext, subscription: str, message: Exhausted, policy: FailurePolicy
@@ -99,21 +136,36 @@ class DeadLetterTopics:
             return  # the message is not stored any more: there is nothing to copy
         topic = TopicName.parse(policy.dead_letter_topic)
         source = TopicName.parse(context.topic)
-        policy_by = self._registry.subscription(source, subscription).policy_by
-        if policy_by:
-            kind, name, *groups = policy_by
-            self._check(Principal(name, kind, tuple(groups)), topic)
+        maker = self._registry.subscription(source, subscription).maker()
+        self._rights.check(maker, topic)
         check_dead_letters(self._registry, source, policy)
         letter = self._encode(batch, context, subscription, message, policy)
-        if policy_by is None:  # an earlier release set the policy, and left the topic to the first letter
-            await ensure_letter_topic(self._registry, policy)
         await self._registry.refresh_topic(topic)
-        record = self._registry.topic(topic)
-        index = context.partition % record.config().partition_count
+        index = context.partition % self._registry.topic(topic).config().partition_count
         try:
-            await self._publisher.publish(topic, record.topic_id, index, letter)
+            await self._publish(topic, index, letter)
         except NotFound as error:
             raise Unavailable(f"the dead letter topic went away: {error.message}") from None
+
+    def retry_when_allowed(self, live: LiveSubscription) -> None:
+        """See `DeadLetterPublisher.retry_when_allowed`."""
+        if not self._is_allowed(live):
+            self._waiting.add(live)
+
+    def wake_retries(self) -> None:
+        """End the waits of those whose letters may be written by now: a topic was created, or a rule changed."""
+        for live in [one for one in self._waiting if self._is_allowed(one)]:
+            self._waiting.discard(live)
+            live.retry_dead_letters()
+
+    def _is_allowed(self, live: LiveSubscription) -> bool:
+        source, policy = TopicName.parse(live.topic), live.dispatcher.failure_policy
+        record = self._registry.find_topic(source)
+        found = self._registry.subscriptions_of(record.topic_id).get(live.name) if record is not None else None
+        if found is None or not policy.dead_letter_topic:
+            return True  # it ends, or its policy is another one
+        topic = TopicName.parse(policy.dead_letter_topic)
+        return self._registry.find_topic(topic) is not None and self._rights.allows(found.maker(), topic)
 
     def _encode(
         self, batch: Batch, context: SubscriptionContext, subscription: str, message: Exhausted, policy: FailurePolicy

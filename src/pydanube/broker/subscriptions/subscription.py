@@ -19,6 +19,7 @@ from pydanube.broker.partitions.rate_limits import Rate
 from pydanube.broker.partitions.state_ledger import Done, NoState, StateLedger
 from pydanube.broker.quotas.throttle import Kind, Limits, Throttle
 from pydanube.broker.security.audit_operations import AuditSession, open_session
+from pydanube.broker.unread_memory import SMALL_BYTES as UNREAD_SMALL_BYTES
 from pydanube.broker.unread_memory import UnreadMemory, UnreadPart
 from pydanube.codec.batch import Batch
 from pydanube.codec.batch.header import append_time_of, offsets_of
@@ -156,6 +157,8 @@ class LiveSubscription:
         self._rate: Rate | None = None
         self._throttle = context.throttle
         self._unread = context.unread
+        self._reading = context.unread.part()
+        """What the read that is under way may return."""
         self._namespace = context.topic[1:].partition("/")[0]
         self._limited: dict[Member, Limits] = {}
         """The consumers whose principal or namespace has a rate in its quota."""
@@ -479,12 +482,28 @@ class LiveSubscription:
                 self._throttle.take(self._limited[assignment.member], size)
             attached.sink.deliver(view, self._context.epoch(), ranges, redeliveries, reasons)
 
+    async def _read_reserved(self, offset: int, bytes_max: int) -> list[memoryview]:
+        """Read a stretch of the log once there is memory for it."""
+        least_bytes = UNREAD_SMALL_BYTES
+        while True:
+            taken_bytes = await self._reading.reserve_when_free(max(bytes_max, 1), least_bytes)
+            try:
+                async with self._unread.turn(taken_bytes < bytes_max):
+                    views = await self._stream.read(offset, min(bytes_max, taken_bytes))
+                read_bytes = sum(map(len, views))
+                if read_bytes <= taken_bytes or self._reading.may_take(read_bytes - taken_bytes):
+                    return views
+                least_bytes = read_bytes  # one batch, which is read again when there is memory for it
+                del views
+            finally:
+                self._reading.give_back(taken_bytes)
+
     async def _read(self, offset: int, bytes_max: int) -> None:
         """Read one stretch of the log, then deliver. If cancelled, nothing was delivered and the next pump reads
         again."""
         me, end = asyncio.current_task(), self._stream.end_offset
         try:
-            views = await self._stream.read(offset, bytes_max)
+            views = await self._read_reserved(offset, bytes_max)
         except DanubeError as error:
             if self._read_task is me:
                 self._read_task = None
@@ -555,9 +574,9 @@ class LiveSubscription:
     def ack_any(self, offsets: Sequence[int]) -> None:
         """Acknowledge these messages, whichever consumer received them. If the subscription was ever sought, only those
         that are in flight: the others may have been delivered before the seek."""
-        ranges = merged(clip([(offset, offset + 1) for offset in sorted(offsets)], self._stream.end_offset))
+        ranges = [(offset, offset + 1) for offset in sorted(offsets)]
         if self.generation:
-            ranges = self.dispatcher.in_flight_to(None, ranges)
+            ranges = self.dispatcher.in_flight_to(None, merged(clip(ranges, self._stream.end_offset)))
         if not self._is_closed:
             self._ack_now(ranges, None)
 
@@ -676,6 +695,12 @@ class LiveSubscription:
             self._handle_exhausted(self.dispatcher.give_up(ranges, reason[:REASON_CHARACTERS_MAX], member))
             self.pump()
 
+    def give_back(self, member: Member, ranges: Sequence[tuple[int, int]]) -> None:
+        """See `Consumer.give_back`."""
+        self._ack_batch.flush()
+        self.dispatcher.give_back(ranges, member)
+        self.pump()
+
     def restart_timeouts(self, ranges: Sequence[tuple[int, int]]) -> None:
         """See `Consumer.sent`."""
         self.dispatcher.restart_timeouts(ranges, self._clock.now_us())
@@ -695,7 +720,7 @@ class LiveSubscription:
         if policy.ack_timeout_ms != former.ack_timeout_ms:
             self._ack_timer.set(None)
             self._notify_changed()
-        self.pump()
+        self.retry_dead_letters()
 
     def set_unacked_max(self, messages: int) -> None:
         """Limit how many messages are in flight on this partition; 0 means no limit."""
@@ -738,6 +763,15 @@ class LiveSubscription:
             name = f"dead letters {self._context.topic} {self.name}"
             self._dead_letter_task = self._context.tasks.spawn(self._dead_letter_all(), name)
 
+    @property
+    def topic(self) -> str:
+        return self._context.topic
+
+    def retry_dead_letters(self) -> None:
+        """Try again now what could not be dead-lettered: what refused it is different by now."""
+        self.dispatcher.hasten_dead_letters(self._clock.now_us())
+        self.pump()
+
     async def _dead_letter_all(self) -> None:
         """Store the queued messages in the dead letter topic one after the other, each before it is marked as
         acknowledged here. If cancelled, the rest is delivered and fails again."""
@@ -765,6 +799,7 @@ class LiveSubscription:
             self.dispatcher.retry_dead_letter(offset, self._clock.now_us() + self._dead_letter_retry_ms * 1000)
             if not self._dead_letter_queue:  # every queued message was tried once more
                 self._dead_letter_retry_ms = min(2 * self._dead_letter_retry_ms, DEAD_LETTER_RETRY_MS_MAX)
+            context.dead_letters.retry_when_allowed(self)
         else:
             self._dead_letter_retry_ms = 0
             if not self._ownership.holds():  # the ack cannot be counted now: the dead letter may be stored twice

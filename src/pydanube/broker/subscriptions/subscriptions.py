@@ -15,13 +15,14 @@ from typing import Any, Final
 
 from pydanube.broker.cluster.gathering import Gathering, Shares
 from pydanube.broker.decompression import DecompressionBudget
+from pydanube.broker.message_reading import MADE_TIMES
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
-from pydanube.broker.partitions.state_ledger import complete
+from pydanube.broker.partitions.state_ledger import Done
 from pydanube.broker.registry.records import SubscriptionRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.audit_operations import note_change
-from pydanube.broker.unread_memory import UnreadPart
+from pydanube.broker.unread_memory import UnreadMemory, UnreadPart
 from pydanube.codec.native import requests as wire
 from pydanube.codec.native.conversions import start_of, subscription_description
 from pydanube.core.access import Action, Authorizer, Principal, visible_subscriptions
@@ -35,6 +36,8 @@ from pydanube.model.pending import BacklogMessage, Pending
 from pydanube.model.positions import Position
 from pydanube.model.security import subscription_resource
 from pydanube.model.topics import SubscriptionDescription, SubscriptionPartition, SubscriptionType
+from pydanube.operations.topics import Positions
+from pydanube.runtime.tasks import outcome_of
 from pydanube.runtime.telemetry import get_logger
 
 from .consumer import Consumer, Sink
@@ -89,12 +92,14 @@ class Subscriptions:
         partitions: Partitions,
         authorizer: Authorizer,
         decompression: DecompressionBudget,
+        unread: UnreadMemory,
         gathering: Gathering,
     ) -> None:
         self._registry = registry
         self._partitions = partitions
         self._authorizer = authorizer
         self._decompression = decompression
+        self._unread = unread
         self._gathering = gathering
 
     async def subscribe(
@@ -228,7 +233,7 @@ class Subscriptions:
             for broker, indexes in shares.others.items()
         }
         found = await self._gathering.read(
-            shares, self._own_starts(topic, shares.own, start, positions), requests, wire.Positions, _by_partition
+            shares, self._own_starts(topic, shares.own, start, positions), requests, Positions, _by_partition
         )
         starts = found.complete(f"subscription {name!r} on {topic} cannot be created")
         return [starts[index] for index in range(count)]
@@ -395,6 +400,8 @@ class Subscriptions:
             live = self._partitions.add_subscription(partition, name, record)
             if former is not None and former.failure() != record.failure():
                 live.set_failure_policy(record.failure())
+            elif former is not None and former.maker() != record.maker():
+                live.retry_dead_letters()
             if former is not None and former.unacked_max != record.unacked_max:
                 live.set_unacked_max(record.unacked_max)
 
@@ -502,7 +509,7 @@ class Subscriptions:
             shares,
             self._seek_own(topic, subscription, position, shares.own),
             dict.fromkeys(shares.others, request),
-            wire.Positions,
+            Positions,
             _by_partition,
         )
         return sorted(moved.done(f"seeking {subscription!r} on {topic}").items())
@@ -518,10 +525,9 @@ class Subscriptions:
         resolved = [await one.subscription_start(position) for one, _ in found]
         # The start of a partition may have moved since its position was resolved.
         targets = [max(offset, one.first_position) for offset, (one, _) in zip(resolved, found, strict=True)]
-        waits = [_Wait() for _ in targets]
-        for (_, live), offset, wait in zip(found, targets, waits, strict=True):
-            live.seek(offset, wait.done)
-        await asyncio.gather(*(wait.future for wait in waits))
+        await asyncio.gather(
+            *(outcome_of(partial(live.seek, offset)) for (_, live), offset in zip(found, targets, strict=True))
+        )
         return {one.index: offset for (one, _), offset in zip(found, targets, strict=True)}
 
     async def advance(
@@ -549,9 +555,7 @@ class Subscriptions:
             await self._gathering.forward(owner, request, wire.Done)
             return
         ((_, live),) = await self._on_stored_partitions(topic, subscription, [partition])
-        wait = _Wait()
-        live.advance(offset, expected, wait.done)
-        await wait.future
+        await outcome_of(partial(live.advance, offset, expected))
 
     async def advance_many(
         self,
@@ -577,24 +581,22 @@ class Subscriptions:
             for broker, indexes in shares.others.items()
         }
         own = self._advance_own(topic, subscription, [one for one in moves if one[0] in shares.own])
-        moved = await self._gathering.change(shares, _as_dict(own), requests, wire.Positions, _by_partition)
+        moved = await self._gathering.change(shares, _as_dict(own), requests, Positions, _by_partition)
         return sorted(moved.done(f"advancing {subscription!r} on {topic}").items())
 
     async def _advance_own(
         self, topic: TopicName, subscription: str, moves: Sequence[tuple[int, int, int]]
     ) -> list[tuple[int, int]]:
-        waits: list[_Wait] = []
+        waits: list[asyncio.Future[None]] = []
         moved: list[tuple[int, int, LiveSubscription]] = []
         for partition, offset, expected in moves:
             ((one, live),) = await self._on_stored_partitions(topic, subscription, [max(0, partition)])
             if not 0 <= offset <= one.stream.end_offset:
                 raise Invalid(_past_end(offset, topic, one))
             if live.stands_at(expected):
-                wait = _Wait()
-                live.advance(offset, expected, wait.done)
-                waits.append(wait)
+                waits.append(outcome_of(partial(live.advance, offset, expected)))
             moved.append((one.index, offset, live))
-        await asyncio.gather(*(wait.future for wait in waits))
+        await asyncio.gather(*waits)
         # A caller that asked for an offset in a gap gets that offset back: no message lies between it and the position.
         return [(index, to if live.stands_at(to) else live.cursor.position) for index, to, live in moved]
 
@@ -648,12 +650,8 @@ class Subscriptions:
         for one, _ in found:
             if last >= one.stream.end_offset:
                 raise Invalid(_past_end(last, topic, one))
-        waits = [_Wait() for _ in found]
-        acked: dict[int, int] = {}
-        for (one, live), wait in zip(found, waits, strict=True):
-            acked[one.index] = live.mark_acked(ranges or [(0, one.stream.end_offset)], wait.done)
-        await asyncio.gather(*(wait.future for wait in waits))
-        return acked
+        acked = await asyncio.gather(*(_settle(live, ranges or [(0, one.stream.end_offset)]) for one, live in found))
+        return {one.index: count for (one, _), count in zip(found, acked, strict=True)}
 
     async def unsettled(
         self,
@@ -717,15 +715,16 @@ class Subscriptions:
     ) -> list[BacklogMessage]:
         """Return the first `count` messages that are not acknowledged, of one partition or, if that is -1, of all.
 
-        There are fewer if they have more than PEEKED_BYTES_MAX bytes together, or if another owner cannot send as many
-        in one answer.
+        There are fewer if they have more than PEEKED_BYTES_MAX bytes together, or than the memory of what clients have
+        not read has free, or if another owner cannot send as many in one answer.
         """
         self._check(principal, Action.CONSUME, topic, subscription)
         shares = self._shares(topic, partition, own_only)
         request = wire.PeekMessages(
             topic=str(topic), subscription=subscription, messages_max=count, partition=partition
         )
-        found = await self._peek_own(topic, subscription, count, shares.own)
+        async with self._unread.reading(principal, PEEKED_BYTES_MAX, MADE_TIMES) as bytes_max:
+            found = await self._peek_own(topic, subscription, count, shares.own, bytes_max)
         asked = await self._gathering.ask(dict.fromkeys(shares.others, request), wire.MessagesPeeked)
         for answer in asked.values():
             if isinstance(answer, DanubeError):
@@ -734,10 +733,10 @@ class Subscriptions:
         return sorted(found, key=lambda one: (one.message.partition, one.message.offset))[:count]
 
     async def _peek_own(
-        self, topic: TopicName, subscription: str, count: int, own: Sequence[int]
+        self, topic: TopicName, subscription: str, count: int, own: Sequence[int], bytes_max: int
     ) -> list[BacklogMessage]:
         found: list[BacklogMessage] = []
-        left = PEEKED_BYTES_MAX
+        left = bytes_max
         for one, live in await self._on_stored_partitions(topic, subscription, own):
             after = 0
             while len(found) < count and left > 0:
@@ -762,8 +761,9 @@ class Subscriptions:
         await self._registry.refresh_subscription(topic, subscription)
         self._registry.subscription(topic, subscription)
         await self._prepare_dead_letters(principal, topic, policy)
-        maker = policy_maker(principal, policy)
-        await self._registry.change_subscription(topic, subscription, expected, failure_policy=policy, policy_by=maker)
+        await self._registry.change_subscription(
+            topic, subscription, expected, failure_policy=policy, policy_maker=policy_maker(principal, policy)
+        )
         log.info("subscription.failure_policy_changed", topic=str(topic), subscription=subscription)
 
     async def unacked_max(self, principal: Principal, topic: TopicName, subscription: str) -> int:
@@ -849,7 +849,7 @@ def _past_end(offset: int, topic: TopicName, partition: Partition) -> str:
     return f"offset {offset} is past the end of partition {partition.index} of {topic}, which ends at {end}"
 
 
-def _by_partition(answer: wire.Positions) -> dict[int, int]:
+def _by_partition(answer: Positions) -> dict[int, int]:
     return dict(answer.positions)
 
 
@@ -862,9 +862,13 @@ def _unknown_place(index: int, error: DanubeError) -> SubscriptionPartition:
     return SubscriptionPartition(index, 0, 0, 0, 0, health=error.message)
 
 
-class _Wait:
-    """A future, and the callback `done` that completes it."""
+async def _settle(live: LiveSubscription, ranges: Sequence[tuple[int, int]]) -> int:
+    """Acknowledge messages, durable on return; return how many were not acknowledged before."""
+    acked = 0
 
-    def __init__(self) -> None:
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.done = partial(complete, self.future)
+    def mark(done: Done) -> None:
+        nonlocal acked
+        acked = live.mark_acked(ranges, done)
+
+    await outcome_of(mark)
+    return acked

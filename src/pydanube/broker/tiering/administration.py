@@ -20,7 +20,7 @@ from pydanube.broker.registry.records import PartitionRecord, TopicRecord, parti
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.batch import read_header
 from pydanube.codec.native import requests as wire
-from pydanube.core.access import BROKER, Action, Authorizer, Principal
+from pydanube.core.access import ANONYMOUS, BROKER, Action, Authorizer, Principal
 from pydanube.metadata.packing import unpack
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.errors import DanubeError, Denied, Full, Invalid, NotFound, Refused, Unauthenticated
@@ -36,6 +36,7 @@ from pydanube.model.storage import (
     StorageVerified,
 )
 from pydanube.model.topics import AckLevel
+from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.storage.tiering.catalog import CatalogSegment
@@ -67,9 +68,16 @@ class UploadRun:
     """An upload of what `targets` had in the log when it started; the values are their end offsets then."""
 
     def __init__(
-        self, number: int, tiers: ObjectStorage, targets: dict[tuple[int, int], int], resource: str = BROKER
+        self,
+        number: int,
+        tiers: ObjectStorage,
+        targets: dict[tuple[int, int], int],
+        resource: str = BROKER,
+        users: tuple[str, ...] = (),
     ) -> None:
-        """`resource`: what is uploaded, a topic or everything; who may start the upload may follow it."""
+        """`resource`: what is uploaded, a topic or everything; who may start the upload may follow it. `users`: whose
+        share of all uploads it takes."""
+        self.users = users
         self.number = number
         self.resource = resource
         self.others: dict[str, int] = {}
@@ -335,7 +343,8 @@ class StorageAdministration:
         """Start to upload all that is in the log now, due or not. The upload runs in the background, here and, unless
         `own_only` is set, at the other owners. Raises Unavailable if one of them does not answer."""
         tiers = self._authorize(principal, Action.ADMINISTER, topic)
-        self._make_room_for_run()
+        resource = BROKER if topic is None else str(topic)
+        users = self._make_room_for_run(principal, topic)
         owners = set[str]()
         async for name, record, index, _ in self._walk(topic, StoragePlace()):
             own, others = self._gathering.shares(record.topic_id, [index], own_only)
@@ -350,7 +359,7 @@ class StorageAdministration:
             for key, tier in tiers.partitions.items()
             if ids in (None, key[0]) and (waiting := tier.waiting()) is not None
         }
-        run = UploadRun(next(self._numbers), tiers, targets, BROKER if topic is None else str(topic))
+        run = UploadRun(next(self._numbers), tiers, targets, resource, users)
         self._runs[run.number] = run
         self._tasks.spawn(run.run(), f"upload {run.number}")
         run.others = {broker: one.run for broker, one in uploads.items()}
@@ -385,13 +394,24 @@ class StorageAdministration:
         }
         return _added_up(run.describe(), (await self._ask_uploads(requests)).values())
 
-    def _make_room_for_run(self) -> None:
-        """Forget the oldest finished uploads. Raises Full if too many are running."""
+    def _make_room_for_run(self, principal: Principal, topic: TopicName | None) -> tuple[str, ...]:
+        """Forget the oldest finished uploads, and return whose share a new one takes. Raises Full if too many are
+        running, or too many of these users, unless principals are not told apart."""
         for number in [number for number, run in self._runs.items() if run.done.is_set()]:
             if len(self._runs) >= RUNS_MAX:
                 del self._runs[number]
         if len(self._runs) >= RUNS_MAX:
             raise Full(f"{len(self._runs)} uploads are under way: wait for them")
+        if principal == ANONYMOUS or principal.is_broker:
+            return ()
+        users = (*(() if topic is None else (f"namespace /{topic.namespace}",)), principal.id)
+        running = Budget(RUNS_MAX)
+        for run in self._runs.values():
+            if not run.done.is_set():
+                running.take(1, *run.users)
+        if full := running.over_share(1, *users):
+            raise Full(f"{full} has {running.used_by(full)} uploads under way: wait for them")
+        return users
 
     # -- verifying -----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from pydanube.broker.partitions.ownership import Ownership
-from pydanube.broker.partitions.state_ledger import Done, complete
+from pydanube.broker.partitions.state_ledger import Done
 from pydanube.broker.partitions.stored_partition import StoredPartition
 from pydanube.broker.partitions.uploaded_producers import UploadedProducers
 from pydanube.core.tiering import WaitingUpload
@@ -16,6 +16,7 @@ from pydanube.metadata.store import Compare, Delete, Put
 from pydanube.model.errors import DanubeError, NotOwner, StaleEpoch
 from pydanube.model.ledgers import ProducerEntry
 from pydanube.runtime.clock import MICROSECONDS, Clock
+from pydanube.runtime.tasks import ignore, outcome_of
 from pydanube.storage.stream import LoggedStream
 from pydanube.storage.tiering.catalog import Catalog, CatalogSegment, entries, uploading
 from pydanube.storage.tiering.history import PartitionHistory
@@ -30,9 +31,6 @@ SLICES_BEHIND_MAX: Final = 200
 BEHIND_S_MAX: Final = 600.0
 """A partition that needs a slice which lies further back than this, and has not moved on for so long, writes its state
 again, so that others of its broker do not keep their slices because of it."""
-
-
-def _ignore(_: DanubeError | None) -> None: ...
 
 
 class TieredPartition:
@@ -179,7 +177,7 @@ class TieredPartition:
             self._history.trim(gone[-1].end_offset)
         self._is_pruned = True
 
-    def _snapshot_state(self, done: Done = _ignore) -> None:
+    def _snapshot_state(self, done: Done = ignore) -> None:
         """Write a snapshot of producers and cursors to the state ledger before the log releases the batches, so that a
         start does not need the object store. `done` is called once there is such a ledger."""
         state = self._partition.state
@@ -221,11 +219,7 @@ class TieredPartition:
         its slices. Raises what the log and the metadata raise. Cancelled: tried again later."""
         self._moved_on_at = self._clock.monotonic()
         published = self._stream.end_offset
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         state = self._partition.state
-        if state.ledger_id is None:
-            state.barrier(partial(complete, written))  # opens a ledger, with a snapshot
-        else:
-            state.snapshot(partial(complete, written))
-        await written
+        # a barrier opens a ledger, with a snapshot
+        await outcome_of(state.barrier if state.ledger_id is None else state.snapshot)
         await self._ownership.advance_slices(min(published, self._stream.start_offset))

@@ -5,7 +5,6 @@ The index of the file is deleted in between, so that every record is read and bo
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from pathlib import Path
 from typing import Final
@@ -17,6 +16,7 @@ from pydanube.codec.wal import RecordKind
 from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.disk import OsDisk
+from pydanube.runtime.tasks import outcome_of
 from pydanube.storage.wal import DurabilityLevel, LogWriter, NodeIdentity
 
 NODE: Final = NodeIdentity("bench", "bench", "bench")
@@ -66,15 +66,9 @@ async def _write(place: Path, *, size: int, batch: int, records: int) -> None:
             RecordKind.DATA, LEDGER, entry, 1, body, made.header.body_crc, DurabilityLevel.WRITE, _raise_error
         )
         if writer.pending_bytes > PENDING_BYTES_MAX:
-            await _sync(writer)
-    await _sync(writer)
+            await outcome_of(writer.sync)
+    await outcome_of(writer.sync)
     await writer.close()
-
-
-async def _sync(writer: LogWriter) -> None:
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    writer.sync(lambda error: done.set_result(None) if error is None else done.set_exception(error))
-    await done
 
 
 def _raise_error(error: Exception | None) -> None:

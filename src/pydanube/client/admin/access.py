@@ -18,12 +18,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from pydanube.client.settings import check_count, check_number
-from pydanube.codec.native import requests
-from pydanube.codec.native.conversions import answer_of, binding_of, caller_of, key_of, quota_of, role_of
 from pydanube.model.errors import Invalid
 from pydanube.model.positions import micros_from_datetime
 from pydanube.model.quotas import LIMIT_MAX, LIMIT_NAMES, Quota, QuotaSubject
 from pydanube.model.security import AccessAnswer, ApiKey, Binding, CallerIdentity, NewApiKey, Role
+from pydanube.operations import access
 from pydanube.runtime.clock import MICROSECONDS
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class Access:
 
     async def whoami(self) -> CallerIdentity:
         """Return who this client is for the broker, and its bindings."""
-        return caller_of(await self._client._request(requests.WhoAmI(), requests.Caller))
+        return await self._client._do(access.WhoAmI())
 
     async def can(self, action: str, resource: str, *, principal: str = "", groups: Iterable[str] = ()) -> AccessAnswer:
         """Return whether this client may do an action to a resource, and why.
@@ -54,29 +53,28 @@ class Access:
         action      produce, consume, read, describe, create, delete or administer
         principal   ask for somebody else, as a member of `groups`; that needs ADMINISTER on the cluster
         """
-        request = requests.AskAccess(action=action, resource=resource, principal=principal, groups=list(groups))
-        return answer_of(await self._client._request(request, requests.AccessDecision))
+        asked = access.AskAccess(action=action, resource=resource, principal=principal, groups=list(groups))
+        return await self._client._do(asked)
 
     async def roles(self) -> list[Role]:
         """Return all roles, the built-in ones first."""
-        return [role_of(one) for one in (await self._client._request(requests.ListRoles(), requests.RolesListed)).roles]
+        return (await self._client._do(access.ListRoles())).roles
 
     async def role(self, name: str) -> Role:
-        return role_of(await self._client._request(requests.GetRole(name=name), requests.AccessRole))
+        return await self._client._do(access.GetRole(name=name))
 
     async def create_role(self, name: str, actions: Sequence[str]) -> Role:
         """Make a role of actions."""
-        request = requests.CreateRole(name=name, actions=_words("actions", actions))
-        return role_of(await self._client._answer_once(request, requests.AccessRole))
+        return await self._client._do(access.CreateRole(name=name, actions=_words("actions", actions)))
 
     async def change_role(self, name: str, actions: Sequence[str], *, expected: str = "") -> Role:
         """Replace the actions of a role. Raises Conflict if its version is not `expected` any more."""
-        request = requests.ChangeRole(name=name, actions=_words("actions", actions), expected=expected)
-        return role_of(await self._client._change(request, requests.AccessRole, expected))
+        changed = access.ChangeRole(name=name, actions=_words("actions", actions), expected=expected)
+        return await self._client._do(changed)
 
     async def delete_role(self, name: str, *, expected: str = "") -> None:
         """Delete a role that no binding has."""
-        await self._client._request_once(requests.DeleteRole(name=name, expected=expected))
+        await self._client._do(access.DeleteRole(name=name, expected=expected))
 
     async def bindings(self, *, subject: str = "", resource: str = "") -> list[Binding]:
         """Return the bindings that this client may delete, and its own.
@@ -87,40 +85,37 @@ class Access:
         found: list[Binding] = []
         after = ""
         while True:
-            request = requests.ListAccessBindings(
-                subject=subject, resource=resource, after=after, limit=ENTRIES_AT_ONCE
-            )
-            answer = await self._client._request(request, requests.BindingsListed)
-            found += map(binding_of, answer.bindings)
-            after = answer.next
+            asked = access.ListAccessBindings(subject=subject, resource=resource, after=after, limit=ENTRIES_AT_ONCE)
+            page = await self._client._do(asked)
+            found += page.bindings
+            after = page.next
             if not after:
                 return found
 
     async def binding(self, binding_id: str) -> Binding:
-        return binding_of(await self._client._request(requests.GetAccessBinding(id=binding_id), requests.AccessBinding))
+        return await self._client._do(access.GetAccessBinding(id=binding_id))
 
     async def create_binding(
         self, subject: str, roles: Sequence[str], resource: str, *, binding_id: str = ""
     ) -> Binding:
         """Give roles to a subject on a resource, and on everything below it. Without an id, the broker makes one."""
-        request = requests.CreateAccessBinding(
+        made = access.CreateAccessBinding(
             subject=subject, roles=_words("roles", roles), resource=resource, id=binding_id
         )
-        return binding_of(await self._client._answer_once(request, requests.AccessBinding))
+        return await self._client._do(made)
 
     async def delete_binding(self, binding_id: str) -> None:
         """Take away what a binding gives."""
-        await self._client._request_once(requests.DeleteAccessBinding(id=binding_id))
+        await self._client._do(access.DeleteAccessBinding(id=binding_id))
 
     async def keys(self, *, principal: str = "") -> list[ApiKey]:
         """Return the API keys of a principal; without one all, or this client's own if it may not see all."""
         found: list[ApiKey] = []
         after = ""
         while True:
-            request = requests.ListApiKeys(principal=principal, after=after, limit=ENTRIES_AT_ONCE)
-            answer = await self._client._request(request, requests.KeysListed)
-            found += map(key_of, answer.keys)
-            after = answer.next
+            page = await self._client._do(access.ListApiKeys(principal=principal, after=after, limit=ENTRIES_AT_ONCE))
+            found += page.keys
+            after = page.next
             if not after:
                 return found
 
@@ -139,14 +134,11 @@ class Access:
         expires_in, expires_at      after how many seconds, or when, it ends; neither: never
         comment     what it is for; everybody who may list the key can read it
         """
-        request = requests.CreateApiKey(
-            principal=principal,
-            groups=_words("groups", groups),
-            expires_at=self._end(expires_in, expires_at),
-            comment=comment,
+        end = self._end(expires_in, expires_at)
+        made = access.CreateApiKey(
+            principal=principal, groups=_words("groups", groups), expires_at=end, comment=comment
         )
-        made = await self._client._answer_once(request, requests.KeyCreated)
-        return NewApiKey(key_of(made.key), made.secret)
+        return await self._client._do(made)
 
     def _end(self, expires_in: float | None, expires_at: datetime | None) -> int:
         if expires_in is not None and expires_at is not None:
@@ -158,25 +150,23 @@ class Access:
 
     async def revoke_key(self, key_id: str) -> None:
         """Make an API key worthless at once. Sessions that it opened end."""
-        await self._client._request_once(requests.RevokeApiKey(id=key_id))
+        await self._client._do(access.RevokeApiKey(id=key_id))
 
     async def quotas(self) -> list[Quota]:
         """Return the quotas that this client may see, each with what is used of it now at the broker that answers."""
         found: list[Quota] = []
         after = ""
         while True:
-            request = requests.ListQuotas(after=after, limit=ENTRIES_AT_ONCE)
-            answer = await self._client._request(request, requests.QuotasListed)
-            found += map(quota_of, answer.quotas)
-            after = answer.next
+            page = await self._client._do(access.ListQuotas(after=after, limit=ENTRIES_AT_ONCE))
+            found += page.quotas
+            after = page.next
             if not after:
                 return found
 
     async def quota(self, subject: str) -> Quota:
         """Return the quota of a subject: a principal, all principals of a type (`user:*`), or a namespace (`/shop`).
         Raises NotFound if it has none of its own."""
-        request = requests.GetQuota(subject=str(QuotaSubject.parse(subject)))
-        return quota_of(await self._client._request(request, requests.AccessQuota))
+        return await self._client._do(access.GetQuota(subject=QuotaSubject.parse(subject)))
 
     async def set_quota(
         self,
@@ -197,18 +187,16 @@ class Access:
         stored_bytes_max    of the topics of a namespace, or of those that a principal created
         expected            raise Conflict if the quota does not have this version any more
         """
-        parsed = QuotaSubject.parse(subject)
+        named = QuotaSubject.parse(subject)
         given = (connections_max, requests_per_s, publish_bytes_per_s, fetch_bytes_per_s, stored_bytes_max)
         changes = {name: value for name, value in zip(LIMIT_NAMES, given, strict=True) if value is not None}
         for name, value in changes.items():
             check_count(name, value, 0, LIMIT_MAX)
-        request = requests.SetQuota(subject=str(parsed), changes=changes, expected=expected)
-        return quota_of(await self._client._change(request, requests.AccessQuota, expected))
+        return await self._client._do(access.SetQuota(subject=named, changes=changes, expected=expected))
 
     async def delete_quota(self, subject: str, *, expected: str = "") -> None:
         """Delete a quota. Callers that wait for its rates go on at once."""
-        request = requests.DeleteQuota(subject=str(QuotaSubject.parse(subject)), expected=expected)
-        await self._client._request_once(request)
+        await self._client._do(access.DeleteQuota(subject=QuotaSubject.parse(subject), expected=expected))
 
 
 def _words(what: str, words: Iterable[str]) -> list[str]:

@@ -38,6 +38,7 @@ from pydanube.model.topics import (
     SubscriptionTypeName,
     TopicDescription,
 )
+from pydanube.operations import brokers, topics
 
 from .listing import ListingAdmin
 from .peeking import peek
@@ -73,9 +74,9 @@ class Admin(ListingAdmin):
 
     async def delete_topic(self, topic: str, *, expected: str = "") -> None:
         """Delete a topic with its messages and subscriptions. Raises NotFound."""
-        name = str(TopicName.parse(topic))
-        await self._request_once(requests.DeleteTopic(topic=name, expected=expected))
-        self._brokers.moved(name)
+        name = TopicName.parse(topic)
+        await self._do(topics.DeleteTopic(topic=name, expected=expected))
+        self._brokers.moved(str(name))
 
     async def list_topics(self, namespace: str | None = None) -> list[str]:
         """Return the full names of the topics of one namespace, or of all."""
@@ -115,7 +116,7 @@ class Admin(ListingAdmin):
         Everything that was published and acked is synced on return. Open producers and consumers continue by
         themselves; what was delivered and not acked is redelivered. Raises Refused for a topic that is only in memory.
         """
-        await self._request(requests.UnloadTopic(topic=str(TopicName.parse(topic))), requests.Done)
+        await self._do(topics.UnloadTopic(topic=TopicName.parse(topic)))
 
     async def set_ack_level(self, topic: str, ack_level: Literal["durable", "stored"]) -> None:
         """Change the ack level of a topic; what is published from then on is acked under the new one.
@@ -123,8 +124,8 @@ class Admin(ListingAdmin):
         Open producers and consumers continue by themselves; what was delivered and not acked is redelivered. Raises
         Refused for topics and levels of other kinds, and if the object store cannot keep stored topics.
         """
-        name, level = str(TopicName.parse(topic)), str(AckLevel.parse(ack_level))
-        await self._request(requests.SetAckLevel(topic=name, ack_level=level), requests.Done)
+        name, level = TopicName.parse(topic), str(AckLevel.parse(ack_level))
+        await self._do(topics.SetAckLevel(topic=name, ack_level=level))
 
     async def take_over_topic(
         self, topic: str, *, partition: int | None = None, accept_loss: bool = False
@@ -137,16 +138,16 @@ class Admin(ListingAdmin):
         index = -1 if partition is None else partition
         if partition is not None and partition < 0:
             raise Invalid(f"partition {partition} is out of range: use 0 or more")
-        name = str(TopicName.parse(topic))
-        request = requests.TakeOverTopic(topic=name, partition=index, accept_loss=accept_loss)
+        name = TopicName.parse(topic)
         try:
-            return (await self._request(request, requests.TakenOver)).losses
+            taken = await self._do(topics.TakeOverTopic(topic=name, partition=index, accept_loss=accept_loss))
         finally:
-            self._brokers.moved(name)
+            self._brokers.moved(str(name))
+        return taken.losses
 
     async def leftovers(self, broker: str = "") -> list[Leftover]:
         """Return what brokers, or one of them, still have of partitions that others took over."""
-        return (await self._request(requests.ListLeftovers(broker=broker), requests.LeftoversListed)).leftovers
+        return (await self._do(brokers.ListLeftovers(broker=broker))).leftovers
 
     async def salvage_topic(self, topic: str, partition: int, to: str, *, broker: str = "", drop: bool = False) -> int:
         """Publish the leftovers of a partition to the topic `to`; return how many messages were published. With `drop`,
@@ -178,8 +179,8 @@ class Admin(ListingAdmin):
             offsets = dict.fromkeys(indexes, start.value)
         else:  # resolved once, so that a repeated request does not delete more
             offsets = {index: await self.find_offset(name, index, before) for index in indexes}
-        request = requests.TruncateTopic(topic=name, offsets=list(offsets.items()))
-        return dict((await self._request(request, requests.Positions)).positions)
+        asked = topics.TruncateTopic(topic=TopicName.parse(topic), offsets=list(offsets.items()))
+        return dict((await self._do(asked)).positions)
 
     async def topic_statistics(self, topic: str) -> TopicStatistics:
         """Return rates, backlogs and counts of a topic, its subscriptions and their consumers, for each partition."""
@@ -279,7 +280,7 @@ class Admin(ListingAdmin):
             position=wire_start(position),
             partition=-1 if partition is None else partition,
         )
-        return dict((await self._request(request, requests.Positions)).positions)
+        return dict((await self._request(request, topics.Positions)).positions)
 
     async def set_failure_policy(
         self, topic: str, subscription: str, policy: FailurePolicy, *, expected: str = ""
@@ -342,7 +343,7 @@ class Admin(ListingAdmin):
         for start in range(0, len(wanted), RANGES_PER_REQUEST):
             some = wanted[start : start + RANGES_PER_REQUEST]
             request = requests.AdvanceMany(topic=name, subscription=subscription, moves=some)
-            positions.update((await self._request(request, requests.Positions)).positions)
+            positions.update((await self._request(request, topics.Positions)).positions)
         return positions
 
     async def skip(
@@ -398,21 +399,21 @@ class Admin(ListingAdmin):
 
     async def describe_broker(self) -> BrokerDescription:
         """Describe the broker that this client is connected to."""
-        return _broker_description(await self._request(requests.DescribeBroker(), requests.BrokerInfo))
+        return await self._do(brokers.DescribeBroker())
 
     async def describe_cluster(self) -> ClusterDescription:
         """Describe the cluster: every broker, what it does, and which brokers are away. A broker alone is the only
         one."""
-        return (await self._request(requests.DescribeCluster(), requests.ClusterInfo)).cluster
+        return (await self._do(brokers.DescribeCluster())).cluster
 
     async def describe_upgrade(self) -> UpgradeDescription:
         """Return the feature level of the metadata that is in force, and what each living broker knows."""
-        return (await self._request(requests.DescribeUpgrade(), requests.UpgradeInfo)).upgrade
+        return (await self._do(brokers.DescribeUpgrade())).upgrade
 
     async def finish_upgrade(self) -> UpgradeDescription:
         """Raise the feature level to the newest one that all living brokers know; releases that do not know it can no
         longer be started on this metadata. Raises Refused while an older broker is present, and names it."""
-        return (await self._request(requests.FinishUpgrade(), requests.UpgradeInfo)).upgrade
+        return (await self._do(brokers.FinishUpgrade())).upgrade
 
     async def _change(
         self, request: requests.Request, answer: type[requests.StructT], expected: str
@@ -465,15 +466,3 @@ def _checked_range(one: int | tuple[int, int]) -> Range:
         case (int() as start, int() as end) if 0 <= start < end < OFFSET_END:
             return start, end
     raise Invalid(f"{one!r} is neither an offset nor a range (start, end) of offsets")
-
-
-def _broker_description(broker: requests.BrokerInfo) -> BrokerDescription:
-    return BrokerDescription(
-        version=broker.version,
-        node=broker.node,
-        cluster=broker.cluster,
-        state=broker.state,
-        topics=broker.topics,
-        started_at=broker.started_at,
-        addresses=broker.addresses,
-    )

@@ -38,7 +38,7 @@ from pydanube.model.errors import NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import PartitionDescription
-from pydanube.runtime.throttle import Throttle
+from pydanube.runtime.rates import Pacer
 
 from .peeking import unacked_messages
 
@@ -262,7 +262,7 @@ class _RedriveRun:
         self._letters = letters
         self._client = letters._client
         self._state = Redriven(0)
-        self._throttle = None if rate is None else Throttle(rate)
+        self._pace = Pacer(rate, self._client._brokers.clock)
         self._at_once = LETTERS_AT_ONCE if rate is None else max(1, min(LETTERS_AT_ONCE, int(rate / STEPS_PER_SECOND)))
         self._progress = progress
         self._to = to
@@ -337,9 +337,7 @@ class _RedriveRun:
         Letters chosen by their offsets are asked for once: the answer to a second request would say that they were
         redriven before.
         """
-        if self._throttle is not None:
-            clock = self._client._brokers.clock
-            await clock.sleep(self._throttle.admit(len(offsets or ()) or self._at_once, clock.monotonic()))
+        await self._pace.take(len(offsets or ()) or self._at_once)
         request = requests.RedriveLetters(
             topic=self._letters.topic,
             partition=partition,

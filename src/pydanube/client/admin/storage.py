@@ -37,6 +37,8 @@ from pydanube.model.storage import (
     StorageUsage,
     StorageVerified,
 )
+from pydanube.operations import AnswerT, Operation, answer_of
+from pydanube.runtime.rates import Pacer
 from pydanube.runtime.tasks import run_together
 
 STEP_BYTES: Final = 8 * 1024 * 1024
@@ -165,8 +167,8 @@ class StorageAdmin(Openable):
         """
         if rate is not None:
             check_number("rate", rate, 1, 1e15)
-        name, clock = _checked_name(topic), self._brokers.clock
-        begin, step_bytes = clock.monotonic(), STEP_BYTES if rate is None else int(min(STEP_BYTES, rate))
+        name, pace = _checked_name(topic), Pacer(rate, self._brokers.clock)
+        step_bytes = STEP_BYTES if rate is None else int(min(STEP_BYTES, rate))
         found, place = StorageVerified(), StoragePlace()
         while True:
             request = requests.VerifyStorage(topic=name, place=place, bytes_max=step_bytes)
@@ -177,8 +179,7 @@ class StorageAdmin(Openable):
             if answer.next is None:
                 return found
             place = answer.next
-            if rate is not None:
-                await clock.sleep(max(0.0, begin + found.bytes / rate - clock.monotonic()))
+            await pace.take(answer.verified.bytes)
 
     async def collect_garbage(
         self,
@@ -205,6 +206,11 @@ class StorageAdmin(Openable):
                 if not after:
                     break
         return found
+
+    async def _do(self, operation: Operation[AnswerT]) -> AnswerT:
+        """Ask any broker for an operation, again after a disconnect if it may be repeated, and return the answer."""
+        self._check_open()
+        return await self._brokers.call(operation, answer_of(type(operation)), repeatable=operation.may_repeat)
 
     async def _request(self, request: requests.Request, answer: type[requests.StructT]) -> requests.StructT:
         """Send a request to any broker, again after a disconnect, and return the answer."""

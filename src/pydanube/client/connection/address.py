@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
+from pydanube.model.addresses import host_port, split_host_port
 from pydanube.model.errors import Invalid
 
 SCHEME: Final = "danube"
@@ -32,17 +33,21 @@ class BrokerAddress:
     @classmethod
     def parse(cls, text: str, default_port: int = DEFAULT_PORT) -> Self:
         """Parse ``host``, ``host:port``, ``[ipv6]`` or ``[ipv6]:port``."""
-        host, port_text = _split(text)
+        if text.count(":") > 1 and not text.startswith("["):
+            raise Invalid(
+                f"broker address {text!r} looks like IPv6: put the host in brackets, as in [::1]:{DEFAULT_PORT}"
+            )
+        host, port_text = split_host_port(text)
         if not host or any(character in host for character in " /?#@,"):
             raise Invalid(f"broker address {text!r} has no usable host: {_EXAMPLE}")
-        if not port_text:
+        if port_text is None:
             return cls(host, default_port)
         if not (port_text.isascii() and port_text.isdecimal() and 0 < int(port_text) < 65_536):
             raise Invalid(f"broker address {text!r} has no usable port: {_EXAMPLE}")
         return cls(host, int(port_text))
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_port(self.host, self.port)
 
 
 class Servers(NamedTuple):
@@ -77,15 +82,3 @@ def parse_servers(url: str) -> Servers:
     addresses = list(dict.fromkeys(BrokerAddress.parse(part.removesuffix("/"), port) for part in parts))
     is_encrypted = scheme in (TLS_SCHEME, HTTPS_SCHEME)
     return Servers([], addresses, is_encrypted) if is_http else Servers(addresses, [], is_encrypted)
-
-
-def _split(text: str) -> tuple[str, str]:
-    if text.startswith("["):
-        host, bracket, rest = text[1:].partition("]")
-        if bracket and (not rest or (rest.startswith(":") and len(rest) > 1)):
-            return host, rest[1:]
-        return "", ""
-    if text.count(":") > 1:
-        raise Invalid(f"broker address {text!r} looks like IPv6: put the host in brackets, as in [::1]:{DEFAULT_PORT}")
-    host, colon, port = text.partition(":")
-    return host, port if port or not colon else "?"

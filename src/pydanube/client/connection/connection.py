@@ -37,6 +37,7 @@ from pydanube.codec.native.frames import Frame, FrameKind
 from pydanube.model.errors import DanubeError, Invalid, Unavailable
 from pydanube.runtime import network
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.tasks import complete, ignore, mark_retrieved
 from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.tls_transport import TlsFailed
 from pydanube.version import __version__
@@ -185,7 +186,7 @@ class Connection:
         self._framed = framed
         self._loop = asyncio.get_running_loop()
         self._greeted: asyncio.Future[requests.Welcome] = self._loop.create_future()
-        self._greeted.add_done_callback(_mark_retrieved)  # `open` may be cancelled before it awaits this
+        self._greeted.add_done_callback(mark_retrieved)  # `open` may be cancelled before it awaits this
         self._correlation = 0
         self._asked: dict[int, Answerable] = {}
         self._fetches: dict[int, asyncio.Future[FetchAnswer]] = {}
@@ -193,7 +194,7 @@ class Connection:
         self._publishes: dict[int, tuple[PublishListener, object, int]] = {}
         self._consumers: dict[int, DeliveryListener] = {}
         self._on_lost: dict[object, Callable[[DanubeError], None]] = {}
-        self.on_late: Callable[[], None] = _do_nothing
+        self.on_late: Callable[[], None] = ignore
         """Called now and then while the broker is late."""
         self._reason: DanubeError | None = None
         self._welcomed = False
@@ -382,7 +383,7 @@ class Connection:
         """Wait until there is room for `size` bytes; it may be gone again when this returns."""
         waiting: asyncio.Future[None] = self._loop.create_future()
         self.on_lost(waiting, partial(fail, waiting))
-        self.window.when_room(waiting, size, partial(_done, waiting))
+        self.window.when_room(waiting, size, partial(complete, waiting, None))
         try:
             await waiting
         finally:
@@ -616,20 +617,5 @@ class Connection:
                 return number
 
 
-def _do_nothing() -> None:
-    """The default `on_late`."""
-
-
 def _give_up(waiting: asyncio.Future[T], what: str, address: BrokerAddress, timeout: float) -> None:
     fail(waiting, Unavailable(f"broker at {address} did not answer {what} within {timeout:g} s"))
-
-
-def _done(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)
-
-
-def _mark_retrieved(done: asyncio.Future[T]) -> None:
-    """Mark the exception as retrieved, so that asyncio does not log it."""
-    if not done.cancelled():
-        done.exception()

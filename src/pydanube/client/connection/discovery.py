@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Sequence
-from ipaddress import ip_address
 from typing import Final
 
 import msgspec
 
-from pydanube.model.addresses import NO_ADDRESSES, BrokerAddresses
+from pydanube.model.addresses import NO_ADDRESSES, BrokerAddresses, is_loopback
 from pydanube.model.errors import DanubeError, Denied, Invalid, Unauthenticated, Unavailable
 from pydanube.runtime.http_get import HttpAnswer, NotHttp, http_get
 from pydanube.runtime.tls_transport import describe_failure
@@ -110,13 +109,6 @@ def _reachable(native: BrokerAddress, server: BrokerAddress) -> BrokerAddress:
 
     A broker that listens on all addresses, and is told no other (`server.advertised`), names its loopback address.
     """
-    if _is_loopback(native.host) and not _is_loopback(server.host):
+    if is_loopback(native.host) and not is_loopback(server.host):
         return BrokerAddress(server.host, native.port)
     return native
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from pydanube.model.errors import NotOwner
+from pydanube.runtime.cache import Cache
 
 TOPICS_MAX: Final = 10_000
 """Topics whose epochs are remembered. Beyond it, those that were asked for longest ago are forgotten: then an answer of
@@ -55,7 +56,7 @@ class OwnerEpochs:
     """The epochs of all partitions that one client uses."""
 
     def __init__(self) -> None:
-        self._topics: dict[str, _TopicEpochs] = {}
+        self._topics: Cache[str, _TopicEpochs] = Cache(TOPICS_MAX)
         self._cluster = ""
 
     def of(self, topic: str, partition: int) -> SeenEpoch:
@@ -82,10 +83,8 @@ class OwnerEpochs:
         self._cluster = cluster
 
     def _of_topic(self, topic: str) -> _TopicEpochs:
-        known = self._topics.pop(topic, None)
+        known = self._topics.get(topic)
         if known is None:
             known = _TopicEpochs()
-            while len(self._topics) >= TOPICS_MAX:
-                del self._topics[next(iter(self._topics))]
-        self._topics[topic] = known  # last, as the most recently used
+            self._topics.put(topic, known)
         return known

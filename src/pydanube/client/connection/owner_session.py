@@ -28,7 +28,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 from pydanube.codec.native import requests
 from pydanube.model.errors import DanubeError, NotOwner
 from pydanube.runtime.retry import RetryBackoff
-from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.tasks import Tasks, ignore
 from pydanube.runtime.telemetry import get_logger
 
 from .connection import Connection
@@ -48,10 +48,6 @@ def _always() -> bool:
     return True
 
 
-def _ignore(error: DanubeError) -> None:
-    """Do nothing; the default `on_failure` of `run`."""
-
-
 class OwnerRetry:
     """Calls the owner of one partition until it succeeds, with a growing wait between attempts."""
 
@@ -67,7 +63,7 @@ class OwnerRetry:
         attempt: Callable[[Connection], Awaitable[T]],
         *,
         wanted: Callable[[], bool] = _always,
-        on_failure: Callable[[DanubeError], None] = _ignore,
+        on_failure: Callable[[DanubeError], None] = ignore,
     ) -> T | None:
         """Connect to the owner and call `attempt` with the connection until it succeeds; return its result.
 

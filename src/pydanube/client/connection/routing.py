@@ -522,7 +522,7 @@ class Brokers:
         """
         timeout = self.timeout if timeout is None else timeout
         deadline = self.clock.monotonic() + timeout
-        backoff = RetryBackoff.within(timeout, self.random)
+        backoff = RetryBackoff.within(timeout)
         hops = 0
         last: DanubeError = Unavailable("no answer from the broker")
         while True:
@@ -546,6 +546,14 @@ class Brokers:
                 if self.clock.monotonic() + wait >= deadline:
                     raise _timeout_error(timeout, error) from error
                 await self.clock.sleep(wait)
+
+    async def reach(self, seconds: float) -> None:
+        """Connect to any broker; `seconds` limit that, and so each handshake, instead of the timeout of requests."""
+        usual, self.timeout = self.timeout, seconds
+        try:
+            await self.retrying(self.connect_any)
+        finally:
+            self.timeout = usual
 
     async def call(self, request: requests.Request, answer: type[StructT], repeatable: bool = True) -> StructT:
         """Send a request to any broker and return its answer.

@@ -38,6 +38,7 @@ import numpy as np
 
 from pydanube.codec.native.frames import GENERATION_UNKNOWN
 from pydanube.model.errors import DanubeError
+from pydanube.runtime.tasks import ignore
 
 Range = tuple[int, int]
 OffsetArray = np.ndarray[Any, np.dtype[np.int64]]
@@ -187,7 +188,7 @@ class Acks:
 
     def abandon(self) -> None:
         """Accept later acks and nacks without effect: a seek has made these deliveries obsolete."""
-        self._on_first_ack = self._on_first_nack = _do_nothing
+        self._on_first_ack = self._on_first_nack = ignore
         self.set_timeouts(None)
 
     # -- acks --------------------------------------------------------------------------------------------------------
@@ -318,10 +319,6 @@ class Acks:
             self._ranges.append((self._start, self.end))
             self._highest_end = max(self._highest_end, self.end)
             self._start = self.end = -1
-
-
-def _do_nothing() -> None:
-    pass
 
 
 def join_offsets(scattered: Sequence[OffsetArray]) -> OffsetArray:

@@ -138,7 +138,7 @@ class PartitionSource:
         self._listener = listener
         self._subscribe = subscribe
         self._flow = FlowControl(1, 1)
-        backoff, opened_type = RetryBackoff(brokers.random), requests.ConsumerOpened
+        backoff, opened_type = RetryBackoff(), requests.ConsumerOpened
         self._session = OwnerSession(brokers, tasks, self, opened_type, "consumer", self.topic, self.partition, backoff)
         self._subscription_id = self._epoch = self._moves = 0
         self._confirming = 0

@@ -114,7 +114,7 @@ class Reader(MessageStream[ValueT]):
 
     async def _read_ahead(self) -> None:
         """Fetch until the end that was asked for. Cancelled, nothing is left behind."""
-        owner = OwnerRetry(self._brokers, self.topic, self.partition, RetryBackoff(self._brokers.random))
+        owner = OwnerRetry(self._brokers, self.topic, self.partition, RetryBackoff())
         while not self._reached_stop():
             while len(self._batches_left) >= READ_AHEAD_FETCHES:
                 self._answer_consumed.clear()

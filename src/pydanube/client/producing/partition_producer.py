@@ -94,7 +94,7 @@ class PartitionProducer:
             "producer",
             topic,
             partition,
-            RetryBackoff.within(settings.timeout, brokers.random),
+            RetryBackoff.within(settings.timeout),
         )
         self.flushing = 0
         """How many callers wait in `flush`: no batch lingers meanwhile."""

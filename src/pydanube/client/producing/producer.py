@@ -525,7 +525,7 @@ class Producer(Openable, Generic[ValueT]):
             await session.open_at(connection, self._partitions[self._first].open_request(renew=True))
             self._begin_sequences()
 
-        backoff = RetryBackoff.within(self._settings.timeout, self._brokers.random)
+        backoff = RetryBackoff.within(self._settings.timeout)
         retry = OwnerRetry(self._brokers, self.topic, self._first, backoff)
         try:
             await retry.run(attempt, wanted=lambda: any(one.batches.has_work for one in self._partitions))

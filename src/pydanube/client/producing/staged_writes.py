@@ -257,10 +257,11 @@ class StagedWrites(Openable):
             if not after:
                 return found
 
-    async def forget_staged_query(self, query: str) -> None:
-        """Forget a query and drop its uncommitted stages. Its batch ids count as new afterwards."""
+    async def forget_staged_query(self, query: str, *, owner: str = "") -> None:
+        """Forget a query and drop its uncommitted stages. Its batch ids count as new afterwards. `owner` names the
+        principal that it belongs to (`StagedQuery.owner`), where several have a query of this name."""
         self._check_open()
-        request = requests.ForgetStagedQuery(query=check_query("query", query))
+        request = requests.ForgetStagedQuery(query=check_query("query", query), owner=owner)
         await self._brokers.call(request, requests.Done, repeatable=False)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from pydanube.codec.schemas.json_documents import DRAFT_2020_12, has_infinite
+from pydanube.formats.json.documents import DRAFT_2020_12, has_infinite
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 

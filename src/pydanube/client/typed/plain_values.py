@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from pydanube.codec.schemas import ParsedSchema, parse_schema
+from pydanube.formats import ParsedSchema, parse_schema
 from pydanube.model.errors import Invalid, Refused
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 

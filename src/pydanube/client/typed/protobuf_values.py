@@ -10,7 +10,7 @@ import base64
 from collections.abc import Callable
 from typing import Any, Final
 
-from pydanube.codec.schemas.parsed import missing_library
+from pydanube.formats.registry import missing_library
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 

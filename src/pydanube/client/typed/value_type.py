@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Generic
 
-from pydanube.codec.schemas import ParsedSchema, parse_schema
+from pydanube.formats import ParsedSchema, parse_schema
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition
 

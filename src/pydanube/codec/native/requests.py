@@ -8,15 +8,16 @@ other objects are ever built from network bytes.
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from pydanube.model.addresses import NO_ADDRESSES, BrokerAddresses
-from pydanube.model.cluster import ClusterDescription, UpgradeDescription
+from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import Conflict, DanubeError, Held, Invalid, NotOwner, Refused, from_code
 from pydanube.model.failure import FailurePolicy
-from pydanube.model.leftovers import Leftover, Loss, SalvageStep
+from pydanube.model.leftovers import SalvageStep
+from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.messages import StoredMessage
 from pydanube.model.pending import BacklogMessage, PendingMessage
 from pydanube.model.policies import Policies
@@ -39,6 +40,13 @@ from pydanube.model.storage import (
     StorageUpload,
     StorageVerified,
 )
+from pydanube.model.written import Written
+from pydanube.operations import CHANGE_SECONDS
+from pydanube.operations import Done as Done
+from pydanube.operations import Request as Request
+from pydanube.operations.access import AccessOperation
+from pydanube.operations.brokers import BrokerOperation
+from pydanube.operations.topics import TopicOperation
 
 from .frames import GENERATION_UNKNOWN, PROTOCOL_VERSION
 
@@ -181,10 +189,6 @@ def check_ranges(what: str, ranges: list[tuple[int, int]]) -> None:
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-class Request(msgspec.Struct, tag_field="op", omit_defaults=True, kw_only=True):
-    """Base of all control requests."""
-
-
 class Lookup(Request, tag="lookup"):
     """Find the owners of a topic's partitions -> Route. With `create`, an unknown topic is created where that is
     allowed."""
@@ -204,69 +208,16 @@ class CreateTopic(Request, tag="topic.create"):
     """The broker chooses the ack level of a reliable topic; one of an earlier release takes `ack_level`."""
 
 
-class DeleteTopic(Request, tag="topic.delete"):
-    """-> Done"""
-
-    topic: str
-    expected: str = ""
-    """Here and in other requests: the version that the object must have, or the answer is Conflict; empty: any."""
-
-
-class UnloadTopic(Request, tag="topic.unload"):
-    """Close the open partitions of a topic; each is opened again when it is used next -> Done. Its producers and
-    consumers get NotOwner."""
-
-    topic: str
-    own_only: bool = False
-    """Here and in other requests: only the partitions that the broker which is asked owns. A broker that is asked for
-    more than it owns asks the other owners with this, which therefore ask nobody."""
-
-
-class SetAckLevel(Request, tag="topic.ack_level"):
-    """Change the ack level of a topic between durable and stored; in force on return -> Done"""
-
-    topic: str
-    ack_level: str
-    own_only: bool = False
-
-
-class TakeOverTopic(Request, tag="topic.takeover"):
-    """Take over partitions that wait for a lost broker, and give up what it has not uploaded -> TakenOver. Without
-    `accept_loss` the answer is Refused, and says what would be lost at most. `partition` -1: all that wait."""
-
-    topic: str
-    partition: int = -1
-    accept_loss: bool = False
-
-
 class SalvageTopic(Request, tag="topic.salvage"):
     """Do one step of publishing the leftovers of a partition to another topic -> Salvaged. Repeat it until that was the
     last. With `drop`, the last step drops them. `broker`: whose; empty: there is only one."""
 
+    seconds = CHANGE_SECONDS
     topic: str
     partition: int
     to: str
     broker: str = ""
     drop: bool = False
-    own_only: bool = False
-
-
-class ListLeftovers(Request, tag="broker.leftovers"):
-    """List what brokers still have of partitions that others took over -> LeftoversListed. `broker`: of this one only;
-    empty: of all."""
-
-    broker: str = ""
-    own_only: bool = False
-
-
-class TruncateTopic(Request, tag="topic.truncate"):
-    """Delete everything before an offset, in some partitions -> Positions: where each of these partitions begins now.
-
-    `offsets` are pairs of a partition and an offset. Cursors below it move up to it.
-    """
-
-    topic: str
-    offsets: list[tuple[int, int]]
     own_only: bool = False
 
 
@@ -295,12 +246,14 @@ class SummarizeTopics(Request, tag="topic.summaries"):
     For brokers only. As many as fit the answer are looked at; with `next`, the topics behind that one were not.
     """
 
+    for_brokers = True
     topics: list[str]
 
 
 class ListConsumers(Request, tag="topic.consumers"):
     """List the consumers that are attached to partitions of this broker -> ConsumersListed. For brokers only."""
 
+    for_brokers = True
     topic: str
 
 
@@ -362,11 +315,15 @@ class OpenForwarder(Request, tag="producer.forward"):
     """Open a handle to publish batches of any producers to one partition -> ProducerOpened, with an identity of 0.
 
     For brokers only (`PEER_REQUESTS`): each batch keeps the producer id, epoch and sequence that it has. It is checked
-    like every batch, except that it need not be signed by the handle.
+    like every batch, except that it need not be signed by the handle. Dead letters are taken only of a broker: of one
+    that has shown the cluster token or, without authentication, that gives its name and the `proof` of its session.
     """
 
+    for_brokers = True
     topic: str
     partition: int
+    broker: str = ""
+    proof: str = ""
 
 
 class FenceProducers(Request, tag="producer.fence"):
@@ -377,6 +334,7 @@ class FenceProducers(Request, tag="producer.fence"):
     with 0, only those with its own id and a lower epoch.
     """
 
+    for_brokers = True
     topic: str
     topic_id: int
     producer_id: int
@@ -387,6 +345,7 @@ class FenceProducers(Request, tag="producer.fence"):
 class CountProducers(Request, tag="producer.count"):
     """-> ProducerCount: the live producers that a topic has at the asked broker. For brokers only."""
 
+    for_brokers = True
     topic: str
     topic_id: int
 
@@ -397,6 +356,7 @@ class AskTopicUse(Request, tag="topic.use"):
     With `hold`, a broker where the topic is unused opens no partition of it for a moment: it is about to be deleted.
     """
 
+    for_brokers = True
     topic: str
     topic_id: int
     subscription: str = ""
@@ -424,7 +384,7 @@ class Subscribe(Request, tag="consumer.open"):
     type: str = "exclusive"
     start: Start = msgspec.field(default_factory=Start)
     priority: int = 0
-    key_filters: list[str] = []
+    key_filters: list[str] = msgspec.field(default_factory=list)
     failure_policy: FailurePolicy | None = None
 
 
@@ -445,7 +405,7 @@ class CreateSubscription(Request, tag="subscription.create"):
     type: str = "exclusive"
     start: Start = msgspec.field(default_factory=Start)
     failure_policy: FailurePolicy | None = None
-    positions: list[tuple[int, int]] = []
+    positions: list[tuple[int, int]] = msgspec.field(default_factory=list)
 
 
 class FindStarts(Request, tag="subscription.start"):
@@ -454,10 +414,11 @@ class FindStarts(Request, tag="subscription.start"):
     For brokers only. `positions` are as in CreateSubscription: they are checked, and answered as they are.
     """
 
+    for_brokers = True
     topic: str
     partitions: list[int]
     start: Start = msgspec.field(default_factory=Start)
-    positions: list[tuple[int, int]] = []
+    positions: list[tuple[int, int]] = msgspec.field(default_factory=list)
 
 
 class DeleteSubscription(Request, tag="subscription.delete"):
@@ -489,6 +450,7 @@ class DescribeSubscription(Request, tag="subscription.describe"):
 class Seek(Request, tag="subscription.seek"):
     """Move a subscription, on one partition or (-1) on all -> Positions. The answer comes when the move is durable."""
 
+    seconds = CHANGE_SECONDS
     topic: str
     subscription: str
     position: Start
@@ -503,6 +465,7 @@ class Advance(Request, tag="subscription.advance"):
     answer comes when the move is durable.
     """
 
+    seconds = CHANGE_SECONDS
     topic: str
     subscription: str
     partition: int
@@ -518,6 +481,7 @@ class AdvanceMany(Request, tag="subscription.advance_many"):
     moved. The request is idempotent.
     """
 
+    seconds = CHANGE_SECONDS
     topic: str
     subscription: str
     moves: list[tuple[int, int, int]]
@@ -551,6 +515,7 @@ class PeekMessages(Request, tag="subscription.peek"):
     """Read the first messages that a subscription has not settled, of one partition or (-1) of all of this broker, with
     the state of each -> MessagesPeeked. For brokers only: clients use ListPending and FETCH."""
 
+    for_brokers = True
     topic: str
     subscription: str
     messages_max: int
@@ -561,6 +526,7 @@ class ListLetters(Request, tag="dead_letter.list"):
     """Read dead letters of one partition of this broker from offset `start` on: those that remain or, with `redriven`,
     all -> LettersListed. For brokers only: clients use ListUnsettled and FETCH."""
 
+    for_brokers = True
     topic: str
     partition: int
     start: int = 0
@@ -572,10 +538,11 @@ class Settle(Request, tag="subscription.settle"):
     """Ack offsets without a consumer: skip messages, or (ranges []) the whole backlog -> Settled. Durable when
     answered."""
 
+    seconds = CHANGE_SECONDS
     topic: str
     subscription: str
     partition: int = -1
-    ranges: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = msgspec.field(default_factory=list)
     own_only: bool = False
 
     def __post_init__(self) -> None:
@@ -592,9 +559,10 @@ class RedriveLetters(Request, tag="dead_letter.redrive"):
     its type, its name and its groups. From others than brokers it is refused.
     """
 
+    seconds = CHANGE_SECONDS
     topic: str
     partition: int
-    offsets: list[int] = []
+    offsets: list[int] = msgspec.field(default_factory=list)
     start: int = 0
     end: int = -1
     original_topic: str = ""
@@ -603,7 +571,7 @@ class RedriveLetters(Request, tag="dead_letter.redrive"):
     to: str = ""
     drop: bool = False
     own_only: bool = False
-    on_behalf: list[str] = []
+    on_behalf: list[str] = msgspec.field(default_factory=list)
 
 
 class SetFailurePolicy(Request, tag="subscription.failure_policy"):
@@ -672,7 +640,7 @@ class DescribeStorage(Request, tag="storage.usage"):
     topic: str = ""
     place: StoragePlace = StoragePlace()
     own_only: bool = False
-    partitions: list[tuple[str, int]] = []
+    partitions: list[tuple[str, int]] = msgspec.field(default_factory=list)
     """With `own_only`: describe these, pairs of topic and partition, as far as their owner knows: without segments."""
 
 
@@ -689,6 +657,7 @@ class UploadStorage(Request, tag="storage.upload"):
     """Start an upload of everything not uploaded yet, of one topic or (empty) of all; with `run`, only report the
     progress of that upload -> StorageUploading"""
 
+    seconds = CHANGE_SECONDS
     topic: str = ""
     run: int = 0
     own_only: bool = False
@@ -733,9 +702,11 @@ class ListStagedQueries(Request, tag="stage.queries"):
 
 
 class ForgetStagedQuery(Request, tag="stage.forget"):
-    """Forget a query and its stages -> Done. Afterwards its batch ids count as new."""
+    """Forget a query and its stages -> Done. Afterwards its batch ids count as new. `owner`: the principal that it
+    belongs to, where several have a query of this name; empty: the one that the caller means by it."""
 
     query: str
+    owner: str = ""
 
 
 class RegisterSchema(Request, tag="schema.register"):
@@ -866,165 +837,10 @@ class Authenticate(Request, tag="authenticate"):
     auth_data: bytes = b""
 
 
-class DescribeBroker(Request, tag="broker.describe"):
-    """-> BrokerInfo"""
-
-
-class DescribeCluster(Request, tag="cluster.describe"):
-    """-> ClusterInfo"""
-
-
-class DescribeUpgrade(Request, tag="cluster.upgrade"):
-    """-> UpgradeInfo"""
-
-
-class FinishUpgrade(Request, tag="cluster.upgrade_finish"):
-    """-> UpgradeInfo. Raises the feature level to what all living brokers know; Refused while one holds it back."""
-
-
-class ListRoles(Request, tag="access.roles"):
-    """-> RolesListed. This and the other `access` requests, but for quotas and the last two: Refused by a broker
-    without authentication."""
-
-
-class GetRole(Request, tag="access.role"):
-    """-> AccessRole"""
-
-    name: str
-
-
-class CreateRole(Request, tag="access.role_create"):
-    """-> AccessRole"""
-
-    name: str
-    actions: list[str]
-
-
-class ChangeRole(Request, tag="access.role_change"):
-    """-> AccessRole. Replaces the actions."""
-
-    name: str
-    actions: list[str]
-    expected: str = ""
-
-
-class DeleteRole(Request, tag="access.role_delete"):
-    """-> Done. Refused while a binding has the role."""
-
-    name: str
-    expected: str = ""
-
-
-class ListAccessBindings(Request, tag="access.bindings"):
-    """-> BindingsListed: those that the caller may delete, and its own, in order of their ids.
-
-    An empty `subject` or `resource` means all. `after`: `next` of the page before.
-    """
-
-    subject: str = ""
-    resource: str = ""
-    after: str = ""
-    limit: int = 100
-
-
-class GetAccessBinding(Request, tag="access.binding"):
-    """-> AccessBinding"""
-
-    id: str
-
-
-class CreateAccessBinding(Request, tag="access.bind"):
-    """-> AccessBinding. An empty `id`: the broker makes one."""
-
-    subject: str
-    roles: list[str]
-    resource: str
-    id: str = ""
-
-
-class DeleteAccessBinding(Request, tag="access.unbind"):
-    """-> Done"""
-
-    id: str
-
-
-class ListApiKeys(Request, tag="access.keys"):
-    """-> KeysListed, in order of their ids. An empty `principal`: those of all, as far as the caller may see them."""
-
-    principal: str = ""
-    after: str = ""
-    limit: int = 100
-
-
-class CreateApiKey(Request, tag="access.key_create"):
-    """-> KeyCreated. An empty `principal`: the caller. `expires_at` 0: it never ends."""
-
-    principal: str = ""
-    groups: list[str] = []
-    expires_at: int = 0
-    comment: str = ""
-
-
-class RevokeApiKey(Request, tag="access.key_revoke"):
-    """-> Done"""
-
-    id: str
-
-
-class ListQuotas(Request, tag="access.quotas"):
-    """-> QuotasListed: those that the caller may see, in order of their subjects.
-
-    `after`: `next` of the page before.
-    """
-
-    after: str = ""
-    limit: int = 100
-
-
-class GetQuota(Request, tag="access.quota"):
-    """-> AccessQuota. NotFound if the subject has none of its own."""
-
-    subject: str
-
-
-class SetQuota(Request, tag="access.quota_set"):
-    """-> AccessQuota. Changes the limits that `changes` names, 0: none; a quota that does not exist is made."""
-
-    subject: str
-    changes: dict[str, int]
-    expected: str = ""
-
-
-class DeleteQuota(Request, tag="access.quota_delete"):
-    """-> Done"""
-
-    subject: str
-    expected: str = ""
-
-
-class WhoAmI(Request, tag="access.whoami"):
-    """-> Caller"""
-
-
-class AskAccess(Request, tag="access.can"):
-    """-> AccessDecision: may the caller, or `principal` as a member of `groups`, do it?"""
-
-    action: str
-    resource: str
-    principal: str = ""
-    groups: list[str] = []
-
-
 AnyRequest = (
     Lookup
     | CreateTopic
-    | DeleteTopic
-    | UnloadTopic
-    | SetAckLevel
-    | TakeOverTopic
     | SalvageTopic
-    | ListLeftovers
-    | TruncateTopic
     | ListTopics
     | ListTopicPage
     | SummarizeTopics
@@ -1086,42 +902,10 @@ AnyRequest = (
     | UnbindTopic
     | GetBinding
     | Authenticate
-    | DescribeBroker
-    | DescribeCluster
-    | DescribeUpgrade
-    | FinishUpgrade
-    | ListRoles
-    | GetRole
-    | CreateRole
-    | ChangeRole
-    | DeleteRole
-    | ListAccessBindings
-    | GetAccessBinding
-    | CreateAccessBinding
-    | DeleteAccessBinding
-    | ListApiKeys
-    | CreateApiKey
-    | RevokeApiKey
-    | ListQuotas
-    | GetQuota
-    | SetQuota
-    | DeleteQuota
-    | WhoAmI
-    | AskAccess
+    | BrokerOperation
+    | AccessOperation
+    | TopicOperation
 )
-
-PEER_REQUESTS: Final = (
-    OpenForwarder,
-    FenceProducers,
-    CountProducers,
-    AskTopicUse,
-    FindStarts,
-    SummarizeTopics,
-    ListConsumers,
-    PeekMessages,
-    ListLetters,
-)
-"""What only another broker of the cluster may ask for."""
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -1132,10 +916,6 @@ class AnswerAge(msgspec.Struct, omit_defaults=True):
     missed changes, because it is past its session; absent: it follows them."""
 
     age_s: int = 0
-
-
-class Done(msgspec.Struct):
-    """The request was carried out; there is nothing to report."""
 
 
 class Authenticated(msgspec.Struct, omit_defaults=True):
@@ -1260,31 +1040,6 @@ class Offset(msgspec.Struct):
     offset: int
 
 
-class BrokerInfo(msgspec.Struct, omit_defaults=True):
-    version: str
-    node: str
-    cluster: str
-    state: str
-    """"ok", or why the broker is read-only or cannot do some of its work"""
-    topics: int = 0
-    started_at: int = 0
-    """microseconds since 1970"""
-    addresses: BrokerAddresses = NO_ADDRESSES
-    """Brokers of earlier releases send none."""
-
-
-class ClusterInfo(msgspec.Struct):
-    """`model.cluster.ClusterDescription` on the wire."""
-
-    cluster: ClusterDescription
-
-
-class UpgradeInfo(msgspec.Struct):
-    """`model.cluster.UpgradeDescription` on the wire."""
-
-    upgrade: UpgradeDescription
-
-
 class OffsetRanges(msgspec.Struct):
     """[start, end) each, in order."""
 
@@ -1312,16 +1067,6 @@ class TopicUse(msgspec.Struct, omit_defaults=True):
     unused_us: int = 0
 
 
-class TakenOver(msgspec.Struct):
-    """What was given up, by partition."""
-
-    losses: list[Loss]
-
-
-class LeftoversListed(msgspec.Struct):
-    leftovers: list[Leftover]
-
-
 class Salvaged(msgspec.Struct):
     step: SalvageStep
 
@@ -1335,12 +1080,6 @@ class LettersRedriven(msgspec.Struct, omit_defaults=True):
     next_offset: int = -1
     remaining: int = 0
     """How many messages of the partition are neither redriven nor dropped."""
-
-
-class Positions(msgspec.Struct):
-    """The position of a subscription in each partition, or where partitions begin, as pairs of partition and offset."""
-
-    positions: list[tuple[int, int]] = []
 
 
 class MessagesPeeked(msgspec.Struct):
@@ -1497,124 +1236,28 @@ class TopicBinding(msgspec.Struct, omit_defaults=True):
     binding: Binding | None = None
 
 
-class AccessRole(msgspec.Struct, omit_defaults=True):
-    """A role. `version`: `expected` of changes; built-in roles have none."""
-
-    name: str
-    actions: list[str]
-    built_in: bool = False
-    version: str = ""
-
-
-class RolesListed(msgspec.Struct):
-    roles: list[AccessRole]
-
-
-class AccessBinding(msgspec.Struct, omit_defaults=True):
-    """Gives roles to a subject (`user:alice`, `group:ops`) on all that a resource pattern covers."""
-
-    id: str
-    subject: str
-    roles: list[str]
-    resource: str
-
-
-class BindingsListed(msgspec.Struct, omit_defaults=True):
-    """`next`: the `after` of the next page; empty: there is none."""
-
-    bindings: list[AccessBinding]
-    next: str = ""
-
-
-class AccessKey(msgspec.Struct, omit_defaults=True):
-    """An API key without its secret. Times are microseconds since 1970; `expires_at` 0: it never ends."""
-
-    id: str
-    principal: str
-    groups: list[str] = []
-    created_at: int = 0
-    expires_at: int = 0
-    comment: str = ""
-
-
-class KeysListed(msgspec.Struct, omit_defaults=True):
-    """`next` as in BindingsListed."""
-
-    keys: list[AccessKey]
-    next: str = ""
-
-
-class KeyCreated(msgspec.Struct):
-    """`secret` is what clients send. It is told here only."""
-
-    key: AccessKey
-    secret: str
-
-    def __repr__(self) -> str:
-        return f"KeyCreated(key={self.key!r})"
-
-
-class QuotaUse(msgspec.Struct, omit_defaults=True):
-    """What is used of a quota now: at the broker that was asked, but `stored_bytes` in the whole cluster."""
-
-    connections: int = 0
-    requests_per_s: float = 0.0
-    publish_bytes_per_s: float = 0.0
-    fetch_bytes_per_s: float = 0.0
-    stored_bytes: int = 0
-
-
-class AccessQuota(msgspec.Struct, omit_defaults=True):
-    """The limits of a subject (`user:alice`, `service_account:*`, `/shop`); 0 is none. Rates are those of each broker.
-    `version`: `expected` of changes."""
-
-    subject: str
-    connections_max: int = 0
-    requests_per_s: int = 0
-    publish_bytes_per_s: int = 0
-    fetch_bytes_per_s: int = 0
-    stored_bytes_max: int = 0
-    version: str = ""
-    used: QuotaUse = msgspec.field(default_factory=QuotaUse)
-
-
-class QuotasListed(msgspec.Struct, omit_defaults=True):
-    """`next` as in BindingsListed."""
-
-    quotas: list[AccessQuota]
-    next: str = ""
-
-
-class Caller(msgspec.Struct, omit_defaults=True):
-    """Who the caller is, how that was established, and what bindings it has. `expires_at` 0: never."""
-
-    principal: str
-    groups: list[str] = []
-    method: str = "none"
-    expires_at: int = 0
-    super_user: bool = False
-    bindings: list[AccessBinding] = []
-    authentication: bool = True
-
-
-class AccessDecision(msgspec.Struct, omit_defaults=True):
-    """`reason`: one sentence for people. `binding` and `role` allow it; empty: none does, or none is needed."""
-
-    allowed: bool
-    principal: str
-    action: str
-    resource: str
-    reason: str
-    binding: str = ""
-    role: str = ""
-
-
 # -- to bytes and back -------------------------------------------------------------------------------------------------
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
-_encoder: Final = msgspec.msgpack.Encoder()
-_requests: Final[msgspec.msgpack.Decoder[AnyRequest]] = msgspec.msgpack.Decoder(AnyRequest)
+ANSWER_BYTES_KEPT: Final = 1_000
+"""So much of an answer is left for what is not a list."""
+
+
+def _text_of(value: object) -> str:
+    if isinstance(value, Written):
+        return str(value)
+    raise NotImplementedError(f"a {type(value).__name__} has no bytes")
+
+
+def _value_of(kind: type[Any], text: object) -> object:
+    if issubclass(kind, Written) and isinstance(text, str):
+        return kind.parse(text)
+    raise Invalid(f"{text!r} is no text, of which a {kind.__name__} is made")
+
+
+_encoder: Final = msgspec.msgpack.Encoder(enc_hook=_text_of)
+_requests: Final[msgspec.msgpack.Decoder[AnyRequest]] = msgspec.msgpack.Decoder(AnyRequest, dec_hook=_value_of)
 
 
 def encode(value: msgspec.Struct) -> bytes:
@@ -1627,6 +1270,16 @@ def encode_aged(answer: msgspec.Struct, age_s: int) -> bytes:
     return encoded if not age_s else _encoder.encode({**msgspec.msgpack.decode(encoded), "age_s": age_s})
 
 
+def fitting(values: Sequence[object]) -> int:
+    """Return how many of the values fit an answer, at least one."""
+    left = CONTROL_BYTES_MAX - ANSWER_BYTES_KEPT
+    for count, one in enumerate(values):
+        left -= len(_encoder.encode(one))
+        if left < 0:
+            return max(1, count)
+    return len(values)
+
+
 def decode_request(head: memoryview) -> AnyRequest:
     try:
         return _requests.decode(head)
@@ -1637,6 +1290,6 @@ def decode_request(head: memoryview) -> AnyRequest:
 def decode(head: memoryview, kind: type[StructT]) -> StructT:
     """Decode the head of an answer or of another frame as a `kind`. Raises Invalid if it is something else."""
     try:
-        return msgspec.msgpack.decode(head, type=kind)
+        return msgspec.msgpack.decode(head, type=kind, dec_hook=_value_of)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"{kind.__name__} cannot be read: {error}") from None

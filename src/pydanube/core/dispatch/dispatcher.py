@@ -358,8 +358,8 @@ class Dispatcher:
     # -- acks and nacks ------------------------------------------------------------------------------------------------
 
     def ack(self, ranges: Sequence[Range]) -> int:
-        """Mark the offsets as acknowledged and return how many of them were new."""
-        ranges = merged(ranges)
+        """Mark the offsets as acknowledged and return how many of them were new. The ranges ascend, and none touches
+        the next, as `merged` returns them."""
         added = self.cursor.ack_many(ranges)
         if not added:
             return 0
@@ -405,14 +405,22 @@ class Dispatcher:
         counted, uncounted = self._split_countable(self._in_flight(ranges, member))
         self._take_back(counted)
         if uncounted:
-            self._timeouts.stop(uncounted)
-            self._make_ready(self._policy.returned(uncounted, failed=False))
-            self._ready.update(uncounted)  # too many failures to count them: these are just delivered again
+            self._return(uncounted)  # too many failures to count them: these are just delivered again
         failed = self._failures.failed
         ended = [
             failed(offset, now_us, delay_ms, reason, bounded) for start, end in counted for offset in range(start, end)
         ]
         return [one for one in ended if one is not None]
+
+    def give_back(self, ranges: Sequence[Range], member: Member) -> None:
+        """Take messages back that are in flight to the member and were not sent to its client: no failure is counted,
+        and they are delivered again."""
+        self._return(self._in_flight(ranges, member))
+
+    def _return(self, ranges: list[Range]) -> None:
+        self._timeouts.stop(ranges)
+        self._make_ready(self._policy.returned(ranges, failed=False))
+        self._ready.update(ranges)
 
     def give_up(self, ranges: Sequence[Range], reason: str, member: Member | None = None) -> list[Exhausted]:
         """Exhaust each of these messages that is in flight (to `member`, if given), however seldom it failed, and
@@ -464,6 +472,10 @@ class Dispatcher:
     def retry_dead_letter(self, offset: int, due_us: int) -> None:
         """Let an exhausted message wait until `due_us` because it could not be dead-lettered."""
         self._failures.retry_dead_letter(offset, due_us)
+
+    def hasten_dead_letters(self, now_us: int) -> None:
+        """Let exhausted messages that could not be dead-lettered wait no longer than until `now_us`."""
+        self._failures.hasten_dead_letters(now_us)
 
     def failure_history(self, offsets: Iterable[int]) -> tuple[list[int], list[str | None]]:
         """Return how often each of these messages failed, and the last reason; empty lists if none of them failed."""

@@ -48,6 +48,8 @@ class FailedMessage:
     state: FailureState = FailureState.DELIVERABLE
     given_up: bool = False
     """Whether it is exhausted however often the policy allows redeliveries."""
+    was_refused: bool = False
+    """While it is WAITING: whether that is because it could not be dead-lettered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,15 @@ class Failures:
         failure = self._by_offset.get(offset)
         if failure is not None and failure.state is FailureState.DEAD_LETTERING:
             self.dead_lettering -= 1
+            failure.was_refused = True
             self._wait(offset, failure, due_us)
+
+    def hasten_dead_letters(self, now_us: int) -> None:
+        """Let the messages that could not be dead-lettered wait no longer than until `now_us`."""
+        for offset, failure in self._by_offset.items():
+            if failure.was_refused and failure.due_us > now_us:
+                self.waiting -= 1
+                self._wait(offset, failure, now_us)
 
     def release_due(self, now_us: int, offsets_max: int) -> list[int]:
         """Return at most `offsets_max` offsets whose wait is over; they are deliverable from now on."""
@@ -146,7 +156,8 @@ class Failures:
         while self._due and self._due[0][0] <= now_us and len(offsets) < offsets_max:
             due_us, offset = heappop(self._due)
             if self._is_waiting(due_us, offset):
-                self._by_offset[offset].state = FailureState.DELIVERABLE
+                failure = self._by_offset[offset]
+                failure.state, failure.was_refused = FailureState.DELIVERABLE, False
                 self.waiting -= 1
                 offsets.append(offset)
         return offsets

@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import Any, Final, TypeVar
 
 from pydanube.broker import Broker
+from pydanube.broker.handlers import Caller, carry_out
 from pydanube.model.errors import Invalid, Refused
 from pydanube.model.failure import Backoff, FailurePolicy, Poison
 from pydanube.model.names import TopicAddress, TopicName, parse_namespace, parse_subscription
 from pydanube.model.schemas import Binding, ValidationPolicy
 from pydanube.model.topics import TopicConfig
+from pydanube.operations.topics import UnloadTopic
 
 from .admin_cluster import check_broker
 from .calls import Call
@@ -85,7 +87,8 @@ class TopicAdmin:
         return ADMIN["TopicResponse"](success=True)
 
     async def unload_topic(self, call: Call, request: Any) -> Any:
-        await self._broker.unload_topic(call.principal, await topic_of(self._broker, call.principal, request.name))
+        topic = await topic_of(self._broker, call.principal, request.name)
+        await carry_out(self._broker, Caller(call.principal), UnloadTopic(topic=topic))
         return ADMIN["TopicResponse"](success=True)
 
     async def describe_topic(self, call: Call, request: Any) -> Any:

@@ -19,7 +19,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, NoReturn, Protocol
 
 import grpc
@@ -27,7 +27,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
-from pydanube.broker import ListenerMetrics
+from pydanube.broker import UNREAD_SMALL_BYTES, ListenerMetrics, UnreadMemory
 from pydanube.broker.freshness import Freshness
 from pydanube.broker.quotas.throttle import Throttle
 from pydanube.broker.security.audit import AuditTrail
@@ -35,7 +35,11 @@ from pydanube.broker.security.audit_operations import UNAUDITED, AuditedOperatio
 from pydanube.broker.security.security import Security
 from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.core.identity import NOBODY, Credentials, Identity
-from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
+from pydanube.gateway.native.publish_memory import PublishShare
+from pydanube.gateway.unproven_work import UnprovenClient, UnprovenWork
+from pydanube.model.addresses import split_host_port
+from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable, internal_error
+from pydanube.runtime.budget import Budget
 from pydanube.runtime.network import counted_address
 from pydanube.runtime.protobuf import ProtobufSchema, ServiceMethod
 from pydanube.runtime.telemetry import get_logger
@@ -61,23 +65,38 @@ _COUNTED_BYTES_MIN: Final = 4_096
 """Smaller requests, such as acks, are not counted in memory: the number of calls limits them."""
 
 
-_BOTH_STREAMS_MAX: Final = 4
+CALL_S: Final = 0.0005
+"""What a call costs before its handler runs, and when it is refused, which gRPC does and nobody measures."""
+
+_BOTH_STREAMS_MAX: Final = 16
 _BOTH_STREAMS_S: Final = 60
+
+_ANSWER_TIMES: Final = 2
+"""In the memory of what clients have not received, an answer takes this many times its size: itself and gRPC's copy."""
 
 
 class Memory(Protocol):
     """Where the bytes of unanswered requests are counted, together with those of other listeners."""
 
-    def reserve(self, size: int) -> bool: ...
-    def release(self, size: int) -> None: ...
+    def reserve(self, size: int, principal: str = "") -> PublishShare | None: ...
+    def release(self, size: int, share: PublishShare) -> None: ...
 
 
 class Call:
     """One running call, as a service sees it."""
 
-    __slots__ = ("context", "peer", "principal", "request_bytes")
+    __slots__ = ("_peers", "context", "peer", "principal", "request_bytes")
 
-    def __init__(self, context: Any, request_bytes: int, principal: Principal = ANONYMOUS, peer: str = "") -> None:
+    def __init__(
+        self,
+        context: Any,
+        request_bytes: int,
+        principal: Principal = ANONYMOUS,
+        peer: str = "",
+        peers: Peers | None = None,
+    ) -> None:
+        """`peers` knows the connections of clients."""
+        self._peers = peers
         self.context = context
         self.peer = peer
         """The address of the client as gRPC writes it: `ipv4:127.0.0.1:5000`."""
@@ -100,6 +119,11 @@ class Call:
         makes this wait."""
         await self.context.write(message)
 
+    def disconnect(self) -> None:
+        """End the client's connection: gRPC keeps what it has taken of a message for as long as that is open."""
+        if self._peers is not None:
+            self._peers.abort(self.context)
+
 
 class CallLimits:
     """Counts running calls per client address and the bytes of their requests, and refuses new ones while draining."""
@@ -109,22 +133,27 @@ class CallLimits:
         calls_per_address_max: int,
         memory: Memory,
         intake: RequestIntake,
+        work: UnprovenWork,
         metrics: ListenerMetrics | None = None,
         security: Security | None = None,
         audit: AuditTrail | None = None,
         throttle: Throttle | None = None,
         freshness: Freshness | None = None,
+        unread: UnreadMemory | None = None,
         peers: Peers | None = None,
     ) -> None:
-        """`security` finds out who calls, and `throttle` holds callers to their quotas; None: the services are open to
-        everybody. `audit` records what callers do, `freshness` knows how old answers may be, and `peers` where calls
-        come from."""
+        """`work` is what callers cost before they have shown who they are. `security` finds out who calls, and
+        `throttle` holds callers to their quotas; None: the services are open to everybody. `audit` records what callers
+        do, `freshness` knows how old answers may be, `unread` counts answers, and `peers` knows where calls come from.
+        """
+        self.work = work
         self.peers = peers or Peers()
         self.intake = intake
         self.security = security
         self._audit = audit
         self._throttle = throttle
         self._freshness = freshness
+        self._unread = unread
         self._metrics = metrics or ListenerMetrics()
         self._per_address_max = calls_per_address_max
         self._addresses: Counter[str] = Counter()
@@ -175,15 +204,17 @@ class CallLimits:
         if self._addresses[address] <= 0:
             del self._addresses[address]
 
-    def reserve(self, size: int) -> int:
-        """Count the bytes of a request; return how many `release` must give back. Raises Unavailable if there are too
-        many."""
+    def reserve(self, size: int, caller: Principal) -> Callable[[], None]:
+        """Count the bytes of a request, and return what gives them back. Raises Unavailable if there are too many, or
+        too many of this caller."""
         if size < _COUNTED_BYTES_MIN:
-            return 0
-        if not self._memory.reserve(size):
+            return _nothing
+        is_known = self.security is not None and self.security.is_required and not caller.is_broker
+        share = self._memory.reserve(size, caller.id if is_known else "")
+        if share is None:
             self._count_refused()
             raise Unavailable("this broker has too many unanswered requests: try again")
-        return size
+        return partial(self._memory.release, size, share)
 
     def _count_refused(self) -> None:
         self.refused += 1
@@ -204,9 +235,20 @@ class CallLimits:
         if self.security is not None:
             self.security.check_believed(caller)
 
-    def release(self, size: int) -> None:
-        if size:
-            self._memory.release(size)
+    def counted(self, call: Call, answer: bytes) -> bytes:
+        """Return an answer; a large one counts as unread until the call ends, which is when gRPC has sent it. Raises
+        Unavailable if no memory is free."""
+        if self._unread is not None and len(answer) > UNREAD_SMALL_BYTES:
+            part = self._unread.part(call.principal, _ANSWER_TIMES)
+            part.check_may_take(len(answer))
+            part.take(len(answer))
+            part.watch(call.disconnect)
+            call.context.add_done_callback(lambda _: part.close())
+        return answer
+
+
+def _nothing() -> None:
+    """Give nothing back: nothing was counted."""
 
 
 def snake_case(rpc: str) -> str:
@@ -248,7 +290,7 @@ def _handler(method: ServiceMethod, function: Any, limits: CallLimits, listener:
     """Return the handler of one method. To gRPC every request is a stream: it is received when we ask for it."""
     if method.request_streams:
         assert method.reply_streams, f"{method.path}: streams of requests with one reply are not supported"
-        handle = _both_streams(method, function)
+        handle = _both_streams(method, function, limits)
         return grpc.stream_stream_rpc_method_handler(handle, response_serializer=_serialize)
     if method.reply_streams:
         handle = _stream(method, function, limits, listener)
@@ -268,7 +310,7 @@ def _unary(method: ServiceMethod, function: Any, limits: CallLimits, listener: s
     parse, intake = method.request.FromString, limits.intake
 
     async def handle(_requests: Any, context: Any) -> Any:
-        address, entered, reserved, disconnect = "", False, 0, None
+        address, entered, release, disconnect = "", False, _nothing, None
         data: bytes | None
         call: Call | None
         request: Any
@@ -280,19 +322,19 @@ def _unary(method: ServiceMethod, function: Any, limits: CallLimits, listener: s
             identity = await _authenticate(limits, context, peer, listener)
             disconnect = limits.connect(identity.principal, peer)
             data = await intake.receive(context)
-            reserved = limits.reserve(len(data))
-            call = Call(context, len(data), identity.principal, peer)
+            release = limits.reserve(len(data), identity.principal)
+            call = Call(context, len(data), identity.principal, peer, limits.peers)
             request = _parsed(parse, data, method)
             await limits.admit(identity, request)
             with limits.audited(listener, method, peer, identity), limits.fresh(context):
-                return await function(call, request)
+                return limits.counted(call, _serialize(await function(call, request)))
         except Exception as error:
             data = call = request = None  # gRPC keeps the error, and with it this frame, for as long as the connection
             await _fail(context, method.path, error)
         finally:
             if entered:
                 limits.leave(address)
-                limits.release(reserved)
+            release()
             if disconnect is not None:
                 disconnect()
 
@@ -314,8 +356,8 @@ def _stream(method: ServiceMethod, function: Any, limits: CallLimits, listener: 
             identity = await _authenticate(limits, context, peer, listener)
             disconnect = limits.connect(identity.principal, peer)
             data = await limits.intake.receive(context)
-            limits.release(limits.reserve(len(data)))  # what is parsed of it is small
-            call = Call(context, len(data), identity.principal, peer)
+            limits.reserve(len(data), identity.principal)()  # what is parsed of it is small
+            call = Call(context, len(data), identity.principal, peer, limits.peers)
             request = _parsed(parse, data, method)
             del data
             await limits.admit(identity, request)
@@ -335,38 +377,62 @@ def _stream(method: ServiceMethod, function: Any, limits: CallLimits, listener: 
     return handle
 
 
-def _both_streams(method: ServiceMethod, function: Any) -> Handler:
-    """Return the handler of a method whose clients stream too, such as reflection: few at a time, and not for long."""
-    parse, running = method.request.FromString, 0
+def _both_streams(method: ServiceMethod, function: Any, limits: CallLimits) -> Handler:
+    """Return the handler of a method whose clients stream too, such as reflection: few at a time, each address with its
+    share, and not for long. Whoever calls has not shown who it is, also when the call is over."""
+    parse, streams = method.request.FromString, Budget(_BOTH_STREAMS_MAX)
 
-    async def parsed(requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    async def parsed(requests: AsyncIterator[bytes], context: Any, client: UnprovenClient) -> AsyncIterator[Any]:
         async for data in requests:
+            _check_unproven(limits, context, client)
             yield _parsed(parse, data, method)
 
     async def handle(requests: AsyncIterator[bytes], context: Any) -> None:
-        nonlocal running
-        running += 1
+        address, has_place = "", False
         try:
-            if running > _BOTH_STREAMS_MAX:
-                raise Full(f"{method.path} has {_BOTH_STREAMS_MAX} streams, as many as it may have: try again")
+            peer = limits.peers.address(context)
+            address = _address(peer)
+            if not (has_place := streams.take(1, address)):
+                raise Full(f"{method.path} has as many streams as it may have, or as {address} may: end some first")
+            client = limits.work.client(_host(peer)[1], CALL_S)
             async with asyncio.timeout(_BOTH_STREAMS_S):
-                await _write_all(context, function(Call(context, 0), parsed(requests)))
+                replies = function(Call(context, 0), parsed(requests, context, client))
+                await client.run(_write_all(context, replies))
         except TimeoutError:
             late = Status(StatusCode.DEADLINE_EXCEEDED, f"a stream of {method.path} lasts {_BOTH_STREAMS_S} seconds")
             await _fail(context, method.path, late)
         except Exception as error:
             await _fail(context, method.path, error)
         finally:
-            running -= 1
+            if has_place:
+                streams.give_back(1, address)
 
     return handle
 
 
+def _check_unproven(limits: CallLimits, context: Any, client: UnprovenClient) -> None:
+    """Raise Full, and end the connection of the call, if those at its address have cost too much already."""
+    if refusal := client.refusal():
+        limits.peers.disconnect(context)
+        raise Full(refusal)
+
+
 async def _authenticate(limits: CallLimits, context: Any, peer: str, listener: str) -> Identity:
     """Return who calls, by the header `authorization: Bearer` or its certificate. Raises Unauthenticated or Full."""
-    security = limits.security
+    security, client = limits.security, limits.work.client(_host(peer)[1], CALL_S)
     if security is None or not security.is_required:
+        _check_unproven(limits, context, client)
         return NOBODY
+    try:
+        identity = await client.run(_identify(limits, security, context, peer, listener))
+    except DanubeError:
+        _check_unproven(limits, context, client)
+        raise
+    client.proved()
+    return identity
+
+
+async def _identify(limits: CallLimits, security: Security, context: Any, peer: str, listener: str) -> Identity:
     given = [str(value) for name, value in context.invocation_metadata() or () if name == "authorization"]
     scheme, _, token = given[0].strip().partition(" ") if len(given) == 1 else ("", "", "")
     token = token.strip() if scheme.lower() == "bearer" else ""
@@ -423,7 +489,7 @@ def _host(peer: str) -> tuple[str, str]:
     """Return the kind of a client's address, and it without its port: of `ipv6:[::1]:5000` (which may be escaped) that
     is `::1`."""
     kind, _, rest = peer.replace("%5B", "[").replace("%5D", "]").partition(":")
-    return kind, rest.rpartition(":")[0].strip("[]")
+    return kind, split_host_port(rest)[0]
 
 
 def _address(peer: str) -> str:
@@ -448,7 +514,7 @@ async def _fail(context: Any, path: str, error: Exception) -> NoReturn:
     else:
         log.error("grpc.call_crashed", method=path, exc_info=error)
         code = StatusCode.INTERNAL
-        details = f"internal error in {path}: {type(error).__name__}; the broker's log has the details"
+        details = internal_error(path, error).message
     error.__traceback__ = None  # its frames hold what was received
     try:
         await context.abort(code, details_of(details))

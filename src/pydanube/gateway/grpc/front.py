@@ -13,10 +13,11 @@ its own, which gRPC gives as the peer of a call; by it `Peers` knows the client'
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import shutil
 import socket
 import tempfile
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, cast
@@ -24,6 +25,7 @@ from typing import Any, Final, cast
 from pydanube.core.identity import PeerCertificate
 from pydanube.gateway import peer_certificates
 from pydanube.gateway.places import Places
+from pydanube.model.addresses import host_port
 from pydanube.model.errors import Unavailable
 from pydanube.runtime.network import address_of, open_server
 from pydanube.runtime.tasks import Tasks
@@ -32,6 +34,17 @@ from pydanube.runtime.tls_transport import TlsListening
 
 _SOCKET_PATH_BYTES_MAX: Final = 80
 """Operating systems take a little more than 100; the names of connections need some of it."""
+
+
+_DIRECTORY: Final = "danube-grpc-"
+_UNLOCKED: Final = "new-"
+"""Before its name, a directory that is not locked yet."""
+
+LAST_BYTES_S: Final = 5.0
+"""A connection that gRPC has ended, and whose client reads nothing, has its place for this long."""
+
+LAST_ANSWER_S: Final = 0.5
+"""How long a client that is disconnected has to read why."""
 
 
 class Peers:
@@ -51,6 +64,17 @@ class Peers:
         is gone."""
         peer: str = context.peer()
         return self._client(peer).address if peer.startswith("unix:") else peer
+
+    def disconnect(self, context: Any) -> None:
+        """Disconnect the client of a call once what was answered has been sent."""
+        found = self._clients.get(context.peer())
+        if found is not None:
+            found.disconnect()
+
+    def abort(self, context: Any) -> None:
+        """End the connection that a call came on; what was sent and has not arrived is dropped."""
+        if (client := self._clients.get(context.peer())) is not None:
+            client.transport.abort()
 
     def certificate(self, context: Any) -> PeerCertificate | None:
         """Return the certificate that the client of a call has proven to hold. Raises Invalid and Unavailable."""
@@ -83,17 +107,17 @@ class Front:
         self._certificates = certificates
         self._handshake_s = handshake_s
         self._numbers = count(1)
-        self._directory = _private_directory()
+        self._directory = _PrivateDirectory()
         self._server: asyncio.Server | None = None
         self.clients: set[ClientSide] = set()
 
     @property
     def inner_address(self) -> str:
         """Where gRPC listens."""
-        return f"{self._directory}/grpc"
+        return f"{self._directory.path}/grpc"
 
     def new_name(self) -> str:
-        return f"{self._directory}/{next(self._numbers)}"
+        return f"{self._directory.path}/{next(self._numbers)}"
 
     async def open(self, host: str, port: int) -> tuple[str, int]:
         """Listen, and return the address in use. Raises OSError where that is impossible."""
@@ -114,7 +138,7 @@ class Front:
             self._server.close()
         for client in list(self.clients):
             client.transport.abort()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.remove()
 
 
 class _Side(asyncio.Protocol):
@@ -122,6 +146,7 @@ class _Side(asyncio.Protocol):
 
     transport: asyncio.Transport
     other: _Side | None = None
+    _ending: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -139,8 +164,19 @@ class _Side(asyncio.Protocol):
             self.other.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._ending is not None:
+            self._ending.cancel()
         if self.other is not None:
-            self.other.transport.close()
+            self.other.end()
+
+    def end(self) -> None:
+        """Close the connection once the peer has read what was written; one that does not read is disconnected."""
+        self.transport.close()
+        self._abort_in(LAST_BYTES_S)
+
+    def _abort_in(self, seconds: float) -> None:
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().call_later(seconds, self.transport.abort)
 
 
 class ClientSide(_Side):
@@ -162,9 +198,15 @@ class ClientSide(_Side):
             return
         self._has_place = True
         self._front.clients.add(self)
-        self.address = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+        self.address = f"{'ipv6' if ':' in host else 'ipv4'}:{host_port(host, port)}"
         self.transport.pause_reading()
         self._front.tasks.spawn(self._connect(), "grpc connection")
+
+    def disconnect(self) -> None:
+        """Read nothing more, and disconnect the client after a moment, in which it gets its answers."""
+        if not self.transport.is_closing():
+            self.transport.pause_reading()
+            self._abort_in(LAST_ANSWER_S)
 
     async def _connect(self) -> None:
         """Connect to gRPC's server from a name of its own, and begin to read."""
@@ -207,10 +249,41 @@ def _connected(name: str, address: str) -> socket.socket:
     return inner
 
 
-def _private_directory() -> str:
-    directory = tempfile.mkdtemp(prefix="danube-grpc-")
-    if len(directory) > _SOCKET_PATH_BYTES_MAX:
-        with suppress(OSError):
-            Path(directory).rmdir()
-        directory = tempfile.mkdtemp(prefix="danube-grpc-", dir="/tmp")
-    return directory
+class _PrivateDirectory:
+    """A new directory that nobody else can enter. It is locked as long as this process has it, so that the next one
+    removes what a killed process has left."""
+
+    def __init__(self) -> None:
+        prefix = f"{_UNLOCKED}{_DIRECTORY}"
+        self.path = tempfile.mkdtemp(prefix=prefix)
+        if len(self.path) > _SOCKET_PATH_BYTES_MAX:
+            Path(self.path).rmdir()
+            self.path = tempfile.mkdtemp(prefix=prefix, dir="/tmp")
+        self._lock = os.open(self.path, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        parent = Path(self.path).parent
+        for left in parent.glob(f"{_DIRECTORY}*"):
+            _remove_unlocked(left)
+        named = parent / Path(self.path).name.removeprefix(_UNLOCKED)
+        self.path = str(Path(self.path).rename(named))
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _remove_unlocked(directory: Path) -> None:
+    """Remove a directory unless a process has it, or it is of another user."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(directory, ignore_errors=True)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)

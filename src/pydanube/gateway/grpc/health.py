@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from pydanube.model.errors import NotFound
+from pydanube.runtime.events import Signal
 
 from .calls import Call
 from .messages import HEALTH
@@ -28,14 +29,13 @@ class Health:
         self._names = {"", *services}
         self._is_ready = is_ready
         self._told = is_ready()
-        self._changed = asyncio.Event()
+        self._changed = Signal()
 
     def update(self) -> None:
         """Tell the watching clients if the status has changed."""
         if self._is_ready() is not self._told:
             self._told = not self._told
-            self._changed.set()
-            self._changed = asyncio.Event()
+            self._changed.wake()
 
     async def check(self, _call: Call, request: Any) -> Any:
         if request.service not in self._names:
@@ -51,10 +51,10 @@ class Health:
             yield _RESPONSE(status=_RESPONSE.SERVICE_UNKNOWN)
             await asyncio.Event().wait()  # no service comes later; a stream that ends would be opened again at once
         while True:
-            changed, told = self._changed, self._told
+            told = self._told
             yield self._response(told)
             if told is self._told:
-                await changed.wait()
+                await self._changed.wait()
 
     @staticmethod
     def _response(ready: bool) -> Any:

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 import grpc.aio
 
-from pydanube.broker import Broker, ListenerMetrics
+from pydanube.broker import Broker
 from pydanube.gateway.places import Places
+from pydanube.gateway.unproven_work import UnprovenWork
 from pydanube.model.limits import MIB
 from pydanube.model.settings.sections import Sections
 from pydanube.runtime.clock import Clock
@@ -66,11 +67,13 @@ class GrpcServer:
         data_certificates: ServerCertificates | None = None,
         admin_certificates: ServerCertificates | None = None,
         places: int | None = None,
+        work: UnprovenWork | None = None,
     ) -> None:
         """The certificates are those that connections of the two listeners are encrypted with; None: they are not.
-        `places`: as many connections as both may have together; None: those of the settings."""
+        `places`: as many connections as both may have together; None: those of the settings. `work` is what clients of
+        all listeners cost before they have shown who they are; None: these two count by themselves."""
         self._grpc, self._shared = settings.grpc, settings.limits
-        self._places = settings.grpc.connections_max if places is None else places
+        self._connections_max = settings.grpc.connections_max if places is None else places
         self._data_certificates = data_certificates
         self._admin_certificates = admin_certificates
         self._broker = broker
@@ -78,11 +81,13 @@ class GrpcServer:
         self._tasks = tasks
         intake = RequestIntake(clock)
         metrics = broker.metrics.listener("grpc")
-        calls_per_address_max = min(settings.grpc.calls_per_address_max, settings.grpc.calls_max)
+        calls_max = min(settings.grpc.calls_per_address_max, settings.grpc.calls_max)
+        self._work = work = work or UnprovenWork(clock, lambda: broker.security.is_required)
         self._peers = peers = Peers()
-        checks = broker.security, broker.audit, broker.throttle, broker.freshness
-        self._limits = CallLimits(calls_per_address_max, memory, intake, metrics, *checks, peers=peers)
-        self._tool_limits = CallLimits(_TOOL_CALLS_PER_ADDRESS_MAX, memory, intake, peers=peers)  # never drains
+        checks = broker.security, broker.audit, broker.throttle, broker.freshness, broker.unread
+        self._limits = CallLimits(calls_max, memory, intake, work, metrics, *checks, peers=peers)
+        most = _TOOL_CALLS_PER_ADDRESS_MAX
+        self._tool_limits = CallLimits(most, memory, intake, work, peers=peers)  # never drains
         self._fronts: list[Front] = []
         """Those of the ports that are open."""
         self._servers: list[Any] = []
@@ -98,26 +103,28 @@ class GrpcServer:
     async def open_data(self, host: str, port: int) -> tuple[str, int]:
         """Bind the data port (0 uses a free one) and return its address. Raises OSError where that is impossible."""
         services = {one.name: service for one, service in self._services if one.data}
-        advice, most = "ask for administration on the admin port", self._places - self._admin_places
-        places = Places(GRPC, most, self._per_address(most), ListenerMetrics())
+        advice, most = "ask for administration on the admin port", self._connections_max - self._admin_connections_max
+        places = self._places(GRPC, most)
         self.data_address = await self._open(host, port, services, places, advice, self._data_certificates, GRPC)
         return self.data_address
 
     async def open_admin(self, host: str, port: int) -> tuple[str, int]:
         """Bind the admin port, as `open_data` does the data port."""
         services = {one.name: service for one, service in self._services if one.admin}
-        advice, most = "producers and consumers use the data port", self._admin_places
-        places = Places(ADMIN, most, self._per_address(most), ListenerMetrics())
+        advice, most = "producers and consumers use the data port", self._admin_connections_max
+        places = self._places(ADMIN, most)
         self.admin_address = await self._open(host, port, services, places, advice, self._admin_certificates, ADMIN)
         return self.admin_address
 
     @property
-    def _admin_places(self) -> int:
-        return self._places // 10 + 1
+    def _admin_connections_max(self) -> int:
+        return self._connections_max // 10 + 1
 
-    def _per_address(self, places: int) -> int:
-        """Return how many of these connections may be from one address."""
-        return min(self._shared.connections_per_address_max, -(-places // 2))
+    def _places(self, listener: str, most: int) -> Places:
+        """Return the places of a listener; up to half of them may be taken by one address."""
+        metrics = self._broker.metrics.listener(f"{listener}_connections")
+        per_address_max = min(self._shared.connections_per_address_max, -(-most // 2))
+        return Places(listener, most, per_address_max, metrics, self._work)
 
     async def start(self) -> None:
         """Serve on the ports that are open."""

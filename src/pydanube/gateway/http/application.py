@@ -2,7 +2,7 @@
 
 Invariants
     no request takes more than `body_bytes_max` of memory for its body, all together no more than `bodies_bytes_max`,
-    and a body that is announced too large takes none
+    of which with authentication each namespace and principal has a share; one that is announced too large takes none
     a request whose header Host names another server gets no answer but a refusal, whatever its path
     every error is answered as `errors` says; an exception that is no error of the tree is a 500 and is logged once
     after `drain`, requests are refused as Unavailable, except those for health, and every answer closes its connection
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
@@ -25,18 +26,21 @@ from starlette.routing import Mount
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from pydanube.broker import Broker
+from pydanube.broker import UNREAD_SMALL_BYTES, Broker, UnreadPart
 from pydanube.core.identity import NOBODY, Identity
 from pydanube.gateway.native.publish_memory import PublishMemory
+from pydanube.gateway.unproven_work import UnprovenClient
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.limits import KIB
 from pydanube.model.settings.sections import Sections
 from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.network import counted_address
 from pydanube.runtime.tasks import Tasks
 
 from . import api, authentication, errors, health, metrics, schema_registry
 from .api.operations import BASE
+from .connection import STRANGER_LINGER_BYTES, HttpConnection
 from .cors import Origins
 from .data import DataEndpoints
 from .host_check import HostCheck
@@ -44,6 +48,10 @@ from .host_check import HostCheck
 _NAMED: Final = re.compile(rf"{BASE}/(topics|namespaces)/([^/]+)(?:/([^/]+))?")
 DISCARDED_BYTES_MAX: Final = 64 * KIB
 """A body that nobody wants is read before the answer if it is announced as no larger: the connection then goes on."""
+
+ANSWER_TIMES: Final = 2
+"""In the memory of what clients have not received, an answer takes this many times its size: itself, and what waits in
+the connection."""
 
 _CLOSE: Final = (b"connection", b"close")
 _AGE: Final = b"danube-age"
@@ -62,6 +70,7 @@ class Application:
         """`memory` counts the bytes that all listeners have published and not answered; None: it is not counted."""
         self._broker = broker
         self._body_bytes_max = settings.limits.http_body_bytes_max
+        self._discarded_bytes_max = settings.http.discarded_bytes_max
         self._bodies = Budget(settings.limits.http_bodies_bytes_max)
         self._draining = False
         self.hosts = HostCheck(settings.http.allowed_hosts, lambda: broker.advertised)
@@ -93,12 +102,17 @@ class Application:
         self._data.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        unproven: UnprovenClient = scope["state"]["connection"].unproven
+        await unproven.run(self._handle(scope, receive, send))
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await self._serve_websocket(scope, receive, send)
             return
         assert scope["type"] == "http", "uvicorn runs without lifespan"
         added = self._origins.headers(scope)
-        body = _Body(scope, receive, self._bodies, self._body_bytes_max)
+        connection: HttpConnection = scope["state"]["connection"]
+        body = _Body(scope, receive, connection, self._bodies, self._body_bytes_max)
 
         async def send_after_body(message: Message) -> None:
             """Send the message. The answer waits for the rest of a small body; a larger one is not read, and the
@@ -107,8 +121,9 @@ class Application:
                 self._broker.metrics.http_answers[str(message["status"])] += 1
                 is_read = await body.discard()
                 if not is_read and not body.is_held_back:
-                    scope["state"]["connection"].linger()
-                is_last = not is_read or self._draining or body.is_framed_twice
+                    is_known = connection.unproven.is_proved or not self._broker.security.is_required
+                    connection.linger(self._discarded_bytes_max if is_known else STRANGER_LINGER_BYTES)
+                is_last = not is_read or self._draining or body.is_framed_twice or connection.unproven.refusal()
                 closing = (_CLOSE,) if is_last else ()
                 age_s = self._broker.freshness.age_s
                 old = ((_AGE, b"%d" % age_s),) if age_s else ()
@@ -116,28 +131,43 @@ class Application:
             await send(message)
 
         try:
-            refusal = self._refusal(scope) or body.check_announced()
+            refusal = self._refusal(scope)
             preflight = self._origins.preflight(scope)
             if refusal is not None:
                 await errors.respond(refusal)(scope, receive, send_after_body)
             elif preflight is not None:
                 await preflight(scope, receive, send_after_body)
             else:
-                await self._serve(scope, body.receive, send_after_body)
+                await self._serve(scope, body.receive, send_after_body, body)
         finally:
             body.release()
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, body: _Body | None = None) -> None:
         """Find out who sends the request, and answer it."""
         try:
             identity = await authentication.authenticate(self._broker, scope)
         except DanubeError as error:
             await self._refuse(scope, receive, send, error)
             return
+        if body is not None:
+            body.users = self._users_of(scope, identity)
+            if (too_large := body.check_announced()) is not None:
+                await errors.respond(too_large)(scope, receive, send)
+                return
         if self._broker.throttle.is_active:
             await self._serve_within_quotas(scope, receive, send, identity)
         else:
             await self._answer(scope, receive, send, identity)
+
+    def _users_of(self, scope: Scope, identity: Identity) -> tuple[str, ...]:
+        """Return whose share of what all requests have the body of this one takes: that of the namespace in its path
+        and of its sender, or of an address while nobody knows who sends it."""
+        if not self._broker.security.is_required:
+            return ()
+        if not scope["state"]["connection"].unproven.is_proved:
+            return (f"address {counted_address((scope.get('client') or ('', 0))[0])}",)
+        found = _NAMED.match(scope["path"])
+        return (*((f"namespace /{found[2]}",) if found else ()), identity.principal.id)
 
     async def _serve_within_quotas(self, scope: Scope, receive: Receive, send: Send, identity: Identity) -> None:
         """Answer a request once the quotas of its sender allow it."""
@@ -170,6 +200,9 @@ class Application:
         await (schema_registry if is_registry else errors).respond(error)(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, identity: Identity) -> None:
+        if scope["type"] == "http":
+            refuse = partial(self._refuse, scope, receive, send)
+            send = _Answer(self._broker.unread.part(identity.principal, ANSWER_TIMES), scope, send, refuse).send
         if identity is NOBODY:
             await self._routes(scope, receive, send)
             return
@@ -205,15 +238,61 @@ class Application:
         return [*(["the broker is shutting down"] if self._draining else []), *self._broker.write_problems()]
 
 
+class _Answer:
+    """An answer that is sent whole, unlike a stream: it counts until the client has read it. If no memory is free, the
+    client gets an error in its place."""
+
+    def __init__(
+        self, unread: UnreadPart, scope: Scope, send: Send, refuse: Callable[[DanubeError], Awaitable[None]]
+    ) -> None:
+        self._unread = unread
+        self._connection: HttpConnection = scope["state"]["connection"]
+        self._send = send
+        self._refuse = refuse
+        self._start: Message | None = None
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        start, self._start = self._start, None
+        if start is None:
+            await self._send(message)
+            return
+        body_bytes = len(message.get("body", b""))
+        if message.get("more_body") or body_bytes <= UNREAD_SMALL_BYTES:
+            await self._send(start)
+            await self._send(message)
+            return
+        try:
+            self._unread.check_may_take(body_bytes)
+        except Unavailable as error:
+            await self._refuse(error)
+            return
+        self._unread.take(body_bytes)
+        self._unread.watch(self._connection.abort)
+        try:
+            await self._send(start)
+            await self._send(message)
+            await self._connection.until_writable()
+        finally:
+            self._unread.close()
+
+
 class _Body:
     """The body of one request: counts what is received against the limits."""
 
-    def __init__(self, scope: Scope, receive: Receive, budget: Budget, bytes_max: int) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, connection: HttpConnection, budget: Budget, bytes_max: int
+    ) -> None:
         headers = Headers(scope=scope)
         self._receive = receive
+        self._connection = connection
         self._budget = budget
         self._bytes_max = bytes_max
         self._taken_bytes = 0
+        self.users: tuple[str, ...] = ()
+        """Whose share it takes."""
         announced = headers.get("content-length", "0")
         self._announced_bytes = int(announced) if announced.isdecimal() else 0
         self.is_framed_twice = "content-length" in headers and "transfer-encoding" in headers
@@ -231,7 +310,7 @@ class _Body:
         message, size = await self._receive_part()
         if self._taken_bytes + size > self._bytes_max:
             raise self._too_large()
-        if not self._budget.take(size):
+        if not self._budget.take(size, *self.users):
             raise Unavailable("too many large requests are arriving at once: send the request again, later")
         self._taken_bytes += size
         return message
@@ -245,11 +324,12 @@ class _Body:
         return self._is_complete
 
     def release(self) -> None:
-        self._budget.give_back(self._taken_bytes)
+        self._budget.give_back(self._taken_bytes, *self.users)
         self._taken_bytes = 0
 
     async def _receive_part(self) -> tuple[Message, int]:
         self.is_held_back = False
+        self._connection.read_body()
         message = await self._receive()
         self._is_complete = not message.get("more_body", False)
         return message, len(message.get("body", b""))

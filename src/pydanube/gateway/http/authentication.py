@@ -25,6 +25,7 @@ from pydanube.broker.security.identity_sessions import IdentitySession
 from pydanube.core.access import Principal
 from pydanube.core.identity import NOBODY, Credentials, Identity
 from pydanube.gateway import peer_certificates
+from pydanube.gateway.unproven_work import UnprovenClient
 from pydanube.model.errors import DanubeError
 from pydanube.model.security import SERVICE_ACCOUNT
 
@@ -50,8 +51,12 @@ def proves_later(path: str) -> bool:
 
 async def authenticate(broker: Broker, scope: Scope) -> Identity:
     """Return who sends the request, and note its principal for `requests.principal_of`. Raises Unauthenticated or
-    Full."""
-    if not broker.security.is_required or scope["path"] in _OPEN_PATHS:
+    Full. The sender has proved that then, unless its path asks for no proof, or for one later."""
+    unproven: UnprovenClient = scope["state"]["connection"].unproven
+    if not broker.security.is_required:
+        unproven.proved()
+        return NOBODY
+    if scope["path"] in _OPEN_PATHS:
         return NOBODY
     webhook = _WEBHOOK.fullmatch(scope["path"])
     if webhook is not None:
@@ -59,6 +64,7 @@ async def authenticate(broker: Broker, scope: Scope) -> Identity:
     else:
         client = scope.get("client") or ("", 0)
         identity = await broker.security.authenticate(_credentials(scope), client[0], LISTENER)
+        unproven.proved()
     scope[IDENTITY] = identity
     return identity
 

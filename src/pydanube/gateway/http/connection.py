@@ -3,8 +3,10 @@
 A connection is always in one phase. In the phase *header* the client owes the rest of a request line and headers, in
 the phase *body* the rest of a body, which the answer waits for, and in the phase *answer* it owes nothing: then only
 the reading of the answer is watched. Between two requests uvicorn's keep-alive timeout counts. A client that was
-answered before its body was read is in the phase *linger*: what it still sends is thrown away as it comes, unparsed, so
-that the client comes to read the answer, and the connection ends.
+answered before its body was read is in the phase *linger*: what it still sends is thrown away as it comes, unparsed,
+for a moment, so that the client comes to read the answer, and the connection ends.
+
+A body is neither read nor parsed before the application asks for it, which it does when it knows who sends it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from pydanube.codec.native.frames import PREAMBLE
+from pydanube.gateway.unproven_work import UnprovenClient
 from pydanube.model.limits import KIB
 from pydanube.model.settings.sections import HttpSettings
 from pydanube.runtime.telemetry import get_logger
@@ -65,6 +68,10 @@ class ConnectionOwner(Protocol):
         """Count the connection; return why it is refused, or nothing."""
         ...
 
+    def measure(self, connection: HttpConnection) -> UnprovenClient:
+        """Return what measures the work for the connection, until its client has shown who it is."""
+        ...
+
     def forget(self, connection: HttpConnection | WebSocketConnection) -> None: ...
 
     def upgrade(self, connection: HttpConnection, upgraded: WebSocketConnection) -> None:
@@ -76,12 +83,24 @@ class ConnectionOwner(Protocol):
         ...
 
 
-class _Parser(h11.Connection):
-    """h11's parser, with a limit on the work that one body makes."""
+LINGER_S: Final = 2.0
+"""How long a client that was answered before its body was read has to read the answer."""
 
+STRANGER_LINGER_BYTES: Final = 256 * KIB
+"""How much of its body is thrown away meanwhile if nobody knows who it is."""
+
+
+class _Parser(h11.Connection):
+    """h11's parser, which stops between the head of a request and its body, and with a limit on the work that one body
+    makes."""
+
+    is_held = False
+    """Whether the body of the request is not parsed yet."""
     _chunks = 0
 
     def next_event(self) -> Any:
+        if self.is_held:
+            return h11.PAUSED
         event = super().next_event()
         if type(event) is h11.Data:
             self._chunks += 1
@@ -89,7 +108,14 @@ class _Parser(h11.Connection):
                 raise h11.RemoteProtocolError(f"the body has more than {CHUNKS_MAX} chunks: send larger ones")
         elif type(event) is h11.Request:
             self._chunks = 0
+            self.is_held = _has_body(event)
         return event
+
+
+def _has_body(request: h11.Request) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in request.headers
+    )
 
 
 class _LingeringTransport:
@@ -111,15 +137,18 @@ class HttpConnection(H11Protocol):
     def __init__(self, config: Config, state: ServerState, owner: ConnectionOwner) -> None:
         super().__init__(config, state, {"connection": self}, asyncio.get_running_loop())
         self.ws_protocol_class = partial(WebSocketConnection, http=self, owner=owner)  # type: ignore[assignment]
-        self.conn = _Parser(h11.SERVER, owner.settings.header_bytes_max)
+        self.conn: _Parser = _Parser(h11.SERVER, owner.settings.header_bytes_max)
         self.logger = _request_logger
         self.access_log = False
+        self.unproven: UnprovenClient
+        """Set when the connection has its place."""
         self._owner = owner
         self._phase = _Phase.HEADER
         self._since = owner.monotonic()
         self._unsent_bytes = 0
         self._unsent_since = self._since
         self._discarded_bytes = 0
+        self._discarded_bytes_max = 0
 
     # -- uvicorn's protocol --------------------------------------------------------------------------------------------
 
@@ -129,6 +158,8 @@ class HttpConnection(H11Protocol):
         refusal = self._owner.admit(self)
         if refusal:
             self._answer_and_close(503, refusal)
+        else:
+            self.unproven = self._owner.measure(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -140,7 +171,7 @@ class HttpConnection(H11Protocol):
             return
         if self._phase is _Phase.LINGER:
             self._discarded_bytes += len(data)
-            if self._discarded_bytes > self._owner.settings.discarded_bytes_max:
+            if self._discarded_bytes > self._discarded_bytes_max:
                 self.transport.close()
             return
         if self._phase is _Phase.HEADER and data.startswith(PREAMBLE):  # the parser would wait for a line end
@@ -151,10 +182,15 @@ class HttpConnection(H11Protocol):
             self._owner.count_invalid()
             self._answer_and_close(400, "this port has no TLS: use http:// instead of https://")
             return
-        super().data_received(data)
-        self._note_phase()
+        if not self.unproven.proofs and (refusal := self.unproven.refusal()):
+            self._answer_and_close(429, refusal)
+            return
+        with self.unproven.measured():
+            super().data_received(data)
+            self._note_phase()
 
     def on_response_complete(self) -> None:
+        self.unproven.begin()
         super().on_response_complete()
         self._note_phase()
 
@@ -199,9 +235,22 @@ class HttpConnection(H11Protocol):
         """Wait until the client has read enough, or is gone."""
         await self.flow.drain()
 
-    def linger(self) -> None:
+    def abort(self) -> None:
+        """Disconnect the client; what it was sent and has not received is dropped."""
+        self.transport.abort()
+
+    def read_body(self) -> None:
+        """Parse the body of the request from now on, with what has arrived of it."""
+        if self.conn.is_held:
+            self.conn.is_held = False
+            with self.unproven.measured():
+                self.handle_events()
+                self._note_phase()
+
+    def linger(self, discarded_bytes_max: int) -> None:
         """Read no more of the request that is being answered; what comes of it is thrown away. The connection ends when
-        the client has closed it, or sends for too long."""
+        the client has closed it, or sends for too long or more than this."""
+        self._discarded_bytes_max = discarded_bytes_max
         self._enter(_Phase.LINGER)
         self.cycle.transport = _LingeringTransport(self)  # type: ignore[assignment]
         self.flow.resume_reading()
@@ -232,7 +281,7 @@ class HttpConnection(H11Protocol):
             pass
         elif phase is _Phase.HEADER and waited_ms > self._owner.header_timeout_ms:
             self._answer_and_close(408, f"the headers did not arrive within {self._owner.header_timeout_ms} ms")
-        elif phase is _Phase.LINGER and waited_ms > settings.body_timeout_ms:
+        elif phase is _Phase.LINGER and waited_ms > LINGER_S * 1000:
             self.transport.close()
         elif phase is _Phase.BODY and waited_ms > settings.body_timeout_ms:
             self._answer_and_close(408, f"the body did not arrive within {settings.body_timeout_ms} ms")
@@ -240,7 +289,7 @@ class HttpConnection(H11Protocol):
     def _note_phase(self) -> None:
         if self._phase is _Phase.LINGER:
             return
-        if self.conn.their_state is h11.SEND_BODY:
+        if self.conn.their_state is h11.SEND_BODY and not self.conn.is_held:
             phase = _Phase.BODY
         elif self.conn.their_state is h11.IDLE and (self.cycle is None or self.conn.trailing_data[0]):
             phase = _Phase.HEADER

@@ -9,14 +9,13 @@ often another one in front of a proxy, and an attacker's page cannot gain anythi
 from __future__ import annotations
 
 from collections.abc import Callable
-from ipaddress import ip_address
 from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from pydanube.model.addresses import BrokerAddresses
+from pydanube.model.addresses import BrokerAddresses, is_loopback, split_host_port
 
 ANY_HOST: Final = "*"
 """In the settings: the header Host is not checked."""
@@ -57,7 +56,7 @@ class HostCheck:
     def _is_ours(self, host: str, local: str) -> bool:
         if not host:
             return False
-        if host == "localhost" or _is_loopback(host) or host in self._configured:
+        if is_loopback(host) or host in self._configured:
             return True
         known = self._advertised()
         names = {host_of(one) for one in (known.native, known.grpc, known.admin, known.http)}
@@ -66,18 +65,5 @@ class HostCheck:
 
 def host_of(text: str) -> str:
     """Return the host of `host:port` in lower case, without brackets and the dot at its end; empty if there is none."""
-    text = text.strip().lower()
-    if text.startswith("["):
-        host, bracket, _ = text[1:].partition("]")
-        return host if bracket else ""
-    host, colon, port = text.partition(":")
-    if colon and not port.isdecimal() and port:
-        return ""
-    return host.rstrip(".")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+    host, port = split_host_port(text.strip().lower())
+    return "" if port and not port.isdecimal() else host.rstrip(".")

@@ -475,7 +475,7 @@ class SchemaRegistry:
         """Return the text of a definition: as it was registered, or a protobuf descriptor with `format=serialized`."""
         if request.query_params.get("format") != "serialized" or found.definition.format is not SchemaFormat.PROTOBUF:
             return found.definition.text
-        from pydanube.codec.schemas.protobuf import ParsedProtobuf  # its library is an extra
+        from pydanube.formats.protobuf.schema import ParsedProtobuf  # its library is an extra
 
         parsed = await self._schemas.parsed(principal_of(request), found.subject, found.version)
         assert isinstance(parsed, ParsedProtobuf)

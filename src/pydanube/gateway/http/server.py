@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 from pydanube.broker import Broker
 from pydanube.gateway.native.publish_memory import PublishMemory
 from pydanube.gateway.places import Places
+from pydanube.gateway.unproven_work import UnprovenClient, UnprovenWork
 from pydanube.model.settings.sections import Sections
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.file_descriptors import ConnectionLimits
@@ -60,10 +61,12 @@ class HttpServer:
         memory: PublishMemory | None = None,
         certificates: ServerCertificates | None = None,
         places: ConnectionLimits | None = None,
+        work: UnprovenWork | None = None,
     ) -> None:
         """`memory` counts the bytes that all listeners have published and not answered; None: it is not counted.
         `certificates` are those that connections are encrypted with; None: they are not. `places`: as many connections
-        as there may be; None: those of the settings."""
+        as there may be; None: those of the settings. `work` is what clients of all listeners cost before they have
+        shown who they are; None: this listener counts by itself."""
         self.settings = settings.http
         self.header_timeout_ms = settings.limits.handshake_timeout_ms
         places = places or ConnectionLimits(settings.limits.http_connections_max, ACCEPTED_AT_ONCE)
@@ -93,7 +96,8 @@ class HttpServer:
         self._invalid = 0
         self._metrics = broker.metrics.listener("http")
         per_address_max = settings.limits.connections_per_address_max
-        self._places = Places("http", places.connections, per_address_max, self._metrics, "HTTP")
+        work = work or UnprovenWork(clock, lambda: broker.security.is_required)
+        self._places = Places("http", places.connections, per_address_max, self._metrics, work, "HTTP")
         self._server: asyncio.Server | None = None
         self._rounds: asyncio.Task[None] | None = None
 
@@ -162,6 +166,10 @@ class HttpServer:
         if not refusal:
             self._connections.add(connection)
         return refusal
+
+    def measure(self, connection: HttpConnection) -> UnprovenClient:
+        handshake_s: float = connection.transport.get_extra_info("handshake_s", 0.0)
+        return self._places.client(_host_of_client(connection), handshake_s)
 
     def upgrade(self, connection: HttpConnection, upgraded: WebSocketConnection) -> None:
         """Count a WebSocket in the place of the connection that it was."""

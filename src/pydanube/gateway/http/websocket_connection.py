@@ -45,6 +45,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     ) -> None:
         super().__init__(config, server_state, {**app_state, "connection": self}, asyncio.get_running_loop())
         self.logger = http.logger
+        self.unproven = http.unproven
         self._http = http
         self._owner = owner
         self._unsent_bytes = 0
@@ -71,6 +72,10 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     async def until_writable(self) -> None:
         """Wait until the client has read enough, or is gone."""
         await self.writable.wait()
+
+    def abort(self) -> None:
+        """Disconnect the client; what it was sent and has not received is dropped."""
+        self.transport.abort()
 
     def handle_ping(self) -> None:
         """Answer a ping, unless the client does not read: pongs that wait for it would take memory without limit."""

@@ -1,4 +1,4 @@
-"""The part of the unread memory that the fetches of one connection hold.
+"""The part of the unread memory that the fetches of one connection hold, or the answers to its requests.
 
 A fetch reserves the bytes it may read before it reads them. It returns what it did not need when the read is over, and
 the rest when the client has received the answer or is disconnected.
@@ -11,7 +11,7 @@ from pydanube.runtime.network import FramedConnection
 
 
 class AnswerShare(UnreadPart):
-    """What the fetches of one connection reserve, and what they sent and the client has not received."""
+    """What fetches or requests of one connection reserve, and what they sent and the client has not received."""
 
     def __init__(self, memory: UnreadMemory, connection: FramedConnection) -> None:
         super().__init__(memory)

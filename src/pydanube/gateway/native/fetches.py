@@ -29,7 +29,7 @@ from pydanube.runtime.network import Buffer, FramedConnection
 from pydanube.runtime.tasks import Tasks
 
 from .answer_share import AnswerShare
-from .requests import error_frame, internal_error, position_of
+from .requests import crashed, error_frame, position_of
 
 OPERATION: Final = "Fetch"
 
@@ -90,6 +90,11 @@ class Fetches:
         """Cancel all fetches with `error` and return all memory: the connection ends."""
         self.cancel(error)
         self.memory.close()
+        self._writable.set()
+
+    async def until_writable(self) -> None:
+        """Wait until the client has read enough of what was sent, or the connection is closed."""
+        await self._writable.wait()
 
     def cancel(self, error: DanubeError) -> None:
         """Stop all running fetches and answer each with `error`."""
@@ -108,7 +113,7 @@ class Fetches:
                 self._broker.audit.refuse(self._origin(), OPERATION, Action.READ, fetch.topic, error)
             self._fail(correlation, error)
         except Exception as error:  # our mistake: it harms this fetch and nothing else
-            self._fail(correlation, internal_error("fetch", error))
+            self._fail(correlation, crashed("fetch", error))
 
     async def _fetch(self, principal: Principal, correlation: int, fetch: Fetch) -> None:
         """Read and send one answer, after waiting for new messages where the client asked for that.
@@ -127,10 +132,11 @@ class Fetches:
             turn, sent_bytes = await self._turn(principal, topic, bytes_max), 0
             try:
                 async with self._places:
-                    await self._writable.wait()
+                    await self.until_writable()
                     reserved_bytes = await self.memory.reserve(turn.bytes_max, least_bytes)
                     try:
-                        fetched = await read(start, reserved_bytes, 0)
+                        async with self.memory.memory.turn(reserved_bytes < turn.bytes_max):
+                            fetched = await read(start, reserved_bytes, 0)
                         read_bytes = sum(map(len, fetched.batches))
                         if read_bytes > reserved_bytes and not self.memory.extend(read_bytes - reserved_bytes):
                             least_bytes = read_bytes  # one batch, which is read again when there is memory for it

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -25,17 +24,19 @@ from typing import Final, TypeVar
 import msgspec
 
 from pydanube.broker.cluster.membership import Membership, MembershipListener
-from pydanube.broker.cluster.peers import PeerPublished
 from pydanube.codec.native import frames
 from pydanube.codec.native import requests as wire
 from pydanube.codec.native.frames import Frame, FrameKind
+from pydanube.model.addresses import split_host_port
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, NotOwner, Unavailable
 from pydanube.model.limits import CONTROL_BYTES_MAX
+from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
+from pydanube.operations import CALL_SECONDS
 from pydanube.runtime import network
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.tasks import Tasks, complete
 from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.tls_transport import TlsFailed
 from pydanube.version import __version__
@@ -43,25 +44,6 @@ from pydanube.version import __version__
 from .session import PEER_PREFIX
 
 log = get_logger(__name__)
-
-CALL_SECONDS: Final = 5.0
-"""How long a call may take, with connecting. A broker that answers nothing for so long would lose its session soon."""
-
-CHANGE_SECONDS: Final = 30.0
-"""The same for requests that wait for a disk or for an object store before they are answered."""
-
-_SLOW: Final[tuple[type[wire.Request], ...]] = (
-    wire.UnloadTopic,
-    wire.SetAckLevel,
-    wire.SalvageTopic,
-    wire.TruncateTopic,
-    wire.Seek,
-    wire.Settle,
-    wire.Advance,
-    wire.AdvanceMany,
-    wire.RedriveLetters,
-    wire.UploadStorage,
-)
 
 REQUESTS_MAX: Final = 64
 """Unanswered requests of one connection; more wait. A listener reads no further while it has as many of a peer."""
@@ -112,12 +94,11 @@ class NativePeers:
         head = wire.encode(request)
         if len(head) > CONTROL_BYTES_MAX:
             raise Full(f"a request of {len(head)} bytes to broker {broker!r} is too large: a frame takes less")
-        seconds = CHANGE_SECONDS if isinstance(request, _SLOW) else CALL_SECONDS
         link = self._link(broker)
         what = str(type(request).__struct_config__.tag)
-        return await link.call(what, seconds, lambda connection: connection.request(head, answer))
+        return await link.call(what, request.seconds, lambda connection: connection.request(head, answer))
 
-    async def publish(self, broker: str, topic: TopicName, partition: int, batch: memoryview) -> PeerPublished:
+    async def publish(self, broker: str, topic: TopicName, partition: int, batch: memoryview) -> Published:
         link, copied = self._link(broker), bytes(batch)  # a caller that was cancelled may change its batch
         return await link.call("a batch", CALL_SECONDS, lambda connection: connection.publish(topic, partition, copied))
 
@@ -135,8 +116,8 @@ class NativePeers:
         if link is None or link.session.incarnation != session.incarnation:
             if link is not None:
                 link.end(_over(link.session))
-            own_name = self._membership.session.name
-            link = self._links[name] = _Link(session, own_name, self._clock, self._tasks, self._token, self._tls)
+            own = self._membership.session
+            link = self._links[name] = _Link(session, own, self._clock, self._tasks, self._token, self._tls)
         return link
 
     def _left(self, session: BrokerSession) -> None:
@@ -152,7 +133,7 @@ class _Link:
     def __init__(
         self,
         session: BrokerSession,
-        own_name: str,
+        own: BrokerSession,
         clock: Clock,
         tasks: Tasks,
         token: str,
@@ -160,7 +141,7 @@ class _Link:
     ) -> None:
         self.session = session
         self._tls = tls
-        self._own_name = own_name
+        self._own = own
         self._token = token
         self._clock = clock
         self._tasks = tasks
@@ -194,7 +175,7 @@ class _Link:
         outcome: PeerConnection | DanubeError = Unavailable("this broker is closing")
         try:
             tls = None if self._tls is None else self._tls()
-            opening = PeerConnection.open(self.session, self._own_name, self._clock, self._token, tls)
+            opening = PeerConnection.open(self.session, self._own, self._clock, self._token, tls)
             outcome = self._connection = await opening
         except DanubeError as error:
             outcome = Unavailable(f"broker {self.session.name!r} cannot be reached: {error.message}")
@@ -222,7 +203,7 @@ async def is_living(
     try:
         async with asyncio.timeout(GREETING_SECONDS):
             context = None if tls is None else tls()
-            connection = await PeerConnection.open(session, session.name, clock, token, context)
+            connection = await PeerConnection.open(session, session, clock, token, context)
     except (TimeoutError, DanubeError):
         return False
     connection.abort(Unavailable("this broker wanted to know whether the other one lives"))
@@ -246,7 +227,7 @@ class _Handle:
 class _Batch:
     """A batch that has no answer yet."""
 
-    answered: asyncio.Future[PeerPublished]
+    answered: asyncio.Future[Published]
     handle: _Handle
     size: int
 
@@ -254,8 +235,11 @@ class _Batch:
 class PeerConnection:
     """An open connection to another broker, after the handshake."""
 
-    def __init__(self, session: BrokerSession, clock: Clock, framed: network.FramedConnection) -> None:
+    def __init__(
+        self, session: BrokerSession, own: BrokerSession, clock: Clock, framed: network.FramedConnection
+    ) -> None:
         self._session = session
+        self._own = own
         self._clock = clock
         self._framed = framed
         self._loop = asyncio.get_running_loop()
@@ -277,14 +261,19 @@ class PeerConnection:
 
     @classmethod
     async def open(
-        cls, session: BrokerSession, own_name: str, clock: Clock, token: str = "", tls: ssl.SSLContext | None = None
+        cls,
+        session: BrokerSession,
+        own: BrokerSession,
+        clock: Clock,
+        token: str = "",
+        tls: ssl.SSLContext | None = None,
     ) -> PeerConnection:
         """Connect and exchange HELLO and WELCOME. Raises Unavailable, or the error with which the broker refuses.
         Cancelled, the connection is closed."""
         made: list[PeerConnection] = []
 
         def handler(framed: network.FramedConnection) -> PeerConnection:
-            made.append(cls(session, clock, framed))
+            made.append(cls(session, own, clock, framed))
             return made[0]
 
         host, port = _split(session.peer_address)
@@ -293,7 +282,7 @@ class PeerConnection:
         except TlsFailed as error:
             raise Unavailable(f"{session.peer_address}: {error}") from None
         self = made[0]
-        hello = wire.Hello(client=f"{PEER_PREFIX}{own_name} pydanube/{__version__}")
+        hello = wire.Hello(client=f"{PEER_PREFIX}{own.name} pydanube/{__version__}")
         if token:
             hello.auth_scheme, hello.auth_data = wire.BEARER, token.encode()
         framed.send(frames.PREAMBLE, frames.encode(FrameKind.HELLO, wire.encode(hello)))
@@ -337,7 +326,7 @@ class PeerConnection:
             finally:
                 self._asked.pop(correlation, None)
 
-    async def publish(self, topic: TopicName, partition: int, batch: bytes) -> PeerPublished:
+    async def publish(self, topic: TopicName, partition: int, batch: bytes) -> Published:
         """Have the partition append a batch. A handle that was opened for an earlier batch may belong to a partition
         that was closed since: then the batch is sent once more, over a new handle."""
         key = topic, partition
@@ -349,7 +338,7 @@ class PeerConnection:
                 raise
         return await self._publish_once(key, batch)
 
-    async def _publish_once(self, key: tuple[TopicName, int], batch: bytes) -> PeerPublished:
+    async def _publish_once(self, key: tuple[TopicName, int], batch: bytes) -> Published:
         opened = self._handles.get(key)
         if opened is None:
             opened = await self._open_handle(key)
@@ -374,7 +363,8 @@ class PeerConnection:
         """Open a handle for a partition; callers that come meanwhile wait for the same future."""
         opened: asyncio.Future[_Handle] = self._loop.create_future()
         self._handles[key] = opened
-        request = wire.encode(wire.OpenForwarder(topic=str(key[0]), partition=key[1]))
+        asked = wire.OpenForwarder(topic=str(key[0]), partition=key[1], broker=self._own.name, proof=self._own.proof)
+        request = wire.encode(asked)
         try:
             answer = await self.request(request, wire.ProducerOpened)
         except BaseException as error:
@@ -420,7 +410,7 @@ class PeerConnection:
             case FrameKind.PUBLISHED:
                 _, base_offset, epoch = frames.unpack_head(received.head, frames.PUBLISHED, received.kind)
                 is_duplicate = bool(received.flags & frames.FLAG_DUPLICATE)
-                self._batch_answered(received.correlation, PeerPublished(base_offset, epoch, is_duplicate))
+                self._batch_answered(received.correlation, Published(base_offset, epoch, is_duplicate))
             case FrameKind.ERROR:
                 self._failed(received)
             case FrameKind.PING:
@@ -469,14 +459,14 @@ class PeerConnection:
         else:
             self._batch_answered(frame.correlation, error)
 
-    def _batch_answered(self, correlation: int, result: PeerPublished | DanubeError) -> None:
+    def _batch_answered(self, correlation: int, result: Published | DanubeError) -> None:
         batch = self._batches.pop(correlation, None)
         if batch is None:
             return
         self._unanswered_bytes -= batch.size
         batch.handle.unanswered -= 1
         batch.handle.used_at = self._clock.monotonic()
-        _complete(batch.answered, result)
+        complete(batch.answered, result)
         self._wake_waiting()
 
     def _wake_waiting(self) -> None:
@@ -513,20 +503,11 @@ class PeerConnection:
 
 def _answer(waiting: asyncio.Future[AnswerT], kind: type[AnswerT], found: memoryview | DanubeError) -> None:
     """Complete a request. An answer that cannot be read raises, which ends the connection and fails the request."""
-    _complete(waiting, found if isinstance(found, DanubeError) else wire.decode(found, kind))
-
-
-def _complete(waiting: asyncio.Future[T], result: T | DanubeError) -> None:
-    if waiting.done():
-        return
-    if isinstance(result, DanubeError):
-        waiting.set_exception(result)
-    else:
-        waiting.set_result(result)
+    complete(waiting, found if isinstance(found, DanubeError) else wire.decode(found, kind))
 
 
 def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    with suppress(ValueError):
-        return host.removeprefix("[").removesuffix("]"), int(port)
+    host, port = split_host_port(address)
+    if host and port and port.isdecimal():
+        return host, int(port)
     raise Unavailable(f"{address!r} is no address of a native listener")

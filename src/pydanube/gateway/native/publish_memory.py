@@ -12,6 +12,8 @@ from __future__ import annotations
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
+from pydanube.runtime.budget import fits_share
+
 
 class PauseReason:
     """Why the listener does not read from a session: bits of a plain number, because every publish checks them."""
@@ -76,7 +78,7 @@ class PublishMemory:
         self.used_bytes += size
         session.publish_bytes += size
         share.used_bytes += size
-        if share.used_bytes > self._limit_bytes - self.used_bytes:
+        if not fits_share(share.used_bytes, 0, self._limit_bytes - self.used_bytes):
             session.pause_for(PauseReason.MEMORY)
             share.waiting.add(session)
             self._waiting.add(share)
@@ -88,19 +90,28 @@ class PublishMemory:
         if self._waiting:
             self._resume_sessions(session.publish_share)
 
-    def reserve(self, size: int) -> bool:
-        """Take memory for a request of a listener that cannot stop reading from a client; return False, without effect,
-        if such requests already have as much as is still free. One at a time is always accepted."""
-        if self._reserved_bytes and self._reserved_bytes + size > self._limit_bytes - self.used_bytes:
-            return False
+    def reserve(self, size: int, principal: str = "") -> PublishShare | None:
+        """Take memory for a request of a listener that cannot stop reading from a client, and return whose share it
+        takes; None, without effect, if such requests already have as much as is still free, or this principal, with
+        what its sessions have, as much as they may still have. One at a time is always accepted. An empty principal:
+        they are not told apart."""
+        share = self.share_of(principal) if principal else PublishShare()
+        free = self._limit_bytes - self.used_bytes
+        if self._reserved_bytes and not (
+            fits_share(self._reserved_bytes, size, free)
+            and fits_share(share.used_bytes, size, free - self._reserved_bytes if principal else free)
+        ):
+            return None
         self._reserved_bytes += size
         self.used_bytes += size
-        return True
+        share.used_bytes += size
+        return share
 
-    def release(self, size: int) -> None:
+    def release(self, size: int, share: PublishShare) -> None:
         """Give back what `reserve` took."""
         self._reserved_bytes -= size
         self.used_bytes -= size
+        share.used_bytes -= size
         if self._waiting and self.used_bytes <= self._limit_bytes // 2:
             self._resume_all()
 

@@ -24,30 +24,25 @@ from pydanube.broker import (
     StageRequest,
     UnreadPart,
 )
+from pydanube.broker.handlers import Caller as OperationCaller
+from pydanube.broker.handlers import carry_out
 from pydanube.broker.quotas.throttle import Throttle
 from pydanube.codec.native import frames
 from pydanube.codec.native import requests as wire
-from pydanube.codec.native.conversions import (
-    wire_binding,
-    wire_caller,
-    wire_decision,
-    wire_key,
-    wire_quota,
-    wire_role,
-)
 from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import Principal
 from pydanube.core.identity import Identity
 from pydanube.model.dead_letters import LetterSelection
-from pydanube.model.errors import DanubeError, Full, Invalid, NotFound
+from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, internal_error
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
 from pydanube.model.paging import PAGE_MAX, TOPIC_NUMBERS, Order, PageQuery, TopicPage
 from pydanube.model.positions import Position
-from pydanube.model.quotas import QuotaSubject
 from pydanube.model.schemas import Compatibility
 from pydanube.model.statistics import TopicSummary
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
+from pydanube.operations import Operation
+from pydanube.operations.topics import Positions
 from pydanube.runtime.telemetry import get_logger
 
 from .delivery import DeliverySink
@@ -66,9 +61,6 @@ _STAYED_CHARACTERS_MAX: Final = 400
 """The longest reason why a letter stays: those of one step fit one frame."""
 
 _SUBJECTS_MAX: Final = 2_000
-_ANSWER_BYTES_KEPT: Final = 1_000
-"""So much of an answer is left for what is not a list."""
-
 _GAPS_TOLD_MAX: Final = 1_000
 """The most gaps of one partition in an answer. Each crash of a `written` topic and each restore leaves one gap."""
 
@@ -105,10 +97,15 @@ async def perform(caller: Caller, request: wire.AnyRequest) -> bytes:
 
     Cancelled: the broker's call may or may not have happened.
     """
-    if isinstance(request, wire.PEER_REQUESTS):
-        caller.broker.check_is_peer(caller.principal)
-    with caller.broker.freshness.checked():
-        answer = wire.encode_aged(await _TABLE[type(request)](caller, request), caller.broker.freshness.age_s)
+    broker = caller.broker
+    with broker.freshness.checked():
+        if isinstance(request, Operation):
+            found = await carry_out(broker, OperationCaller(caller.principal, caller.identity), request)
+        else:
+            if request.for_brokers:
+                broker.check_is_peer(caller.principal)
+            found = await _TABLE[type(request)](caller, request)
+        answer = wire.encode_aged(found, broker.freshness.age_s)
     if len(answer) > CONTROL_BYTES_MAX:
         raise Full(f"the answer has {len(answer)} bytes and a frame takes {CONTROL_BYTES_MAX}: ask for less at once")
     return answer
@@ -117,8 +114,8 @@ async def perform(caller: Caller, request: wire.AnyRequest) -> bytes:
 def resource_of(request: wire.AnyRequest) -> str:
     """Return the topic or namespace that a request is about, as rules of access name it; empty: neither."""
     topic = getattr(request, "topic", "") or getattr(request, "target", "")
-    if isinstance(topic, str) and topic:
-        return topic
+    if topic:
+        return str(topic)
     namespace = getattr(request, "namespace", "")
     return f"/{namespace}" if isinstance(namespace, str) and namespace else ""
 
@@ -136,10 +133,10 @@ def error_frame(correlation: int, error: DanubeError, handle: int = 0) -> bytes:
     return frames.encode(FrameKind.ERROR, wire.encode(failure), correlation)
 
 
-def internal_error(what: str, error: Exception) -> DanubeError:
+def crashed(what: str, error: Exception) -> DanubeError:
     """Log an unexpected exception and return the error that the client is sent for it."""
     log.error("native.request_crashed", what=what, exc_info=error)
-    return DanubeError(f"internal error in {what}: {type(error).__name__}; the broker's log has the details")
+    return internal_error(what, error)
 
 
 # -- topics and namespaces ---------------------------------------------------------------------------------------------
@@ -167,11 +164,6 @@ async def _create_topic(caller: Caller, request: wire.CreateTopic) -> wire.Done:
     return wire.Done()
 
 
-async def _delete_topic(caller: Caller, request: wire.DeleteTopic) -> wire.Done:
-    await caller.broker.delete_topic(caller.principal, TopicName.parse(request.topic), request.expected)
-    return wire.Done()
-
-
 async def _list_topics(caller: Caller, request: wire.ListTopics) -> wire.Names:
     namespace = parse_namespace(request.namespace) if request.namespace else None
     return wire.Names(await caller.broker.list_topics(caller.principal, namespace))
@@ -181,7 +173,7 @@ async def _list_topic_page(caller: Caller, request: wire.ListTopicPage) -> wire.
     namespace = parse_namespace(request.namespace) if request.namespace else None
     query = PageQuery(filter=request.filter, sort=request.sort, limit=request.limit, after=request.after)
     page = await caller.broker.listing.topics(caller.principal, query, namespace)
-    page = cut_page(page, query.order(TOPIC_NUMBERS), CONTROL_BYTES_MAX - _ANSWER_BYTES_KEPT)
+    page = cut_page(page, query.order(TOPIC_NUMBERS), CONTROL_BYTES_MAX - wire.ANSWER_BYTES_KEPT)
     return wire.TopicsListed(page.topics, page.next)
 
 
@@ -237,40 +229,12 @@ def _gaps_told(partitions: int) -> int:
     return max(0, min(_GAPS_TOLD_MAX, room // _GAP_BYTES_MAX // max(1, partitions)))
 
 
-async def _unload_topic(caller: Caller, request: wire.UnloadTopic) -> wire.Done:
-    await caller.broker.unload_topic(caller.principal, TopicName.parse(request.topic), request.own_only)
-    return wire.Done()
-
-
-async def _set_ack_level(caller: Caller, request: wire.SetAckLevel) -> wire.Done:
-    topic, level = TopicName.parse(request.topic), AckLevel.parse(request.ack_level)
-    await caller.broker.set_ack_level(caller.principal, topic, level, request.own_only)
-    return wire.Done()
-
-
-async def _take_over_topic(caller: Caller, request: wire.TakeOverTopic) -> wire.TakenOver:
-    topic, partition = TopicName.parse(request.topic), None if request.partition < 0 else request.partition
-    return wire.TakenOver(await caller.broker.take_over_topic(caller.principal, topic, partition, request.accept_loss))
-
-
 async def _salvage_topic(caller: Caller, request: wire.SalvageTopic) -> wire.Salvaged:
     topic, to = TopicName.parse(request.topic), TopicName.parse(request.to)
     step = await caller.broker.leftovers.salvage(
         caller.principal, topic, request.partition, to, request.broker, request.drop, request.own_only
     )
     return wire.Salvaged(step)
-
-
-async def _list_leftovers(caller: Caller, request: wire.ListLeftovers) -> wire.LeftoversListed:
-    return wire.LeftoversListed(
-        await caller.broker.leftovers.describe(caller.principal, request.broker, request.own_only)
-    )
-
-
-async def _truncate_topic(caller: Caller, request: wire.TruncateTopic) -> wire.Positions:
-    topic = TopicName.parse(request.topic)
-    starts = await caller.broker.truncate_topic(caller.principal, topic, dict(request.offsets), request.own_only)
-    return wire.Positions(list(starts.items()))
 
 
 async def _grow_topic(caller: Caller, request: wire.GrowTopic) -> wire.Done:
@@ -348,7 +312,8 @@ async def _open_producer(caller: Caller, request: wire.OpenProducer) -> wire.Pro
 
 async def _open_forwarder(caller: Caller, request: wire.OpenForwarder) -> wire.ProducerOpened:
     handle, topic = caller.new_handle(), TopicName.parse(request.topic)
-    producer = await caller.broker.open_forwarder(caller.principal, topic, request.partition)
+    is_proven = caller.broker.peer_requests.is_proven(caller.principal, request.broker, request.proof)
+    producer = await caller.broker.open_forwarder(caller.principal, topic, request.partition, is_proven)
     caller.add_producer(handle, producer)
     return wire.ProducerOpened(handle, 0, 0, producer.owner_epoch)
 
@@ -463,13 +428,13 @@ async def _describe_subscription(caller: Caller, request: wire.DescribeSubscript
     )
 
 
-async def _seek(caller: Caller, request: wire.Seek) -> wire.Positions:
+async def _seek(caller: Caller, request: wire.Seek) -> Positions:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
     position = position_of(request.position)
     moved = await caller.broker.subscriptions.seek(
         caller.principal, topic, subscription, position, request.partition, request.own_only
     )
-    return wire.Positions(moved)
+    return Positions(moved)
 
 
 async def _advance(caller: Caller, request: wire.Advance) -> wire.Done:
@@ -486,10 +451,10 @@ async def _advance(caller: Caller, request: wire.Advance) -> wire.Done:
     return wire.Done()
 
 
-async def _advance_many(caller: Caller, request: wire.AdvanceMany) -> wire.Positions:
+async def _advance_many(caller: Caller, request: wire.AdvanceMany) -> Positions:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
     subscriptions = caller.broker.subscriptions
-    return wire.Positions(
+    return Positions(
         await subscriptions.advance_many(caller.principal, topic, subscription, request.moves, request.own_only)
     )
 
@@ -588,34 +553,15 @@ async def _topic_statistics(caller: Caller, request: wire.GetStatistics) -> wire
     return wire.StatisticsReport(await caller.broker.statistics.topic(caller.principal, topic, request.own_only))
 
 
-async def _describe_broker(caller: Caller, _request: wire.DescribeBroker) -> wire.BrokerInfo:
-    about = caller.broker.describe(caller.principal)
-    return wire.BrokerInfo(
-        about.version, about.node, about.cluster, about.state, about.topics, about.started_at, about.addresses
-    )
-
-
-async def _describe_cluster(caller: Caller, _request: wire.DescribeCluster) -> wire.ClusterInfo:
-    return wire.ClusterInfo(caller.broker.cluster.describe(caller.principal))
-
-
-async def _describe_upgrade(caller: Caller, _request: wire.DescribeUpgrade) -> wire.UpgradeInfo:
-    return wire.UpgradeInfo(caller.broker.upgrade.describe(caller.principal))
-
-
-async def _finish_upgrade(caller: Caller, _request: wire.FinishUpgrade) -> wire.UpgradeInfo:
-    return wire.UpgradeInfo(await caller.broker.upgrade.finish(caller.principal))
-
-
 # -- what brokers ask each other ---------------------------------------------------------------------------------------
 
 
-async def _find_starts(caller: Caller, request: wire.FindStarts) -> wire.Positions:
+async def _find_starts(caller: Caller, request: wire.FindStarts) -> Positions:
     topic, start = TopicName.parse(request.topic), position_of(request.start)
     starts = await caller.broker.subscriptions.starts(
         caller.principal, topic, request.partitions, start, dict(request.positions)
     )
-    return wire.Positions(list(starts.items()))
+    return Positions(list(starts.items()))
 
 
 async def _list_consumers(caller: Caller, request: wire.ListConsumers) -> wire.ConsumersListed:
@@ -626,7 +572,7 @@ async def _list_consumers(caller: Caller, request: wire.ListConsumers) -> wire.C
 async def _summarize_topics(caller: Caller, request: wire.SummarizeTopics) -> wire.TopicsListed:
     names = [TopicName.parse(one) for one in request.topics]
     found: list[TopicSummary] = []
-    left = CONTROL_BYTES_MAX - _ANSWER_BYTES_KEPT
+    left = CONTROL_BYTES_MAX - wire.ANSWER_BYTES_KEPT
     async with aclosing(caller.broker.statistics.summaries(caller.principal, names)) as summaries:
         async for one in summaries:
             left -= len(msgspec.msgpack.encode(one))
@@ -641,7 +587,7 @@ async def _peek_messages(caller: Caller, request: wire.PeekMessages) -> wire.Mes
     found = await caller.broker.subscriptions.peek(
         caller.principal, topic, subscription, request.messages_max, request.partition, own_only=True
     )
-    return wire.MessagesPeeked(found[: _fitting(found)])
+    return wire.MessagesPeeked(found[: wire.fitting(found)])
 
 
 async def _list_letters(caller: Caller, request: wire.ListLetters) -> wire.LettersListed:
@@ -654,20 +600,10 @@ async def _list_letters(caller: Caller, request: wire.ListLetters) -> wire.Lette
         request.redriven,
         own_only=True,
     )
-    count = _fitting(page.messages)
+    count = wire.fitting(page.messages)
     if count < len(page.messages):
         return wire.LettersListed(page.messages[:count], page.messages[count].offset)
     return wire.LettersListed(page.messages, -1 if page.next_offset is None else page.next_offset)
-
-
-def _fitting(values: Sequence[object]) -> int:
-    """Return how many of the values fit an answer, at least one."""
-    left = CONTROL_BYTES_MAX - _ANSWER_BYTES_KEPT
-    for count, one in enumerate(values):
-        left -= len(msgspec.msgpack.encode(one))
-        if left < 0:
-            return max(1, count)
-    return len(values)
 
 
 # -- object storage ----------------------------------------------------------------------------------------------------
@@ -761,7 +697,7 @@ async def _list_staged_queries(caller: Caller, request: wire.ListStagedQueries) 
 
 
 async def _forget_staged_query(caller: Caller, request: wire.ForgetStagedQuery) -> wire.Done:
-    await caller.broker.staging.forget(caller.principal, request.query)
+    await caller.broker.staging.forget(caller.principal, request.query, request.owner)
     return wire.Done()
 
 
@@ -777,7 +713,7 @@ async def _check_schema(caller: Caller, request: wire.CheckSchema) -> wire.Incom
     level = Compatibility.parse(request.level) if request.level else None
     version = None if not request.version else _schema_version(request.version)
     reasons = await caller.broker.schemas.check(caller.principal, request.subject, request.definition, version, level)
-    left = CONTROL_BYTES_MAX - _ANSWER_BYTES_KEPT
+    left = CONTROL_BYTES_MAX - wire.ANSWER_BYTES_KEPT
     for count, one in enumerate(reasons):
         left -= 4 * (len(one.path) + len(one.reason)) + 32
         if left < 0:
@@ -870,109 +806,6 @@ async def _get_binding(caller: Caller, request: wire.GetBinding) -> wire.TopicBi
     return wire.TopicBinding(await caller.broker.schemas.binding(caller.principal, TopicName.parse(request.topic)))
 
 
-# -- access ------------------------------------------------------------------------------------------------------------
-
-
-async def _list_roles(caller: Caller, _request: wire.ListRoles) -> wire.RolesListed:
-    return wire.RolesListed([wire_role(one) for one in caller.broker.access.list_roles(caller.principal)])
-
-
-async def _get_role(caller: Caller, request: wire.GetRole) -> wire.AccessRole:
-    return wire_role(await caller.broker.access.get_role(caller.principal, request.name))
-
-
-async def _create_role(caller: Caller, request: wire.CreateRole) -> wire.AccessRole:
-    return wire_role(await caller.broker.access.create_role(caller.principal, request.name, request.actions))
-
-
-async def _change_role(caller: Caller, request: wire.ChangeRole) -> wire.AccessRole:
-    access = caller.broker.access
-    return wire_role(await access.change_role(caller.principal, request.name, request.actions, request.expected))
-
-
-async def _delete_role(caller: Caller, request: wire.DeleteRole) -> wire.Done:
-    await caller.broker.access.delete_role(caller.principal, request.name, request.expected)
-    return wire.Done()
-
-
-async def _list_access_bindings(caller: Caller, request: wire.ListAccessBindings) -> wire.BindingsListed:
-    page = caller.broker.access.list_bindings(
-        caller.principal, request.subject, request.resource, request.after, request.limit
-    )
-    found = [wire_binding(one) for one in page.bindings]
-    count = _fitting(found)
-    return wire.BindingsListed(found[:count], page.next if count == len(found) else found[count - 1].id)
-
-
-async def _get_access_binding(caller: Caller, request: wire.GetAccessBinding) -> wire.AccessBinding:
-    return wire_binding(await caller.broker.access.get_binding(caller.principal, request.id))
-
-
-async def _create_access_binding(caller: Caller, request: wire.CreateAccessBinding) -> wire.AccessBinding:
-    made = await caller.broker.access.create_binding(
-        caller.principal, request.subject, request.roles, request.resource, request.id
-    )
-    return wire_binding(made)
-
-
-async def _delete_access_binding(caller: Caller, request: wire.DeleteAccessBinding) -> wire.Done:
-    await caller.broker.access.delete_binding(caller.principal, request.id)
-    return wire.Done()
-
-
-async def _list_api_keys(caller: Caller, request: wire.ListApiKeys) -> wire.KeysListed:
-    page = caller.broker.access.list_keys(caller.principal, request.principal, request.after, request.limit)
-    found = [wire_key(one) for one in page.keys]
-    count = _fitting(found)
-    return wire.KeysListed(found[:count], page.next if count == len(found) else found[count - 1].id)
-
-
-async def _create_api_key(caller: Caller, request: wire.CreateApiKey) -> wire.KeyCreated:
-    made = await caller.broker.access.create_key(
-        caller.principal, request.principal, request.groups, request.expires_at, request.comment
-    )
-    return wire.KeyCreated(wire_key(made.key), made.secret)
-
-
-async def _revoke_api_key(caller: Caller, request: wire.RevokeApiKey) -> wire.Done:
-    await caller.broker.access.revoke_key(caller.principal, request.id)
-    return wire.Done()
-
-
-async def _list_quotas(caller: Caller, request: wire.ListQuotas) -> wire.QuotasListed:
-    page = caller.broker.quotas.list(caller.principal, request.after, request.limit)
-    found = [wire_quota(one) for one in page.quotas]
-    count = _fitting(found)
-    return wire.QuotasListed(found[:count], page.next if count == len(found) else found[count - 1].subject)
-
-
-async def _get_quota(caller: Caller, request: wire.GetQuota) -> wire.AccessQuota:
-    return wire_quota(await caller.broker.quotas.get(caller.principal, QuotaSubject.parse(request.subject)))
-
-
-async def _set_quota(caller: Caller, request: wire.SetQuota) -> wire.AccessQuota:
-    subject = QuotaSubject.parse(request.subject)
-    return wire_quota(await caller.broker.quotas.set(caller.principal, subject, request.changes, request.expected))
-
-
-async def _delete_quota(caller: Caller, request: wire.DeleteQuota) -> wire.Done:
-    await caller.broker.quotas.delete(caller.principal, QuotaSubject.parse(request.subject), request.expected)
-    return wire.Done()
-
-
-async def _who_am_i(caller: Caller, _request: wire.WhoAmI) -> wire.Caller:
-    answer = wire_caller(caller.broker.access.whoami(caller.principal, caller.identity))
-    answer.bindings = answer.bindings[: _fitting(answer.bindings)]
-    return answer
-
-
-async def _ask_access(caller: Caller, request: wire.AskAccess) -> wire.AccessDecision:
-    answer = caller.broker.access.can(
-        caller.principal, request.action, request.resource, request.principal, request.groups
-    )
-    return wire_decision(answer)
-
-
 async def _authenticate(caller: Caller, request: wire.Authenticate) -> wire.Authenticated:
     return wire.Authenticated(await caller.reauthenticate(request.auth_scheme, request.auth_data))
 
@@ -980,19 +813,13 @@ async def _authenticate(caller: Caller, request: wire.Authenticate) -> wire.Auth
 _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec.Struct]]]] = {
     wire.Lookup: _lookup,
     wire.CreateTopic: _create_topic,
-    wire.DeleteTopic: _delete_topic,
     wire.ListTopics: _list_topics,
     wire.ListTopicPage: _list_topic_page,
     wire.SummarizeTopics: _summarize_topics,
     wire.ListConsumers: _list_consumers,
     wire.DescribeTopic: _describe_topic,
     wire.GrowTopic: _grow_topic,
-    wire.UnloadTopic: _unload_topic,
-    wire.SetAckLevel: _set_ack_level,
-    wire.TakeOverTopic: _take_over_topic,
     wire.SalvageTopic: _salvage_topic,
-    wire.ListLeftovers: _list_leftovers,
-    wire.TruncateTopic: _truncate_topic,
     wire.SetPolicies: _set_policies,
     wire.GetPolicies: _get_policies,
     wire.CreateNamespace: _create_namespace,
@@ -1048,26 +875,4 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.UnbindTopic: _unbind_topic,
     wire.GetBinding: _get_binding,
     wire.Authenticate: _authenticate,
-    wire.DescribeBroker: _describe_broker,
-    wire.DescribeCluster: _describe_cluster,
-    wire.DescribeUpgrade: _describe_upgrade,
-    wire.FinishUpgrade: _finish_upgrade,
-    wire.ListRoles: _list_roles,
-    wire.GetRole: _get_role,
-    wire.CreateRole: _create_role,
-    wire.ChangeRole: _change_role,
-    wire.DeleteRole: _delete_role,
-    wire.ListAccessBindings: _list_access_bindings,
-    wire.GetAccessBinding: _get_access_binding,
-    wire.CreateAccessBinding: _create_access_binding,
-    wire.DeleteAccessBinding: _delete_access_binding,
-    wire.ListApiKeys: _list_api_keys,
-    wire.CreateApiKey: _create_api_key,
-    wire.RevokeApiKey: _revoke_api_key,
-    wire.ListQuotas: _list_quotas,
-    wire.GetQuota: _get_quota,
-    wire.SetQuota: _set_quota,
-    wire.DeleteQuota: _delete_quota,
-    wire.WhoAmI: _who_am_i,
-    wire.AskAccess: _ask_access,
 }

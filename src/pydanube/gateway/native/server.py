@@ -13,6 +13,7 @@ from typing import Final
 from pydanube.broker import Broker
 from pydanube.codec.native.frames import PREAMBLE
 from pydanube.gateway.places import Places
+from pydanube.gateway.unproven_work import UnprovenWork
 from pydanube.model.errors import DanubeError, Full, Invalid
 from pydanube.model.settings.sections import LimitSettings
 from pydanube.runtime.budget import Budget
@@ -61,6 +62,8 @@ class NativeServer:
     ) -> None:
         """`certificates` are those that connections are encrypted with; None: they are not. `descriptors_reserved`: the
         file descriptors that the connections of other listeners may need."""
+        self.unproven_work = UnprovenWork(clock, lambda: broker.security.is_required)
+        """Other listeners count there too what clients cost before they have shown who they are."""
         self._settings = settings
         self._descriptors_reserved = descriptors_reserved
         self._certificates = certificates
@@ -71,7 +74,8 @@ class NativeServer:
         self._resources = ListenerResources(broker, settings, clock, tasks, self.publish_memory, self._forget)
         self._large_frames = Budget(settings.large_frames_bytes)
         metrics = broker.metrics.listener("native")
-        self._places = Places("native", settings.connections_max, settings.connections_per_address_max, metrics)
+        most, per_address_max = settings.connections_max, settings.connections_per_address_max
+        self._places = Places("native", most, per_address_max, metrics, self.unproven_work)
         self._sessions: set[Session] = set()
         self._refusals: set[_Refusal] = set()
         self._explained_refusals_max = _EXPLAINED_REFUSALS_MAX
@@ -169,7 +173,8 @@ class NativeServer:
     def _accept(self, connection: FramedConnection) -> Handler:
         if refusal := self._places.enter(connection.peer[0]):
             return self._refuse(connection, refusal)
-        session = Session(self._resources, connection)
+        unproven = self._places.client(connection.peer[0], connection.handshake_s)
+        session = Session(self._resources, connection, unproven)
         self._sessions.add(session)
         return session
 
@@ -205,6 +210,7 @@ class NativeServer:
                 if late_s > _LATE_S:
                     session.extend_timeouts(late_s, now)
                 session.check_timeouts(now)
+            self._resources.broker.unread.check(now)
             self._places.log_refusals()
 
 

@@ -23,7 +23,16 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from pydanube.broker import PEER, Broker, Consumer, Producer, PublishDone, Published, close_calls
+from pydanube.broker import (
+    PEER,
+    UNREAD_STALLED_S,
+    Broker,
+    Consumer,
+    Producer,
+    PublishDone,
+    Published,
+    close_calls,
+)
 from pydanube.broker.security.audit_operations import UNAUDITED, AuditedOperation, Origin, TrafficSessions, Unaudited
 from pydanube.broker.security.identity_sessions import IdentitySession
 from pydanube.codec.batch.header import unpacked_bytes
@@ -31,7 +40,6 @@ from pydanube.codec.native import frames
 from pydanube.codec.native.frames import PREAMBLE, PROTOCOL_VERSION, Frame, FrameKind
 from pydanube.codec.native.requests import (
     BEARER,
-    PEER_REQUESTS,
     AnyRequest,
     Authenticate,
     Done,
@@ -47,6 +55,7 @@ from pydanube.codec.native.requests import (
 from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.core.identity import NO_CREDENTIALS, NOBODY, Credentials, Identity
 from pydanube.gateway import peer_certificates
+from pydanube.gateway.unproven_work import UnprovenClient
 from pydanube.model.errors import DanubeError, Denied, Full, Invalid, NotFound, Refused, Unauthenticated, Unavailable
 from pydanube.model.failure import DELAY_MS_MAX
 from pydanube.model.limits import FRAME_BYTES_MAX, NACKED_MESSAGES_MAX
@@ -57,6 +66,7 @@ from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
 from . import requests
+from .answer_share import AnswerShare
 from .chunks import Chunks
 from .delivery import DeliverySink
 from .fetches import Fetches
@@ -77,9 +87,6 @@ NACKED_AT_ONCE: Final = 1_000
 """Each nack costs some microseconds: after a frame with more than this, other sessions get their turn."""
 
 LISTENER: Final = "native"
-
-STALLED_S: Final = 5.0
-"""A client that reads nothing for this long while others wait for the memory of its answers is disconnected."""
 
 QUIET_S: Final = 0.2
 """While draining, a session is done when nothing is in flight and the client sent nothing for this time."""
@@ -102,7 +109,8 @@ class ListenerResources:
 class Session:
     """One client, from its first byte to its last."""
 
-    def __init__(self, resources: ListenerResources, connection: FramedConnection) -> None:
+    def __init__(self, resources: ListenerResources, connection: FramedConnection, unproven: UnprovenClient) -> None:
+        """`unproven` measures what the session costs before its client is welcomed."""
         self.connection = connection
         self.broker = resources.broker
         self.settings = resources.settings
@@ -114,6 +122,7 @@ class Session:
         self.draining = False
         self.client = ""
         self.since = resources.clock.monotonic()
+        self._unproven = unproven
         self._resources = resources
         self._receive: Callable[[memoryview], None] = self._receive_preamble
         self._handles = count(1)
@@ -131,6 +140,7 @@ class Session:
             self._origin,
             self._traffic,
         )
+        self._answers = AnswerShare(resources.broker.unread, connection)
         self.unread = resources.broker.unread.part()
         """What was delivered to consumers and waits until the client reads."""
         self._chunks = Chunks()
@@ -150,7 +160,7 @@ class Session:
 
     def _audited(self, request: AnyRequest) -> AuditedOperation | Unaudited:
         """Return what a request runs in. What another broker asks for its own callers, it has recorded itself."""
-        if self._is_broker and (isinstance(request, PEER_REQUESTS) or getattr(request, "own_only", False)):
+        if self._is_broker and (request.for_brokers or request.is_share):
             return UNAUDITED
         return self.broker.audit.operation(self._origin(), type(request).__name__, self._traffic)
 
@@ -176,7 +186,9 @@ class Session:
 
     def writable_changed(self, writable: bool) -> None:
         self._fetches.writable_changed(writable)
-        self.unread.set(0 if writable else max(0, self.connection.queued_bytes - self._fetches.memory.bytes))
+        self._answers.refresh()
+        counted_bytes = self._fetches.memory.bytes + self._answers.bytes
+        self.unread.set(0 if writable else max(0, self.connection.queued_bytes - counted_bytes))
         if not writable:
             for consumer in self.consumers.values():
                 consumer.pause()
@@ -204,6 +216,10 @@ class Session:
         self._receive = self._receive_hello
 
     def _receive_hello(self, frame: memoryview) -> None:
+        with self._unproven.measured():
+            self._handle_hello(frame)
+
+    def _handle_hello(self, frame: memoryview) -> None:
         kind, _, correlation, head, _ = frames.decode(frame)
         if kind is not FrameKind.HELLO:
             raise Invalid(f"the first frame is HELLO, not {kind.name}")
@@ -230,11 +246,12 @@ class Session:
     async def _authenticate(self, credentials: Credentials, version: int, correlation: int) -> None:
         """Find out who the client is, and welcome it or end the session. Cancelled: the session has ended."""
         try:
-            identity = await self.broker.security.authenticate(credentials, self.connection.peer[0], LISTENER)
+            proof = self.broker.security.authenticate(credentials, self.connection.peer[0], LISTENER)
+            identity = await self._unproven.run(proof)
         except DanubeError as error:
             self.end(error)
         except Exception as error:  # a bug: it ends this connection and nothing else
-            self.end(requests.internal_error("authentication", error))
+            self.end(requests.crashed("authentication", error))
         else:
             self._greet(version, correlation, self._with_broker_name(identity))
             self.resume_for(PauseReason.AUTHENTICATION)
@@ -248,6 +265,7 @@ class Session:
 
     def _greet(self, version: int, correlation: int, identity: Identity) -> None:
         self._authenticating = None
+        self._unproven.proved()
         try:
             self._disconnect = self.broker.throttle.connect(self._counted_as(identity.principal))
         except DanubeError as error:
@@ -257,7 +275,10 @@ class Session:
         self.principal = identity.principal
         if self.broker.security.is_required and not self.principal.is_broker:  # brokers publish for many principals
             self.publish_share = self._resources.publish_memory.share_of(self.principal.id)
-        self.unread.owner = self._fetches.memory.owner = self.broker.unread.bytes_of(self.principal)
+            self.connection.budget_users = (self.principal.id,)
+        self.unread.owner = self._fetches.memory.owner = self._answers.owner = self.broker.unread.bytes_of(
+            self.principal
+        )
         address = self.connection.peer[0]
         self._identity = self.broker.security.sessions.open(identity, self.end, LISTENER, address)
         self.welcomed = True
@@ -360,7 +381,7 @@ class Session:
         try:
             self.broker.publish(self.principal, producer, batch, done)
         except Exception as error:  # the broker answers through `done`: what it raises is a bug
-            done(error if isinstance(error, DanubeError) else requests.internal_error("publish", error))
+            done(error if isinstance(error, DanubeError) else requests.crashed("publish", error))
 
     def _published(
         self, correlation: int, handle: int, size: int, copied: bool, result: Published | DanubeError
@@ -474,12 +495,18 @@ class Session:
         self.resume_for(PauseReason.REQUESTS)
 
     async def _perform(self, request: AnyRequest) -> bytes:
-        """Carry out a request, once the rates of quotas allow it."""
+        """Carry out a request, once the client has read earlier answers and the rates of quotas allow it."""
         throttle = self.broker.throttle
+        if not isinstance(request, Authenticate):
+            await self._fetches.until_writable()
+            if self.is_closed:
+                raise Unavailable("the connection was closed")
         if throttle.is_active and not isinstance(request, Authenticate):
             await throttle.request(self._counted_as(self.principal), requests.resource_of(request), self)
         with self._audited(request):
-            return await requests.perform(self, request)
+            answer = await requests.perform(self, request)
+            self._answers.check_may_take(len(answer))
+            return answer
 
     async def _answer_with(self, correlation: int, work: Awaitable[bytes], what: str) -> None:
         """Await `work` and send its result, or its error, as the answer.
@@ -491,9 +518,10 @@ class Session:
         except DanubeError as error:
             self.fail(correlation, error)
         except Exception as error:  # a bug: it fails this request and nothing else
-            self.fail(correlation, requests.internal_error(what, error))
+            self.fail(correlation, requests.crashed(what, error))
         else:
             self._send(FrameKind.RESPONSE, answer, correlation)
+            self._answers.answered(0, len(answer))
 
     def _fetch(self, frame: Frame) -> None:
         correlation = _needed_correlation(frame)
@@ -569,8 +597,8 @@ class Session:
 
     def _keeps_memory_from_others(self, now: float) -> bool:
         """Whether others wait for memory, and the client has read nothing of what it was sent for some time."""
-        holds = self._fetches.memory.bytes + self.unread.bytes
-        is_stalled = self.connection.queued_bytes and now - self.connection.last_sent > STALLED_S
+        holds = self._fetches.memory.bytes + self._answers.bytes + self.unread.bytes
+        is_stalled = self.connection.queued_bytes and now - self.connection.last_sent > UNREAD_STALLED_S
         return bool(holds and is_stalled and self.broker.unread.is_awaited)
 
     def _last_activity(self, now: float) -> float:
@@ -635,6 +663,7 @@ class Session:
             self._disconnect()
             self._disconnect = None
         self._fetches.close(Unavailable("the connection was closed"))
+        self._answers.close()
         self.unread.close()
         closing = [*close_calls(self.consumers.values()), *(producer.close for producer in self.producers.values())]
         self.consumers.clear()
@@ -643,7 +672,7 @@ class Session:
             try:
                 close()
             except Exception as error:  # the other producers and consumers must still be closed
-                requests.internal_error("close", error)
+                requests.crashed("close", error)
         self._traffic.end_all()
 
 

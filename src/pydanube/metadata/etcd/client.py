@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import grpc
 
+from pydanube.metadata.store import Generation
 from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.protobuf import ServiceMethod
@@ -110,8 +111,8 @@ class EtcdClient:
         self._current = 0
         self._token = ""
         self._cluster_id = 0
-        self.revision_seen = 0
-        """The highest revision that a linearizable request has shown."""
+        self.revision_seen = self._term_seen = 0
+        """The highest revision, and the highest term, that a linearizable request has shown."""
         self.refusal: DanubeError | None = None
         """Why nothing is sent any more."""
         self._is_refused = asyncio.Event()
@@ -133,13 +134,22 @@ class EtcdClient:
         if self.refusal is not None:
             raise copy(self.refusal)
 
-    def _check_revision(self, revision: int, seen: int) -> None:
-        """Check what a linearizable request has shown that was sent when `seen` had been seen. Raises Unavailable."""
+    @property
+    def generation(self) -> Generation:
+        """The life of the etcd that answers."""
+        return Generation(f"{self._cluster_id:x}", self._term_seen)
+
+    def _check_header(self, header: Any, revision_seen: int, term_seen: int) -> None:
+        """Check what a linearizable request has shown that was sent when this had been seen. Raises Unavailable."""
         self._check_refused()
-        if revision < seen:
+        revision, term = header.revision, header.raft_term
+        if revision < revision_seen:
             self.refuse(older_copy(self.place, f"it is at revision {revision}, and was at {self.revision_seen}"))
-            self._check_refused()
-        self.revision_seen = max(self.revision_seen, revision)
+        elif term < term_seen:
+            shown = f"it is in term {term}, and was in {self._term_seen}, as after a restore from a snapshot"
+            self.refuse(older_copy(self.place, shown))
+        self._check_refused()
+        self.revision_seen, self._term_seen = max(self.revision_seen, revision), max(self._term_seen, term)
 
     async def close(self) -> None:
         """Close all connections. Requests that are in progress fail."""
@@ -161,10 +171,11 @@ class EtcdClient:
             self._check_refused()
             try:
                 await self._prepare(member, left)
-                attempt, seen = min(ATTEMPT_SECONDS, max(0.1, deadline - loop.time())), self.revision_seen
+                attempt = min(ATTEMPT_SECONDS, max(0.1, deadline - loop.time()))
+                seen, term = self.revision_seen, self._term_seen
                 reply = await _unary(member, method)(request, timeout=attempt, metadata=self.metadata)
                 if method in _LINEARIZABLE:
-                    self._check_revision(reply.header.revision, seen + _has_put(method, request, reply))
+                    self._check_header(reply.header, seen + _has_put(method, request, reply), term)
                 return reply
             except MemberFailed as lost:
                 why = str(lost)
@@ -222,13 +233,13 @@ class EtcdClient:
                 if self.place.user and not self._token:
                     await self._authenticate(member, seconds)
                 request = RangeRequest(key=self.place.store_key, keys_only=True, serializable=True)
-                seen = self.revision_seen
+                seen, term = self.revision_seen, self._term_seen
                 reply = await _unary(member, RANGE)(request, timeout=seconds, metadata=self.metadata)
                 if reply.header.revision < seen:  # it lags behind, or was put back to an older copy
                     request.serializable = False
                     reply = await _unary(member, RANGE)(request, timeout=seconds, metadata=self.metadata)
                     self._check_cluster(member, reply.header.cluster_id)
-                    self._check_revision(reply.header.revision, seen)
+                    self._check_header(reply.header, seen, term)
             except grpc.aio.AioRpcError as error:
                 if judge(error) is Verdict.FINAL:
                     denied = error.code() is grpc.StatusCode.PERMISSION_DENIED

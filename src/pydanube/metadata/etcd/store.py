@@ -285,7 +285,8 @@ class EtcdStore:
         record, _ = await self._load()
         if record is None:
             raise Corrupt(f"{self._place} has lost {self._place.store_key.decode()}: put back a copy of the etcd")
-        return StoreIdentity(record.store_id, tuple(Succession(*former) for former in record.succeeds))
+        succeeds = tuple(Succession(*former) for former in record.succeeds)
+        return StoreIdentity(record.store_id, succeeds, self._client.generation)
 
     async def record_succession(self, former: Succession) -> None:
         """See `MetadataStore.record_succession`. When cancelled, it may happen or not."""

@@ -406,8 +406,8 @@ class HttpSettings(Section):
     header_bytes_max: int = 32 * KIB
     """The request line and the headers of one request."""
     discarded_bytes_max: int = 16 * MIB
-    """How much of an unwanted body is thrown away unparsed after the answer, so that the client comes to read it; past
-    this, the connection is closed."""
+    """How much of an unwanted body is thrown away unparsed after the answer, so that a client that is known comes to
+    read it; past this, the connection is closed."""
     body_timeout_ms: int = 30_000
     """The longest time from the end of the headers to the last byte of the body."""
     answer_timeout_ms: int = 30_000

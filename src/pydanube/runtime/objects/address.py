@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Self, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+from pydanube.model.addresses import bracketed, host_port
 from pydanube.model.errors import Invalid
 from pydanube.model.text import Duration, Flag, Kind, did_you_mean
 
@@ -72,10 +73,9 @@ class StoreAddress:
     @property
     def shown(self) -> str:
         """The URL as text; it contains no secret."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        port = "" if self.port is None else f":{self.port}"
+        place = bracketed(self.host) if self.port is None else host_port(self.host, self.port)
         query = "&".join(f"{name}={quote(value, safe='/:')}" for name, value in self.parameters.items())
-        return f"{self.scheme}://{host}{port}/{quote(self.path)}".rstrip("/") + (f"?{query}" if query else "")
+        return f"{self.scheme}://{place}/{quote(self.path)}".rstrip("/") + (f"?{query}" if query else "")
 
     def prefix(self) -> str:
         """Return the path, checked as a prefix of keys; empty if there is none."""

@@ -9,6 +9,7 @@ from typing import Any, Final, Self
 import grpc
 import grpc.aio
 
+from pydanube.model.addresses import host_port
 from pydanube.model.errors import DanubeError, Invalid, Unavailable
 
 from .address import Secrets, StoreAddress, StoreOptions
@@ -157,8 +158,7 @@ async def open_plugin(address: StoreAddress, settings: Mapping[str, str]) -> Obj
     connect_timeout = options.seconds("connect_timeout_s", 5)
     authority = options.text("ca_file") if address.scheme == "grpcs" else ""
     options.done()
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    target = f"{host}:{address.port}"
+    target = host_port(address.host, address.port)
     if address.scheme == "grpcs":
         channel = grpc.aio.secure_channel(target, _credentials(authority), _CHANNEL)
     else:

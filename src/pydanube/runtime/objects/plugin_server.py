@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from pydanube.model.addresses import host_port
 from pydanube.model.errors import DanubeError, Invalid, Unauthenticated, Unavailable
 from pydanube.runtime.telemetry import get_logger
 
@@ -49,7 +50,7 @@ class PluginServer:
         PEM."""
         server = grpc.aio.server(maximum_concurrent_rpcs=CALLS_MAX, options=[("grpc.so_reuseport", 0)])
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers()),))
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = host_port(host, port)
         try:
             if certificate is None:
                 bound = server.add_insecure_port(address)

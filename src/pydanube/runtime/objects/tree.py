@@ -27,6 +27,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -36,6 +37,7 @@ from typing import Final
 from pydanube.model.errors import AlreadyExists, NotFound, Refused
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.randomness import identity, seeded
+from pydanube.runtime.telemetry import get_logger
 
 from .names import Found, path_of, walk
 from .store import Buffer, ObjectInfo
@@ -52,6 +54,8 @@ PAGE_OBJECTS: Final = 500
 READ_BYTES_MAX: Final = 1 << 30
 """The most that is read in one call; Linux reads a little less than 2 GiB at most."""
 
+log = get_logger(__name__)
+
 _LOCK: Final = "~lock"
 _TEMPORARY: Final = "~tmp"
 _NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
@@ -59,6 +63,13 @@ _CREATE: Final = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
 _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
 """Objects hold the messages of everybody: no other user of the machine reads them."""
+
+_OTHERS: Final = stat.S_IROTH | stat.S_IXOTH
+"""Earlier releases let every user of the machine into the directories that they made."""
+
+
+def _is_open_to_others(path: Path) -> bool:
+    return bool(path.stat().st_mode & _OTHERS)
 
 
 class Tree:
@@ -81,6 +92,9 @@ class Tree:
         while not there.exists():
             there = there.parent
         self.root.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
+        if _is_open_to_others(self.root) and any(map(_is_open_to_others, self.root.iterdir())):
+            advice = f"an earlier release made it so: chmod -R o-rwx {self.root}"
+            log.warning("objects.readable_by_others", directory=str(self.root), advice=advice)
         self._temporary.parent.mkdir(_DIRECTORY_MODE, exist_ok=True)
         for directory in (self.root, *self.root.parents):
             _sync_directory(directory)

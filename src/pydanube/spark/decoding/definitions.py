@@ -6,13 +6,13 @@ was registered later, is looked up at the broker once per process.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Final
 
 from pydanube.client.blocking.client import BlockingClient
-from pydanube.codec.schemas.columns import ColumnDecoder, column_decoder
+from pydanube.formats.columns import ColumnDecoder, column_decoder
 from pydanube.model.errors import Denied, Invalid, NotFound, Refused
 from pydanube.model.schemas import SchemaVersion
+from pydanube.runtime.cache import Cache
 from pydanube.spark import connections
 from pydanube.spark.options import ReadOptions
 
@@ -20,8 +20,8 @@ from .typed_read import Definition, TopicForm, TypedRead, VersionKey, unbound_er
 
 KEPT_MAX: Final = 200
 
-_decoders: OrderedDict[tuple[Definition, Definition], ColumnDecoder] = OrderedDict()
-_looked_up: OrderedDict[tuple[str, VersionKey | int], Definition] = OrderedDict()
+_decoders: Cache[tuple[Definition, Definition], ColumnDecoder] = Cache(KEPT_MAX)
+_looked_up: Cache[tuple[str, VersionKey | int], Definition] = Cache(KEPT_MAX)
 """By the cluster and the version or the global id."""
 
 
@@ -85,9 +85,7 @@ class WriterDefinitions:
                 version = _fetch(client, written_with)
                 references = client.schemas.references_of(version.definition)
                 found = Definition(version.definition, tuple(sorted(references.items())))
-                _looked_up[key] = found
-                if len(_looked_up) > KEPT_MAX:
-                    _looked_up.popitem(last=False)
+                _looked_up.put(key, found)
         return found
 
 
@@ -99,11 +97,9 @@ def _fetch(client: BlockingClient, written_with: VersionKey | int) -> SchemaVers
 
 
 def _decoder(reader: Definition, writer: Definition) -> ColumnDecoder:
-    found = _decoders.pop((reader, writer), None)
+    found = _decoders.get((reader, writer))
     if found is None:
         own = reader.parse()
         found = column_decoder(own, own if writer == reader else writer.parse())
-    _decoders[reader, writer] = found  # moved to the end: the least recently used is dropped first
-    if len(_decoders) > KEPT_MAX:
-        _decoders.popitem(last=False)
+        _decoders.put((reader, writer), found)
     return found

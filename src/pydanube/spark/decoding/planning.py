@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
 from pydanube.client.blocking.client import BlockingSchemas
-from pydanube.codec.schemas.columns import column_fields
+from pydanube.formats.columns import column_fields
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Refused
 from pydanube.model.schemas import Binding, SchemaVersion
 from pydanube.spark.options import ReadOptions

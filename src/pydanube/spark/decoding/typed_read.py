@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from pydanube.codec.schemas import ParsedSchema, parse_schema
+from pydanube.formats import ParsedSchema, parse_schema
 from pydanube.model.errors import Refused
 from pydanube.model.schemas import Binding, Framing, SchemaDefinition
 from pydanube.spark.options import OnDecodeError

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pydanube.codec.schemas.columns import VALUE, Decoded, arrow_type, is_record
+from pydanube.formats.columns import VALUE, Decoded, arrow_type, is_record
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaFormat
 from pydanube.runtime.telemetry import get_logger

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pydanube.client.blocking.client import BlockingClient, connect_blocking
-from pydanube.codec.schemas.parsed import parse_schema
+from pydanube.formats.registry import parse_schema
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.schemas import SchemaVersion
@@ -145,7 +145,7 @@ class _SourceCheck:
         return next(iter(bound.values()), ""), pinned.pop() if len(pinned) == 1 else 0
 
     def _columns(self, version: SchemaVersion) -> Columns:
-        from pydanube.codec.schemas.columns import column_fields
+        from pydanube.formats.columns import column_fields
 
         references = self.client.schemas.references_of(version.definition)
         fields = [field.name for field in column_fields(parse_schema(version.definition, references))]

@@ -13,7 +13,6 @@ The input must be a `Batch`, whose structure was verified: Arrow does not check 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -24,6 +23,7 @@ from pydanube.codec.batch import Batch
 from pydanube.codec.batch.columns import INT32, INT64, Int32Array, Int64Array, offsets_array
 from pydanube.codec.batch.layout import ATTRIBUTES, KEY, KEY_VALIDITY, OFFSETS, PUBLISH_TIME
 from pydanube.model.limits import MIB
+from pydanube.runtime.cache import Cache
 
 ROWS_AIM: Final = 10_000
 BYTES_AIM: Final = 2 * MIB
@@ -82,7 +82,7 @@ Column: TypeAlias = Callable[[Slices, int], pa.Array]
 
 # -- columns of one value ----------------------------------------------------------------------------------------------
 
-_cache: OrderedDict[tuple[pa.DataType, Any], pa.Array] = OrderedDict()
+_cache: Cache[tuple[pa.DataType, Any], pa.Array] = Cache(CACHED_ARRAYS_MAX)
 
 
 def _constant(kind: pa.DataType, value: Any) -> Column:
@@ -100,12 +100,10 @@ def _repeated(kind: pa.DataType, value: Any, count: int) -> pa.Array:
 
 def _cached(name: tuple[pa.DataType, Any], count: int, make: Callable[[int], pa.Array]) -> pa.Array:
     """Return `count` rows of the cached array `name`, which `make` makes if it is missing or too short."""
-    known = _cache.pop(name, None)
+    known = _cache.get(name)
     if known is None or len(known) < count:
         known = make(max(count, ROWS_AIM))
-    _cache[name] = known  # moved to the end: the least recently used is evicted first
-    if len(_cache) > CACHED_ARRAYS_MAX:
-        _cache.popitem(last=False)
+        _cache.put(name, known)
     return known.slice(0, count)
 
 

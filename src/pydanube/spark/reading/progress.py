@@ -26,7 +26,6 @@ from typing import Final
 from pydanube.client.connection.routing import worth_retrying
 from pydanube.model.errors import AlreadyExists, DanubeError, NotFound, Refused, Unavailable
 from pydanube.runtime.clock import SystemClock
-from pydanube.runtime.randomness import seeded
 from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
@@ -51,7 +50,6 @@ class ProgressSubscription:
         self._moving: asyncio.Task[None] | None = None
         self._failure: DanubeError | None = None
         self._tasks = Tasks(on_crash=lambda _task, error: self._record_crash(error))
-        self._random = seeded()
         self._clock = SystemClock()
 
     # -- start of a stream ---------------------------------------------------------------------------------------------
@@ -128,7 +126,7 @@ class ProgressSubscription:
 
     async def _move(self) -> None:
         """Move every partition to the newest goal. If cancelled, some have been moved."""
-        backoff = RetryBackoff(self._random)
+        backoff = RetryBackoff()
         done: Offsets | None = None
         while done != (goal := self._goal):
             assert goal is not None

@@ -24,10 +24,9 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import CharType, StructField, StructType, VarcharType
 
 from pydanube.client.blocking.client import BlockingClient
-from pydanube.codec.schemas import ParsedSchema, parse_schema
-from pydanube.codec.schemas.column_bytes import join
-from pydanube.codec.schemas.columns import VALUE, column_fields, is_record
-from pydanube.codec.schemas.encoding import ColumnEncoder, check_payloads, column_encoder
+from pydanube.formats import ParsedSchema, parse_schema
+from pydanube.formats.columns import VALUE, column_fields, is_record
+from pydanube.formats.encoding import ColumnEncoder, check_payloads, column_encoder, join
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Refused
 from pydanube.model.schemas import (
     Binding,

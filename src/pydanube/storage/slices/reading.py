@@ -12,20 +12,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from pydanube.codec.slice import SliceRecord, decode_slice, slice_key
 from pydanube.model.errors import NotFound, Unavailable
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
+from pydanube.runtime.retry import RetryBackoff, until_done
+from pydanube.runtime.tasks import mark_retrieved
 
 from .sealing import missing_slice
 
 READ_AT_ONCE: Final = 8
 """How many slices are fetched at the same time."""
 
-RETRY_PAUSES_S: Final = (0.1, 0.2, 0.4, 0.8, 1.6)
-"""The pauses before a read is tried again. After the last try the takeover fails, and its caller repeats it later."""
+TRIES: Final = 6
+RETRY_S: Final = 0.1
+RETRY_S_MAX: Final = 1.6
+"""How often a read is tried, with the first and the longest pause in between. After the last try the takeover fails,
+and its caller repeats it later."""
 
 KEPT_BYTES_MAX: Final = 256 << 20
 """Slices that are kept for other partitions. A taker reads more only if its former owner could not upload for long."""
@@ -85,13 +91,19 @@ class SliceReader:
         task = self._reading.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._reading[key] = asyncio.get_running_loop().create_task(self._read(incarnation, number))
-            task.add_done_callback(_mark_retrieved)
+            task.add_done_callback(mark_retrieved)
         return task
 
     async def _read(self, incarnation: int, number: int) -> dict[int, list[SliceRecord]]:
         async with self._room:
             try:
-                data = await self._get(slice_key(incarnation, number))
+                data = await until_done(
+                    partial(self._objects.get, slice_key(incarnation, number)),
+                    RetryBackoff(RETRY_S, RETRY_S_MAX),
+                    self._clock,
+                    on=Unavailable,
+                    tries=TRIES,
+                )
             except NotFound:
                 raise missing_slice(self._objects, incarnation, number) from None
         by_ledger: dict[int, list[SliceRecord]] = {}
@@ -99,17 +111,3 @@ class SliceReader:
             by_ledger.setdefault(record.ledger_id, []).append(record)
         self._keep((incarnation, number), len(data))
         return by_ledger
-
-    async def _get(self, key: str) -> memoryview:
-        for pause_s in RETRY_PAUSES_S:
-            try:
-                return await self._objects.get(key)
-            except Unavailable:
-                await self._clock.sleep(pause_s)
-        return await self._objects.get(key)
-
-
-def _mark_retrieved(task: asyncio.Task[dict[int, list[SliceRecord]]]) -> None:
-    """Mark the exception as retrieved: where several slices fail, only the first failure is raised to the caller."""
-    if not task.cancelled():
-        task.exception()

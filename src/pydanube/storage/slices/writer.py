@@ -30,7 +30,8 @@ from pydanube.model.settings.sections import SliceSettings
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.randomness import identity
-from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.retry import RetryBackoff
+from pydanube.runtime.tasks import Tasks, outcome_of
 from pydanube.runtime.telemetry import get_logger
 
 from .sealing import seal
@@ -41,8 +42,7 @@ Done = Callable[[DanubeError | None], None]
 
 RETRY_S: Final = 0.1
 RETRY_S_MAX: Final = 2.0
-"""The pause after a failed put, which doubles up to the maximum."""
-
+"""The first and the longest pause after a failed put."""
 
 PROOF_S: Final = 1.0
 """How long it is believed that the sequence is not sealed. So long an owner without a session may deliver what its
@@ -135,11 +135,7 @@ class SliceWriter:
 
     async def flush(self) -> None:
         """Wait until everything appended so far counts. Raises NotOwner once the sequence is sealed."""
-        counted: asyncio.Future[DanubeError | None] = asyncio.get_running_loop().create_future()
-        self.when_counted(lambda error: None if counted.done() else counted.set_result(error))
-        error = await counted
-        if error is not None:
-            raise error
+        await outcome_of(self.when_counted)
 
     async def close(self) -> None:
         """Wait until everything counts, then seal the sequence. Cancelled or failed: the broker that takes the
@@ -234,7 +230,7 @@ class SliceWriter:
 
     async def _put(self, leaving: _Slice) -> None:
         """Put one slice, as often as it takes. Cancelled: it may be stored or not."""
-        pause_s = RETRY_S
+        backoff = RetryBackoff(RETRY_S, RETRY_S_MAX)
         while self._ended is None:
             try:
                 is_stored = await self._put_once(leaving)
@@ -247,8 +243,7 @@ class SliceWriter:
                     log.warning("slice.not_put", number=leaving.number, error=error.message)
                 self.failure = error
                 self.put_failures += 1
-                await self._clock.sleep(pause_s)
-                pause_s = min(2 * pause_s, RETRY_S_MAX)
+                await self._clock.sleep(backoff.next())
                 continue
             self.failure = None
             if is_stored:

@@ -5,9 +5,12 @@
 ```
 
 Objects are read in ranges of one or two megabytes, never whole. Ranges and footers stay in a cache of bounded size that
-all partitions share. Sequential readers get the next ranges by read-ahead.
+all partitions share. Sequential readers get the next ranges by read-ahead. However many read at different places, what
+is being loaded takes no more than the cache besides it, and a small part of a range is copied, so that it does not keep
+the whole range in memory.
 
 Invariants
+    the ranges that are being loaded have no more bytes than the cache may have, or are one
     a batch is returned only after its checksums, its structure and its offsets were checked
     a damaged or missing object raises an error that names it; no offsets are skipped
     two concurrent readers of one range cause one read
@@ -17,19 +20,20 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from pydanube.codec.batch import read_header
 from pydanube.codec.batch.header import offsets_of
 from pydanube.codec.segment import SegmentFooter, SegmentSection, decode_footer, read_trailer
-from pydanube.model.errors import Corrupt, DanubeError, NotFound, Unavailable
+from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.model.ledgers import ProducerEntry
+from pydanube.runtime.cache import Cache, LoadingCache
+from pydanube.runtime.events import Signal
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
 from pydanube.storage.stream import StoredRange
@@ -47,8 +51,6 @@ AHEAD_FROM_BYTES: Final = 200 * 1024
 
 FOOTERS_MAX: Final = 256
 
-T = TypeVar("T")
-
 
 class ReadRange(NamedTuple):
     """Neighbouring batches of a section: bytes [start, end) of the object, offsets from `first_offset` on."""
@@ -58,67 +60,28 @@ class ReadRange(NamedTuple):
     end: int
 
 
-class LoadingCache(Generic[T]):
-    """An LRU cache of bounded size; concurrent requests for one key share one load."""
+class _LoadingBytes:
+    """Limits what is loaded at the same time; more waits, in order."""
 
-    def __init__(self, tasks: Tasks, size_max: int, size_of: Callable[[T], int]) -> None:
-        self._tasks = tasks
-        self._size_max = size_max
-        self._size_of = size_of
-        self._kept: OrderedDict[Hashable, T] = OrderedDict()
-        self._loading: dict[Hashable, asyncio.Future[T]] = {}
-        self.size = 0
-        self.hits = 0
-        self.misses = 0
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._used_bytes = 0
+        self._turn = asyncio.Lock()
+        """Held by the first that waits."""
+        self._freed = Signal()
 
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._kept or key in self._loading
-
-    @property
-    def loading(self) -> int:
-        """The number of loads in progress."""
-        return len(self._loading)
-
-    async def get(self, key: Hashable, load: Callable[[], Awaitable[T]]) -> T:
-        """Return the value for `key`, calling `load` if it is not cached. Cancelled: the load continues for other
-        callers."""
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            self.hits += 1
-            return self._kept[key]
-        self.misses += 1
-        return await asyncio.shield(self.begin(key, load))
-
-    def begin(self, key: Hashable, load: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
-        """Start a load, unless one is in progress, and return its future."""
-        loading = self._loading.get(key)
-        if loading is None:
-            loading = self._loading[key] = asyncio.get_running_loop().create_future()
-            self._tasks.spawn(self._load(key, load, loading), f"load {key}")
-        return loading
-
-    async def _load(self, key: Hashable, load: Callable[[], Awaitable[T]], loading: asyncio.Future[T]) -> None:
-        """Load a value and pass it to all callers that wait for it. Cancelled: these get Unavailable."""
-        outcome: DanubeError = Unavailable("the broker is closing")
+    @asynccontextmanager
+    async def taken(self, size_bytes: int) -> AsyncIterator[None]:
+        """Count this much while the block runs. Cancelled while it waits: nothing is counted."""
+        async with self._turn:
+            while self._used_bytes and self._used_bytes + size_bytes > self._limit_bytes:
+                await self._freed.wait()
+            self._used_bytes += size_bytes
         try:
-            value = await load()
-        except DanubeError as error:
-            outcome = error
-        else:
-            self._keep(key, value)
-            loading.set_result(value)
+            yield
         finally:
-            del self._loading[key]
-            if not loading.done():
-                loading.set_exception(outcome)
-                loading.exception()  # mark as retrieved: a read-ahead may have no caller
-
-    def _keep(self, key: Hashable, value: T) -> None:
-        self._kept[key] = value
-        self.size += self._size_of(value)
-        while self.size > self._size_max and len(self._kept) > 1:
-            _, oldest = self._kept.popitem(last=False)
-            self.size -= self._size_of(oldest)
+            self._used_bytes -= size_bytes
+            self._freed.wake()
 
 
 class Footer(NamedTuple):
@@ -136,17 +99,18 @@ class SegmentReader:
         self.objects = objects
         self.catalog = catalog
         self._tasks = tasks
-        self._footers: LoadingCache[Footer] = LoadingCache(tasks, FOOTERS_MAX, lambda _: 1)
-        self._blocks: LoadingCache[list[memoryview]] = LoadingCache(
+        self._footers: LoadingCache[str, Footer] = LoadingCache(tasks, FOOTERS_MAX)
+        self._blocks: LoadingCache[tuple[str, int], list[memoryview]] = LoadingCache(
             tasks, cache_bytes, lambda views: sum(map(len, views))
         )
+        self._loading_bytes = _LoadingBytes(cache_bytes)
         self._loading_max = max(1, cache_bytes // READ_RANGE_BYTES // 2)
         """Limits read-ahead, so that it does not evict what was read ahead for other readers."""
-        self._followed: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._followed: Cache[tuple[str, int], bool] = Cache(FOOTERS_MAX)
         """Sections after which the next segment was already read ahead."""
 
     @property
-    def caches(self) -> dict[str, LoadingCache[Any]]:
+    def caches(self) -> dict[str, LoadingCache[Any, Any]]:
         """The caches by name, for metrics."""
         return {"footers": self._footers, "objects": self._blocks}
 
@@ -158,12 +122,14 @@ class SegmentReader:
             self._read_ahead(segment, read_ranges, place)
         views: list[memoryview] = []
         while place < len(read_ranges) and (bytes_max > 0 or not views):
-            found = await self._block(segment, read_ranges[place])
-            for view in found:
-                if (views and bytes_max <= 0) or offsets_of(view)[1] <= offset:
+            block = await self._block(segment, read_ranges[place])
+            found: list[memoryview] = []
+            for view in block:
+                if ((views or found) and bytes_max <= 0) or offsets_of(view)[1] <= offset:
                     continue
-                views.append(view)
+                found.append(view)
                 bytes_max -= len(view)
+            views += _copied_if_few(found, block)
             place += 1
         return views
 
@@ -226,10 +192,8 @@ class SegmentReader:
                 self._blocks.begin(key, partial(self._load_block, segment, read_range))
         section = (segment.record.object, segment.record.section)
         if place + AHEAD >= len(read_ranges) and section not in self._followed:
-            self._followed[section] = None
+            self._followed.put(section, True)
             self._tasks.spawn(self._read_on(segment), f"read ahead behind {segment.record.object}")
-        while len(self._followed) > FOOTERS_MAX:
-            self._followed.popitem(last=False)
 
     async def _read_on(self, segment: CatalogSegment) -> None:
         """Read the first range of the next segment. Errors are ignored: the reader that needs it will try again."""
@@ -240,7 +204,8 @@ class SegmentReader:
 
     async def _load_block(self, segment: CatalogSegment, read_range: ReadRange) -> list[memoryview]:
         section = await self._section(segment)
-        block = await self._get(segment, read_range.start, read_range.end)
+        async with self._loading_bytes.taken(read_range.end - read_range.start):
+            block = await self._get(segment, read_range.start, read_range.end)
         return await asyncio.to_thread(section.split, block, read_range.start, f"object {segment.record.object}")
 
     async def _get(self, segment: CatalogSegment, start: int, end: int) -> memoryview:
@@ -252,6 +217,13 @@ class SegmentReader:
         if len(data) != end - start:
             raise Corrupt(f"object {key} ends at {start + len(data)} instead of {end}: put back a copy of it")
         return data
+
+
+def _copied_if_few(views: list[memoryview], block: list[memoryview]) -> list[memoryview]:
+    """Return copies of the views if they are a small part of the block, all of which a view keeps in memory."""
+    if 2 * sum(map(len, views)) > sum(map(len, block)):
+        return views
+    return [memoryview(bytes(view)) for view in views]
 
 
 def check_section(sections: list[SegmentSection], segment: CatalogSegment) -> None:

@@ -26,8 +26,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Final, NamedTuple
 
-from pydanube.codec.manifest import PAGE_BYTES, ClusterManifest, ManifestBuilder, Pair, PartitionPositions
-from pydanube.metadata.store import MetadataStore
+from pydanube.codec.manifest import (
+    ABOUT_BYTES_MAX,
+    PAGE_BYTES,
+    ClusterManifest,
+    ManifestBuilder,
+    Pair,
+    PartitionPositions,
+    read_about,
+)
+from pydanube.metadata.store import Generation, MetadataStore
 from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
@@ -64,13 +72,16 @@ PAUSE_FACTOR: Final = 20
 BASE_KEY: Final = "/manifests/base"
 """Metadata key of the number that is added to the revision."""
 
+LOG_KEYS: Final = "/log"
+"""The beginning of the keys of logs, each of which one broker writes."""
+
 LEFT_OUT: Final = (
     "/brokers/",
     "/dropped/",
     "/garbage/",
     "/identity",
     "/ledgers/",
-    "/log",
+    LOG_KEYS,
     "/manifests/",
     "/nodes/",
     "/objects/",
@@ -157,8 +168,10 @@ class ManifestWriter:
         number = await number_at(self._store, revision)
         await self._read_last_positions()
         others, own = await self._positions_of_others(), self._source.positions()
-        store_id = (await self._store.identity()).store_id
-        builder = ManifestBuilder(self._cluster, self._writer, number, self._clock.now_us(), store_id, revision)
+        identity = await self._store.identity()
+        etcd = (*identity.generation, *await _newest_mark(self._store)) if identity.generation.cluster else None
+        about = self._cluster, self._writer, number, self._clock.now_us(), identity.store_id, revision
+        builder = ManifestBuilder(*about, etcd)
         async for pairs in _metadata_pages(self._store):
             await asyncio.to_thread(builder.add_keys, pairs)
         for page in position_pages(self._all_positions(others, own)):
@@ -236,6 +249,30 @@ async def _metadata_pages(store: MetadataStore) -> AsyncIterator[list[Pair]]:
 class Candidate(NamedTuple):
     key: str
     number: int
+
+
+async def _newest_mark(store: MetadataStore) -> tuple[str, int]:
+    """Return the key of a log that was written last, and at which revision. Only its broker writes it, so that an older
+    copy of the metadata shows by it."""
+    marks = await store.list(LOG_KEYS)
+    newest = max(marks, key=lambda one: one.mod_revision, default=None)
+    return ("", 0) if newest is None else (newest.key, newest.mod_revision)
+
+
+async def lacks_newest(objects: ObjectStore, store: MetadataStore, newest: Candidate) -> str:
+    """Return how it shows that an etcd is an older copy than the one of which the newest manifest was made, although
+    its revision is higher; empty: it does not."""
+    generation = (await store.identity()).generation
+    if not generation.cluster:
+        return ""
+    size = (await objects.head(newest.key)).size
+    about = read_about(await objects.get(newest.key, 0, min(size, ABOUT_BYTES_MAX)), f"object {newest.key}")
+    if not about.mark_key or generation.may_continue(Generation(about.etcd_cluster, about.etcd_term)):
+        return ""
+    own = await store.get(about.mark_key)
+    if own is None or own.mod_revision >= about.mark:  # a broker that was removed has no key any more
+        return ""
+    return f"it has {about.mark_key} of revision {own.mod_revision}, and the manifest has seen it at {about.mark}"
 
 
 async def candidates(objects: ObjectStore) -> list[Candidate]:

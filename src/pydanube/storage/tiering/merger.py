@@ -27,6 +27,7 @@ from pydanube.metadata.store import Compare, Delete, Put
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, StaleEpoch
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.rates import Pacer
 from pydanube.runtime.telemetry import get_logger
 
 from .catalog import CatalogSegment, entries, garbage, segment_key, uploading, user_key
@@ -82,7 +83,7 @@ class SegmentMerger:
         self._writer = writer
         self._clock = clock
         self._segment_bytes = segment_bytes
-        self._bytes_per_s = bytes_per_s
+        self._pace = Pacer(bytes_per_s, clock)
         self._numbers = count(1)
         self._place: tuple[Key, int] = ((0, 0), 0)
         self._unreadable: dict[Key, float] = {}
@@ -158,7 +159,7 @@ class SegmentMerger:
         pieces, footer = await asyncio.to_thread(builder.finish)
         size = sum(map(len, pieces))
         key = self._object_key(footer)
-        started = self._clock.monotonic()
+        await self._pace.take(size)
         self.making = key
         try:
             await self._catalog.begin_upload(key, self._clock.now_us())
@@ -170,9 +171,6 @@ class SegmentMerger:
             self.making = ""
         self.merged += 1
         log.info("segments.merged", object=key, bytes=size, segments=len(run), sections=len(made))
-        if self._bytes_per_s:
-            spent = self._clock.monotonic() - started
-            await self._clock.sleep(max(0.0, size / self._bytes_per_s - spent))
 
     async def _copy(self, builder: SegmentBuilder, segment: CatalogSegment) -> None:
         record = segment.record

@@ -28,7 +28,7 @@ from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.randomness import identity
 from pydanube.runtime.telemetry import get_logger
 
-from .manifest import candidates, number_at
+from .manifest import candidates, lacks_newest, number_at
 
 log = get_logger(__name__)
 
@@ -152,6 +152,11 @@ class StoreOwnership:
             raise Refused(
                 f"{self._objects.url} has a manifest of a later moment ({newest[0].number}) than this metadata "
                 f"({mine}), which is an older copy: put back the newest one, or use `danube storage restore`"
+            )
+        if newest and (lacks := await lacks_newest(self._objects, self._store, newest[0])):
+            raise Refused(
+                f"the metadata is an older copy than a manifest in {self._objects.url}: {lacks}; put back the newest "
+                f"copy, or use `danube storage restore`"
             )
         self._is_newest = True
 

@@ -31,6 +31,8 @@ from pydanube.model.ledgers import ProducerEntry
 from pydanube.model.settings.sections import StorageSettings
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import Buffer, ObjectStore
+from pydanube.runtime.rates import Pacer
+from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.telemetry import get_logger
 
 from .catalog import Catalog, CatalogSegment, SegmentRecord
@@ -105,8 +107,10 @@ class Uploader:
         self._settings = settings
         age_us = settings.segment_age_s * MICROSECONDS
         self._policy = TieringPolicy(settings.segment_bytes, age_us, settings.shared_below_bytes)
+        self._pace = Pacer(settings.upload_bytes_per_s, clock)
         self._numbers = count(1)
-        self._retry_s = RETRY_S_MIN
+        self._backoff = RetryBackoff(RETRY_S_MIN, RETRY_S_MAX)
+        self._retry_s = 0.0
         self._uploading = asyncio.Lock()
         self.failure: DanubeError | None = None
         """Why the last upload failed; None if it succeeded."""
@@ -144,14 +148,14 @@ class Uploader:
                 self.waiting_bytes = sum(one.bytes for one in waiting)
             jobs = plan_uploads(waiting, elapsed_us(self._clock), self._policy, everything)
             if not jobs and only is None:
-                self.failure, self._retry_s = None, RETRY_S_MIN  # what failed is no longer waiting
+                self._succeeded()  # what failed is no longer waiting
             for job in jobs:
                 try:
                     made += await self._upload(job, sources)
                 except DanubeError as error:
                     self.fail(error)
                     break
-                self.failure, self._retry_s = None, RETRY_S_MIN
+                self._succeeded()
         return made
 
     @property
@@ -177,9 +181,12 @@ class Uploader:
         if self.failure is None:
             self.failing_since_us = self._clock.now_us()
             log.warning("upload.failed", store=self._objects.url, error=error.message)
-        else:
-            self._retry_s = min(RETRY_S_MAX, self._retry_s * 2)
+        self._retry_s = self._backoff.next()
         self.failure = error
+
+    def _succeeded(self) -> None:
+        self.failure = None
+        self._backoff.reset()
 
     async def _upload(self, job: UploadJob, sources: dict[tuple[int, int], UploadSource]) -> bool:
         builder = SegmentBuilder(self._writer, self._clock.now_us())
@@ -238,16 +245,13 @@ class Uploader:
         return f"{place}/{first.first_offset:020d}-{origin}.seg"
 
     async def _put(self, key: str, pieces: Sequence[Buffer], size: int) -> None:
-        started = self._clock.monotonic()
+        await self._pace.take(size)
         try:
             await self._objects.put(key, pieces, create=True)
         except AlreadyExists:
             # The key belongs to this try alone, so the store has retried the put after it lost a response.
             if (await self._objects.head(key)).size != size:
                 raise Unavailable(f"object {key} exists with another size: it is left alone") from None
-        if self._settings.upload_bytes_per_s:
-            spent = self._clock.monotonic() - started
-            await self._clock.sleep(max(0.0, size / self._settings.upload_bytes_per_s - spent))
 
     async def _commit(
         self, key: str, size: int, footer: SegmentFooter, sources: list[tuple[UploadSource, int]]

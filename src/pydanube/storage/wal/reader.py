@@ -7,7 +7,6 @@ Otherwise Corrupt is raised, with file, position and remedy.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
@@ -27,6 +26,7 @@ from pydanube.codec.wal import (
 )
 from pydanube.model.errors import Corrupt, Refused
 from pydanube.model.settings.sections import LogSettings
+from pydanube.runtime.cache import Cache
 from pydanube.runtime.disk import Disk, DiskFile
 
 from .handles import Handles
@@ -49,8 +49,7 @@ class LogReader:
         self._settings = settings
         self._table = table
         self._handles = handles
-        self._cached: OrderedDict[tuple[int, int], SpanIndex] = OrderedDict()
-        self._cached_bytes = 0
+        self._cached: Cache[tuple[int, int], SpanIndex] = Cache(settings.index_cache_bytes)
         self._lock = Lock()
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -162,17 +161,10 @@ class LogReader:
         key = (span.generation, span.ledger_id)
         with self._lock:
             index = self._cached.get(key)
-            if index is not None:
-                self._cached.move_to_end(key)
-                return index
-        index = self._load_rows(span) or self._scan_rows(span)
-        with self._lock:
-            if key not in self._cached:
-                self._cached[key] = index
-                self._cached_bytes += index.memory_bytes
-            while self._cached_bytes > self._settings.index_cache_bytes and len(self._cached) > 1:
-                _, dropped = self._cached.popitem(last=False)
-                self._cached_bytes -= dropped.memory_bytes
+        if index is None:
+            index = self._load_rows(span) or self._scan_rows(span)
+            with self._lock:
+                self._cached.put(key, index, index.memory_bytes)
         return index
 
     def _load_rows(self, span: LedgerSpan) -> SpanIndex | None:

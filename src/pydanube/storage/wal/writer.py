@@ -37,6 +37,7 @@ from pydanube.model.limits import RECORD_BODY_BYTES_MAX
 from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.disk import Disk, DiskLock
+from pydanube.runtime.tasks import ignore
 from pydanube.runtime.telemetry import get_logger
 
 from .committer import Committer, Done, DurabilityLevel, Mail, WalAppend
@@ -68,21 +69,17 @@ AFTER_SLOW_SECONDS: Final = 1.0
 """For this long after a slow write, only the thread writes."""
 
 
-def _ignore(*_: object) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class LogListener:
     """Callbacks for what happens to the log as a whole. They are called on the event loop."""
 
-    failed: Callable[[set[int]], None] = _ignore
+    failed: Callable[[set[int]], None] = ignore
     """Called with the ledgers that a disk failure abandoned, before the `done` of their failed appends."""
-    cured: Callable[[], None] = _ignore
+    cured: Callable[[], None] = ignore
     """Called when the log takes records again after a disk failure."""
-    rotated: Callable[[int, set[int]], None] = _ignore
+    rotated: Callable[[int, set[int]], None] = ignore
     """Called when a file was closed, with its generation and the ledgers in it."""
-    released: Callable[[], None] = _ignore
+    released: Callable[[], None] = ignore
     """Called after a trim that released files."""
 
 
@@ -280,7 +277,7 @@ class LogWriter:
     def _sync_due(self, level: DurabilityLevel) -> None:
         del self._sync_timers[level]
         if not (self._guard.loop_owns_engine and self._engine.durable == self._engine.position):
-            self.sync(_ignore)
+            self.sync(ignore)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 

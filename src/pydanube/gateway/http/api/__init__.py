@@ -2,6 +2,7 @@
 
 operations      what an operation is: method, path, types, handler
 table           all operations
+declared        operations that `pydanube.operations` declares
 router          finds the operation of a request, reads it, sends the answer
 json_forms      how types of the model look in JSON
 etags           versions of what is read, and of what is to be changed (If-Match)

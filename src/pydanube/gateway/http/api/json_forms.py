@@ -18,9 +18,11 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, 
 
 import msgspec
 
+from pydanube.model import security
 from pydanube.model.gaps import Gaps
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position, type_names
+from pydanube.model.written import Written
 
 Load = Callable[[Any], Any]
 
@@ -64,6 +66,9 @@ _SPECIAL: Final[dict[Any, JsonForm]] = {
     Gaps: JsonForm(list[tuple[int, int]], Gaps),
 }
 
+_NAMES: Final = {security.Binding: "AccessBinding"}
+"""Names of types in the document, where two types have the same name."""
+
 components: Final[dict[str, Any]] = {}
 """The types that have a form of their own, by name: the name is that of the schema in the document."""
 
@@ -83,9 +88,16 @@ def form_of(kind: Any) -> JsonForm:
     if isinstance(kind, type) and issubclass(kind, Enum):
         words = {str(one): one for one in kind}
         return JsonForm(Literal[tuple(words)], words.__getitem__)
+    if isinstance(kind, type) and issubclass(kind, Written):
+        return JsonForm(str, kind.parse)
     if has_fields(kind):
         return _object_form(kind)
     return JsonForm(_INT64) if kind is int else JsonForm(kind)
+
+
+def name_of(kind: Any) -> str:
+    """Return the name of a type in the document."""
+    return str(_NAMES.get(kind, kind.__name__))
 
 
 def has_fields(kind: Any) -> bool:
@@ -110,6 +122,11 @@ def fields_of(kind: Any) -> list[FieldForm]:
     return [FieldForm(name, hints[name], defaults.get(name, NO_DEFAULT)) for name in kind._fields]
 
 
+def attributes_of(kind: Any) -> dict[str, str]:
+    """Return the name in JSON of each field, with the name of its attribute."""
+    return {shown: name for name, shown in _names(kind) or ()}
+
+
 def given_fields(read: object) -> frozenset[str]:
     """Return which fields of an object msgspec has read; the others were absent."""
     if not isinstance(read, msgspec.Struct):
@@ -122,7 +139,7 @@ def dump(value: Any) -> Any:
     kind: Any = type(value)
     if _is_plain(kind):
         return value
-    if isinstance(value, (Enum, Position, TopicName)):
+    if isinstance(value, (Enum, Position, TopicName, Written)):
         return str(value)
     if value is None or isinstance(value, (str, int, float, bytes, datetime, msgspec.Raw)):
         return value
@@ -199,10 +216,11 @@ def _load_union(kind: Any, loads: list[Load | None]) -> Load | None:
 
 
 def _object_form(kind: Any) -> JsonForm:
-    assert components.setdefault(kind.__name__, kind) is kind, f"two types are called {kind.__name__}"
+    name = name_of(kind)
+    assert components.setdefault(name, kind) is kind, f"two types are called {name}"
     loads: dict[str, Load | None] = {}
     made: list[tuple[str, Any, Any] | tuple[str, Any]] = []
-    attributes = dict(_renamed(kind))
+    attributes = attributes_of(kind)
     for one in fields_of(kind):
         form = form_of(one.type)
         loads[one.name] = form.load
@@ -211,7 +229,7 @@ def _object_form(kind: Any) -> JsonForm:
         else:
             nullable = Union[form.type, None] if one.default is None else form.type  # noqa: UP007 - of a variable
             made.append((one.name, Union[nullable, msgspec.UnsetType], msgspec.UNSET))  # noqa: UP007
-    form_type = msgspec.defstruct(kind.__name__, made, forbid_unknown_fields=True, kw_only=True)
+    form_type = msgspec.defstruct(name, made, forbid_unknown_fields=True, kw_only=True)
 
     def load(read: Any) -> Any:
         values = {}
@@ -222,8 +240,3 @@ def _object_form(kind: Any) -> JsonForm:
         return kind(**values)
 
     return JsonForm(form_type, load)
-
-
-def _renamed(kind: Any) -> list[tuple[str, str]]:
-    """Return the name in JSON of each field, with the name of its attribute."""
-    return [(shown, name) for name, shown in _names(kind) or ()]

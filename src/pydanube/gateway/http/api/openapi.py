@@ -224,8 +224,9 @@ def _error_responses() -> dict[str, Any]:
 
 def _reference(kind: Any) -> Schema:
     json_forms.form_of(kind)
-    assert json_forms.components[kind.__name__] is kind, "bodies and answers are objects"
-    return {"$ref": _REFERENCE.format(name=kind.__name__)}
+    name = json_forms.name_of(kind)
+    assert json_forms.components[name] is kind, "bodies and answers are objects"
+    return {"$ref": _REFERENCE.format(name=name)}
 
 
 def _schemas(operations: tuple[Operation, ...]) -> dict[str, Schema]:
@@ -253,11 +254,12 @@ def _complete(schema: Schema, kind: Any) -> None:
     whole, by_field = docstrings_of(kind)
     if whole:
         schema["description"] = whole
+    attributes = json_forms.attributes_of(kind)
     for one in json_forms.fields_of(kind):
         field = schema["properties"][one.name]
         _add_limits(field, limits_of(kind, one.name))
-        if one.name in by_field:
-            field["description"] = by_field[one.name]
+        if attributes[one.name] in by_field:
+            field["description"] = by_field[attributes[one.name]]
         if one.default not in (json_forms.NO_DEFAULT, msgspec.UNSET):
             default = _example(one.default)
             if default is not None:

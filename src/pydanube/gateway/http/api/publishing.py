@@ -77,16 +77,17 @@ async def _webhook(call: ApiCall) -> PublishResult:
     """Publish a webhook. With authentication, an unknown name and a wrong signature have the same answer as every
     failure: strangers do not learn which webhooks there are, and wait as others do who fail."""
     name, headers, webhooks = call.path["webhook"], call.request.headers, data_of(call).webhooks
-    throttle = call.broker.throttle
+    throttle, client = call.broker.throttle, call.request.client
+    address = client.host if client is not None else ""
     try:
-        with webhooks.proving():
+        with webhooks.proving(name, address):
             webhooks.check(name, headers)  # before the body is read
             body = await call.request.body()
             signature = webhooks.verify(name, headers, body)
     except (NotFound, Unauthenticated) as error:
-        client = call.request.client
-        await call.broker.security.refuse(client.host if client is not None else "", error.message, LISTENER)
+        await call.broker.security.refuse(address, error.message, LISTENER)
         raise
+    call.request.state.connection.unproven.proved()
     disconnect = throttle.connect(call.principal)  # from here on it counts against the webhook
     try:
         if throttle.is_active:

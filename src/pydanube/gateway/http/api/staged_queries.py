@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -10,7 +10,7 @@ from pydanube.codec.native import requests as wire
 from pydanube.model.staging import StagedQuery
 
 from .operations import BASE, ApiCall, Operation
-from .paging import AfterQuery
+from .paging import AFTER_CHARACTERS_MAX, AfterQuery
 
 
 class StagedQueryPage(msgspec.Struct):
@@ -21,13 +21,18 @@ class StagedQueryPage(msgspec.Struct):
     """The value of `after` for the next page; empty: this is the last one."""
 
 
+class OwnerQuery(msgspec.Struct):
+    owner: Annotated[str, msgspec.Meta(max_length=AFTER_CHARACTERS_MAX)] = ""
+    """The principal that the query belongs to, where several have one of this name."""
+
+
 async def _list(call: ApiCall) -> StagedQueryPage:
     asked: AfterQuery = call.query
     return StagedQueryPage(*await call.broker.staging.queries(call.principal, asked.after, asked.limit))
 
 
 async def _forget(call: ApiCall) -> None:
-    await call.broker.staging.forget(call.principal, call.path["query"])
+    await call.broker.staging.forget(call.principal, call.path["query"], call.query.owner)
 
 
 OPERATIONS: Final = (
@@ -52,6 +57,7 @@ OPERATIONS: Final = (
         description="Afterwards its batch ids count as new.",
         tag="staged queries",
         handler=_forget,
+        query=OwnerQuery,
         native=(wire.ForgetStagedQuery,),
     ),
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from pydanube.broker.handlers import HANDLERS
 from pydanube.codec.native import requests as wire
+from pydanube.operations import Rest
 
 from . import (
-    access,
     backlogs,
     brokers,
     consuming,
@@ -21,6 +22,7 @@ from . import (
     topic_schemas,
     topics,
 )
+from .declared import rest_operation
 from .operations import Operation
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
@@ -36,7 +38,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *staged_queries.OPERATIONS,
     *publishing.OPERATIONS,
     *consuming.OPERATIONS,
-    *access.OPERATIONS,
+    *(rest_operation(one) for one in HANDLERS if isinstance(one.rest, Rest)),
 )
 
 NOT_OFFERED: Final[dict[type[Any], str]] = {
@@ -56,4 +58,5 @@ NOT_OFFERED: Final[dict[type[Any], str]] = {
     wire.CloseConsumer: "a consumer is a handle of a native connection; HTTP consumes through a session of its own",
     wire.CommitStages: "stages are batches in the native format, which only a native connection can send",
 }
-"""Why requests of the native protocol have no operation. Every other request has one; a test compares them."""
+"""Why requests of the native protocol have no operation. Every other request has one, or says itself why it has none; a
+test compares them."""

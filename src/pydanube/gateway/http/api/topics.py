@@ -11,7 +11,7 @@ from pydanube.codec.native import requests as wire
 from pydanube.gateway.native.requests import cut_page
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import Invalid
-from pydanube.model.leftovers import Loss, SalvageStep
+from pydanube.model.leftovers import SalvageStep
 from pydanube.model.limits import MIB, NAME_CHARACTERS_MAX, PARTITIONS_MAX
 from pydanube.model.names import TopicName, parse_namespace
 from pydanube.model.paging import TOPIC_NUMBERS, PageQuery, TopicPage
@@ -69,18 +69,6 @@ def offset_by_partition(positions: list[PartitionOffset]) -> dict[int, int]:
 _Name = Annotated[str, msgspec.Meta(max_length=2 * NAME_CHARACTERS_MAX + 2)]
 
 
-class NewAckLevel(msgspec.Struct):
-    ack_level: AckLevel
-    """`durable` or `stored`."""
-
-
-class TakeoverRequest(msgspec.Struct):
-    partition: PartitionIndex | None = None
-    """Null: all that wait for a broker."""
-    accept_loss: bool = False
-    """What the lost broker has not uploaded is given up."""
-
-
 class SalvageRequest(msgspec.Struct):
     partition: PartitionIndex
     to: _Name
@@ -116,34 +104,9 @@ async def _describe(call: ApiCall) -> Answer:
     return tagged(replace(found, partitions=partitions), found.version)
 
 
-async def _delete(call: ApiCall) -> None:
-    await call.broker.delete_topic(call.principal, call.topic, expected_version(call))
-
-
 async def _grow(call: ApiCall) -> wire.Route:
     await call.broker.grow_topic(call.principal, call.topic, call.body.partitions, expected_version(call))
     return await _brief(call)
-
-
-async def _truncate(call: ApiCall) -> PartitionOffsets:
-    offsets = offset_by_partition(call.body.positions)
-    begins = await call.broker.truncate_topic(call.principal, call.topic, offsets)
-    return PartitionOffsets([PartitionOffset(*one) for one in sorted(begins.items())])
-
-
-async def _unload(call: ApiCall) -> None:
-    await call.broker.unload_topic(call.principal, call.topic)
-
-
-async def _set_ack_level(call: ApiCall) -> None:
-    await call.broker.set_ack_level(call.principal, call.topic, call.body.ack_level)
-
-
-async def _take_over(call: ApiCall) -> wire.TakenOver:
-    asked: TakeoverRequest = call.body
-    return wire.TakenOver(
-        await call.broker.take_over_topic(call.principal, call.topic, asked.partition, asked.accept_loss)
-    )
 
 
 async def _salvage(call: ApiCall) -> SalvageStep:
@@ -242,16 +205,6 @@ OPERATIONS: Final = (
         native=(wire.DescribeTopic,),
     ),
     Operation(
-        method="DELETE",
-        path=TOPIC_PATH,
-        name="deleteTopic",
-        summary="Delete a topic and everything in it",
-        tag="topics",
-        handler=_delete,
-        takes_if_match=True,
-        native=(wire.DeleteTopic,),
-    ),
-    Operation(
         method="GET",
         path=f"{TOPIC_PATH}/lookup",
         name="lookUpTopic",
@@ -276,59 +229,6 @@ OPERATIONS: Final = (
         reply_example=_ROUTE,
         takes_if_match=True,
         native=(wire.GrowTopic,),
-    ),
-    Operation(
-        method="POST",
-        path=f"{TOPIC_PATH}/truncate",
-        name="truncateTopic",
-        summary="Delete everything before an offset, in some partitions",
-        description="The answer has the offsets where these partitions begin now. Offsets are never used again; "
-        "subscriptions that stood before the offset go on there.",
-        tag="topics",
-        handler=_truncate,
-        body=PartitionOffsets,
-        body_example=PartitionOffsets([PartitionOffset(0, 1_000)]),
-        reply=PartitionOffsets,
-        reply_example=PartitionOffsets([PartitionOffset(0, 1_000)]),
-        native=(wire.TruncateTopic,),
-    ),
-    Operation(
-        method="POST",
-        path=f"{TOPIC_PATH}/unload",
-        name="unloadTopic",
-        summary="Close the partitions of a topic",
-        description="Each is opened again when it is used next; clients open their producers and consumers again.",
-        tag="topics",
-        handler=_unload,
-        native=(wire.UnloadTopic,),
-    ),
-    Operation(
-        method="PUT",
-        path=f"{TOPIC_PATH}/ack-level",
-        name="setAckLevel",
-        summary="Change the ack level of a topic between durable and stored",
-        description="On return it is in force in every partition that has a broker. Clients open their producers and "
-        "consumers again.",
-        tag="topics",
-        handler=_set_ack_level,
-        body=NewAckLevel,
-        body_example=NewAckLevel(AckLevel.STORED),
-        native=(wire.SetAckLevel,),
-    ),
-    Operation(
-        method="POST",
-        path=f"{TOPIC_PATH}/takeover",
-        name="takeOverTopic",
-        summary="Take over partitions that wait for a lost broker",
-        description="What that broker has not uploaded is given up: without `accept_loss` nothing is done, and the "
-        "answer says what would be lost at most.",
-        tag="topics",
-        handler=_take_over,
-        body=TakeoverRequest,
-        body_example=TakeoverRequest(0, True),
-        reply=wire.TakenOver,
-        reply_example=wire.TakenOver([Loss(0, 1_000, 1_001_000, "broker-2")]),
-        native=(wire.TakeOverTopic,),
     ),
     Operation(
         method="POST",

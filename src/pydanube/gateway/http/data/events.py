@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -28,7 +27,7 @@ from pydanube.broker.security.audit_operations import open_session
 from pydanube.codec.batch import Batch
 from pydanube.core.access import Action, Principal
 from pydanube.gateway.http.errors import problem_of
-from pydanube.model.errors import DanubeError, Invalid, Unavailable
+from pydanube.model.errors import DanubeError, Invalid
 from pydanube.model.limits import KIB
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
@@ -146,7 +145,8 @@ class SubscriptionEvents(EventStream):
                     break
                 subscriber.check()
                 if subscriber.has_messages:
-                    await self._send_piece()
+                    with subscriber.sending(self._connection):
+                        await self._send_piece()
                 elif not self._unacked:
                     await self.write(b":\n\n")
                     await subscriber.attach_missing()
@@ -216,10 +216,12 @@ class TopicEvents(EventStream):
 
     def close(self) -> None:
         self._streams.discard(self)
+        self._unread.close()
         if self._audited is not None:
             self._audited.end()
 
     async def run(self) -> None:
+        self._unread.watch(self._connection.abort)
         for partition, start in self._starts.items():
             self._next[partition] = await self._broker.find_offset(self._principal, self._topic, partition, start)
         async with asyncio.TaskGroup() as group:
@@ -266,8 +268,9 @@ class TopicEvents(EventStream):
             turn, sent_before = await self._turn_of_quota(), self._sent_bytes
             reserved_bytes = 0
             try:
-                reserved_bytes = await self._reserve(turn.bytes_max, least_bytes)
-                found = await self._fetch(partition, 0, reserved_bytes)
+                reserved_bytes = await self._unread.reserve_when_free(turn.bytes_max, least_bytes)
+                async with self._unread.memory.turn(reserved_bytes < turn.bytes_max):
+                    found = await self._fetch(partition, 0, reserved_bytes)
                 read_bytes = sum(map(len, found.batches))
                 if read_bytes > reserved_bytes and not self._unread.extend(read_bytes - reserved_bytes):
                     least_bytes = read_bytes  # one batch, which is read again when there is memory for it
@@ -288,12 +291,6 @@ class TopicEvents(EventStream):
         if throttle.is_active:
             return await throttle.fetch(self._principal, self._topic.namespace, FETCH_BYTES)
         return FetchTurn(throttle, (), FETCH_BYTES, 0)
-
-    async def _reserve(self, wanted_bytes: int, least_bytes: int) -> int:
-        """Take memory for a read, however long that takes: a stream has nobody to tell that it waits."""
-        while True:
-            with suppress(Unavailable):
-                return await self._unread.reserve(wanted_bytes, least_bytes)
 
     async def _send_batches(self, partition: int, found: FetchResult) -> None:
         """Send messages until the client is slow."""

@@ -56,8 +56,10 @@ class LongPoll(Response):
             finally:
                 subscriber.pause()
             if is_there:
+                connection: ClientConnection = scope["state"]["connection"]
                 try:
-                    await self._answer(send, scope["state"]["connection"])
+                    with subscriber.sending(connection):
+                        await self._answer(send, connection)
                 finally:
                     subscriber.flushed()
 

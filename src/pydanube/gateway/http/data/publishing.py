@@ -8,12 +8,12 @@ stored whole or not at all. Batches for partitions that other brokers own are se
 from __future__ import annotations
 
 import asyncio
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
 
-from pydanube.broker import QUOTA_WAIT_S_MAX, Broker, Published, SharedProducer, shared_id
+from pydanube.broker import QUOTA_WAIT_S_MAX, Broker, PublishDone, SharedProducer, shared_id
 from pydanube.broker.topic_addresses import Place
 from pydanube.codec.batch import encode
 from pydanube.core.access import Principal
@@ -24,6 +24,7 @@ from pydanube.model.key_hash import fnv1a_64
 from pydanube.model.limits import KEY_BYTES_MAX
 from pydanube.model.names import TopicAddress, TopicName
 from pydanube.runtime.randomness import seeded
+from pydanube.runtime.tasks import outcome_of
 
 from .messages import MessageColumns
 
@@ -79,13 +80,16 @@ class Publisher:
 
         Raises PartlyStored if only some of the partitions stored theirs. Cancelled: they may be stored all the same.
         """
-        if self._memory is not None and not self._memory.reserve(size_bytes):
+        if self._memory is None:
+            return await self._publish(principal, target, messages)
+        is_known = self._broker.security.is_required and not principal.is_broker
+        share = self._memory.reserve(size_bytes, principal.id if is_known else "")
+        if share is None:
             raise Unavailable("the broker has too many unanswered publishes: send the request again, later")
         try:
             return await self._publish(principal, target, messages)
         finally:
-            if self._memory is not None:
-                self._memory.release(size_bytes)
+            self._memory.release(size_bytes, share)
 
     async def _publish(self, principal: Principal, target: PublishTarget, messages: MessageColumns) -> list[StoredAt]:
         topic, broker = target.topic, self._broker
@@ -136,10 +140,11 @@ class Publisher:
     async def _producer(
         self, principal: Principal, topic: TopicName, partition: int, is_partitioned: bool, name: str
     ) -> SharedProducer | _Elsewhere:
-        """Return the producer that all requests share which use this name, or who owns the partition instead."""
+        """Return the producer that all requests share which use this name, unless another broker owns the
+        partition."""
         address = topic.partition(partition) if is_partitioned else str(topic)
-        if (owner := self._broker.other_owner(topic, partition)) is not None:
-            return _Elsewhere(owner.name, topic, partition, name, shared_id(address, name, principal.owner_id))
+        if self._broker.other_owner(topic, partition) is not None:
+            return _Elsewhere(topic, partition, name, shared_id(address, name, principal.owner_id))
         producers = self._broker.shared_producers
         found = producers.find(principal, shared_id(address, name, principal.owner_id), address, name)
         if found is not None:
@@ -156,22 +161,22 @@ class Publisher:
         """Publish messages to one partition and return the offset of the first."""
         if isinstance(shared, _Elsewhere):
             batch = _encode(messages, shared.name, shared.producer_id, 0, schema)
-            place = shared.owner, shared.topic, shared.partition
-            return await self._broker.publish_elsewhere(principal, *place, memoryview(batch))
+            place = shared.topic, shared.partition
+            return (await self._broker.publisher.publish(principal, *place, memoryview(batch))).base_offset
         if not messages.is_batch:
             return await self._sends.send(principal, shared, messages.first(), *schema)
         producer = shared.producer
-        batch = _encode(messages, shared.name, producer.producer_id, producer.producer_epoch, schema)
-        stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        answer = partial(_answer, stored)
-        self._broker.publish(principal, producer, memoryview(batch), answer, QUOTA_WAIT_S_MAX)
-        return await stored
+        sent = memoryview(_encode(messages, shared.name, producer.producer_id, producer.producer_epoch, schema))
+
+        def publish(done: PublishDone) -> None:
+            self._broker.publish(principal, producer, sent, done, QUOTA_WAIT_S_MAX)
+
+        return (await outcome_of(publish)).base_offset
 
 
 class _Elsewhere(NamedTuple):
     """A partition of another broker, and the producer that all requests share which use its name."""
 
-    owner: str
     topic: TopicName
     partition: int
     name: str
@@ -193,15 +198,6 @@ def _encode(
         schema_id=schema[0],
         schema_version=schema[1],
     )
-
-
-def _answer(stored: asyncio.Future[int], outcome: Published | DanubeError) -> None:
-    if stored.done():  # the request was cancelled
-        return
-    if isinstance(outcome, DanubeError):
-        stored.set_exception(outcome)
-    else:
-        stored.set_result(outcome.base_offset)
 
 
 def _joined(rows: dict[int, list[int] | range], outcomes: list[int | BaseException], count: int) -> list[StoredAt]:

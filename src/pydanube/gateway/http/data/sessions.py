@@ -9,8 +9,7 @@ A session is in memory only: after a restart its id is unknown, and its client o
 delivered again, to whichever consumer is there.
 
 Invariants
-    there are at most `sessions_max` sessions; with authentication a principal has at most as many as are still free, so
-    that it leaves some for others
+    there are at most `sessions_max` sessions; with authentication a namespace and a principal have their shares of them
     a session that nothing was heard of for its timeout is closed; a poll or a stream that is running counts as heard
     after `drain`, no session is opened and every running poll or stream ends
 """
@@ -18,7 +17,6 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -27,6 +25,7 @@ from pydanube.broker import Attachment, Broker
 from pydanube.core.access import Principal
 from pydanube.model.errors import Full, NotFound, Refused, Unavailable
 from pydanube.model.names import TopicName
+from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.randomness import identity
 from pydanube.runtime.tasks import Tasks
@@ -40,11 +39,15 @@ ROUND_S: Final = 0.5
 class Session:
     """A consumer that a client addresses by its id."""
 
-    def __init__(self, number: str, principal: Principal, subscriber: Subscriber, timeout_s: float) -> None:
+    def __init__(
+        self, number: str, principal: Principal, subscriber: Subscriber, timeout_s: float, users: tuple[str, ...]
+    ) -> None:
+        """`users` are those whose share has the place of the session."""
         self.id = number
         self.principal = principal
         self.subscriber = subscriber
         self.timeout_s = timeout_s
+        self.users = users
         self.heard_at = 0.0
         self.is_busy = False
         """Whether a poll or a stream takes its messages."""
@@ -64,11 +67,9 @@ class Sessions:
         self._broker = broker
         self._clock = clock
         self._tasks = tasks
-        self._sessions_max = sessions_max
         self._open: dict[str, Session] = {}
-        self._opening = 0
-        self._of_principal: Counter[str] = Counter()
-        """How many sessions of each principal are open, or are being opened."""
+        self._places = Budget(sessions_max)
+        """Of the sessions that are open, or are being opened."""
         self._rounds: asyncio.Task[None] | None = None
         self._draining = False
 
@@ -78,17 +79,13 @@ class Sessions:
     async def open(self, principal: Principal, topic: TopicName, attachment: Attachment, timeout_s: float) -> Session:
         """Attach a consumer and return its session. Raises Full if there are too many."""
         self._check_draining()
-        self._check_places(principal)
-        self._opening += 1
-        self._of_principal[principal.id] += 1
+        users = self._take_place(principal, topic)
         try:
             subscriber = await Subscriber.open(self._broker, principal, topic, attachment, self._clock)
         except BaseException:
-            self._uncount(principal)
+            self._places.give_back(1, *users)
             raise
-        finally:
-            self._opening -= 1
-        session = Session(identity(), principal, subscriber, timeout_s)
+        session = Session(identity(), principal, subscriber, timeout_s, users)
         session.heard_at = self._clock.monotonic()
         self._open[session.id] = session
         if self._draining:  # meanwhile
@@ -132,29 +129,26 @@ class Sessions:
     def close(self, session: Session) -> None:
         """Detach the consumer: what it had not acked is delivered again."""
         if self._open.pop(session.id, None) is not None:
-            self._uncount(session.principal)
+            self._places.give_back(1, *session.users)
             session.end()
             session.subscriber.close()
 
-    def _check_places(self, principal: Principal) -> None:
-        """Raise Full if there may be no more sessions, or no more of this principal."""
-        places = self._sessions_max - len(self._open) - self._opening
-        if places <= 0:
+    def _take_place(self, principal: Principal, topic: TopicName) -> tuple[str, ...]:
+        """Take the place of one session and return the users that it counts for. Raises Full."""
+        places = self._places
+        users = (f"namespace /{topic.namespace}", principal.id) if self._broker.security.is_required else ()
+        if places.take(1, *users):
+            return users
+        if not places.free:
             raise Full(
-                f"this broker has {self._sessions_max} consumers over HTTP, as many as http.consumers_max allows: "
+                f"this broker has {places.limit} consumers over HTTP, as many as http.consumers_max allows: "
                 f"close some or raise the limit"
             )
-        own = self._of_principal.get(principal.id, 0)
-        if self._broker.security.is_required and own >= places:
-            raise Full(
-                f"{principal.id} has {own} consumers over HTTP, and the {places} places that are left are for others: "
-                f"close some or raise http.consumers_max"
-            )
-
-    def _uncount(self, principal: Principal) -> None:
-        self._of_principal[principal.id] -= 1
-        if not self._of_principal[principal.id]:
-            del self._of_principal[principal.id]
+        full = places.over_share(1, *users)
+        raise Full(
+            f"{full} has {places.used_by(full)} consumers over HTTP, and most of the {places.free} places that are "
+            f"left are for others: close some or raise http.consumers_max"
+        )
 
     def drain(self) -> None:
         """End every poll and every stream, and open no session any more."""

@@ -4,27 +4,29 @@ it.
 What the broker delivers is kept here until the client takes it, message by message. Flow control: a partition gets
 credit only when nothing of it is kept any more, for as many messages as the client can take and for its part of
 WINDOW_BYTES. What is kept, and what is sent and not read, counts in the memory that all clients share
-(`broker.unread_memory`).
+(`broker.unread_memory`). While others wait for that memory, messages that no request takes go back to the subscription,
+and a client that does not read what it is sent is disconnected.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from pydanube.broker import Attachment, Broker, Consumer, close_calls
-from pydanube.codec.batch import Batch
 from pydanube.core.access import Principal
+from pydanube.gateway.rows import Delivery, RowSink
 from pydanube.model.errors import DanubeError, Invalid, NotOwner, Unavailable
 from pydanube.model.limits import KIB, PARTITIONS_MAX
 from pydanube.model.names import TopicName
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.events import Signal
 
 from .messages import PayloadForm, encode_message
-from .pieces import MADE_TIMES
+from .pieces import MADE_TIMES, ClientConnection
 
 WINDOW_MESSAGES: Final = 1_000
 WINDOW_BYTES: Final = 512 * KIB
@@ -32,28 +34,8 @@ WINDOW_BYTES: Final = 512 * KIB
 
 PARTITION_WINDOW_BYTES_MIN: Final = 16 * KIB
 
-WAITED_S: Final = 0.5
-"""For messages that were kept longer than this, ack timeouts are counted from when they are taken."""
-
 _ID_CHARACTERS_MAX: Final = 64
 _NUMBER_MAX: Final = 2**63 - 1
-
-
-class Delivery(NamedTuple):
-    """Rows of a batch that are kept for the client."""
-
-    partition: int
-    batch: Batch
-    rows: Sequence[int]
-    redeliveries: Sequence[int]
-    reasons: Sequence[str | None]
-    generation: int
-    since: float
-    """When it came, on the monotonic clock."""
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.batch.view)
 
 
 class KeptMessage(NamedTuple):
@@ -93,6 +75,9 @@ class Subscriber:
         self._broker = broker
         self._principal = principal
         self._unread = broker.unread.part(principal, MADE_TIMES)
+        self._unread.watch(self._give_up)
+        self._connection: ClientConnection | None = None
+        """That to which messages are being sent; None: to none."""
         self._attached = replace(attachment, unread=self._unread)
         self._sending_bytes = 0
         """The size of batches whose last message was taken, and which the client has not read."""
@@ -101,7 +86,7 @@ class Subscriber:
         self._kept: deque[Delivery] = deque()
         self._taken = 0
         """How many rows of the first delivery were taken."""
-        self._waiter: asyncio.Future[None] | None = None
+        self._woken = Signal()
         self._is_closed = False
         self.error: DanubeError | None = None
         """Why the broker ended it; None: it goes on."""
@@ -127,7 +112,7 @@ class Subscriber:
         await self._broker.lookup(self._principal, self.topic, create=False)
         for index in self._broker.own_partitions(self.topic):
             if index not in self._partitions:
-                sink = _PartitionSink(self, index)
+                sink = _PartitionSink(self, index, self._clock)
                 subscribe = self._broker.subscriptions.subscribe
                 sink.attach(await subscribe(self._principal, self.topic, index, self._attached, sink))
                 self._add(sink, index)
@@ -179,20 +164,11 @@ class Subscriber:
 
     async def wait_idle(self, seconds: float) -> None:
         """Wait until something more is kept, `wake` is called, or the time is over."""
-        if self.error is not None:
-            return
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._waiter
-        except TimeoutError:
-            pass
-        finally:
-            self._waiter = None
+        if self.error is None:
+            await self._woken.wait(seconds)
 
     def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._woken.wake()
 
     def check(self) -> None:
         """Raise the error with which the broker ended it."""
@@ -214,16 +190,42 @@ class Subscriber:
         if self._taken == len(message.delivery.rows):
             self._sending_bytes += self._kept.popleft().size_bytes
             self._taken = 0
-        if self._clock.monotonic() - message.delivery.since > WAITED_S:
-            offset = message.delivery.batch.offset_at(message.delivery.rows[message.place])
-            self._partitions[message.delivery.partition].consumer.sent([(offset, offset + 1)])
+        delivery = message.delivery
+        delivery.taken([delivery.rows[message.place]], self._partitions[delivery.partition].consumer, self._clock)
         return message
 
     def flushed(self) -> None:
         """Note that the client has read what was taken, but for what a connection may hold."""
+        self._unread.moved()
         if self._sending_bytes:
             self._unread.give_back(self._sending_bytes)
             self._sending_bytes = 0
+
+    @contextmanager
+    def sending(self, connection: ClientConnection) -> Iterator[None]:
+        """Surrounds what takes messages and sends them on this connection."""
+        self._connection = connection
+        try:
+            yield
+        finally:
+            self._connection = None
+
+    def _give_up(self) -> None:
+        """Give memory back to others: the client has received nothing for too long."""
+        if self._connection is not None:
+            self._connection.abort()
+        else:
+            self._give_back_kept()
+
+    def _give_back_kept(self) -> None:
+        """Give what is kept back to the subscription, which delivers it again."""
+        offsets: dict[int, list[int]] = {}
+        for one in self._kept:
+            rows = one.rows[self._taken :] if one is self._kept[0] else one.rows
+            offsets.setdefault(one.partition, []).extend(map(one.batch.offset_at, rows))
+        self._drop(lambda _: True)
+        for partition, given in offsets.items():
+            self._partitions[partition].consumer.give_back(_joined(sorted(given)))
 
     # -- acknowledging -------------------------------------------------------------------------------------------------
 
@@ -260,55 +262,36 @@ class Subscriber:
 
     def drop_kept(self, partition: int) -> None:
         """Forget what is kept of a partition whose subscription was sought: it is delivered anew."""
-        if self._kept and self._kept[0].partition == partition:
+        self._drop(lambda one: one.partition == partition)
+
+    def _drop(self, is_dropped: Callable[[Delivery], bool]) -> None:
+        if self._kept and is_dropped(self._kept[0]):
             self._taken = 0
-        self._unread.give_back(sum(one.size_bytes for one in self._kept if one.partition == partition))
-        self._kept = deque(one for one in self._kept if one.partition != partition)
+        self._unread.give_back(sum(one.size_bytes for one in self._kept if is_dropped(one)))
+        self._kept = deque(one for one in self._kept if not is_dropped(one))
 
     def end(self, error: DanubeError) -> None:
+        """Note why the broker ended it. What is kept is not sent any more: its right to it may have ended."""
         self.error = self.error or error
+        self._drop(lambda _: True)
         self.wake()
 
-    def monotonic(self) -> float:
-        return self._clock.monotonic()
 
-
-class _PartitionSink:
+class _PartitionSink(RowSink):
     """Takes what the broker delivers from one partition."""
 
     consumer: Consumer
 
-    def __init__(self, subscriber: Subscriber, partition: int) -> None:
+    def __init__(self, subscriber: Subscriber, partition: int, clock: Clock) -> None:
+        super().__init__(clock, partition)
         self._subscriber = subscriber
-        self._partition = partition
-        self._generation = 0
 
     def attach(self, consumer: Consumer) -> None:
         self.consumer = consumer
         self._generation = consumer.generation
 
-    def deliver(
-        self,
-        batch: memoryview,
-        epoch: int,
-        ranges: list[tuple[int, int]],
-        redeliveries: Sequence[int],
-        reasons: Sequence[str | None],
-    ) -> None:
-        opened = Batch.trust(batch)
-        rows = [row for start, end in ranges for row in range(start, end)] if ranges else range(opened.count)
-        self._keep(opened, rows, redeliveries, reasons)
-
-    def deliver_whole(self, batches: Sequence[memoryview], epoch: int) -> None:
-        for view in batches:
-            batch = Batch.trust(view)
-            self._keep(batch, range(batch.count), (), ())
-
-    def _keep(
-        self, batch: Batch, rows: Sequence[int], redeliveries: Sequence[int], reasons: Sequence[str | None]
-    ) -> None:
-        now = self._subscriber.monotonic()
-        self._subscriber.keep(Delivery(self._partition, batch, rows, redeliveries, reasons, self._generation, now))
+    def keep(self, delivery: Delivery) -> None:
+        self._subscriber.keep(delivery)
 
     def changed(self, ack_timeout_ms: int, generation: int) -> None:
         if generation != self._generation:

@@ -1,9 +1,10 @@
 """Receives webhooks: a request to /webhooks/{name} becomes one message of the topic that the name is bound to.
 
 Nothing is done, and nothing counts against the webhook, before the sender has shown that it knows the secret; secrets
-are compared in constant time and never shown. A request whose headers cannot be right is refused before its body is
-read, and few others prove themselves at the same time. A signature covers the body and, except for `github`, the time,
-which must be within the window of the webhook.
+are compared in constant time and never shown. A request whose headers are right for no webhook is refused before its
+body is read, and few others prove themselves at the same time, of which each webhook and each address has a share. A
+name that no webhook has is treated as one whose secret nobody knows: the body is read or not for the same headers. A
+signature covers the body and, except for `github`, the time, which must be within the window of the webhook.
 
 A request that is sent again within the window is recognised by its signature (`standard` and `github`: by the id that
 comes with it), and answered as the first was, without a second message: a sender that did not get the answer may repeat
@@ -30,7 +31,9 @@ from pydanube.core.access import Principal
 from pydanube.model.errors import Invalid, NotFound, Unauthenticated, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.webhooks import Webhook, WebhookScheme
+from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import MICROSECONDS, Clock
+from pydanube.runtime.network import counted_address
 
 from .messages import MessageColumns
 from .publishing import Publisher, PublishTarget, StoredAt
@@ -59,36 +62,43 @@ class Webhooks:
 
     def __init__(self, webhooks: tuple[Webhook, ...], publisher: Publisher, clock: Clock) -> None:
         self._bound = {one.name: _BoundWebhook(one, publisher, clock) for one in webhooks}
-        self._proving = 0
+        self._clock = clock
+        self._window_s_max = max((one.window_s for one in webhooks), default=0)
+        self._proving = Budget(PROVING_MAX)
 
     @contextmanager
-    def proving(self) -> Iterator[None]:
-        """Receive and check a request in this block. Raises Unavailable if too many do."""
-        if self._proving >= PROVING_MAX:
+    def proving(self, name: str, address: str) -> Iterator[None]:
+        """Receive and check a request from this address in this block. Raises Unavailable if too many do."""
+        users = (f"webhook {name}", f"address {counted_address(address)}")
+        if not self._proving.take(1, *users):
             raise Unavailable("too many webhooks are arriving at once: send the request again, later")
-        self._proving += 1
         try:
             yield
         finally:
-            self._proving -= 1
+            self._proving.give_back(1, *users)
 
     def check(self, name: str, headers: Headers) -> None:
-        """Check what can be seen without the body. Raises NotFound, and Unauthenticated."""
-        self._find(name).check(headers)
-
-    def topic_of(self, name: str) -> TopicName:
-        return self._find(name).topic
-
-    def verify(self, name: str, headers: Headers, body: bytes) -> Signature:
-        """Return the signature of a request. Raises NotFound for an unknown name, and Unauthenticated if the request is
-        not signed with its secret."""
-        return self._find(name).verify(headers, body)
-
-    def _find(self, name: str) -> _BoundWebhook:
+        """Check what can be seen without the body. Headers that may be right for one webhook pass for every name.
+        Raises NotFound, and Unauthenticated."""
+        now_s = self._clock.now_us() / MICROSECONDS
+        if _may_be_signed(headers, now_s, self._window_s_max):
+            return
         bound = self._bound.get(name)
         if bound is None:
-            raise NotFound(f"webhook {name!r} does not exist: bind it in the settings, [http.webhooks.{name}]")
-        return bound
+            raise _unknown(name)
+        check_headers(bound.webhook, headers, now_s)  # which raises, unless there is a right token
+
+    def topic_of(self, name: str) -> TopicName:
+        return self._bound[name].webhook.topic
+
+    def verify(self, name: str, headers: Headers, body: bytes) -> Signature:
+        """Return the signature of a request. Raises NotFound for an unknown name, after the same work, and
+        Unauthenticated if the request is not signed with its secret."""
+        bound = self._bound.get(name)
+        if bound is None:
+            _hmac(b"unknown", body)
+            raise _unknown(name)
+        return bound.verify(headers, body)
 
     async def receive(
         self, principal: Principal, name: str, signature: Signature, headers: Headers, body: bytes
@@ -99,21 +109,14 @@ class Webhooks:
 
 class _BoundWebhook:
     def __init__(self, webhook: Webhook, publisher: Publisher, clock: Clock) -> None:
-        self._webhook = webhook
+        self.webhook = webhook
         self._publisher = publisher
         self._clock = clock
         self._seen: OrderedDict[str, tuple[float, asyncio.Future[StoredAt]]] = OrderedDict()
         """By signature: when it expires, and where its message is stored."""
 
-    @property
-    def topic(self) -> TopicName:
-        return self._webhook.topic
-
-    def check(self, headers: Headers) -> None:
-        check_headers(self._webhook, headers, self._clock.now_us() / MICROSECONDS)
-
     def verify(self, headers: Headers, body: bytes) -> Signature:
-        return verify(self._webhook, headers, body, self._clock.now_us() / MICROSECONDS)
+        return verify(self.webhook, headers, body, self._clock.now_us() / MICROSECONDS)
 
     async def receive(self, principal: Principal, signature: Signature, headers: Headers, body: bytes) -> StoredAt:
         now_s = self._clock.now_us() / MICROSECONDS
@@ -136,7 +139,7 @@ class _BoundWebhook:
         return place
 
     async def _publish(self, principal: Principal, headers: Headers, body: bytes) -> StoredAt:
-        webhook = self._webhook
+        webhook = self.webhook
         attributes = {"webhook": webhook.name}
         for name in ("content-type", *webhook.headers):
             if name in headers:
@@ -153,6 +156,22 @@ class _BoundWebhook:
             if (expires_at > now_s or not stored.done()) and len(self._seen) < REMEMBERED_MAX:
                 return
             del self._seen[signature]
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"webhook {name!r} does not exist: bind it in the settings, [http.webhooks.{name}]")
+
+
+def _may_be_signed(headers: Headers, now_s: float, window_s: int) -> bool:
+    """Return whether a request with these headers may be signed for a webhook with this window."""
+    if "x-hub-signature-256" in headers:
+        return True
+    pairs = (("x-webhook-signature", "x-webhook-timestamp"), ("webhook-signature", "webhook-timestamp"))
+    return any(one in headers and _is_near(headers.get(time, ""), now_s, window_s) for one, time in pairs)
+
+
+def _is_near(text: str, now_s: float, window_s: int) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 12 and abs(int(text) - now_s) <= window_s
 
 
 def check_headers(webhook: Webhook, headers: Headers, now_s: float) -> None:
@@ -229,7 +248,7 @@ def _check(is_right: bool, webhook: Webhook, what: str) -> None:
 
 def _check_time(webhook: Webhook, text: str, now_s: float) -> float:
     """Return when the time is outside of the window. Raises Unauthenticated if it is already."""
-    if not (text.isascii() and text.isdecimal() and len(text) <= 12 and abs(int(text) - now_s) <= webhook.window_s):
+    if not _is_near(text, now_s, webhook.window_s):
         raise Unauthenticated(
             f"the time of the request to webhook {webhook.name!r} is missing or differs from that of this broker by "
             f"more than {webhook.window_s} s: send it again with the time of now"

@@ -135,7 +135,8 @@ class WebSocketConsumer:
             if permits:
                 subscriber.want(permits)
             if permits and subscriber.has_messages:
-                await self._send_piece()
+                with subscriber.sending(self._websocket.state.connection):
+                    await self._send_piece()
                 continue
             await subscriber.wait_idle(ATTACH_S)
             subscriber.check()

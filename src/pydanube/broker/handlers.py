@@ -1,0 +1,139 @@
+"""Which function carries out each operation: the one table, and the way of every operation to it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from inspect import isawaitable
+from typing import Any, Final, NamedTuple, TypeVar, cast
+
+import msgspec
+
+from pydanube.codec.native.requests import fitting
+from pydanube.core.access import Principal
+from pydanube.core.identity import NOBODY, Identity
+from pydanube.operations import AnswerT, Done, Operation, access, brokers, topics
+
+from .facade import Broker
+
+
+class Caller(NamedTuple):
+    """Who asks for an operation, and how that was established."""
+
+    principal: Principal
+    identity: Identity = NOBODY
+
+
+OperationT = TypeVar("OperationT", bound=Operation[Any])
+Outcome = msgspec.Struct | None
+"""None stands for Done."""
+
+Handler = Callable[[Broker, Caller, Any], Awaitable[Outcome] | Outcome]
+
+
+async def carry_out(broker: Broker, caller: Caller, operation: Operation[AnswerT]) -> AnswerT:
+    """Do what a listener is asked for, if the caller may, and return the answer. Cancelled: it may have been done."""
+    broker.check_needs(caller.principal, operation)
+    done = HANDLERS[type(operation)](broker, caller, operation)
+    answer = await done if isawaitable(done) else done
+    return cast(AnswerT, Done() if answer is None else answer)
+
+
+def _by(
+    kind: type[OperationT], handler: Callable[[Broker, Caller, OperationT], Awaitable[Outcome] | Outcome]
+) -> tuple[type[Operation[Any]], Handler]:
+    return kind, handler
+
+
+# -- access ------------------------------------------------------------------------------------------------------------
+
+
+def _whoami(broker: Broker, caller: Caller, _asked: access.WhoAmI) -> Outcome:
+    found = broker.access.whoami(caller.principal, caller.identity)
+    return msgspec.structs.replace(found, bindings=found.bindings[: fitting(found.bindings)])
+
+
+def _list_bindings(broker: Broker, caller: Caller, asked: access.ListAccessBindings) -> Outcome:
+    page = broker.access.list_bindings(caller.principal, asked.subject, asked.resource, asked.after, asked.limit)
+    count = fitting(page.bindings)
+    cut = page.bindings[:count]
+    return page if count == len(page.bindings) else access.BindingsListed(cut, cut[-1].id)
+
+
+def _list_keys(broker: Broker, caller: Caller, asked: access.ListApiKeys) -> Outcome:
+    page = broker.access.list_keys(caller.principal, asked.principal, asked.after, asked.limit)
+    count = fitting(page.keys)
+    cut = page.keys[:count]
+    return page if count == len(page.keys) else access.KeysListed(cut, cut[-1].id)
+
+
+# -- brokers -----------------------------------------------------------------------------------------------------------
+
+
+async def _finish_upgrade(broker: Broker, caller: Caller, _asked: brokers.FinishUpgrade) -> Outcome:
+    return brokers.UpgradeInfo(await broker.upgrade.finish(caller.principal))
+
+
+async def _list_leftovers(broker: Broker, caller: Caller, asked: brokers.ListLeftovers) -> Outcome:
+    return brokers.LeftoversListed(await broker.leftovers.describe(caller.principal, asked.broker, asked.own_only))
+
+
+# -- topics ------------------------------------------------------------------------------------------------------------
+
+
+async def _take_over(broker: Broker, caller: Caller, asked: topics.TakeOverTopic) -> Outcome:
+    partition = None if asked.partition < 0 else asked.partition
+    losses = await broker.take_over_topic(caller.principal, asked.topic, partition, asked.accept_loss)
+    return topics.TakenOver(losses)
+
+
+HANDLERS: Final[Mapping[type[Operation[Any]], Handler]] = dict(
+    (
+        _by(access.WhoAmI, _whoami),
+        _by(
+            access.AskAccess,
+            lambda b, c, asked: b.access.can(c.principal, asked.action, asked.resource, asked.principal, asked.groups),
+        ),
+        _by(access.ListRoles, lambda b, c, _: access.RolesListed(b.access.list_roles(c.principal))),
+        _by(access.GetRole, lambda b, c, asked: b.access.get_role(c.principal, asked.name)),
+        _by(access.CreateRole, lambda b, c, asked: b.access.create_role(c.principal, asked.name, asked.actions)),
+        _by(
+            access.ChangeRole,
+            lambda b, c, asked: b.access.change_role(c.principal, asked.name, asked.actions, asked.expected),
+        ),
+        _by(access.DeleteRole, lambda b, c, asked: b.access.delete_role(c.principal, asked.name, asked.expected)),
+        _by(access.ListAccessBindings, _list_bindings),
+        _by(access.GetAccessBinding, lambda b, c, asked: b.access.get_binding(c.principal, asked.id)),
+        _by(
+            access.CreateAccessBinding,
+            lambda b, c, asked: b.access.create_binding(
+                c.principal, asked.subject, asked.roles, asked.resource, asked.id
+            ),
+        ),
+        _by(access.DeleteAccessBinding, lambda b, c, asked: b.access.delete_binding(c.principal, asked.id)),
+        _by(access.ListApiKeys, _list_keys),
+        _by(
+            access.CreateApiKey,
+            lambda b, c, asked: b.access.create_key(
+                c.principal, asked.principal, asked.groups, asked.expires_at, asked.comment
+            ),
+        ),
+        _by(access.RevokeApiKey, lambda b, c, asked: b.access.revoke_key(c.principal, asked.id)),
+        _by(access.ListQuotas, lambda b, c, asked: b.quotas.list(c.principal, asked.after, asked.limit)),
+        _by(access.GetQuota, lambda b, c, asked: b.quotas.get(c.principal, asked.subject)),
+        _by(
+            access.SetQuota,
+            lambda b, c, asked: b.quotas.set(c.principal, asked.subject, asked.changes, asked.expected),
+        ),
+        _by(access.DeleteQuota, lambda b, c, asked: b.quotas.delete(c.principal, asked.subject, asked.expected)),
+        _by(brokers.DescribeBroker, lambda b, c, _: b.describe(c.principal)),
+        _by(brokers.DescribeCluster, lambda b, c, _: brokers.ClusterInfo(b.cluster.describe(c.principal))),
+        _by(brokers.DescribeUpgrade, lambda b, c, _: brokers.UpgradeInfo(b.upgrade.describe(c.principal))),
+        _by(brokers.FinishUpgrade, _finish_upgrade),
+        _by(brokers.ListLeftovers, _list_leftovers),
+        _by(topics.DeleteTopic, lambda b, c, asked: b.delete_topic(c.principal, asked.topic, asked.expected)),
+        _by(topics.UnloadTopic, lambda b, _, asked: b.topics.unload(asked)),
+        _by(topics.SetAckLevel, lambda b, _, asked: b.topics.set_ack_level(asked)),
+        _by(topics.TakeOverTopic, _take_over),
+        _by(topics.TruncateTopic, lambda b, _, asked: b.topics.truncate(asked)),
+    )
+)

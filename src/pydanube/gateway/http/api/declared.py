@@ -1,0 +1,121 @@
+"""Operations of `pydanube.operations` as operations of REST: path, query and body fill the fields."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Annotated, Any, Final, get_args, get_origin
+
+import msgspec
+
+from pydanube.broker.handlers import Caller, carry_out
+from pydanube.gateway.http.requests import identity_of
+from pydanube.operations import Operation as Declared
+from pydanube.operations import Rest, answer_of
+
+from .etags import expected_version, tagged
+from .json_forms import NO_DEFAULT, FieldForm, fields_of
+from .operations import BASE, Answer, ApiCall, NoQuery, Operation
+
+_EXPECTED: Final = "expected"
+_TOPIC: Final = "/topics/{namespace}/{topic}"
+_NOT_SHOWN: Final = frozenset({_EXPECTED, "own_only"})
+_BODY_METHODS: Final = frozenset({"PUT", "POST", "PATCH"})
+
+
+def rest_operation(kind: type[Declared[Any]]) -> Operation:
+    """Return the REST operation of an operation that has one."""
+    rest = kind.rest
+    assert isinstance(rest, Rest)
+    summary, description = _described(kind)
+    in_path = {rest.names.get(one[1:-1], one[1:-1]) for one in rest.path.split("/") if one.startswith("{")}
+    fields = [one for one in fields_of(kind) if one.name not in in_path and one.name not in _NOT_SHOWN]
+    is_body = rest.method in _BODY_METHODS
+    given = _struct(kind, rest, fields)
+    lists = [one.name for one in fields if not is_body and _is_list(one.type)]
+    whole, body = rest.body or ("", given)
+    takes_if_match = _EXPECTED in kind.__struct_fields__
+
+    async def handler(call: ApiCall) -> Answer:
+        values = {rest.names.get(name, name): value for name, value in call.path.items()}
+        if _TOPIC in rest.path:
+            del values["namespace"]
+            values["topic"] = call.topic
+        found = _given(call.body if is_body else call.query)
+        values |= {whole: found} if whole else found
+        values |= {name: [one] if (one := found[name]) else [] for name in lists}
+        if takes_if_match:
+            values[_EXPECTED] = expected_version(call)
+        caller = Caller(call.principal, identity_of(call.request))
+        return _answer(rest, await carry_out(call.broker, caller, kind(**values)))
+
+    return Operation(
+        method=rest.method,
+        path=BASE + rest.path,
+        name=rest.name or kind.__name__[0].lower() + kind.__name__[1:],
+        summary=summary,
+        description=description,
+        tag=rest.tag,
+        handler=handler,
+        query=given if fields and not is_body else NoQuery,
+        body=body if fields and is_body else None,
+        body_optional=not whole and all(one.default is not NO_DEFAULT for one in fields),
+        body_example=rest.example,
+        reply=None if rest.answer is None else _shown_type(answer_of(kind), rest),
+        reply_example=_shown(rest.answer, rest),
+        status=204 if rest.answer is None else rest.status,
+        errors=rest.errors,
+        has_etag=rest.has_etag,
+        takes_if_match=takes_if_match,
+        native=(kind,),
+    )
+
+
+def _shown_type(answer: type[msgspec.Struct], rest: Rest) -> Any:
+    return next((one.type for one in fields_of(answer) if one.name == rest.shows), answer)
+
+
+def _shown(answer: msgspec.Struct | None, rest: Rest) -> object:
+    return getattr(answer, rest.shows) if rest.shows else answer
+
+
+def _described(kind: type) -> tuple[str, str]:
+    """Return the first paragraph of the docstring of an operation without its stop, and the others."""
+    first, _, others = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")
+    return " ".join(first.split()).removesuffix("."), " ".join(others.split())
+
+
+def _struct(kind: type, rest: Rest, fields: list[FieldForm]) -> type[msgspec.Struct]:
+    """Return a struct of the fields that are the query or the body. It has the name of the operation, whose docstrings
+    describe the fields. A list has at most one entry in a query."""
+    made: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+    for one in fields:
+        annotation, default = one.type, one.default
+        if rest.method not in _BODY_METHODS and _is_list(annotation):
+            annotation, default = get_args(_plain(annotation))[0], ""
+        made.append((one.name, annotation) if default is NO_DEFAULT else (one.name, annotation, default))
+    shown = {field: name for name, field in rest.names.items()}
+    return msgspec.defstruct(kind.__name__, made, module=kind.__module__, kw_only=True, rename=shown)
+
+
+def _plain(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(_plain(annotation)) is list
+
+
+def _given(read: Any) -> dict[str, Any]:
+    """Return the fields of a body or a query that are there."""
+    if not isinstance(read, msgspec.Struct):
+        return {}
+    return {name: one for name, one in msgspec.structs.asdict(read).items() if one is not msgspec.UNSET}
+
+
+def _answer(rest: Rest, answer: msgspec.Struct) -> Answer:
+    if rest.answer is None:
+        return Answer()
+    made = tagged(answer, str(getattr(answer, "version", ""))) if rest.has_etag else Answer(_shown(answer, rest))
+    if not rest.location:
+        return made
+    return made._replace(headers={**made.headers, "location": BASE + rest.location.format(answer)})

@@ -1,0 +1,40 @@
+"""WHAT CAN BE ASKED. One class for each operation of a broker, whoever asks: a client, another broker, REST.
+
+Lives here      the fields of each operation, its answer, who may ask, who else is asked, its REST route
+May import      model
+Flows through   a listener makes an operation of bytes or of an HTTP request; `broker.handlers` carries it out
+Never           how anything is carried out; how it looks as bytes
+
+operation       what an operation is
+access          roles, bindings, API keys, quotas
+brokers         brokers and their cluster
+topics          topics and what is done to their partitions
+"""
+
+from .operation import (
+    CALL_SECONDS,
+    CHANGE_SECONDS,
+    AnswerT,
+    Divisible,
+    DivisibleT,
+    Done,
+    EachOwner,
+    Operation,
+    Request,
+    Rest,
+    answer_of,
+)
+
+__all__ = [
+    "CALL_SECONDS",
+    "CHANGE_SECONDS",
+    "AnswerT",
+    "Divisible",
+    "DivisibleT",
+    "Done",
+    "EachOwner",
+    "Operation",
+    "Request",
+    "Rest",
+    "answer_of",
+]

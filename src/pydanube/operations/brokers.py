@@ -1,0 +1,114 @@
+"""Brokers and their cluster."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from pydanube.model.addresses import BrokerAddresses
+from pydanube.model.cluster import BrokerLevel, BrokerStatus, ClusterDescription, UpgradeDescription
+from pydanube.model.leftovers import Leftover
+from pydanube.model.limits import NAME_CHARACTERS_MAX
+from pydanube.model.security import Action
+from pydanube.model.topics import BrokerDescription
+
+from .operation import Operation, Rest, on_cluster
+
+_rest = partial(Rest, tag="brokers")
+_LEVELS: Final = [BrokerLevel("broker-1", 2, "0.3.0"), BrokerLevel("broker-2", 2, "0.3.0")]
+
+
+class ClusterInfo(msgspec.Struct):
+    """What DescribeCluster answers."""
+
+    cluster: ClusterDescription
+
+
+class UpgradeInfo(msgspec.Struct):
+    """How far an upgrade is."""
+
+    upgrade: UpgradeDescription
+
+
+class LeftoversListed(msgspec.Struct):
+    """Leftovers by topic, partition and offset."""
+
+    leftovers: list[Leftover]
+
+
+class DescribeBroker(Operation[BrokerDescription], tag="broker.describe"):
+    """Describe the broker that is asked."""
+
+    needs = on_cluster(Action.DESCRIBE)
+    rest = "REST describes every living broker: listBrokers and describeBroker"
+
+
+class DescribeCluster(Operation[ClusterInfo], tag="cluster.describe"):
+    """Describe the cluster.
+
+    Every broker with its session, its partitions and its load, and the brokers that are away, with the number of
+    partitions that wait for them. A broker that is no part of a cluster is the only one.
+    """
+
+    needs = on_cluster(Action.DESCRIBE)
+    rest = _rest(
+        "GET",
+        "/cluster",
+        shows="cluster",
+        answer=ClusterInfo(
+            ClusterDescription(
+                "6f1c",
+                "broker-1",
+                12,
+                [
+                    BrokerStatus(
+                        "broker-1", "ok", 7, 1_790_000_000_000_000, BrokerAddresses("10.0.0.7:7080"), partitions=9
+                    ),
+                    BrokerStatus("broker-2", "away", since=1_790_000_300_000_000, partitions=8),
+                ],
+            )
+        ),
+    )
+
+
+class DescribeUpgrade(Operation[UpgradeInfo], tag="cluster.upgrade"):
+    """Describe how far an upgrade is.
+
+    The feature level of the metadata that is in force, the newest one that each living broker knows, and the highest
+    that it can be raised to.
+    """
+
+    needs = on_cluster(Action.DESCRIBE)
+    rest = _rest("GET", "/cluster/upgrade", shows="upgrade", answer=UpgradeInfo(UpgradeDescription(1, 2, _LEVELS)))
+
+
+class FinishUpgrade(Operation[UpgradeInfo], tag="cluster.upgrade_finish"):
+    """Finish an upgrade.
+
+    Raises the feature level to the newest one that all living brokers know. Releases that do not know it can no longer
+    be started on this metadata. Refused while an older broker is present.
+    """
+
+    needs = on_cluster(Action.ADMINISTER)
+    rest = _rest("POST", "/cluster/upgrade", shows="upgrade", answer=UpgradeInfo(UpgradeDescription(2, 2, _LEVELS)))
+
+
+class ListLeftovers(Operation[LeftoversListed], tag="broker.leftovers"):
+    """List what brokers still have of partitions that others took over."""
+
+    rest = _rest(
+        "GET",
+        "/leftovers",
+        answer=LeftoversListed(
+            [Leftover("/default/orders", 0, "broker-2", "5d0e", 1_000, 1_250, 65_536, 1_790_000_000_000_000)]
+        ),
+    )
+    broker: Annotated[str, Meta(extra_json_schema={"maxLength": NAME_CHARACTERS_MAX})] = ""
+    """Only of this broker; empty: of all."""
+    own_only: bool = False
+
+
+BrokerOperation = DescribeBroker | DescribeCluster | DescribeUpgrade | FinishUpgrade | ListLeftovers
