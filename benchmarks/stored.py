@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 from pydanube.cli.bench.broker import BrokerProcess
 from pydanube.client import Client, connect
-from pydanube.core.slice_sequence import SliceLimits
 from pydanube.model.errors import DanubeError
+from pydanube.model.settings.sections import SliceSettings
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.objects.opening import open_store
 
@@ -144,7 +144,7 @@ async def put_rate(place: Place, number: int, size: int) -> float:
             await place.store.put(f"{place.key}/load-{number}/{one:08d}", payload, create=True)
 
     begin = time.perf_counter()
-    await asyncio.gather(*(put_some() for _ in range(SliceLimits().in_flight_max)))
+    await asyncio.gather(*(put_some() for _ in range(SliceSettings().in_flight_max)))
     return count * size / (time.perf_counter() - begin)
 
 

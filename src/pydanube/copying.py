@@ -30,11 +30,11 @@ from .broker.registry.records import (
     TopicRecord,
     partition_of_key,
     topic_of_key,
-    unpack,
 )
 from .codec.wal import NodeIdentity
 from .metadata.levels import refuse_unknown_level
 from .metadata.opening import MetadataPlace, open_metadata
+from .metadata.packing import unpack
 from .metadata.store import Compare, MetadataStore, Put, StoreIdentity, Succession, list_all, split_writes
 from .model.errors import Refused
 from .model.limits import METADATA_TRANSACTION_BYTES_MAX

@@ -11,17 +11,18 @@ from typing import Final
 
 from pydanube.model.addresses import is_loopback
 
-from .broker.security.authentication import CLUSTER_TOKEN_BYTES_MIN, Authentication, AuthenticationSettings
+from .broker.security.authentication import CLUSTER_TOKEN_BYTES_MIN, AcceptedCredentials, Authentication
 from .broker.security.certificates import CertificateRule
 from .broker.security.jwks import FILE_INTERVAL_S, Jwks, JwksFile, JwksUrl
 from .broker.security.security_store import SecurityStore
-from .broker.security.tokens import SECRET_BYTES_MIN, TokenRules, check_installed
+from .broker.security.tokens import SECRET_BYTES_MIN, check_installed
 from .model.errors import DanubeError, Refused
 from .model.limits import TOKEN_BYTES_MAX
 from .model.security import BROKER_TYPE
+from .model.settings.sections import AuthSettings
 from .runtime.clock import Clock
 from .runtime.telemetry import get_logger
-from .settings import AuthSettings, Settings
+from .settings import Settings
 
 log = get_logger(__name__)
 
@@ -35,7 +36,7 @@ def check_settings(settings: Settings) -> None:
         _refuse_readable("metadata.key_file=", settings.metadata.key_file, "tls.allow_unsafe_key_mode")
     if settings.auth.enabled:
         refuse_plaintext(settings)
-        _authentication_settings(settings)
+        _accepted(settings)
         if not settings.auth.allow_readable_files:
             _refuse_readable_files(settings)
         if is_super_user_by_default(settings):
@@ -98,8 +99,8 @@ def _is_encrypted(settings: Settings) -> bool:
 
 async def open_authentication(settings: Settings, access: SecurityStore, clock: Clock) -> Authentication:
     """Return the authenticator of a broker, with the keys of JWTs read. A JWKS at a URL may be away for now."""
-    chosen, jwks = await asyncio.to_thread(_authentication_settings, settings), _jwks(settings.auth, clock)
-    authentication = Authentication(chosen, lambda: access.keys, jwks, clock)
+    accepted, jwks = await asyncio.to_thread(_accepted, settings), _jwks(settings.auth, clock)
+    authentication = Authentication(settings.auth, accepted, lambda: access.keys, jwks, clock)
     if jwks is not None:
         try:
             await jwks.load()
@@ -127,7 +128,7 @@ def _is_token(text: str) -> bool:
     return text.isascii() and text.isprintable() and " " not in text
 
 
-def _authentication_settings(settings: Settings) -> AuthenticationSettings:
+def _accepted(settings: Settings) -> AcceptedCredentials:
     auth = settings.auth
     rules = tuple(CertificateRule.parse(one) for one in auth.certificate_rules)
     token = cluster_token(auth)
@@ -136,21 +137,15 @@ def _authentication_settings(settings: Settings) -> AuthenticationSettings:
             "the brokers of a cluster must prove to each other who they are: set auth.cluster_token_file to the same "
             "secret on each of them, or an auth.certificate_rules with a principal of the type broker"
         )
-    return AuthenticationSettings(
-        rules=_token_rules(auth),
-        certificate_rules=rules,
-        cluster_token=token,
-        failures_max=auth.failures_max,
-        block_s=auth.failures_block_s,
-    )
+    return AcceptedCredentials(_token_secret(auth), rules, token)
 
 
-def _token_rules(auth: AuthSettings) -> TokenRules | None:
-    """Return what JWTs must say; None if none are accepted. Raises Refused."""
+def _token_secret(auth: AuthSettings) -> bytes:
+    """Return the secret of Danube's tokens; empty: there is none. Raises Refused if JWTs cannot be checked safely."""
     secret = _secret(auth.secret, auth.secret_file, "auth.secret", auth.allow_readable_files).encode()
     has_jwks = auth.jwks_file is not None or bool(auth.jwks_url)
     if not secret and not has_jwks:
-        return None
+        return b""
     check_installed()
     if auth.jwks_file is not None and auth.jwks_url:
         raise Refused("auth.jwks_file and auth.jwks_url are both set: choose one")
@@ -161,7 +156,7 @@ def _token_rules(auth: AuthSettings) -> TokenRules | None:
         )
     if secret and len(secret) < SECRET_BYTES_MIN:
         raise Refused(f"auth.secret has fewer than {SECRET_BYTES_MIN} bytes: use `openssl rand -hex 32`, for example")
-    return TokenRules(auth.issuer, auth.audience, auth.leeway_s, auth.name_claim, auth.groups_claim, secret)
+    return secret
 
 
 def _jwks(auth: AuthSettings, clock: Clock) -> Jwks | None:

@@ -23,14 +23,13 @@ import msgspec
 
 from pydanube.model.addresses import bracketed, host_port, is_loopback
 
-from .broker import Broker, BrokerParts, BrokerSettings
+from .broker import Broker, BrokerParts
 from .broker.cluster.cluster_membership import ClusterMembership
 from .broker.cluster.joining import METADATA_PART, Joining, join_cluster, refuse_copy
 from .broker.cluster.loads import Loads
 from .broker.cluster.node_records import FOUNDER_LOG_KEY, IDENTITY_KEY, log_key
 from .broker.cluster.owners import ClusterOwners
 from .broker.cluster.parts import ClusterParts, sole_cluster
-from .broker.partitions.broker_slices import SliceSettings
 from .broker.registry.ids import LEDGER_COUNTER
 from .broker.registry.registry import Registry
 from .broker.registry.tombstones import KnownLedgers
@@ -39,15 +38,13 @@ from .broker.security.audit_file import AuditFile, FileSink
 from .broker.security.first_key import create_first_key
 from .broker.security.security import SecurityParts
 from .broker.security.security_store import SecurityStore
-from .broker.tiering.object_storage import TieringSettings
 from .broker.tracing import BatchTracer
 from .codec.state import FORMAT as STATE_FORMAT
 from .codec.wal import FORMAT as LOG_FORMAT
 from .codec.wal import NodeIdentity
 from .core.access import AllowAll, Authorizer
 from .core.access_rules import AccessRules
-from .core.slice_sequence import SliceLimits
-from .gateway.native import NativeServer, NativeSettings
+from .gateway.native import NativeServer
 from .gateway.native.peers import NativePeers, is_living
 from .metadata.counters import last_id
 from .metadata.etcd.place import older_copy
@@ -59,6 +56,7 @@ from .model.addresses import NO_ADDRESSES, BrokerAddresses
 from .model.cluster import PROOF_BYTES, BrokerSession
 from .model.errors import DanubeError, Refused
 from .model.levels import THIS_RELEASE, Levels
+from .model.settings.words import OFF, OPTIONAL
 from .model.webhooks import Webhook
 from .runtime.clock import Clock, SystemClock
 from .runtime.disk import Disk, OsDisk
@@ -79,19 +77,19 @@ from .runtime.service_manager import notify
 from .runtime.signals import has_terminal, on_hangup, on_stop_signals
 from .runtime.tasks import Tasks, run_together
 from .runtime.telemetry import get_logger
-from .runtime.tls import OFF, OPTIONAL, PeerContexts, ServerCertificates, ServerTls
+from .runtime.tls import PeerContexts, ServerCertificates, ServerTls
 from .securing import check_settings, cluster_token, open_authentication
 from .settings import Settings
 from .storage.directory import FORMAT as DIRECTORY_FORMAT
 from .storage.directory import DataDirectory
 from .storage.metadata_seen import lacks_mark, read_generation, read_mark, read_seen, refuse_older, write_seen
 from .storage.tiering.store_proof import StoreProof, refuse_missing
-from .storage.wal import LogWriter, MetadataStamp, RecoveredLog, WalSettings, check_manifest
+from .storage.wal import LogWriter, MetadataStamp, RecoveredLog, check_manifest
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .gateway.grpc import GrpcServer, GrpcSettings
-    from .gateway.http import HttpServer, HttpSettings
+    from .gateway.grpc import GrpcServer
+    from .gateway.http import HttpServer
 
 log = get_logger(__name__)
 
@@ -113,9 +111,6 @@ SWITCH_SECONDS: Final = 0.00005
 
 The loop releases the interpreter's lock at every system call, and each time the wait begins anew. With 0.5 ms the log's
 thread was starved while payloads were validated: the p99 of other topics was 18 ms, and is 12 ms now."""
-
-UPLOAD_INTERVAL_S: Final = 1.0
-"""How often the broker checks what is due for upload to object storage."""
 
 DRAIN_SECONDS: Final = 10.0
 """How long a closing broker goes on answering requests that clients have sent."""
@@ -323,7 +318,6 @@ class Server:
             membership = self._membership(store, follower, tasks, directory.identity, founder)
             registry.level.on_outgrown = partial(self._outgrown, membership)
             cluster = self._cluster(membership, follower, tasks)
-        broker_settings = _broker_settings(settings, directory.identity.node, directory.identity.cluster)
         security = await self._security(store)
         parts = BrokerParts(
             store,
@@ -334,13 +328,12 @@ class Server:
             tasks,
             self._advertised_addresses,
             objects,
-            _tiering_settings(settings),
             lambda: self._metadata_trouble,
             cluster,
             security,
             self._audit(),
         )
-        broker = Broker(parts, broker_settings)
+        broker = Broker(parts, settings)
         self._open_tracing(broker)
         self._parts.push_async_callback(broker.close)
         await broker.start()
@@ -532,20 +525,20 @@ class Server:
         places = _http_places(settings) if HTTP in listeners else ConnectionLimits(0, 0)
         reserved = GRPC_DESCRIPTORS * grpc_places + places.connections + 3 * places.at_once
         tls = self._listener_tls
-        self._native = NativeServer(broker, _native_settings(settings, reserved), clock, tasks, tls.get(NATIVE))
+        self._native = NativeServer(broker, settings.limits, clock, tasks, tls.get(NATIVE), reserved)
         memory, work = self._native.publish_memory, self._native.unproven_work
         if HTTP in listeners:
             from .gateway.http import HttpServer  # imports a web framework: only where it is used
 
-            http_settings = _http_settings(settings, places)
-            self._http = HttpServer(broker, http_settings, clock, tasks, memory, tls.get(HTTP), work)
+            webhooks = tuple(_with_secret(one) for one in settings.http.webhooks)
+            with_secrets = replace(settings, http=replace(settings.http, webhooks=webhooks))
+            self._http = HttpServer(broker, with_secrets, clock, tasks, memory, tls.get(HTTP), places, work)
             self.http_address = await self._on_port(HTTP, self._http.start)
         if grpc_places:
             from .gateway.grpc import GrpcServer  # imports grpcio, which is an extra
 
-            grpc_settings = _grpc_settings(settings, grpc_places)
             certificates = tls.get(GRPC), tls.get(ADMIN)
-            self._grpc = GrpcServer(broker, grpc_settings, clock, tasks, memory, *certificates, work)
+            self._grpc = GrpcServer(broker, settings, clock, tasks, memory, *certificates, grpc_places, work)
             if GRPC in listeners:
                 self.grpc_address = await self._on_port(GRPC, self._grpc.open_data)
             if ADMIN in listeners:
@@ -769,11 +762,12 @@ class Server:
                 )
             await known.check(store, recovered, metadata_place)
 
+        open_files_max = log_files(raise_descriptor_limit(self._settings.limits.connections_max + KEPT))
         writer = await LogWriter.open(
             self._components.disk,
             log_directory,
             directory.identity,
-            _wal_settings(self._settings),
+            replace(self._settings.log, open_files_max=open_files_max),
             self._components.clock,
             must_exist=directory.knows(LOG_PART),
             is_needed=known.needed.__contains__,
@@ -850,15 +844,6 @@ def _hang_up(server: Server, stop: asyncio.Event, had_terminal: bool) -> None:
         server.reload_certificates()
 
 
-def _wal_settings(settings: Settings) -> WalSettings:
-    return WalSettings(
-        file_bytes=settings.log.file_bytes,
-        group_bytes_max=settings.log.group_bytes_max,
-        lazy_sync_ms=settings.log.lazy_sync_ms,
-        open_files_max=log_files(raise_descriptor_limit(settings.limits.connections_max + KEPT)),
-    )
-
-
 def has_grpcio() -> bool:
     """Return whether the packages of the extra `grpc` are installed."""
     try:
@@ -874,50 +859,9 @@ def _grpc_places(settings: Settings) -> int:
     return plan_grpc_connections(raise_descriptor_limit(others + GRPC_DESCRIPTORS * wanted + KEPT), wanted, others)
 
 
-def _grpc_settings(settings: Settings, places: int) -> GrpcSettings:
-    from .gateway.grpc import GrpcSettings
-
-    grpc, limits = settings.grpc, settings.limits
-    data, admin = places - places // 10 - 1, places // 10 + 1
-    return GrpcSettings(
-        connections_max=data,
-        connections_per_address_max=min(limits.connections_per_address_max, -(-data // 2)),
-        admin_connections_max=admin,
-        admin_connections_per_address_max=min(limits.connections_per_address_max, -(-admin // 2)),
-        calls_max=grpc.calls_max,
-        calls_per_address_max=min(grpc.calls_per_address_max, grpc.calls_max),
-        message_bytes_max=limits.message_bytes_max,
-        receive_bytes_max=grpc.receive_bytes_max,
-        handshake_timeout_ms=limits.handshake_timeout_ms,
-        keep_alive_ms=limits.keep_alive_ms,
-    )
-
-
 def _http_places(settings: Settings) -> ConnectionLimits:
     wanted, native = settings.limits.http_connections_max, settings.limits.connections_max
     return plan_http_connections(raise_descriptor_limit(native + wanted + KEPT), wanted, native)
-
-
-def _http_settings(settings: Settings, places: ConnectionLimits) -> HttpSettings:
-    from .gateway.http import HttpSettings, MetricsSettings
-
-    limits = settings.limits
-    return HttpSettings(
-        connections_max=places.connections,
-        connections_per_address_max=limits.connections_per_address_max,
-        accepted_at_once=places.at_once,
-        header_timeout_ms=limits.handshake_timeout_ms,
-        body_bytes_max=limits.http_body_bytes_max,
-        bodies_bytes_max=max(limits.http_body_bytes_max, limits.pending_publish_bytes_max // 2),
-        allowed_hosts=settings.http.allowed_hosts,
-        consumers_max=settings.http.consumers_max,
-        session_timeout_ms_max=settings.http.session_timeout_ms_max,
-        poll_wait_ms_max=settings.http.poll_wait_ms_max,
-        heartbeat_ms=settings.http.heartbeat_ms,
-        cors_origins=settings.http.cors_origins,
-        webhooks=tuple(_with_secret(one) for one in settings.http.webhooks),
-        metrics=MetricsSettings(settings.metrics.topics, settings.metrics.series_max),
-    )
 
 
 def _with_secret(webhook: Webhook) -> Webhook:
@@ -931,65 +875,6 @@ def _with_secret(webhook: Webhook) -> Webhook:
         raise Refused(
             f"the secret of webhook {webhook.name!r} cannot be read: {webhook.secret_file}: {error}"
         ) from None
-
-
-def _native_settings(settings: Settings, descriptors_reserved: int) -> NativeSettings:
-    limits = settings.limits
-    return NativeSettings(
-        connections_max=limits.connections_max,
-        connections_per_address_max=limits.connections_per_address_max,
-        descriptors_reserved=descriptors_reserved,
-        handshake_timeout_ms=limits.handshake_timeout_ms,
-        keep_alive_ms=limits.keep_alive_ms,
-        publish_window_bytes=limits.publish_window_bytes,
-        # Half of what the broker accepts: clients are slowed down by flow control before they are refused.
-        publish_memory_bytes=limits.pending_publish_bytes_max // 2,
-        fetch_bytes_max=limits.fetch_bytes_max,
-    )
-
-
-def _broker_settings(settings: Settings, node: str, cluster: str) -> BrokerSettings:
-    return BrokerSettings(
-        node=node,
-        cluster=cluster,
-        tail_bytes=settings.cache.tail_bytes,
-        memory_topic_bytes=settings.cache.memory_topic_bytes,
-        pending_publish_bytes_max=settings.limits.pending_publish_bytes_max,
-        message_bytes_max=settings.limits.message_bytes_max,
-        fetch_bytes_max=settings.limits.fetch_bytes_max,
-        auto_create=settings.topics.auto_create,
-        ack_level=settings.topics.ack_level,
-        offset_block=settings.topics.offset_block,
-        remembered_max=settings.producers.remembered_max,
-        remembered_us=settings.producers.remembered_s * 1_000_000,
-        slices=_slice_settings(settings),
-        inside=settings.server.inside,
-    )
-
-
-def _slice_settings(settings: Settings) -> SliceSettings:
-    slices = settings.slices
-    limits = SliceLimits(slices.in_flight_max, slices.interval_ms / 1000, slices.slice_bytes, slices.waiting_bytes_max)
-    return SliceSettings(limits, slices.state_interval_ms / 1000, slices.unlisted_bytes_max)
-
-
-def _tiering_settings(settings: Settings) -> TieringSettings:
-    storage = settings.storage
-    return TieringSettings(
-        segment_bytes=storage.segment_bytes,
-        segment_age_s=storage.segment_age_s,
-        shared_below_bytes=storage.shared_below_bytes,
-        upload_interval_s=UPLOAD_INTERVAL_S,
-        upload_bytes_per_s=storage.upload_bytes_per_s,
-        shutdown_upload_s=storage.shutdown_upload_s,
-        log_keep_bytes=storage.log_keep_bytes,
-        log_bytes_max=storage.log_bytes_max,
-        cache_bytes=storage.cache_bytes,
-        grace_s=storage.grace_s,
-        stage_keep_s=storage.stage_keep_s,
-        staged_query_keep_s=storage.staged_query_keep_s,
-        state_upload_s=storage.state_upload_s,
-    )
 
 
 def _advertised(listener: tuple[str, int], configured: str, another: str) -> str:

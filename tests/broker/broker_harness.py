@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from metadata_harness import FaultyStore
 
-from pydanube.broker import Attachment, Broker, BrokerParts, BrokerSettings, Consumer, FetchResult, Producer, Published
+from pydanube.broker import Attachment, Broker, BrokerParts, Consumer, FetchResult, Producer, Published
 from pydanube.broker.handlers import Caller, carry_out
 from pydanube.broker.producers import Access
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.audit import AuditParts
 from pydanube.broker.security.security import SecurityParts
-from pydanube.broker.tiering.object_storage import TieringSettings
 from pydanube.codec.batch import Batch, encode
 from pydanube.core.access import ANONYMOUS, AllowAll, Authorizer
 from pydanube.metadata.embedded import EmbeddedStore
@@ -26,42 +25,49 @@ from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import DanubeError
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST, Position
+from pydanube.model.settings.sections import LogSettings, Sections, StorageSettings
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.operations.topics import TruncateTopic
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import Disk, OsDisk
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity, WalSettings
+from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity
 
 TOPIC = TopicName.parse("/default/orders")
-SETTINGS = BrokerSettings(
-    node="node",
-    cluster="cluster",
+
+
+def changed(settings: Sections, first: str = "server", /, **values: Any) -> Sections:
+    """Return settings with other sections, or with other values of the section that has a field of the name; where
+    several have one, it is that of the section `first`, or of the first of them."""
+    known = [one.name for one in fields(Sections)]
+    for name, value in values.items():
+        if name in known:
+            settings = replace(settings, **{name: value})
+        else:
+            section = next(one for one in (first, *known) if hasattr(getattr(settings, one), name))
+            settings = replace(settings, **{section: replace(getattr(settings, section), **{name: value})})
+    return settings
+
+
+TIERING = StorageSettings(
+    segment_bytes=1 << 20,
+    shared_below_bytes=1 << 16,
+    shutdown_upload_s=0,
+    log_keep_bytes=0,
+    cache_bytes=1 << 24,
+)
+SETTINGS = changed(
+    Sections(storage=TIERING),
     tail_bytes=1 << 20,
     memory_topic_bytes=1 << 20,
     pending_publish_bytes_max=1 << 27,
     message_bytes_max=1 << 20,
     fetch_bytes_max=1 << 20,
-    auto_create=True,
     ack_level=AckLevel.DURABLE,
     offset_block=1000,
     remembered_max=100,
-    remembered_us=10**12,
-)
-
-
-TIERING = TieringSettings(
-    segment_bytes=1 << 20,
-    segment_age_s=600,
-    shared_below_bytes=1 << 16,
-    upload_interval_s=1.0,
-    upload_bytes_per_s=0,
-    shutdown_upload_s=0,
-    log_keep_bytes=0,
-    log_bytes_max=0,
-    cache_bytes=1 << 24,
-    grace_s=3600,
+    remembered_s=10**6,
 )
 
 
@@ -69,17 +75,18 @@ TIERING = TieringSettings(
 async def open_broker(
     directory: Path,
     disk: Disk | None = None,
-    wal: WalSettings | None = None,
+    wal: LogSettings | None = None,
     crash: bool = False,
     clock: Clock | None = None,
     authorizer: Authorizer | None = None,
     objects: ObjectStore | None = None,
-    tiering: TieringSettings | None = None,
+    tiering: StorageSettings | None = None,
     metadata: FaultyStore | None = None,
     metadata_disk: Disk | None = None,
     stamped: bool = True,
     security: Callable[[MetadataStore, Clock], SecurityParts] | None = None,
     audit: AuditParts | None = None,
+    cluster: str = "cluster",
     **changes: Any,
 ) -> AsyncIterator[Broker]:
     """Open a broker in the directory and yield it.
@@ -102,8 +109,8 @@ async def open_broker(
         writer = await LogWriter.open(
             disk or OsDisk(),
             directory / "wal",
-            NodeIdentity("cluster", "node", "incarnation"),
-            wal or WalSettings(),
+            NodeIdentity(cluster, "node", "incarnation"),
+            wal or LogSettings(),
             clock,
             is_needed=known.needed.__contains__,
             check=lambda recovered: known.check(store, recovered, directory / "metadata.db"),
@@ -123,11 +130,10 @@ async def open_broker(
             tasks,
             lambda: BrokerAddresses("127.0.0.1:1"),
             objects,
-            tiering or TIERING,
             security=secured,
             audit=audit,
         )
-        broker = Broker(broker_parts, replace(SETTINGS, **changes))
+        broker = Broker(broker_parts, changed(SETTINGS, storage=tiering or TIERING, **changes))
         await broker._follow()
         if not crash:
             parts.push_async_callback(broker.close)

@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -15,20 +14,22 @@ from broker_harness import SETTINGS
 
 from pydanube.broker import Broker, BrokerParts
 from pydanube.broker.registry import records
-from pydanube.broker.registry.records import NamespaceRecord, TopicRecord, version_of
+from pydanube.broker.registry.records import NamespaceRecord, TopicRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import AllowAll
 from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.metadata.packing import unpack, version_of
 from pydanube.metadata.store import Event, KeyValue, MetadataStore, Put, list_all
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.failure import NATIVE
 from pydanube.model.names import TopicName
+from pydanube.model.settings.sections import LogSettings
 from pydanube.model.topics import SubscriptionType, TopicConfig
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.wal import LogWriter, NodeIdentity, WalSettings
+from pydanube.storage.wal import LogWriter, NodeIdentity
 
 
 class HeldStore:
@@ -138,18 +139,18 @@ async def check_equal(members: list[Member]) -> None:
         registry = member.registry
         assert registry.namespaces() == sorted(key.removeprefix(records.NAMESPACES) for key in namespaces)
         for key, value in namespaces.items():
-            assert registry.namespace(key.removeprefix(records.NAMESPACES)) == records.unpack(value, NamespaceRecord)
+            assert registry.namespace(key.removeprefix(records.NAMESPACES)) == unpack(value, NamespaceRecord)
         assert registry.topics() == sorted(topics)
         for name, entry in topics.items():
-            assert registry.topic(name) == records.unpack(entry.value, TopicRecord)
-            assert registry._topic_keys.revisions[entry.key] == entry.mod_revision
+            assert registry.topic(name) == unpack(entry.value, TopicRecord)
+            assert registry._topic_table.keys.revisions[entry.key] == entry.mod_revision
         held = {
             records.subscription_key(topic_id, name): version_of(record)
             for topic_id, its in registry._subscriptions.items()
             for name, record in its.items()
         }
         assert held == {
-            key: version_of(records.unpack(one.value, records.SubscriptionRecord)) for key, one in subscriptions.items()
+            key: version_of(unpack(one.value, records.SubscriptionRecord)) for key, one in subscriptions.items()
         }
         assert not member.follower._removed or max(member.follower._removed.values()) >= member.follower.revision
 
@@ -229,7 +230,7 @@ async def _open_broker(parts: AsyncExitStack, directory: Path, store: MetadataSt
         OsDisk(),
         directory / node,
         NodeIdentity("cluster", node, f"log of {node}"),
-        WalSettings(),
+        LogSettings(),
         clock,
         is_needed=known.needed.__contains__,
     )
@@ -245,7 +246,7 @@ async def _open_broker(parts: AsyncExitStack, directory: Path, store: MetadataSt
             tasks,
             lambda: BrokerAddresses("127.0.0.1:1"),
         ),
-        replace(SETTINGS, node=node),
+        SETTINGS,
     )
     await member.broker.start()
     parts.push_async_callback(member.broker.close)

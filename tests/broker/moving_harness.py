@@ -6,11 +6,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from broker_harness import SETTINGS, TIERING, TOPIC, BrokerClient
+from broker_harness import SETTINGS, TOPIC, BrokerClient, changed
 from metadata_harness import FaultyStore
 
 from pydanube.broker import Broker, BrokerParts
@@ -19,19 +18,21 @@ from pydanube.broker.cluster.loads import Loads
 from pydanube.broker.cluster.owners import ClusterOwners
 from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.cluster.peers import NoPeers
-from pydanube.broker.registry.records import PartitionRecord, partition_key, unpack
+from pydanube.broker.registry.records import PartitionRecord, partition_key
 from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import ANONYMOUS, AllowAll
 from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.metadata.packing import unpack
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.names import TopicName
+from pydanube.model.settings.sections import LogSettings
 from pydanube.model.topics import AckLevel, TopicConfig
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity, WalSettings
+from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity
 
 SESSION_S = 10
 
@@ -86,7 +87,7 @@ class MovingCluster:
             OsDisk(),
             self._directory / name / "wal",
             NodeIdentity("cluster", name, log),
-            WalSettings(),
+            LogSettings(),
             clock,
             metadata=MetadataStamp((await store.identity()).store_id, await store.revision()),
         )
@@ -107,10 +108,9 @@ class MovingCluster:
             tasks,
             lambda: session.addresses,
             self.objects,
-            replace(TIERING),
             cluster=cluster,
         )
-        broker = Broker(made_of, replace(SETTINGS, node=name, **changes))
+        broker = Broker(made_of, changed(SETTINGS, **changes))
         parts.push_async_callback(broker.close)
         await broker.start()
         following = broker._following

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from broker_harness import SETTINGS, TIERING, BrokerClient
+from broker_harness import SETTINGS, BrokerClient, changed
 
 from pydanube.broker import Broker, BrokerParts
 from pydanube.broker.cluster.membership import MembershipListener
@@ -27,11 +26,12 @@ from pydanube.metadata.following import Follower
 from pydanube.metadata.store import Compare, Delete, Put
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
+from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity, WalSettings
+from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity
 
 FOUNDER = "a"
 """The broker whose log earlier releases meant when they named none."""
@@ -222,7 +222,7 @@ class World:
             OsDisk(),
             self._directory / name / "wal",
             NodeIdentity("cluster", name, f"log-{name}"),
-            changes.pop("wal", WalSettings()),
+            changes.pop("wal", LogSettings()),
             self.clock,
             is_needed=known.needed.__contains__,
             check=lambda recovered: known.check(self.store, recovered, self._directory / "metadata.db"),
@@ -248,10 +248,9 @@ class World:
             tasks,
             lambda: member.session.addresses,
             objects,
-            TIERING if objects is not None else None,
             cluster=cluster,
         )
-        broker = Broker(made_of, replace(SETTINGS, node=name, **changes))
+        broker = Broker(made_of, changed(SETTINGS, **changes))
         if follows:
             await broker.start()
         else:

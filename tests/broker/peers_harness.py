@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from broker_harness import SETTINGS, TIERING, BrokerClient
+from broker_harness import SETTINGS, BrokerClient, changed
 from placing_harness import Member as Membership
 from placing_harness import Sessions
 
@@ -20,23 +20,25 @@ from pydanube.broker import Broker, BrokerParts
 from pydanube.broker.cluster.loads import Loads
 from pydanube.broker.cluster.owners import ClusterOwners
 from pydanube.broker.cluster.parts import ClusterParts
-from pydanube.broker.registry.records import PartitionRecord, pack, partition_key
+from pydanube.broker.registry.records import PartitionRecord, partition_key
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.native.requests import Request
 from pydanube.core.access import ANONYMOUS, AllowAll
-from pydanube.gateway.native import NativePeers, NativeServer, NativeSettings
+from pydanube.gateway.native import NativePeers, NativeServer
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.following import Follower
+from pydanube.metadata.packing import pack
 from pydanube.metadata.store import MetadataStore, Put
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.names import TopicName
+from pydanube.model.settings.sections import LimitSettings, LogSettings
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.wal import LogWriter, NodeIdentity, WalSettings
+from pydanube.storage.wal import LogWriter, NodeIdentity
 
 TOPIC = TopicName.parse("/default/orders")
 
@@ -116,7 +118,7 @@ async def open_cluster(
     directory: Path,
     names: str = "abc",
     objects: ObjectStore | None = None,
-    settings: NativeSettings | None = None,
+    settings: LimitSettings | None = None,
     **changes: Any,
 ) -> AsyncIterator[Cluster]:
     clock = SystemClock()
@@ -128,7 +130,7 @@ async def open_cluster(
             cluster.sessions.begin(name)
             membership = Membership(cluster.sessions, name)
             identity = NodeIdentity("cluster", name, f"log-{name}")
-            writer = await LogWriter.open(OsDisk(), directory / f"wal-{name}", identity, WalSettings(), clock)
+            writer = await LogWriter.open(OsDisk(), directory / f"wal-{name}", identity, LogSettings(), clock)
             parts.push_async_callback(writer.close)
             tasks = Tasks()
             parts.push_async_callback(tasks.close)
@@ -145,14 +147,13 @@ async def open_cluster(
                 tasks,
                 lambda name=name: cluster.session(name).addresses,  # type: ignore[misc]
                 objects,
-                TIERING,
                 cluster=cluster_parts,
             )
-            broker = Broker(made_of, replace(SETTINGS, node=name, **changes))
+            broker = Broker(made_of, changed(SETTINGS, **changes))
             await registry.load()
             await broker._follow()
             parts.push_async_callback(broker.close)
-            server = NativeServer(broker, settings or NativeSettings(), clock, tasks)
+            server = NativeServer(broker, settings or LimitSettings(), clock, tasks)
             host, port = await server.start("127.0.0.1", 0)
             parts.push_async_callback(server.close, 0.0)
             parts.callback(peers.close)

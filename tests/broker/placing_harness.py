@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from broker_harness import SETTINGS, TIERING, TOPIC
+from broker_harness import SETTINGS, TOPIC
 
 from pydanube.broker import Broker, BrokerParts
 from pydanube.broker.cluster.loads import Loads
@@ -24,11 +23,12 @@ from pydanube.metadata.store import Compare, MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.names import TopicName
+from pydanube.model.settings.sections import LogSettings
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.wal import LogWriter, NodeIdentity, WalSettings
+from pydanube.storage.wal import LogWriter, NodeIdentity
 
 
 class Sessions:
@@ -182,7 +182,7 @@ class Cluster:
         registry = Registry(self.store, clock)
         await registry.load()
         writer = await LogWriter.open(
-            OsDisk(), self._directory / name, NodeIdentity("cluster", name, f"log-{name}"), WalSettings(), clock
+            OsDisk(), self._directory / name, NodeIdentity("cluster", name, f"log-{name}"), LogSettings(), clock
         )
         parts.push_async_callback(writer.close)
         tasks = Tasks()
@@ -198,10 +198,9 @@ class Cluster:
             clock,
             tasks,
             lambda: address,
-            tiering=TIERING,
             cluster=cluster,
         )
-        broker = Broker(made_of, replace(SETTINGS, node=name))
+        broker = Broker(made_of, SETTINGS)
         await broker.start()
         following = broker._following
         assert following is not None

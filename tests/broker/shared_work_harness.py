@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from broker_harness import SETTINGS
+from broker_harness import SETTINGS, changed
 from tiering_harness import SMALL, WAL
 
 from pydanube.broker import Broker, BrokerParts
@@ -151,7 +151,6 @@ async def broker_of(
             tasks,
             lambda: membership.session.addresses,
             objects,
-            replace(SMALL, grace_s=0),
             cluster=cluster,
         )
-        yield Broker(made_of, replace(SETTINGS, node=membership.session.name))
+        yield Broker(made_of, changed(SETTINGS, storage=replace(SMALL, grace_s=0)))

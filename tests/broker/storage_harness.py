@@ -9,6 +9,7 @@ from broker_harness import TIERING, BrokerClient
 from pydanube.broker import Broker
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.names import TopicName
+from pydanube.model.settings.sections import LogSettings
 from pydanube.model.storage import (
     PartitionUsage,
     StorageCollected,
@@ -19,9 +20,8 @@ from pydanube.model.storage import (
 )
 from pydanube.runtime.objects import ObjectInfo
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.wal import WalSettings
 
-WAL = WalSettings(file_bytes=1 << 18, fill_bytes=0)
+WAL = LogSettings(file_bytes=1 << 18, fill_bytes=0)
 SMALL = replace(TIERING, segment_bytes=1 << 18, shared_below_bytes=1 << 12, segment_age_s=0)
 OTHER = TopicName.parse("/default/other")
 

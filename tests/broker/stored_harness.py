@@ -10,9 +10,10 @@ from broker_harness import BrokerClient
 from metadata_harness import FaultyStore, Writes
 
 from pydanube.broker import Broker
-from pydanube.broker.registry.records import PARTITIONS, PartitionRecord, SequenceRecord, unpack
+from pydanube.broker.registry.records import PARTITIONS, PartitionRecord, SequenceRecord
 from pydanube.codec.slice import HEADER_BYTES
 from pydanube.core.access import ANONYMOUS
+from pydanube.metadata.packing import unpack
 from pydanube.metadata.store import MetadataStore, list_all
 from pydanube.model.errors import Unavailable
 from pydanube.model.names import TopicName

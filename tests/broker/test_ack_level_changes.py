@@ -15,6 +15,7 @@ from pydanube.broker.partitions.stored_partition import StoredPartition
 from pydanube.broker.registry import records
 from pydanube.broker.registry.records import PartitionRecord
 from pydanube.core.access import ANONYMOUS
+from pydanube.metadata.packing import unpack
 from pydanube.model.errors import AlreadyExists, Refused, Unavailable
 from pydanube.model.names import TopicAddress, TopicName
 from pydanube.model.topics import AckLevel, TopicConfig
@@ -42,7 +43,7 @@ def open_level(node: Node) -> list[AckLevel]:
 
 async def record_of(world: World, node: Node) -> PartitionRecord:
     found = await world.store.get(records.partition_key(node.broker._registry.topic(TOPIC).topic_id, 0))
-    return records.unpack(found.value, PartitionRecord)
+    return unpack(found.value, PartitionRecord)
 
 
 async def publish(node: Node, *payloads: bytes) -> list[int]:

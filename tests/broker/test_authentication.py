@@ -13,7 +13,7 @@ import pytest
 
 from pydanube.broker.security import failures
 from pydanube.broker.security.api_keys import describe_refusal, find_identity, new_key
-from pydanube.broker.security.authentication import Authentication, AuthenticationSettings
+from pydanube.broker.security.authentication import AcceptedCredentials, Authentication
 from pydanube.broker.security.certificates import CertificateRule
 from pydanube.broker.security.failures import Failures
 from pydanube.broker.security.first_key import create_first_key
@@ -24,6 +24,7 @@ from pydanube.core.identity import Credentials, PeerCertificate
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.model.errors import DanubeError, Invalid, Refused, Unauthenticated
 from pydanube.model.security import BoundSubject
+from pydanube.model.settings.sections import AuthSettings
 from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.securing import check_settings, is_super_user_by_default, unused_credentials
@@ -101,8 +102,8 @@ LOADER = PeerCertificate("CN=loader,O=Example", ("DNS:loader.example", "URI:spif
     ],
 )
 async def test_rules_map_a_certificate_to_a_principal(rule: str, principal: str | None) -> None:
-    settings = AuthenticationSettings(certificate_rules=[CertificateRule.parse(rule)])
-    authentication = Authentication(settings, dict, None, ManualClock(NOW))
+    accepted = AcceptedCredentials(certificate_rules=[CertificateRule.parse(rule)])
+    authentication = Authentication(AuthSettings(), accepted, dict, None, ManualClock(NOW))
     if principal is None:
         with pytest.raises(Unauthenticated):
             await authentication.authenticate(Credentials(certificate=LOADER), "192.0.2.1")
@@ -114,7 +115,9 @@ async def test_rules_map_a_certificate_to_a_principal(rule: str, principal: str 
 @pytest.mark.parametrize("first", ["SAN DNS:(x*)loader.example => user:{1}", "subject (.*) => user:two words {1}"])
 async def test_the_first_rule_that_matches_counts_also_if_it_makes_no_name(first: str) -> None:
     rules = [CertificateRule.parse(first), CertificateRule.parse("subject .* => broker:anybody")]
-    authentication = Authentication(AuthenticationSettings(certificate_rules=rules), dict, None, ManualClock(NOW))
+    authentication = Authentication(
+        AuthSettings(), AcceptedCredentials(certificate_rules=rules), dict, None, ManualClock(NOW)
+    )
     with pytest.raises(Unauthenticated):
         await authentication.authenticate(Credentials(certificate=LOADER), "192.0.2.1")
 
@@ -122,14 +125,18 @@ async def test_the_first_rule_that_matches_counts_also_if_it_makes_no_name(first
 async def test_a_certificate_with_a_name_that_is_too_long_to_be_compared_is_nobodys() -> None:
     rules = [CertificateRule.parse("SAN URI:(.*) => user:{1}"), CertificateRule.parse("subject .* => broker:anybody")]
     long = replace(LOADER, names=(f"URI:{'x' * 1_000}", *LOADER.names))
-    authentication = Authentication(AuthenticationSettings(certificate_rules=rules), dict, None, ManualClock(NOW))
+    authentication = Authentication(
+        AuthSettings(), AcceptedCredentials(certificate_rules=rules), dict, None, ManualClock(NOW)
+    )
     with pytest.raises(Unauthenticated):
         await authentication.authenticate(Credentials(certificate=long), "192.0.2.1")
 
 
 async def test_an_expired_certificate_is_refused_and_a_wrong_token_is_not_saved_by_a_certificate() -> None:
     rules = [CertificateRule.parse("subject CN=([^,]+),.* => user:{1}")]
-    authentication = Authentication(AuthenticationSettings(certificate_rules=rules), dict, None, ManualClock(NOW))
+    authentication = Authentication(
+        AuthSettings(), AcceptedCredentials(certificate_rules=rules), dict, None, ManualClock(NOW)
+    )
     ended = replace(LOADER, expires_at_us=NOW)
     for credentials in (Credentials(certificate=ended), Credentials("wrong", LOADER)):
         with pytest.raises(Unauthenticated):
@@ -145,16 +152,16 @@ def test_a_rule_that_cannot_be_used_is_refused(rule: str) -> None:
 
 
 async def test_the_cluster_token_makes_a_broker_and_nothing_like_it_does() -> None:
-    authentication = Authentication(AuthenticationSettings(cluster_token=TOKEN), dict, None, ManualClock())
+    authentication = Authentication(AuthSettings(), AcceptedCredentials(cluster_token=TOKEN), dict, None, ManualClock())
     assert (await authentication.authenticate(Credentials(TOKEN), "192.0.2.1")).principal.is_broker
     for wrong in (TOKEN[:-1], TOKEN + "0", TOKEN.upper()):
         with pytest.raises(Unauthenticated):
             await authentication.authenticate(Credentials(wrong), "192.0.2.2")
-    without = Authentication(AuthenticationSettings(), dict, None, ManualClock())
+    without = Authentication(AuthSettings(), AcceptedCredentials(), dict, None, ManualClock())
     for nothing in (Credentials(""), Credentials("x")):
         with pytest.raises(Unauthenticated):
             await without.authenticate(nothing, "192.0.2.1")
-    assert TOKEN not in repr(AuthenticationSettings(cluster_token=TOKEN)) + repr(Credentials(TOKEN))
+    assert TOKEN not in repr(AcceptedCredentials(cluster_token=TOKEN)) + repr(Credentials(TOKEN))
 
 
 def test_only_so_many_addresses_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +201,7 @@ async def test_the_first_key_is_made_once_also_by_two_brokers_and_after_it_was_r
         assert found is not None and found.principal.id == "user:admin"
         late, record = new_key(ALICE, NOW)
         assert await brokers[1].create_first_key(late.key.id, record) is False  # it had read that there is none
-        await brokers[0].delete_key(found.key_id)
+        await brokers[0].key_table.delete(found.key_id)
         file.unlink()
         again = SecurityStore(store, clock, AccessRules())
         await again.load()
@@ -208,9 +215,9 @@ async def test_a_cluster_that_has_keys_gets_no_first_key_even_when_they_are_gone
         access = SecurityStore(store, clock, AccessRules())
         await access.load()
         new, record = new_key(ALICE, NOW)
-        await access.create_key(new.key.id, record)
+        await access.key_table.create(new.key.id, record)
         await create_first_key(access, clock, OsDisk(), tmp_path)
-        await access.delete_key(new.key.id)
+        await access.key_table.delete(new.key.id)
         await create_first_key(access, clock, OsDisk(), tmp_path)
         assert not access.keys and not (tmp_path / "admin-key").exists()
 

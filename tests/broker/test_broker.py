@@ -10,8 +10,8 @@ from pydanube.model.errors import AlreadyExists, Corrupt, Denied, Full, Invalid,
 from pydanube.model.failure import NATIVE
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST, LATEST, Position
+from pydanube.model.settings.sections import LogSettings
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
-from pydanube.storage.wal import WalSettings
 
 
 async def test_what_is_published_is_read_back_in_order(tmp_path):
@@ -124,7 +124,7 @@ async def test_a_subscription_resumes_where_it_acked(tmp_path):
 
 
 async def test_acks_survive_many_ledgers_snapshots_and_rotations(tmp_path):
-    small = WalSettings(file_bytes=16 << 10, group_bytes_max=4 << 10)
+    small = LogSettings(file_bytes=16 << 10, group_bytes_max=4 << 10)
     acked = 0
     for start in range(4):
         async with open_broker(tmp_path, wal=small, crash=start % 2 == 0) as broker:
@@ -204,7 +204,7 @@ async def test_seek_starts_the_consumer_over_and_is_durable(tmp_path):
 
 
 async def test_a_consumer_far_behind_the_cache_gets_everything_once(tmp_path):
-    async with open_broker(tmp_path, tail_bytes=4096, wal=WalSettings(file_bytes=64 << 10)) as broker:
+    async with open_broker(tmp_path, tail_bytes=4096, wal=LogSettings(file_bytes=64 << 10)) as broker:
         client = BrokerClient(broker)
         await client.create()
         producer = await client.producer()
@@ -361,7 +361,7 @@ async def test_every_call_asks_the_authorizer(tmp_path):
 
 
 async def test_log_files_of_deleted_topics_are_freed_while_others_are_kept(tmp_path):
-    small = WalSettings(file_bytes=16 << 10, group_bytes_max=4 << 10, spare_files_max=0)
+    small = LogSettings(file_bytes=16 << 10, group_bytes_max=4 << 10, spare_files_max=0)
     other = TopicName.parse("/default/other")
 
     def files() -> int:
@@ -388,7 +388,7 @@ async def test_log_files_of_deleted_topics_are_freed_while_others_are_kept(tmp_p
 
 
 async def test_a_retry_is_stored_once_also_across_a_trim_and_a_new_owner(tmp_path):
-    small = WalSettings(file_bytes=16 << 10, group_bytes_max=4 << 10)
+    small = LogSettings(file_bytes=16 << 10, group_bytes_max=4 << 10)
     async with open_broker(tmp_path, wal=small, crash=True) as broker:
         client = BrokerClient(broker)
         await client.create()

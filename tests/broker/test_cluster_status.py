@@ -8,8 +8,9 @@ from placing_harness import open_cluster, until
 
 from pydanube.broker.cluster.loads import LoadRecord, load_key
 from pydanube.broker.cluster_status import is_noticeable
-from pydanube.broker.registry.records import PartitionRecord, pack, partition_key
+from pydanube.broker.registry.records import PartitionRecord, partition_key
 from pydanube.core.access import ANONYMOUS, Action, Principal
+from pydanube.metadata.packing import pack
 from pydanube.metadata.store import Put
 from pydanube.model.errors import Denied
 from pydanube.model.names import TopicName

@@ -16,6 +16,7 @@ from pydanube.broker.registry.records import ConsumerRecord
 from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.metadata.packing import pack, unpack
 from pydanube.metadata.store import list_all
 from pydanube.model.positions import LATEST
 from pydanube.model.topics import SubscriptionType
@@ -37,8 +38,8 @@ def test_id_key_and_value_never_change() -> None:
     number = consumer_id("/default/orders", "billing", "one")
     assert records.consumer_key(3, 7, number) == GOLDEN_KEY
     assert records.consumer_of_key(GOLDEN_KEY) == number
-    assert records.pack(record()).hex() == GOLDEN
-    assert records.unpack(bytes.fromhex(GOLDEN), ConsumerRecord) == record()
+    assert pack(record()).hex() == GOLDEN
+    assert unpack(bytes.fromhex(GOLDEN), ConsumerRecord) == record()
 
 
 GOLDEN = (

@@ -14,8 +14,9 @@ from broker_harness import TOPIC
 from metadata_harness import Writes, puts
 from moving_harness import MovingBroker, MovingCluster, moving_cluster, until
 
-from pydanube.broker.registry.records import PARTITIONS, PartitionRecord, unpack
+from pydanube.broker.registry.records import PARTITIONS, PartitionRecord
 from pydanube.core.access import ANONYMOUS
+from pydanube.metadata.packing import unpack
 from pydanube.metadata.store import Put
 from pydanube.model.errors import NotOwner
 from pydanube.model.topics import AckLevel

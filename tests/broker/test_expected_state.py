@@ -15,6 +15,7 @@ from pydanube.broker import Broker
 from pydanube.broker.registry import records
 from pydanube.broker.registry.records import NamespaceRecord, SubscriptionRecord, TopicRecord
 from pydanube.core.access import ANONYMOUS
+from pydanube.metadata.packing import pack, version_of
 from pydanube.metadata.store import MetadataStore, Put
 from pydanube.model.errors import Conflict, NotFound, Unavailable
 from pydanube.model.failure import FailurePolicy, Poison
@@ -164,7 +165,7 @@ async def test_of_two_changes_at_once_one_is_refused(tmp_path: Path, name: str):
 
 async def write_elsewhere(store: MetadataStore, key: str, record: records.msgspec.Struct) -> None:
     """Write a record as another broker of the same metadata would."""
-    assert (await store.transact([], [Put(key, records.pack(record))])).succeeded
+    assert (await store.transact([], [Put(key, pack(record))])).succeeded
 
 
 @pytest.mark.parametrize("name", ["topic policies", "topic deletion", "namespace policies", "failure policy"])
@@ -192,7 +193,7 @@ async def test_the_transaction_that_writes_compares(tmp_path: Path, name: str):
         with pytest.raises(Conflict, match="read it again"):
             await changing
         stored = await store.get(key)
-        assert stored is not None and stored.value == records.pack(record)
+        assert stored is not None and stored.value == pack(record)
         with pytest.raises(Conflict):
             await change(broker, read)
 
@@ -243,5 +244,5 @@ async def test_a_subject_that_does_not_exist_has_no_version(tmp_path: Path):
 
 
 def test_a_version_has_the_text_it_had_when_it_was_released() -> None:
-    assert records.version_of(TopicRecord(7, 3, True, str(AckLevel.DURABLE), 1)) == "b76255caea64b413"
-    assert records.version_of(SubscriptionRecord(9, unacked_max=3)) == "7fafb4c41f6dc450"
+    assert version_of(TopicRecord(7, 3, True, str(AckLevel.DURABLE), 1)) == "b76255caea64b413"
+    assert version_of(SubscriptionRecord(9, unacked_max=3)) == "7fafb4c41f6dc450"

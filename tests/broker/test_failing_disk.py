@@ -9,12 +9,12 @@ from broker_harness import TOPIC, BrokerClient, open_broker
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Unavailable
 from pydanube.model.names import TopicName
+from pydanube.model.settings.sections import LogSettings
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.disk import OsDisk
-from pydanube.storage.wal import WalSettings
 
-FAST_CURE = WalSettings(cure_ms=20)
+FAST_CURE = LogSettings(cure_ms=20)
 
 
 class FailingFile:

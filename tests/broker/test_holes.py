@@ -7,6 +7,7 @@ from pydanube.broker.registry import records
 from pydanube.broker.registry.tombstones import drop_writes
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.metadata.packing import unpack
 from pydanube.metadata.store import list_all
 from pydanube.model.errors import Corrupt
 from pydanube.model.names import TopicName
@@ -37,9 +38,9 @@ async def lose_ledger(directory, number: int) -> None:
     async with await EmbeddedStore.open(directory / "metadata.db", SystemClock()) as store:
         found = await store.get(records.topic_key(TOPIC))
         assert found is not None
-        topic_id = records.unpack(found.value, records.TopicRecord).topic_id
+        topic_id = unpack(found.value, records.TopicRecord).topic_id
         pairs = [one async for one in list_all(store, records.ledgers_of(topic_id))]
-        data = [one.key for one in pairs if records.unpack(one.value, records.LedgerRecord).kind == "data"]
+        data = [one.key for one in pairs if unpack(one.value, records.LedgerRecord).kind == "data"]
         for writes in drop_writes([(data[number], "")]):
             await store.transact([], writes)
 

@@ -12,6 +12,7 @@ from tiering_harness import PER_BATCH, SMALL, WAL, everything, filled, keys, upl
 
 from pydanube.broker.registry import records
 from pydanube.core.access import ANONYMOUS
+from pydanube.metadata.packing import pack, unpack
 from pydanube.metadata.store import Delete, Put, list_all
 from pydanube.model.errors import AlreadyExists, NotFound, Unavailable
 from pydanube.model.names import TopicName
@@ -327,8 +328,8 @@ async def test_a_partition_that_another_took_meanwhile_is_not_taken_back_by_a_lo
         metadata.lose_answer(puts("/partitions/"))
         await client.pass_time(100)
         key = records.partition_key(client.broker._registry.topic(TOPIC).topic_id, 0)
-        record = records.unpack((await metadata.get(key)).value, records.PartitionRecord)
-        taken = records.pack(msgspec.structs.replace(record, epoch=record.epoch + 1, owner="another"))
+        record = unpack((await metadata.get(key)).value, records.PartitionRecord)
+        taken = pack(msgspec.structs.replace(record, epoch=record.epoch + 1, owner="another"))
         await metadata.transact([], [Put(key, taken)])
         await client.pass_time(1)
         assert (await metadata.get(key)).value == taken

@@ -11,6 +11,7 @@ from pydanube.broker.partitions.ownership import Ownership
 from pydanube.broker.registry import records
 from pydanube.broker.registry.ids import LEDGER_COUNTER, IdBlocks
 from pydanube.broker.registry.records import PartitionRecord
+from pydanube.metadata.packing import pack, unpack
 from pydanube.metadata.store import Put, list_all
 from pydanube.model.errors import NotOwner, StaleEpoch, Unavailable
 from pydanube.model.ledgers import CursorEntry
@@ -29,7 +30,7 @@ async def ownership_of(world: World, name: str) -> Ownership:
 
 async def record_of(world: World, topic_id: int = TOPIC_ID) -> PartitionRecord:
     found = await world.store.get(records.partition_key(topic_id, 0))
-    return records.unpack(found.value, PartitionRecord)
+    return unpack(found.value, PartitionRecord)
 
 
 async def write(world: World, value: bytes, topic_id: int = TOPIC_ID) -> None:
@@ -221,7 +222,7 @@ async def test_a_ledger_of_another_log_is_never_taken_for_an_empty_one(tmp_path)
         await a.stop()
         listed = [one async for one in list_all(world.store, records.ledgers_of(topic_id))]
         assert listed
-        await write(world, records.pack(PartitionRecord(epoch=1, incarnation=1, assigned="b")), topic_id)
+        await write(world, pack(PartitionRecord(epoch=1, incarnation=1, assigned="b")), topic_id)
         b = await world.start("b")
         for _ in range(2):
             with pytest.raises(Unavailable, match="log-a"):
@@ -265,7 +266,7 @@ async def replaced(world: World, a: Node, topic_id: int) -> None:
     """Have another broker take the partition, as after a long pause of this one, which does not know it yet."""
     former = await record_of(world, topic_id)
     taken = msgspec.structs.replace(former, epoch=former.epoch + 1, owner="b", incarnation=99)
-    await write(world, records.pack(taken), topic_id)
+    await write(world, pack(taken), topic_id)
 
 
 async def frozen(world: World) -> Node:
@@ -355,7 +356,7 @@ async def test_a_record_that_others_changed_without_taking_the_partition_is_no_l
         a = await frozen(world)
         topic_id = await published(a, b"1")
         former = await record_of(world, topic_id)
-        await write(world, records.pack(msgspec.structs.replace(former, assigned="a")), topic_id)
+        await write(world, pack(msgspec.structs.replace(former, assigned="a")), topic_id)
         partition = await a.partitions.get(TOPIC, 0)
         await partition.trim(1)
         assert (await record_of(world, topic_id)).start_offset == 1

@@ -17,13 +17,14 @@ from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import ANONYMOUS
 from pydanube.core.staging import STAGED_PRODUCER
-from pydanube.gateway.native import NativePeers, NativeSettings
+from pydanube.gateway.native import NativePeers
 from pydanube.gateway.native import peers as under_test
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.dead_letters import LETTER_PRODUCER
 from pydanube.model.errors import Corrupt, Invalid, NotFound, NotOwner, Unavailable
 from pydanube.model.names import TopicName
+from pydanube.model.settings.sections import LimitSettings
 from pydanube.model.topics import BrokerDescription
 from pydanube.operations import Request, brokers
 from pydanube.runtime.clock import SystemClock
@@ -111,7 +112,7 @@ async def test_a_batch_is_sent_again_after_its_partition_was_unloaded(tmp_path: 
 
 async def test_batches_stay_within_the_window_of_the_other_broker(tmp_path: Path) -> None:
     payload = bytes(40_000)
-    async with open_cluster(tmp_path, "ab", settings=NativeSettings(publish_window_bytes=100_000)) as cluster:
+    async with open_cluster(tmp_path, "ab", settings=LimitSettings(publish_window_bytes=100_000)) as cluster:
         await cluster.create(partitions=2)
         a = cluster["a"]
         sent = [a.peers.publish("b", TOPIC, 1, a_batch(payload=payload)) for _ in range(20)]

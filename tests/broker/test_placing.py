@@ -11,8 +11,9 @@ from placing_harness import Cluster, Node, open_cluster, until
 
 from pydanube.broker.partitions.own_partitions import RETRY_S
 from pydanube.broker.partitions.partition import Partition
-from pydanube.broker.registry.records import PartitionRecord, TopicRecord, pack, partition_key, topic_key
+from pydanube.broker.registry.records import PartitionRecord, TopicRecord, partition_key, topic_key
 from pydanube.core.access import ANONYMOUS
+from pydanube.metadata.packing import pack
 from pydanube.metadata.store import Put
 from pydanube.model.errors import NotFound, NotOwner, Unavailable
 from pydanube.model.names import TopicName

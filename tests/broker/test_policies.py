@@ -31,7 +31,9 @@ async def test_a_topic_inherits_from_its_namespace_and_that_from_the_broker(tmp_
         own, effective, _ = await broker.policies.get(ANONYMOUS, TOPIC)
         assert own == Policies()
         broker_own = replace(
-            DEFAULTS, message_bytes_max=SETTINGS.message_bytes_max, deduplication_s=SETTINGS.remembered_us // 1_000_000
+            DEFAULTS,
+            message_bytes_max=SETTINGS.limits.message_bytes_max,
+            deduplication_s=SETTINGS.producers.remembered_s,
         )
         assert effective == broker_own
         await broker.policies.set(ANONYMOUS, "default", {"producers_max": 7, "ttl_s": 60})

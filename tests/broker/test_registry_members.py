@@ -13,21 +13,22 @@ from following_harness import Member, act_at_random, check_equal, open_members
 
 from pydanube.broker.registry import records
 from pydanube.broker.registry.ids import IdBlocks
-from pydanube.broker.registry.policies import EffectivePolicies, broker_policies
+from pydanube.broker.registry.policies import EffectivePolicies
 from pydanube.broker.registry.records import (
     ConsumerRecord,
     LedgerRecord,
     NamespaceRecord,
     ProducerRecord,
     TopicRecord,
-    version_of,
 )
 from pydanube.broker.registry.registry import RegistryListener
+from pydanube.metadata.packing import pack, unpack, version_of
 from pydanube.metadata.store import Compare, Delete, MetadataStore, Put
 from pydanube.model.errors import AlreadyExists, Conflict, DanubeError, Full, NotFound, Refused, Unavailable
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.names import TopicName
 from pydanube.model.schemas import Binding
+from pydanube.model.settings.sections import LimitSettings, Sections
 from pydanube.model.topics import SubscriptionType, TopicConfig
 
 TOPIC = TopicName.parse("/default/orders")
@@ -311,7 +312,7 @@ async def test_an_interrupted_deletion_of_a_namespace_says_so_and_can_be_repeate
     a, b = members
     await a.registry.create_namespace("shop")
     key = records.namespace_key("shop")
-    await a.store.transact([], [Put(key, records.pack(NamespaceRecord(1, deleting=True)))])  # as a kill leaves it
+    await a.store.transact([], [Put(key, pack(NamespaceRecord(1, deleting=True)))])  # as a kill leaves it
     await b.catch_up()
     with pytest.raises(Refused, match="its deletion was interrupted: delete it again"):
         await b.registry.create_topic(TopicName.parse("/shop/orders"), TopicConfig())
@@ -407,7 +408,7 @@ async def test_effective_policies_change_with_what_another_broker_sets(members: 
     a, b = members
     await a.registry.create_topic(TOPIC, TopicConfig())
     await b.catch_up()
-    effective = EffectivePolicies(b.registry, broker_policies(1000, 10**6))
+    effective = EffectivePolicies(b.registry, Sections(limits=LimitSettings(message_bytes_max=1000)))
     assert effective.of_topic(TOPIC).producers_max == 0
     await a.registry.set_namespace_policies("default", {"producers_max": 3})
     await b.catch_up()
@@ -445,7 +446,7 @@ async def test_records_keep_the_fields_of_a_later_release(members: list[Member])
     await b.registry.take_access(TOPIC, topic_id, ProducerRecord(2), 0)
     for key in keys:
         assert (await stored(a.store.view, key))["of_a_later_release"] == [1, "x"], key
-    read = records.unpack((await a.store.get(keys[0])).value, TopicRecord)
+    read = unpack((await a.store.get(keys[0])).value, TopicRecord)
     assert version_of(read) == version_of(b.registry.topic(TOPIC)), "versions depend on the known fields only"
 
 
@@ -478,7 +479,7 @@ async def test_a_start_removes_consumers_whose_subscription_is_gone(members: lis
     a, _ = members
     await a.registry.create_topic(TOPIC, TopicConfig())
     key = records.consumer_key(a.registry.topic(TOPIC).topic_id, 77, 5)
-    value = records.pack(consumer(a.registry.topic(TOPIC).topic_id, 77))
+    value = pack(consumer(a.registry.topic(TOPIC).topic_id, 77))
     await a.store.transact([], [Put(key, value)])
     starting = Member(a.store._store)
     await starting.start()
@@ -505,7 +506,7 @@ async def test_ledgers_of_a_topic_that_was_created_meanwhile_are_not_lost(member
     a, b = members
     b.store.hold()
     record = await a.registry.create_topic(TOPIC, TopicConfig())
-    ledger = records.pack(LedgerRecord("data", 1))
+    ledger = pack(LedgerRecord("data", 1))
     await a.store.transact([], [Put(records.ledger_key(record.topic_id, 0, 9), ledger)])
     await a.store.transact([], [Put(records.ledger_key(10**6, 0, 10), ledger)])
     known = await b.registry.known_ledgers()

@@ -8,13 +8,13 @@ import pytest
 from broker_harness import open_broker
 from metadata_harness import FaultyStore, puts
 
-from pydanube.broker.registry.records import pack
 from pydanube.broker.schemas import records
 from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.core.access import ANONYMOUS, Action, Principal
 from pydanube.core.access_rules import AccessRules
 from pydanube.formats import registry
 from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.metadata.packing import pack
 from pydanube.model import limits
 from pydanube.model.errors import Denied, Full, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.names import TopicName

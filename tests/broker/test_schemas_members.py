@@ -12,9 +12,9 @@ import pytest
 from broker_harness import TOPIC
 from following_harness import MemberBroker, open_brokers
 
-from pydanube.broker.registry.records import unpack
 from pydanube.broker.schemas import records
 from pydanube.core.access import ANONYMOUS
+from pydanube.metadata.packing import unpack
 from pydanube.metadata.store import Put, list_all
 from pydanube.model.errors import Conflict, DanubeError, Invalid, NotFound, Refused
 from pydanube.model.schemas import (

@@ -44,17 +44,17 @@ async def opened(store: MetadataStore) -> tuple[SecurityStore, AccessRules]:
 async def test_what_was_stored_is_in_force_after_a_restart(tmp_path: Path) -> None:
     async with metadata(tmp_path) as store:
         access, rules = await opened(store)
-        await access.create_role("loader", RoleRecord(["produce", "an action of a later release"]))
-        await access.create_binding("b1", BINDING)
-        await access.create_key("k1", KEY)
+        await access.role_table.create("loader", RoleRecord(["produce", "an action of a later release"]))
+        await access.binding_table.create("b1", BINDING)
+        await access.key_table.create("k1", KEY)
         assert rules.allows(ALICE, Action.PRODUCE, ORDERS)
     async with metadata(tmp_path) as store:
         access, rules = await opened(store)
         assert rules.allows(ALICE, Action.PRODUCE, ORDERS)
         assert not rules.allows(ALICE, Action.CONSUME, ORDERS)
         assert list(access.keys) == ["k1"] and access.keys["k1"] == KEY
-        await access.delete_role("loader")
-        await access.delete_key("k1")
+        await access.role_table.delete("loader")
+        await access.key_table.delete("k1")
         assert not rules.allows(ALICE, Action.PRODUCE, ORDERS)
     async with metadata(tmp_path) as store:
         access, rules = await opened(store)
@@ -65,13 +65,13 @@ async def test_what_was_stored_is_in_force_after_a_restart(tmp_path: Path) -> No
 async def test_what_exists_is_not_made_twice_and_what_does_not_is_not_changed(tmp_path: Path) -> None:
     async with metadata(tmp_path) as store:
         access, _ = await opened(store)
-        await access.create_role("loader", RoleRecord(["produce"]))
+        await access.role_table.create("loader", RoleRecord(["produce"]))
         with pytest.raises(AlreadyExists, match="role 'loader' exists"):
-            await access.create_role("loader", RoleRecord(["read"]))
+            await access.role_table.create("loader", RoleRecord(["read"]))
         with pytest.raises(NotFound, match="there is no role 'reader2'"):
-            await access.change_role("reader2", RoleRecord(["read"]))
+            await access.role_table.change("reader2", lambda _: RoleRecord(["read"]))
         with pytest.raises(NotFound, match="there is no binding 'b1'"):
-            await access.delete_binding("b1")
+            await access.binding_table.delete("b1")
 
 
 async def test_other_brokers_follow_every_change(tmp_path: Path) -> None:
@@ -85,15 +85,15 @@ async def test_other_brokers_follow_every_change(tmp_path: Path) -> None:
         await second.load()
         tasks = Tasks()
         tasks.spawn(follower.run(), "following")
-        await first.create_role("loader", RoleRecord(["read"]))
-        await first.create_binding("b1", BINDING)
-        await first.create_key("k1", KEY)
-        await first.change_role("loader", RoleRecord(["produce"]))
+        await first.role_table.create("loader", RoleRecord(["read"]))
+        await first.binding_table.create("b1", BINDING)
+        await first.key_table.create("k1", KEY)
+        await first.role_table.change("loader", lambda _: RoleRecord(["produce"]))
         await follower.reached(await store.revision())
         assert rules.allows(ALICE, Action.PRODUCE, ORDERS) and not rules.allows(ALICE, Action.READ, ORDERS)
         assert list(second.keys) == ["k1"] and not ended
-        await first.delete_binding("b1")
-        await first.delete_key("k1")
+        await first.binding_table.delete("b1")
+        await first.key_table.delete("k1")
         await follower.reached(await store.revision())
         assert not rules.allows(ALICE, Action.PRODUCE, ORDERS)
         assert ended == ["k1"] and not second.keys

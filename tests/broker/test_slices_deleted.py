@@ -13,10 +13,11 @@ from stored_harness import client_of, markers, sequences, slices, stored_topic, 
 from tiering_harness import SMALL, WAL, upload_all
 
 from pydanube.broker import Broker
-from pydanube.broker.registry.records import PARTITIONS, PartitionRecord, unpack
+from pydanube.broker.registry.records import PARTITIONS, PartitionRecord
 from pydanube.broker.tiering.tiered_partition import BEHIND_S_MAX, SLICES_BEHIND_MAX
 from pydanube.codec.slice import slice_key
 from pydanube.core.access import ANONYMOUS
+from pydanube.metadata.packing import unpack
 from pydanube.metadata.store import Put
 from pydanube.model.errors import DanubeError
 from pydanube.runtime.clock import ManualClock

@@ -11,11 +11,12 @@ from owning_harness import Node, World, open_world, until
 from stored_harness import STORED, sequences, slices, stored_topic
 from tiering_harness import FaultyObjectStore
 
-from pydanube.broker.partitions import broker_slices, slice_takeover
+from pydanube.broker.partitions import slice_takeover
 from pydanube.codec.slice import SliceRecord, encode_marker, encode_slice, slice_key
 from pydanube.codec.wal import RecordKind
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import DanubeError, NotFound, NotOwner, Refused, Unavailable
+from pydanube.model.settings.sections import SliceSettings
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects import Buffer, ObjectInfo
@@ -193,7 +194,7 @@ async def test_a_lost_session_is_never_reused(tmp_path: Path) -> None:
 async def test_a_marker_behind_a_missing_slice_is_found(tmp_path: Path) -> None:
     """A partition that begins behind slices that were never stored is sealed behind them."""
     objects, tasks = FaultyObjectStore(), Tasks()
-    one = SliceWriter(objects, 7, broker_slices.SliceSettings().limits, ManualClock(), tasks)
+    one = SliceWriter(objects, 7, SliceSettings(), ManualClock(), tasks)
     assert await one.is_free()
     one._sequence.next_number = 3  # slices 0 to 2 are on their way
     await seal(objects, 7, 2, 9)
@@ -210,7 +211,7 @@ async def test_each_partition_gets_the_end_that_its_own_slices_have() -> None:
     entry = SliceRecord(RecordKind.DATA, 1, 0, 1, b"x", crc32c(b"x"))
     for number in (0, 1, 3):
         await objects.put(slice_key(7, number), encode_slice(7, number, 1, [entry], min(number, 2)))
-    own = SliceWriter(objects, 9, broker_slices.SliceSettings().limits, ManualClock(), tasks)
+    own = SliceWriter(objects, 9, SliceSettings(), ManualClock(), tasks)
     takeover = slice_takeover.SliceTakeover(objects, lambda: own, tasks, ManualClock())
     assert await takeover._sealed_end(7, 4) == 4
     assert await takeover._sealed_end(7, 0) == 2

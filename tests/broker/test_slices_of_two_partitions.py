@@ -12,9 +12,10 @@ from broker_harness import BrokerClient, open_broker
 from pydanube.broker.cluster.membership import SoleMembership
 from pydanube.broker.partitions.ownership import Ownership
 from pydanube.broker.registry.ids import IdBlocks
-from pydanube.broker.registry.records import LedgerRecord, PartitionRecord, ledger_key, pack, partition_key, unpack
+from pydanube.broker.registry.records import LedgerRecord, PartitionRecord, ledger_key, partition_key
 from pydanube.codec.slice import slice_key
 from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.metadata.packing import pack, unpack
 from pydanube.metadata.store import Put
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.topics import AckLevel

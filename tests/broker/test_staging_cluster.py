@@ -15,13 +15,13 @@ from pydanube.broker.registry.records import (
     DecisionRecord,
     PendingRecord,
     decision_key,
-    pack,
     pending_key,
 )
 from pydanube.broker.staging import decisions as module
 from pydanube.broker.staging.decisions import Decisions
 from pydanube.core.access import ANONYMOUS
 from pydanube.core.staging import STAGED_PRODUCER
+from pydanube.metadata.packing import pack
 from pydanube.metadata.store import Delete, Event, Put, list_all
 from pydanube.model.errors import NotFound, Refused
 from pydanube.model.names import TopicName

@@ -76,7 +76,7 @@ async def test_what_was_in_memory_only_is_published_anew(tmp_path):
 @pytest.mark.parametrize("uploaded", [False, True])
 async def test_a_partition_remembers_a_query_for_as_long_as_it_has_something_to_get(tmp_path, uploaded):
     """However many other producers come and go, and however often the broker starts."""
-    objects, remembered = Hiding(), {"remembered_max": 2, "remembered_us": 1}
+    objects, remembered = Hiding(), {"remembered_max": 2, "remembered_s": 0}
     async with staging_broker(tmp_path, objects, crash=True, **remembered) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         await BrokerClient(broker).fetch()  # it is open before it has anything to get

@@ -16,6 +16,7 @@ from pydanube.broker.registry import records
 from pydanube.broker.registry.records import PartitionRecord
 from pydanube.codec.batch import Batch
 from pydanube.core.access import ANONYMOUS
+from pydanube.metadata.packing import pack, unpack
 from pydanube.metadata.store import Put, list_all
 from pydanube.model.errors import NotFound, NotOwner, Refused, Unavailable
 from pydanube.model.ledgers import CursorEntry
@@ -33,7 +34,7 @@ SINCE_US = 1_790_000_000_000_000
 async def record_of(world: World, node: Node) -> PartitionRecord:
     topic_id = node.broker._registry.topic(TOPIC).topic_id
     found = await world.store.get(records.partition_key(topic_id, 0))
-    return records.unpack(found.value, PartitionRecord)
+    return unpack(found.value, PartitionRecord)
 
 
 async def publish(node: Node, *payloads: bytes, topic: TopicName = TOPIC) -> list[int]:
@@ -319,7 +320,7 @@ async def test_what_a_broker_wrote_when_it_was_alone_cannot_be_taken_over(tmp_pa
         record = await record_of(world, b)
         record.promised_end = -1
         topic_id = b.broker._registry.topic(TOPIC).topic_id
-        await world.store.transact([], [Put(records.partition_key(topic_id, 0), records.pack(record))])
+        await world.store.transact([], [Put(records.partition_key(topic_id, 0), pack(record))])
         with pytest.raises(Refused, match=r"which offsets broker 'a' gave out is not known"):
             await take_over(b)
         assert (await record_of(world, b)).log == "log-a"

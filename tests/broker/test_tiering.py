@@ -10,12 +10,12 @@ from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Corrupt, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
+from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.wal import WalSettings
 
-WAL = WalSettings(file_bytes=1 << 18, fill_bytes=0)
+WAL = LogSettings(file_bytes=1 << 18, fill_bytes=0)
 SMALL = replace(TIERING, segment_bytes=1 << 18, shared_below_bytes=1 << 12, segment_age_s=0)
 
 

@@ -22,14 +22,14 @@ from pydanube.broker.security import jwks as jwks_module
 from pydanube.broker.security.authentication import (
     CHECKS_AT_ONCE,
     WAITING_PER_ADDRESS_MAX,
+    AcceptedCredentials,
     Authentication,
-    AuthenticationSettings,
 )
 from pydanube.broker.security.jwks import DOCUMENT_BYTES_MAX, MISSING_S, Jwks, JwksFile, JwksUrl, parse_jwks
-from pydanube.broker.security.tokens import TokenRules
 from pydanube.core.identity import Credentials, Identity
 from pydanube.model.errors import Full, Invalid, Unauthenticated, Unavailable
 from pydanube.model.limits import TOKEN_BYTES_MAX
+from pydanube.model.settings.sections import AuthSettings
 from pydanube.runtime.clock import ManualClock
 
 RSA_KEY = rsa.generate_private_key(65537, 2048)
@@ -72,8 +72,9 @@ class World:
         self.clock = ManualClock()
         self.source = source
         self.jwks = Jwks(source, self.clock, 300.0, stale_s)
-        rules = TokenRules(ISSUER, AUDIENCE, leeway_s=0, **settings)
-        self.authentication = Authentication(AuthenticationSettings(rules), dict, self.jwks, self.clock)
+        accepted = AcceptedCredentials(settings.pop("secret", b""))
+        chosen = AuthSettings(issuer=ISSUER, audience=AUDIENCE, leeway_s=0, **settings)
+        self.authentication = Authentication(chosen, accepted, dict, self.jwks, self.clock)
 
     def claims(self, **changes: Any) -> dict[str, Any]:
         now = self.clock.now_us() // 1_000_000

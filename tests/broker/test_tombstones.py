@@ -11,11 +11,11 @@ from pydanube.metadata.store import Delete, Put, list_all
 from pydanube.model.errors import DanubeError, Refused
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
 from pydanube.model.names import TopicName
+from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.clock import SystemClock
-from pydanube.storage.wal import WalSettings
 
 OTHER = TopicName.parse("/default/other")
-SMALL = WalSettings(file_bytes=16 << 10, group_bytes_max=4 << 10)
+SMALL = LogSettings(file_bytes=16 << 10, group_bytes_max=4 << 10)
 
 
 async def keys(store, prefix: str) -> list[str]:

@@ -7,13 +7,14 @@ from owning_harness import Node, World, open_world, until
 from pydanube.broker.registry import records
 from pydanube.broker.registry.tombstones import KnownLedgers
 from pydanube.core.access import ANONYMOUS
+from pydanube.metadata.packing import pack
 from pydanube.metadata.store import Put, list_all
 from pydanube.model.errors import NotFound
 from pydanube.model.names import TopicName
-from pydanube.storage.wal import WalSettings
+from pydanube.model.settings.sections import LogSettings
 
 OTHER = TopicName.parse("/default/other")
-SMALL = WalSettings(file_bytes=16 << 10, group_bytes_max=4 << 10)
+SMALL = LogSettings(file_bytes=16 << 10, group_bytes_max=4 << 10)
 
 
 async def tombstones(world: World) -> dict[int, bytes]:
@@ -79,7 +80,7 @@ async def test_a_start_looks_only_at_the_ledgers_of_its_own_log(tmp_path):
         a = await world.start("a")
         await filled(a)
         own = await ledgers(world)
-        lost = Put(records.ledger_key(99, 0, 5000), records.pack(records.LedgerRecord("data", 1, "log-c")))
+        lost = Put(records.ledger_key(99, 0, 5000), pack(records.LedgerRecord("data", 1, "log-c")))
         await world.store.transact([], [lost, Put(records.dropped_key(5001), b"log-c")])
         known = await KnownLedgers.load(world.store, a.member.is_own_log)
         assert (known.needed, known.dropped, known.lost) == (own, set(), {})

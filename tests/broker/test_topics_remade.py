@@ -90,8 +90,8 @@ async def test_a_topic_of_whose_deletion_alone_a_broker_has_heard_is_asked_for_a
         await asked_who_holds_it.asked.wait()
         await owner.stop_following()
         await make_anew(other.client)
-        owner.broker._registry._topic_keys.learn_deleted(
-            topic_key(TOPIC), owner.broker._registry._topic_keys.revisions[topic_key(TOPIC)]
+        owner.broker._registry._topic_table.keys.learn_deleted(
+            topic_key(TOPIC), owner.broker._registry._topic_table.keys.revisions[topic_key(TOPIC)]
         )
         asked_who_holds_it.go_on()
         with pytest.raises(Unavailable, match="created anew"):

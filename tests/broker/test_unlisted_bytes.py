@@ -18,11 +18,11 @@ from test_failing_disk import FAST_CURE, FailingDisk, until_cured
 from tiering_harness import upload_all
 
 from pydanube.broker import Broker, Producer
-from pydanube.broker.partitions.broker_slices import SliceSettings
 from pydanube.broker.partitions.unlisted_bytes import PartitionUnlistedBytes, UnlistedBytes
 from pydanube.codec.batch import encode
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import DanubeError, Unavailable
+from pydanube.model.settings.sections import SliceSettings
 from pydanube.operations.topics import UnloadTopic
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.memory import MemoryStore

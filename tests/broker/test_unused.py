@@ -288,13 +288,13 @@ async def test_the_deduplication_policy_says_how_long_a_silent_producer_is_remem
 
 
 async def test_a_longer_deduplication_policy_is_kept_over_a_restart(tmp_path, clock):
-    async with open_client(tmp_path, clock=clock, remembered_us=60 * 10**6) as client:
+    async with open_client(tmp_path, clock=clock, remembered_s=60) as client:
         await client.create()
         await client.policies(deduplication_s=HOUR)
         producer = await client.producer()
         await client.publish(producer, [b"a"], sequence=0)
         await client.pass_time(HOUR - 1)
-    async with open_client(tmp_path, clock=clock, remembered_us=60 * 10**6) as client:
+    async with open_client(tmp_path, clock=clock, remembered_s=60) as client:
         producer = await client.come_back(producer)
         assert (await client.publish(producer, [b"a"], sequence=0)).duplicate
 

@@ -12,11 +12,11 @@ from broker_harness import TIERING, BrokerClient
 from pydanube.broker import Broker
 from pydanube.model.errors import Unavailable
 from pydanube.model.names import TopicName
+from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.objects import Buffer, ObjectInfo, ObjectStore
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.wal import WalSettings
 
-WAL = WalSettings(file_bytes=1 << 18, fill_bytes=0)
+WAL = LogSettings(file_bytes=1 << 18, fill_bytes=0)
 SMALL = replace(TIERING, segment_bytes=1 << 18, shared_below_bytes=1 << 12, segment_age_s=0)
 PER_BATCH = 100
 

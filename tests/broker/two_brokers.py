@@ -16,31 +16,33 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from broker_harness import SETTINGS, TIERING
+from broker_harness import SETTINGS
 
 from pydanube.broker import Broker, BrokerParts
 from pydanube.broker.cluster.membership import MembershipListener
 from pydanube.broker.cluster.owners import ClusterOwners
 from pydanube.broker.cluster.parts import ClusterParts
-from pydanube.broker.registry.records import PartitionRecord, pack, partition_key
+from pydanube.broker.registry.records import PartitionRecord, partition_key
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.batch import Batch
 from pydanube.codec.native import requests as wire
 from pydanube.core.access import ANONYMOUS, AllowAll
 from pydanube.gateway.native.requests import perform
 from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.metadata.packing import pack
 from pydanube.metadata.store import Compare, Put
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import Unavailable
 from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
+from pydanube.model.settings.sections import LogSettings
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks, outcome_of
-from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity, WalSettings
+from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity
 
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
 Key = tuple[int, int]
@@ -245,7 +247,7 @@ async def _open(
         OsDisk(),
         directory / name / "wal",
         NodeIdentity("cluster", name, session.log),
-        WalSettings(),
+        LogSettings(),
         clock,
         is_needed=lambda _ledger: True,
         metadata=MetadataStamp((await store.identity()).store_id, await store.revision()),
@@ -265,10 +267,9 @@ async def _open(
         tasks,
         lambda: membership.session.addresses,
         objects,
-        replace(TIERING),
         cluster=cluster,
     )
-    broker = Broker(broker_parts, replace(SETTINGS, node=name))
+    broker = Broker(broker_parts, SETTINGS)
     await broker._follow()
     assert broker._following is not None
     table.following[name] = broker._following

@@ -115,7 +115,7 @@ def test_quotas_are_set_listed_shown_and_deleted(secured):
     ]
     assert "no limit is named" in run(secured, "quotas", "set", "user:alice", code=2)
     assert "'group:ops' has no quota" in run(secured, "quotas", "set", "group:ops", "--requests-per-s", "1", code=2)
-    assert "takes" in run(secured, "quotas", "set", "user:alice", "--fetch-bytes-per-s", "fast", code=2)
+    assert "use a size" in run(secured, "quotas", "set", "user:alice", "--fetch-bytes-per-s", "fast", code=2)
     assert "requests_per_s" in run(secured, "quotas", "set", "user:alice", "--requests-per-s", "-1", code=1)
     assert "is a namespace" in run(secured, "quotas", "set", "/default", "--connections-max", "1", code=1)
     assert "has changed" in run(secured, "quotas", "delete", "user:alice", "--yes", "--expected", "f00", code=1)

@@ -24,7 +24,7 @@ def test_durations(text: str, seconds: float):
     assert values.duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "m", "-1", "1y", "ten", "1e5", "1 0", "\N{ARABIC-INDIC DIGIT ONE}"])
+@pytest.mark.parametrize("text", ["", "m", "-1", "1y", "ten", "1 0", "\N{ARABIC-INDIC DIGIT ONE}"])
 def test_what_is_no_duration_is_refused_with_examples(text: str):
     with pytest.raises(Invalid, match="30s, 10m"):
         values.duration(text)
@@ -105,7 +105,8 @@ def test_policies_take_units(text: str, change: tuple[str, int]):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("retention=7d", "is unknown: use one of producers_max"),
+        ("retention=7d", "is unknown: did you mean 'retention_s'"),
+        ("colour=7", "is unknown: use one of producers_max"),
         ("ttl_s", "NAME=VALUE"),
         ("ttl_s=", "NAME=VALUE"),
         ("ttl_s=1500ms", "whole seconds"),

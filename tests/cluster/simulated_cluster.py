@@ -36,11 +36,12 @@ from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, NotOwner, Unavailable
 from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
+from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.objects.store import Buffer, Capabilities, ObjectInfo
 from pydanube.runtime.retry import JITTER
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity, WalSettings
+from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity
 from simdisk import SimDisk
 
 T = TypeVar("T")
@@ -284,7 +285,7 @@ class SimulatedBroker:
             self.disk,
             Path("/data/wal"),
             identity,
-            WalSettings(file_bytes=1 << 16, group_bytes_max=1 << 16),
+            LogSettings(file_bytes=1 << 16, group_bytes_max=1 << 16),
             clock,
             is_needed=known.needed.__contains__,
             check=lambda recovered: known.check(store, recovered, Path("metadata")),
@@ -299,6 +300,7 @@ class SimulatedBroker:
         session = BrokerSession(self.name, 0, addresses, log=identity.incarnation)
         membership = ClusterMembership(store, follower, clock, tasks, lambda: session, "log-a", SESSION_S)
         cluster = ClusterParts(membership, ClusterOwners(membership, follower), SimulatedPeers(world), Loads(follower))
+        storage = replace(TIERING, segment_age_s=world.segment_age_s, segment_bytes=4096)
         parts = BrokerParts(
             store,
             registry,
@@ -308,10 +310,9 @@ class SimulatedBroker:
             tasks,
             lambda: addresses,
             ObjectsLine(world.objects, world.line_faults, self.name),
-            replace(TIERING, segment_age_s=world.segment_age_s, segment_bytes=4096),
             cluster=cluster,
         )
-        broker = Broker(parts, replace(SETTINGS, node=self.name))
+        broker = Broker(parts, replace(SETTINGS, storage=storage))
         self._closing.push_async_callback(membership.leave)
         self._closing.push_async_callback(broker.close)
         await broker.start()

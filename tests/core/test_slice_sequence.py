@@ -7,9 +7,10 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.slice_sequence import SliceLimits, SliceSequence
+from pydanube.core.slice_sequence import SliceSequence
+from pydanube.model.settings.sections import SliceSettings
 
-LIMITS = SliceLimits(in_flight_max=3, interval_s=1.0, slice_bytes=100, waiting_bytes_max=1000)
+LIMITS = SliceSettings(in_flight_max=3, interval_ms=1000, slice_bytes=100, waiting_bytes_max=1000)
 
 
 def sent(sequence: SliceSequence, now: float = 0.0) -> int:
@@ -99,7 +100,7 @@ def test_what_counts_does_not_wait_any_more_also_while_something_behind_it_is_st
 
 @given(st.permutations(range(8)))
 def test_whatever_the_order_of_answers_each_number_counts_once_and_in_order(order: list[int]) -> None:
-    sequence = SliceSequence(SliceLimits(in_flight_max=8))
+    sequence = SliceSequence(SliceSettings(in_flight_max=8))
     for _ in range(8):
         sent(sequence)
     counted: list[int] = []

@@ -9,12 +9,14 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from broker_harness import changed
 
 from pydanube import testing
-from pydanube.gateway.grpc import GrpcServer, GrpcSettings
+from pydanube.gateway.grpc import GrpcServer
 from pydanube.gateway.grpc.messages import SCHEMA
 from pydanube.gateway.native.publish_memory import PublishMemory
 from pydanube.model.limits import MIB
+from pydanube.model.settings.sections import Sections
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.tasks import Tasks
 
@@ -55,7 +57,7 @@ async def open_listener(
         broker = wrap(broker) if wrap is not None else broker
         memory = PublishMemory(memory_bytes)
         async with Tasks() as tasks:
-            server = GrpcServer(broker, GrpcSettings(**settings), SystemClock(), tasks, memory)
+            server = GrpcServer(broker, changed(Sections(), "grpc", **settings), SystemClock(), tasks, memory)
             broker_server.grpc_address = await server.open_data("127.0.0.1", 0)
             broker_server.admin_address = await server.open_admin("127.0.0.1", 0)
             await server.start()

@@ -12,8 +12,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
+from broker_harness import changed
+
 from pydanube import testing
-from pydanube.gateway.http import HttpServer, HttpSettings
+from pydanube.gateway.http import HttpServer
+from pydanube.model.settings.sections import Sections
 from pydanube.runtime.clock import Clock, ManualClock, SystemClock
 from pydanube.runtime.tasks import Tasks
 
@@ -50,7 +53,7 @@ async def open_listener(
         broker = broker_server._native._resources.broker
         broker = wrap(broker) if wrap is not None else broker
         async with Tasks() as tasks:
-            server = HttpServer(broker, HttpSettings(**settings), clock or SystemClock(), tasks)
+            server = HttpServer(broker, changed(Sections(), "http", **settings), clock or SystemClock(), tasks)
             address = await server.start("127.0.0.1", 0)
             try:
                 yield HttpListener(server, address, broker, broker_server.url)

@@ -13,14 +13,16 @@ from itertools import count
 from typing import Any, Self, TypeVar
 
 import msgspec
+from broker_harness import changed
 
 from pydanube import testing
 from pydanube.codec import batch as batches
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Frame, FrameKind
-from pydanube.gateway.native import NativeServer, NativeSettings
+from pydanube.gateway.native import NativeServer
 from pydanube.gateway.native.session import Session
 from pydanube.model.errors import DanubeError
+from pydanube.model.settings.sections import Sections
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.tasks import Tasks
 
@@ -66,7 +68,9 @@ async def open_listener(
         broker = broker_server._native._resources.broker
         broker = wrap(broker) if wrap is not None else broker
         async with Tasks() as tasks:
-            server = NativeServer(broker, NativeSettings(**settings), clock or SystemClock(), tasks)
+            server = NativeServer(
+                broker, changed(Sections(), "limits", **settings).limits, clock or SystemClock(), tasks
+            )
             address = await server.start("127.0.0.1", 0)
             try:
                 yield NativeListener(server, address, broker)

@@ -28,14 +28,14 @@ import pydanube
 from pydanube.broker import Broker
 from pydanube.client import Access, BlockingAccess
 from pydanube.core.access import ANONYMOUS, Action
-from pydanube.gateway.grpc import GrpcServer, GrpcSettings
+from pydanube.gateway.grpc import GrpcServer
 from pydanube.gateway.grpc.permissions import PERMISSIONS, actions_of, permissions_of, resource_of, scope_of
-from pydanube.gateway.http import HttpServer, HttpSettings
+from pydanube.gateway.http import HttpServer
 from pydanube.gateway.native.publish_memory import PublishMemory
 from pydanube.gateway.native.server import NativeServer
-from pydanube.gateway.native.settings import NativeSettings
 from pydanube.model.errors import AlreadyExists, Conflict, Denied, Invalid, Refused
 from pydanube.model.security import ResourcePattern
+from pydanube.model.settings.sections import LimitSettings, Sections
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.tasks import Tasks
 
@@ -47,7 +47,7 @@ SECURITY = "danube_admin.SecurityAdmin"
 async def native(directory: Path, super_user: str = SUPER, **options: Any) -> AsyncIterator[tuple[Broker, str]]:
     """A broker with a native listener; yields it and its URL."""
     async with open_broker(directory, security=secured(super_user), **options) as broker, Tasks() as tasks:
-        server = NativeServer(broker, NativeSettings(), SystemClock(), tasks)
+        server = NativeServer(broker, LimitSettings(), SystemClock(), tasks)
         host, port = await server.start("127.0.0.1", 0)
         try:
             yield broker, f"danube://{host}:{port}"
@@ -58,7 +58,7 @@ async def native(directory: Path, super_user: str = SUPER, **options: Any) -> As
 @asynccontextmanager
 async def http(directory: Path, super_user: str = SUPER) -> AsyncIterator[HttpListener]:
     async with open_broker(directory, security=secured(super_user)) as broker, Tasks() as tasks:
-        server = HttpServer(broker, HttpSettings(), SystemClock(), tasks)
+        server = HttpServer(broker, Sections(), SystemClock(), tasks)
         address = await server.start("127.0.0.1", 0)
         try:
             yield HttpListener(server, address, broker, "")
@@ -69,7 +69,7 @@ async def http(directory: Path, super_user: str = SUPER) -> AsyncIterator[HttpLi
 @asynccontextmanager
 async def grpc_admin(directory: Path, super_user: str = SUPER) -> AsyncIterator[GrpcPeer]:
     async with open_broker(directory, security=secured(super_user)) as broker, Tasks() as tasks:
-        server = GrpcServer(broker, GrpcSettings(), SystemClock(), tasks, PublishMemory(1 << 20))
+        server = GrpcServer(broker, Sections(), SystemClock(), tasks, PublishMemory(1 << 20))
         await server.open_data("127.0.0.1", 0)
         host, port = await server.open_admin("127.0.0.1", 0)
         await server.start()

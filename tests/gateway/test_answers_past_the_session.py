@@ -18,12 +18,13 @@ from pydanube.client.connection.connection import Connection
 from pydanube.codec.native import requests as wire
 from pydanube.core.access import ANONYMOUS
 from pydanube.gateway.grpc.messages import SCHEMA
-from pydanube.gateway.http import HttpServer, HttpSettings
-from pydanube.gateway.native import NativeServer, NativeSettings
+from pydanube.gateway.http import HttpServer
+from pydanube.gateway.native import NativeServer
 from pydanube.model.errors import NotFound, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.quotas import QuotaSubject
 from pydanube.model.schemas import Binding, SchemaDefinition, SchemaFormat, ValidationPolicy
+from pydanube.model.settings.sections import LimitSettings, Sections
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.protobuf import ServiceMethod
@@ -53,7 +54,7 @@ async def change_elsewhere(pair: TwoBrokers) -> None:
 async def http_of(pair: TwoBrokers, name: str) -> AsyncIterator[HttpListener]:
     broker = pair.table.brokers[name]
     async with Tasks() as tasks:
-        server = HttpServer(broker, HttpSettings(), SystemClock(), tasks)
+        server = HttpServer(broker, Sections(), SystemClock(), tasks)
         address = await server.start("127.0.0.1", 0)
         try:
             yield HttpListener(server, address, broker, "")
@@ -65,7 +66,7 @@ async def http_of(pair: TwoBrokers, name: str) -> AsyncIterator[HttpListener]:
 async def native_of(pair: TwoBrokers, name: str) -> AsyncIterator[Connection]:
     clock = SystemClock()
     async with Tasks() as tasks:
-        server = NativeServer(pair.table.brokers[name], NativeSettings(), clock, tasks)
+        server = NativeServer(pair.table.brokers[name], LimitSettings(), clock, tasks)
         host, port = await server.start("127.0.0.1", 0)
         connection = await Connection.open(BrokerAddress(host, port), clock)
         try:

@@ -47,7 +47,7 @@ class Here:
     async def key(self, principal: str = "user:admin", **options: Any) -> tuple[str, str]:
         """A new API key: its id and itself."""
         new, record = new_key(BoundSubject.parse(principal), CLOCK.now_us(), **options)
-        await self.store.create_key(new.key.id, record)
+        await self.store.key_table.create(new.key.id, record)
         return new.key.id, new.secret
 
     def jwt(self, seconds: float, name: str = "admin") -> str:
@@ -160,7 +160,7 @@ async def test_a_revoked_key_ends_its_session_at_once_and_opens_none(tmp_path: P
     async with served(tmp_path) as here:
         key_id, key = await here.key()
         connection, other = await here.connection(key), await here.connection(here.admin)
-        await here.store.delete_key(key_id)
+        await here.store.key_table.delete(key_id)
         await until(lambda: connection.lost is not None)
         assert "revoked" in str(connection.lost) and other.lost is None
         with pytest.raises(Unauthenticated):
@@ -213,7 +213,7 @@ async def test_newer_credentials_are_of_the_same_principal_and_wrong_ones_change
         assert 50_000 < await show(here.jwt(60)) <= 60_000
         key_id, key = await here.key()
         assert await show(key) == 0
-        await here.store.delete_key(key_id)
+        await here.store.key_table.delete(key_id)
         await until(lambda: connection.lost is not None)
 
 
@@ -221,7 +221,7 @@ async def test_newer_credentials_with_fewer_groups_end_what_they_do_not_allow(tm
     async with served(tmp_path) as here:
         _, member = await here.key("user:bob", groups=["readers"])
         _, alone = await here.key("user:bob")
-        await here.store.create_binding("b", BindingRecord("group:readers", ["consumer"], "/default"))
+        await here.store.binding_table.create("b", BindingRecord("group:readers", ["consumer"], "/default"))
         async with pydanube.connect(here.server.url, token=here.admin) as admin:
             await admin.create_topic(TOPIC)
         connection = await here.connection(member)
@@ -311,7 +311,7 @@ async def test_http_streams_end_with_their_key(tmp_path: Path) -> None:
             async with await Peer.connect(here) as peer:  # type: ignore[arg-type]
                 peer.send("GET", path, **headers, **bearer(key))
                 assert status in await peer._reader.readuntil(b"\r\n\r\n")
-                await here.store.delete_key(key_id)
+                await here.store.key_table.delete(key_id)
                 await asyncio.wait_for(peer.closed(), 5)
 
 
@@ -369,7 +369,7 @@ async def test_a_grpc_stream_ends_with_its_key(tmp_path: Path) -> None:
         request = method.request(request_id=2, consumer_id=made.consumer_id).SerializeToString()
         stream = opening(request, timeout=30, metadata=right)
         await stream.initial_metadata()
-        await here.store.delete_key(key_id)
+        await here.store.key_table.delete(key_id)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await stream.read()
         assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -402,7 +402,7 @@ async def test_a_grpc_call_whose_request_comes_after_its_key_was_revoked_is_refu
                 ),
             ]
             await until(lambda: len(limits.intake._arriving) == len(calls))  # they are authenticated
-            await here.store.delete_key(key_id)
+            await here.store.key_table.delete(key_id)
             for call, request in calls:
                 await call.write(request.SerializeToString())
                 with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -427,7 +427,7 @@ async def test_what_waits_for_a_quota_is_not_done_when_its_key_is_revoked_meanwh
             async with await Peer.connect(here) as peer:  # type: ignore[arg-type]
                 peer.send("PUT", "/api/v1/topics/default/b", b"{}", content_type="application/json", **bearer(key))
                 await until(lambda: throttle.waiting == 2)
-                await here.store.delete_key(key_id)
+                await here.store.key_table.delete(key_id)
                 assert (await peer.answer()).status == 401
             with pytest.raises((Unauthenticated, Unavailable)):
                 await late
@@ -443,7 +443,7 @@ async def test_a_stranger_learns_no_name_of_a_webhook_and_waits_after_failures(t
     secret = "correct-horse-battery-staple"
     hooks = {"http_webhooks": f"shop topic={TOPIC} scheme=token secret={secret}; git topic={TOPIC} secret={secret}"}
     async with served(tmp_path, **hooks, auth_failures_max=6) as here:
-        await here.store.create_binding("b", BindingRecord("service_account:webhook-shop", ["admin"], "/default"))
+        await here.store.binding_table.create("b", BindingRecord("service_account:webhook-shop", ["admin"], "/default"))
 
         async def send(name: str, token: str) -> Answer:
             async with await Peer.connect(here) as peer:  # type: ignore[arg-type]

@@ -256,7 +256,7 @@ async def test_calls_past_the_limit_of_the_listener_are_refused():
 
 async def test_connections_past_the_limit_are_closed_and_the_others_work():
     async with (
-        open_listener(connections_max=2) as there,
+        open_listener(connections_max=5) as there,  # four of the data listener, half of them for one address
         connect(there.data) as first,
         connect(there.data) as second,
         connect(there.data) as third,
@@ -272,8 +272,7 @@ async def test_connections_past_the_limit_are_closed_and_the_others_work():
 async def test_idle_connections_of_one_address_leave_places_for_others(listener: str) -> None:
     """They are counted before a client has sent anything, as on the other listeners, and refused ones are logged as a
     number."""
-    limits = {"connections_per_address_max": 3, "admin_connections_per_address_max": 3}
-    async with open_listener(**limits) as there:
+    async with open_listener(connections_per_address_max=3) as there:
         host, _, port = getattr(there, listener).rpartition(":")
         front = there.server._fronts[listener == "admin"]
         idle = [await asyncio.open_connection(host, int(port)) for _ in range(3)]

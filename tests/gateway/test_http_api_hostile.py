@@ -159,7 +159,7 @@ async def test_a_body_that_is_not_wanted_is_refused() -> None:
 
 
 async def test_a_body_has_the_limits_of_the_listener() -> None:
-    async with open_listener(body_bytes_max=1024) as there:
+    async with open_listener(http_body_bytes_max=1024) as there:
         answer = await send(there, "PUT", TOPIC, b" " * 1025)
         assert (answer.status, answer.headers["content-type"]) == (413, "application/problem+json")
         assert await topics_of(there) == []

@@ -13,9 +13,10 @@ from broker_harness import TOPIC, BrokerClient
 from http_peer import Answer, HttpListener, Peer
 from two_brokers import TwoBrokers, two_brokers
 
-from pydanube.gateway.http import HttpServer, HttpSettings
+from pydanube.gateway.http import HttpServer
 from pydanube.model.key_hash import fnv1a_64
 from pydanube.model.names import TopicName
+from pydanube.model.settings.sections import Sections
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.tasks import Tasks
 
@@ -42,7 +43,7 @@ class HttpPair:
 async def _listening(pair: TwoBrokers, name: str) -> AsyncIterator[HttpListener]:
     async with Tasks() as tasks:
         broker = pair.table.brokers[name]
-        server = HttpServer(broker, HttpSettings(), SystemClock(), tasks)
+        server = HttpServer(broker, Sections(), SystemClock(), tasks)
         address = await server.start("127.0.0.1", 0)
         pair.advertise(name, http="{}:{}".format(*address))
         try:

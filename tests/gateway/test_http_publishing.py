@@ -184,7 +184,7 @@ async def test_a_batch_that_does_not_fit_the_schema_of_the_topic_is_refused_whol
 
 
 async def test_a_body_that_is_too_large_is_refused_before_it_is_sent() -> None:
-    async with open_listener(body_bytes_max=1000) as there, await Peer.connect(there) as peer:
+    async with open_listener(http_body_bytes_max=1000) as there, await Peer.connect(there) as peer:
         peer.send("POST", ORDERS, b"", content_length="1001", Expect="100-continue")
         assert (await peer.answer()).status == 413
 

@@ -214,7 +214,7 @@ async def test_whoever_overruns_the_publish_window_is_closed_and_told_why() -> N
 
 
 async def test_publishers_together_are_held_back_by_memory_and_go_on_when_it_is_free() -> None:
-    async with open_listener(wrap=Holding, publish_memory_bytes=40_000) as there:
+    async with open_listener(wrap=Holding, pending_publish_bytes_max=80_000) as there:
         peers = [await Peer.greet(there) for _ in range(4)]
         await peers[0].create_topic()
         for peer in peers:

@@ -122,7 +122,7 @@ async def test_a_publish_past_the_rate_is_answered_later_and_the_window_bounds_w
 
 
 async def test_publishers_that_a_rate_holds_back_leave_room_for_the_others() -> None:
-    async with open_listener(publish_memory_bytes=60_000) as there, neighbour(there) as working:
+    async with open_listener(pending_publish_bytes_max=120_000) as there, neighbour(there) as working:
         async with await Peer.greet(there) as peer:
             await peer.create_topic()
             rate = {"publish_messages_per_s": 1}
@@ -160,7 +160,7 @@ async def test_a_listener_that_closes_does_not_wait_for_a_rate() -> None:
 
 async def test_a_publisher_that_is_held_back_and_goes_away_gives_up_its_subscription() -> None:
     async with (
-        open_listener(publish_memory_bytes=60_000, keep_alive_ms=1_000) as there,
+        open_listener(pending_publish_bytes_max=120_000, keep_alive_ms=1_000) as there,
         await Peer.greet(there) as peer,
     ):
         await peer.create_topic()

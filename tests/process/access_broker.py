@@ -17,7 +17,7 @@ from broker_harness import open_broker
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.gateway.native.server import NativeServer
-from pydanube.gateway.native.settings import NativeSettings
+from pydanube.model.settings.sections import LimitSettings
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.tasks import Tasks
 
@@ -48,7 +48,7 @@ class AccessBroker:
 
 async def serve(directory: Path) -> None:
     async with open_broker(directory, security=secured(ANONYMOUS.id)) as broker, Tasks() as tasks:
-        server = NativeServer(broker, NativeSettings(), SystemClock(), tasks)
+        server = NativeServer(broker, LimitSettings(), SystemClock(), tasks)
         host, port = await server.start("127.0.0.1", 0)
         print(f"danube://{host}:{port}", flush=True)
         await asyncio.to_thread(sys.stdin.read)

@@ -11,6 +11,7 @@ import pydanube
 from exhaustive import several
 from pydanube.broker.registry import records
 from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.metadata.packing import unpack
 from pydanube.metadata.store import Delete, list_all
 from pydanube.model.errors import Corrupt
 from pydanube.runtime.clock import SystemClock
@@ -144,7 +145,7 @@ async def test_metadata_that_lost_a_topic_is_refused_and_a_good_copy_serves_ever
         for prefix in (records.ledgers_of(topic_id), records.partitions_of(topic_id)):
             await store.transact([], [Delete(one.key) async for one in list_all(store, prefix)])
         topics = [one async for one in list_all(store, records.TOPICS)]
-        name = next(one.key for one in topics if records.unpack(one.value, records.TopicRecord).topic_id == topic_id)
+        name = next(one.key for one in topics if unpack(one.value, records.TopicRecord).topic_id == topic_id)
         await store.transact([], [Delete(name)])
     before = log_files(data)
     for _ in range(2):

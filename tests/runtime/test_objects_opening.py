@@ -101,11 +101,11 @@ async def test_what_cannot_be_opened_does_not_show_its_settings(url: str, settin
 
 
 async def test_text_that_is_no_number_or_truth_is_refused() -> None:
-    for value in ("yes", "1", ""):
-        with pytest.raises(Invalid, match="either true or false"):
+    for value in ("perhaps", "2", ""):
+        with pytest.raises(Invalid, match="use true or false"):
             await open_store("file:///tmp/x", {"shared": value})
     for value in ("soon", "-1", "0", "nan", "1e9"):
-        with pytest.raises(Invalid, match="number of seconds"):
+        with pytest.raises(Invalid, match="use a time such as 30s"):
             await open_store("s3://bucket", {"timeout_s": value})
     with pytest.raises(Invalid, match="not text"):
         StoreOptions("s3", {"timeout_s": 5})  # type: ignore[dict-item]

@@ -60,9 +60,9 @@ class Here:
         """Return the id and the secret of a new key, of a principal that has the role."""
         assert self.store is not None
         new, record = new_key(BoundSubject.parse(principal), CLOCK.now_us())
-        await self.store.create_key(new.key.id, record)
+        await self.store.key_table.create(new.key.id, record)
         if role:
-            await self.store.create_binding(f"{principal}-{role}", BindingRecord(principal, [role], resource))
+            await self.store.binding_table.create(f"{principal}-{role}", BindingRecord(principal, [role], resource))
         return new.key.id, new.secret
 
     async def connection(self, token: str = "") -> Connection:
@@ -185,7 +185,7 @@ async def test_sessions_end_denied_when_the_right_is_taken_away(tmp_path: Path):
         async with pydanube.connect(here.server.url, token=key) as client, client.producer(TOPIC) as producer:
             await producer.send(b"x")
             assert here.store is not None
-            await here.store.delete_binding("user:bob-producer")
+            await here.store.binding_table.delete("user:bob-producer")
             with pytest.raises(DanubeError):
                 await producer.send(b"y")
         (_, ended) = await here.events("session", least=2)

@@ -26,16 +26,17 @@ from pydanube.codec.native import frames
 from pydanube.codec.native import requests as wire
 from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import ANONYMOUS
-from pydanube.gateway.grpc import GrpcServer, GrpcSettings
+from pydanube.gateway.grpc import GrpcServer
 from pydanube.gateway.grpc.messages import SCHEMA
 from pydanube.gateway.grpc.services import SERVICES
-from pydanube.gateway.http import HttpServer, HttpSettings
+from pydanube.gateway.http import HttpServer
 from pydanube.gateway.http.api.operations import PATH_PARAMETERS
 from pydanube.gateway.http.api.table import OPERATIONS
-from pydanube.gateway.native import NativeServer, NativeSettings
+from pydanube.gateway.native import NativeServer
 from pydanube.gateway.native.publish_memory import PublishMemory
 from pydanube.model.errors import Denied
 from pydanube.model.schemas import Binding
+from pydanube.model.settings.sections import HttpSettings, LimitSettings, Sections
 from pydanube.model.webhooks import Webhook, WebhookScheme
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.tasks import Tasks
@@ -64,7 +65,7 @@ async def try_roles(world: World, listener: str, name: str, needs: str, send) ->
 @asynccontextmanager
 async def open_native(directory: Path) -> AsyncIterator[tuple[World, native_peer.NativeListener]]:
     async with open_world(directory) as world, Tasks() as tasks:
-        server = NativeServer(world.broker, NativeSettings(), SystemClock(), tasks)
+        server = NativeServer(world.broker, LimitSettings(), SystemClock(), tasks)
         listener = native_peer.NativeListener(server, await server.start("127.0.0.1", 0), world.broker)
         try:
             yield world, listener
@@ -125,7 +126,7 @@ def test_every_native_request_has_a_row():
 async def open_http(directory: Path) -> AsyncIterator[tuple[World, tuple[str, int]]]:
     webhook = Webhook("github", TOPIC, WebhookScheme.TOKEN, TOKEN)
     async with open_world(directory) as world, Tasks() as tasks:
-        server = HttpServer(world.broker, HttpSettings(webhooks=(webhook,)), SystemClock(), tasks)
+        server = HttpServer(world.broker, Sections(http=HttpSettings(webhooks=(webhook,))), SystemClock(), tasks)
         address = await server.start("127.0.0.1", 0)
         try:
             yield world, address
@@ -206,7 +207,7 @@ async def test_metrics_show_what_the_caller_may_see(tmp_path: Path):
 async def open_grpc(directory: Path) -> AsyncIterator[tuple[World, dict[bool, grpc_peer.GrpcPeer]]]:
     """Yield a world and a peer of each listener; True: that of the administration."""
     async with open_world(directory) as world, Tasks() as tasks:
-        server = GrpcServer(world.broker, GrpcSettings(), SystemClock(), tasks, PublishMemory(1 << 26))
+        server = GrpcServer(world.broker, Sections(), SystemClock(), tasks, PublishMemory(1 << 26))
         data, admin = await server.open_data("127.0.0.1", 0), await server.open_admin("127.0.0.1", 0)
         await server.start()
         try:

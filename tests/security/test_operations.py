@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from access_world import open_world
-from operations import BY_ID, EXTRA, FACADE, UNCHECKED
 
 import pydanube.gateway
+from operations import BY_ID, EXTRA, FACADE, UNCHECKED
 from pydanube.core.access import Principal
 from pydanube.model.errors import DanubeError, Denied
 

@@ -25,17 +25,18 @@ from pydanube.codec.native import requests as wire
 from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.core.access_rules import AccessRules
 from pydanube.core.identity import Identity
-from pydanube.gateway.grpc import GrpcServer, GrpcSettings
-from pydanube.gateway.http import HttpServer, HttpSettings
-from pydanube.gateway.native import NativeServer, NativeSettings
+from pydanube.gateway.grpc import GrpcServer
+from pydanube.gateway.http import HttpServer
+from pydanube.gateway.native import NativeServer
 from pydanube.gateway.native.publish_memory import PublishMemory
-from pydanube.gateway.native.settings import PEER_PREFIX
+from pydanube.gateway.native.session import PEER_PREFIX
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import Conflict, Denied, Full, Invalid, NotFound, Unavailable
 from pydanube.model.limits import MIB
 from pydanube.model.names import TopicName
 from pydanube.model.quotas import QuotaSubject
+from pydanube.model.settings.sections import HttpSettings, LimitSettings, Sections
 from pydanube.model.topics import TopicConfig
 from pydanube.model.webhooks import Webhook, WebhookScheme
 from pydanube.runtime.clock import Clock, ManualClock, SystemClock
@@ -106,9 +107,9 @@ async def open_place(directory: Path) -> AsyncIterator[Place]:
     clock, system = ManualClock(), SystemClock()
     async with open_broker(directory, clock=clock, security=secured) as broker, Tasks() as tasks:
         await broker.create_topic(Principal("root"), TopicName.parse(TOPIC), TopicConfig())
-        native = NativeServer(broker, NativeSettings(), system, tasks)
-        http = HttpServer(broker, HttpSettings(webhooks=(WEBHOOK,), consumers_max=12), system, tasks)
-        server = GrpcServer(broker, GrpcSettings(), system, tasks, PublishMemory(1 << 26))
+        native = NativeServer(broker, LimitSettings(), system, tasks)
+        http = HttpServer(broker, Sections(http=HttpSettings(webhooks=(WEBHOOK,), consumers_max=12)), system, tasks)
+        server = GrpcServer(broker, Sections(), system, tasks, PublishMemory(1 << 26))
         host, port = await native.start("127.0.0.1", 0)
         address = await http.start("127.0.0.1", 0)
         _, data = await server.open_data("127.0.0.1", 0)
@@ -371,7 +372,7 @@ async def test_quotas_work_without_authentication(tmp_path: Path) -> None:
 
 async def test_other_brokers_have_no_quota_without_authentication_either(tmp_path: Path) -> None:
     async with open_broker(tmp_path, clock=ManualClock()) as broker, Tasks() as tasks:
-        server = NativeServer(broker, NativeSettings(), SystemClock(), tasks)
+        server = NativeServer(broker, LimitSettings(), SystemClock(), tasks)
         listener = native_peer.NativeListener(server, await server.start("127.0.0.1", 0), broker)
         await broker.quotas.set(
             ANONYMOUS, QuotaSubject.parse("user:anonymous"), {"connections_max": 1, "requests_per_s": 1}

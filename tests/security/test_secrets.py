@@ -23,19 +23,18 @@ from marked_secrets import MARK, World, forms, leaks, marked
 from tls_files import Authority
 
 import pydanube
-from pydanube.broker.security.authentication import AuthenticationSettings
+from pydanube.broker.security.authentication import AcceptedCredentials
 from pydanube.broker.security.jwks import JwksUrl
-from pydanube.broker.security.tokens import TokenRules
 from pydanube.client.connection.credentials import ClientCredentials
 from pydanube.core.identity import Credentials
 from pydanube.metadata.etcd.place import parse_members
 from pydanube.model.errors import DanubeError, Invalid
+from pydanube.model.settings.kinds import MAY_HOLD_SECRETS, show_url
 from pydanube.model.webhooks import Webhook
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects.address import StoreAddress
 from pydanube.runtime.spans import _secrets_of
 from pydanube.settings import Settings
-from pydanube.settings_kinds import MAY_HOLD_SECRETS, show_url
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("secrets")]  # one broker for all
 
@@ -153,7 +152,7 @@ def test_objects_that_hold_a_secret_do_not_show_it() -> None:
     client = pydanube.connect("danube://127.0.0.1:1", token=SECRET)
     objects = [
         Credentials(SECRET),
-        AuthenticationSettings(TokenRules(secret=SECRET.encode()), cluster_token=SECRET),
+        AcceptedCredentials(SECRET.encode(), cluster_token=SECRET),
         webhook,
         place,
         client,

@@ -255,7 +255,7 @@ def test_the_prefix_of_confluent_before_protobuf(broker: Broker, client: Blockin
         ({"decode": "avro"}, Invalid, "option decode is 'avro': use schema, or none"),
         ({"decode": "none", "schemaVersion": 1}, Invalid, "option schemaVersion needs the option decode"),
         ({"decode": "none", "onDecodeError": "null"}, Invalid, "option onDecodeError needs the option decode"),
-        ({"onDecodeError": "skip"}, Invalid, "option onDecodeError is 'skip': use fail or null"),
+        ({"onDecodeError": "skip"}, Invalid, "option onDecodeError is 'skip': use one of fail, null"),
         ({"schemaVersion": "newest"}, Invalid, "option schemaVersion is 'newest': use a whole number"),
         ({"schemaVersion": 7}, NotFound, "7"),
         ({"subject": "nobody"}, NotFound, "nobody"),

@@ -265,11 +265,11 @@ def test_iceberg_tables_partitioned_by_a_transform_are_refused(tmp_path):
     [
         ({}, "path is missing"),
         ({"path": "/x", "pathh": "/y"}, "did you mean 'path'"),
-        ({"path": "/x", "mergeSchema": "yes"}, "use true or false"),
+        ({"path": "/x", "mergeSchema": "maybe"}, "use true or false"),
         ({"path": "/x", "queryId": "q"}, "belong together"),
         ({"path": "/x", "partitionBy": "a,a"}, "more than once"),
         ({"path": "/x", "table": "a.b"}, "for danube-iceberg"),
-        ({"path": "/x", "compression": "rar"}, "use snappy"),
+        ({"path": "/x", "compression": "rar"}, "use one of snappy"),
     ],
 )
 def test_options_are_refused_by_name(options, message):

@@ -17,8 +17,8 @@ from crc32c import crc32c
 
 from pydanube.codec.slice import SliceRecord, slice_key
 from pydanube.codec.wal import RecordKind
-from pydanube.core.slice_sequence import SliceLimits
 from pydanube.model.errors import DanubeError, Unavailable
+from pydanube.model.settings.sections import SliceSettings
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.objects.store import Buffer, Capabilities, ObjectInfo
@@ -28,7 +28,7 @@ from pydanube.storage.slices.reading import SliceRange
 
 LEDGER = 7
 INCARNATION = 3
-LIMITS = SliceLimits(in_flight_max=3, interval_s=0.0, slice_bytes=200, waiting_bytes_max=1 << 20)
+LIMITS = SliceSettings(in_flight_max=3, interval_ms=0, slice_bytes=200, waiting_bytes_max=1 << 20)
 
 
 class InstantClock(SystemClock):

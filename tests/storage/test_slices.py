@@ -12,6 +12,7 @@ from exhaustive import several
 from pydanube.codec.slice import encode_marker, slice_key
 from pydanube.core import slice_sequence
 from pydanube.model.errors import AlreadyExists, Corrupt, DanubeError, NotOwner, Refused, Unavailable
+from pydanube.model.settings.sections import SliceSettings
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.objects.store import Buffer, ObjectInfo
 from pydanube.runtime.tasks import Tasks
@@ -175,7 +176,7 @@ async def test_publishes_beyond_the_bound_are_unavailable_while_the_store_is_awa
             raise Unavailable("away")
 
     tasks = Tasks()
-    one = SliceWriter(Away(), INCARNATION, slice_sequence.SliceLimits(waiting_bytes_max=1000), InstantClock(), tasks)
+    one = SliceWriter(Away(), INCARNATION, SliceSettings(waiting_bytes_max=1000), InstantClock(), tasks)
     while one.waiting_bytes + record(0, 80).size <= 1000:
         one.append(record(0, 80), lambda _: None)
     with pytest.raises(Unavailable, match="does not keep up"):

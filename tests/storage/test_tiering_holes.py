@@ -126,5 +126,5 @@ async def test_a_gap_that_a_crash_left_in_a_written_topic_is_passed_over(tmp_pat
         await filled(BrokerClient(broker), 25, first=25)
         await upload_all(broker)
         stored = await BrokerClient(broker).read_all()
-        assert stored[2500][0] == 3 * SETTINGS.offset_block
+        assert stored[2500][0] == 3 * SETTINGS.topics.offset_block
         assert await everything(BrokerClient(broker)) == list(range(5000))

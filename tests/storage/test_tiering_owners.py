@@ -32,10 +32,9 @@ async def broker_over(store: MetadataStore, objects: ObjectStore, directory: Pat
         parts.push_async_callback(writer.close)
         tasks = Tasks()
         parts.push_async_callback(tasks.close)
-        settings = replace(SETTINGS, node=directory.name)
         address = BrokerAddresses("127.0.0.1:1")
-        made_of = BrokerParts(store, registry, writer, AllowAll(), clock, tasks, lambda: address, objects, SMALL)
-        yield Broker(made_of, settings)
+        made_of = BrokerParts(store, registry, writer, AllowAll(), clock, tasks, lambda: address, objects)
+        yield Broker(made_of, replace(SETTINGS, storage=SMALL))
 
 
 async def segments_of(broker: Broker) -> list[tuple[int, int, int]]:

@@ -22,16 +22,16 @@ from pydanube.codec.wal import (
     with_checksum,
 )
 from pydanube.model.errors import Corrupt, DanubeError, Refused
+from pydanube.model.settings.sections import LogSettings
 from pydanube.storage.wal.engine import WalRecord
 from pydanube.storage.wal.handles import Handles
 from pydanube.storage.wal.reader import LogReader
 from pydanube.storage.wal.recovery import LogRecovery
-from pydanube.storage.wal.settings import WalSettings
 from pydanube.storage.wal.sidecar import write_sidecar
 from simdisk import SimDisk
 
 FIRST = DIRECTORY / "wal-0000000001.log"
-LARGE = WalSettings(file_bytes=1 << 20, fill_bytes=0)
+LARGE = LogSettings(file_bytes=1 << 20, fill_bytes=0)
 
 
 def record(ledger_id: int, entry: int) -> WalRecord:
@@ -44,7 +44,7 @@ def payload(ledger_id: int, entry: int) -> bytes:
     return b"%d of %d" % (entry, ledger_id) + bytes(100)
 
 
-def crashed_log(groups: int = 10, wal_settings: WalSettings = LARGE) -> SimDisk:
+def crashed_log(groups: int = 10, wal_settings: LogSettings = LARGE) -> SimDisk:
     """A log of ledgers 1, 2 and 3, one entry of each per group; its process is gone and left no index. All groups were
     synced but the last, which was only written."""
     disk = sim_disk()

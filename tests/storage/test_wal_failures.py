@@ -15,10 +15,11 @@ from wal_tools import DIRECTORY, SMALL, Ledger, append, open_log, opened, payloa
 
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import DanubeError, Unavailable
-from pydanube.storage.wal import DurabilityLevel, LogListener, LogWriter, WalSettings
+from pydanube.model.settings.sections import LogSettings
+from pydanube.storage.wal import DurabilityLevel, LogListener, LogWriter
 from pydanube.storage.wal.recovery import LogRecovery
 
-PATIENT = WalSettings(file_bytes=8192, cure_ms=60_000, fill_bytes=0)
+PATIENT = LogSettings(file_bytes=8192, cure_ms=60_000, fill_bytes=0)
 """The disk is not tried again while the test runs."""
 
 
@@ -100,7 +101,7 @@ async def test_everything_is_refused_while_the_disk_is_not_cured() -> None:
 
 async def test_what_was_written_and_not_synced_is_given_up_with_the_file() -> None:
     disk = sim_disk()
-    async with opened(disk, settings=WalSettings(cure_ms=20, lazy_sync_ms=10, fill_bytes=0)) as log:
+    async with opened(disk, settings=LogSettings(cure_ms=20, lazy_sync_ms=10, fill_bytes=0)) as log:
         watch = Watch(log)
         await append(log, RecordKind.STATE_DELTA, 1, 0, b"synced")
         disk.fail("sync_data", errno.EIO)
@@ -199,7 +200,7 @@ async def test_many_failures_in_a_row_are_one_failure() -> None:
 async def test_an_append_on_its_way_to_an_abandoned_ledger_fails_even_after_the_cure() -> None:
     """The append was made before the loop was told about the failure."""
     disk = sim_disk()
-    async with opened(disk, settings=WalSettings(cure_ms=1, fill_bytes=0)) as log:
+    async with opened(disk, settings=LogSettings(cure_ms=1, fill_bytes=0)) as log:
         ledger = Ledger(log, 1)
         await ledger.fill(2)
         disk.fail("sync_data", errno.EIO)
@@ -260,10 +261,10 @@ sys.path[:0] = [sys.argv[2], sys.argv[2] + "/.."]
 from wal_tools import Ledger, open_log, payloads, until
 from pydanube.model.errors import Unavailable
 from pydanube.runtime.disk import OsDisk
-from pydanube.storage.wal import WalSettings
+from pydanube.model.settings.sections import LogSettings
 
 async def main():
-    log = await open_log(OsDisk(), Path(sys.argv[1]), WalSettings(cure_ms=20, fill_bytes=0))
+    log = await open_log(OsDisk(), Path(sys.argv[1]), LogSettings(cure_ms=20, fill_bytes=0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
     ledger = Ledger(log, 1)
     try:

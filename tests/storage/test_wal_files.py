@@ -12,8 +12,9 @@ from wal_tools import DIRECTORY, SMALL, Ledger, append, opened, payloads, sim_di
 
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import Unavailable
+from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.disk import OsDisk
-from pydanube.storage.wal import DurabilityLevel, WalSettings
+from pydanube.storage.wal import DurabilityLevel
 from pydanube.storage.wal.engine import WalRecord
 from pydanube.storage.wal.handles import Handles, Released
 from pydanube.storage.wal.inspect import records
@@ -23,7 +24,7 @@ from pydanube.storage.wal.sidecar import encode_sidecar, load_rows, load_sidecar
 from pydanube.storage.wal.table import LedgerSpan, WalFile
 from simdisk import SimDisk
 
-NO_SPARES = WalSettings(file_bytes=8192, spare_files_max=0, fill_bytes=0)
+NO_SPARES = LogSettings(file_bytes=8192, spare_files_max=0, fill_bytes=0)
 
 
 def log_files(disk: SimDisk) -> list[str]:
@@ -85,7 +86,7 @@ async def test_a_control_entry_stays_until_the_batch_after_it_is_released() -> N
 
 
 async def test_state_keeps_its_file_until_a_newer_snapshot_is_synced() -> None:
-    async with opened(sim_disk(), settings=WalSettings(file_bytes=8192, lazy_sync_ms=60_000, fill_bytes=0)) as log:
+    async with opened(sim_disk(), settings=LogSettings(file_bytes=8192, lazy_sync_ms=60_000, fill_bytes=0)) as log:
         await append(log, RecordKind.STATE_SNAPSHOT, 1, 0, b"old")
         await Ledger(log, 2).fill(60)
         log.release(2, 60)
@@ -118,7 +119,7 @@ async def test_a_file_that_is_being_read_stays(tmp_path: Path) -> None:
 
 
 async def test_released_files_are_used_again(tmp_path: Path) -> None:
-    async with opened(OsDisk(), tmp_path, WalSettings(file_bytes=8192, spare_files_max=2, fill_bytes=0)) as log:
+    async with opened(OsDisk(), tmp_path, LogSettings(file_bytes=8192, spare_files_max=2, fill_bytes=0)) as log:
         ledger = Ledger(log, 1)
         await ledger.fill(80)
         log.release(1, 80)
@@ -248,7 +249,7 @@ async def test_inspection_shows_every_record_of_a_running_log(tmp_path: Path) ->
 def inspected_log() -> SimDisk:
     """Six batches, synced one by one but the last, which was only written."""
     disk = sim_disk()
-    engine = LogRecovery(disk, DIRECTORY, IDENTITY, WalSettings(fill_bytes=0)).run()
+    engine = LogRecovery(disk, DIRECTORY, IDENTITY, LogSettings(fill_bytes=0)).run()
     for number in range(6):
         body, crc = make_batch(b"%d" % number, number)
         engine.write([WalRecord(RecordKind.DATA, 1, number, 1, body, crc)])
@@ -284,7 +285,7 @@ def test_inspection_shows_old_records_and_what_lies_behind_the_end_as_stale() ->
     path = log_path(DIRECTORY, 1)
     last = list(records(disk, DIRECTORY))[-1]
     disk.damage(path, last.position + 64 + 130)
-    LogRecovery(disk, DIRECTORY, IDENTITY, WalSettings(fill_bytes=0)).run()
+    LogRecovery(disk, DIRECTORY, IDENTITY, LogSettings(fill_bytes=0)).run()
     disk.damage(path, last.position + 64 + 130)
     shown = list(records(disk, DIRECTORY))
     assert [record.state for record in shown] == ["ok"] * 6 + ["stale", "ok"]

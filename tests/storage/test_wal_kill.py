@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from wal_tools import opened, payloads
 
+from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.disk import OsDisk
-from pydanube.storage.wal import WalSettings
 
-SETTINGS = WalSettings(file_bytes=200_000)
+SETTINGS = LogSettings(file_bytes=200_000)
 
 PROGRAM = """
 import asyncio, sys
@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path[:0] = [sys.argv[2], sys.argv[2] + "/.."]
 from wal_tools import Ledger, open_log
 from pydanube.runtime.disk import OsDisk
-from pydanube.storage.wal import WalSettings
+from pydanube.model.settings.sections import LogSettings
 
 async def publish(log, ledger_id, offset):
     ledger = Ledger(log, ledger_id, offset)
@@ -33,7 +33,7 @@ async def publish(log, ledger_id, offset):
         sys.stdout.flush()
 
 async def main():
-    log = await open_log(OsDisk(), Path(sys.argv[1]), WalSettings(file_bytes=200_000))
+    log = await open_log(OsDisk(), Path(sys.argv[1]), LogSettings(file_bytes=200_000))
     first = int(sys.argv[3])
     async with asyncio.TaskGroup() as group:
         for ledger_id in range(first, first + 8):

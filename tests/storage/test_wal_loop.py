@@ -23,15 +23,16 @@ from wal_tools import Ledger, append, open_log, opened, payloads, sim_disk, unti
 
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import DanubeError, Unavailable
+from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.disk import ByteBuffer, DiskFile, OsDisk
-from pydanube.storage.wal import DurabilityLevel, LogListener, LogWriter, WalSettings
+from pydanube.storage.wal import DurabilityLevel, LogListener, LogWriter
 from pydanube.storage.wal.engine_guard import EngineGuard
 from pydanube.storage.wal.writer import CLOSE_SECONDS, SLOW_WRITE_SECONDS
 from simdisk import PowerCut
 
-SETTINGS = WalSettings(file_bytes=1 << 20, cure_ms=20, lazy_sync_ms=20, written_sync_ms=20, fill_bytes=0)
-LAZY_FOR_EVER = WalSettings(lazy_sync_ms=600_000, written_sync_ms=600_000, fill_bytes=0)
+SETTINGS = LogSettings(file_bytes=1 << 20, cure_ms=20, lazy_sync_ms=20, written_sync_ms=20, fill_bytes=0)
+LAZY_FOR_EVER = LogSettings(lazy_sync_ms=600_000, written_sync_ms=600_000, fill_bytes=0)
 
 
 class WatchedDisk(OsDisk):
@@ -200,7 +201,7 @@ async def test_large_records_are_left_to_the_thread(tmp_path: Path) -> None:
 
 async def test_a_record_that_needs_a_new_file_is_left_to_the_thread(tmp_path: Path) -> None:
     disk = WatchedDisk()
-    async with opened(disk, tmp_path, WalSettings(file_bytes=8192, lazy_sync_ms=10_000, fill_bytes=0)) as log:
+    async with opened(disk, tmp_path, LogSettings(file_bytes=8192, lazy_sync_ms=10_000, fill_bytes=0)) as log:
         for entry in range(8):
             await rest(log)
             disk.writers.clear()

@@ -13,16 +13,16 @@ from wal_tools import DIRECTORY, SMALL, Ledger, open_log, opened, payloads, sim_
 
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import Corrupt, Unavailable
+from pydanube.model.settings.sections import LogSettings
 from pydanube.storage.wal.engine import Engine, WalRecord
 from pydanube.storage.wal.layout import DURABLE, MANIFEST, log_path
 from pydanube.storage.wal.mark import SLOT_BYTES, SLOTS_AT, Mark, decode_slots, encode_slot, read_mark
 from pydanube.storage.wal.recovery import LogRecovery
-from pydanube.storage.wal.settings import WalSettings
 from simdisk import SimDisk
 
 FIRST = log_path(DIRECTORY, 1)
 MARK = DIRECTORY / DURABLE
-LARGE = WalSettings(file_bytes=1 << 20, fill_bytes=0)
+LARGE = LogSettings(file_bytes=1 << 20, fill_bytes=0)
 
 
 def record(entry: int, ledger_id: int = 1) -> WalRecord:
@@ -30,11 +30,11 @@ def record(entry: int, ledger_id: int = 1) -> WalRecord:
     return WalRecord(RecordKind.DATA, ledger_id, entry, 1, body, crc)
 
 
-def started(disk: SimDisk, settings: WalSettings = LARGE) -> Engine:
+def started(disk: SimDisk, settings: LogSettings = LARGE) -> Engine:
     return LogRecovery(disk, DIRECTORY, IDENTITY, settings).run()
 
 
-def written(disk: SimDisk, groups: int = 5, settings: WalSettings = LARGE) -> Engine:
+def written(disk: SimDisk, groups: int = 5, settings: LogSettings = LARGE) -> Engine:
     """A log with that many synced groups of one batch each."""
     engine = started(disk, settings)
     for entry in range(groups):
@@ -48,7 +48,7 @@ def mark_of(disk: SimDisk) -> tuple[int, int]:
     return mark.generation, mark.position
 
 
-def damage_found(disk: SimDisk, settings: WalSettings = LARGE) -> list[Corrupt]:
+def damage_found(disk: SimDisk, settings: LogSettings = LARGE) -> list[Corrupt]:
     """What the next start calls damaged: some ledgers, or all of the log."""
     try:
         return list(LogRecovery(disk, DIRECTORY, IDENTITY, settings).read().damaged.values())
@@ -172,7 +172,7 @@ def test_an_older_manifest_is_refused() -> None:
 
 def test_a_file_that_was_recycled_is_marked_under_its_new_generation() -> None:
     disk = sim_disk()
-    settings = WalSettings(file_bytes=2048, fill_bytes=0, spare_files_max=2)
+    settings = LogSettings(file_bytes=2048, fill_bytes=0, spare_files_max=2)
     engine = written(disk, 30, settings)
     engine.table.ledgers[1].forgotten = True
     engine.release([engine.table.files[one] for one in range(1, engine.table.newest)])

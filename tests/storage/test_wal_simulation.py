@@ -12,7 +12,7 @@ from wal_mutants import MUTANTS
 from wal_simulation import Simulation, Violation
 
 from exhaustive import several
-from pydanube.storage.wal import WalSettings
+from pydanube.model.settings.sections import LogSettings
 from simdisk import PowerCut
 
 SEEDS = several(100, 500)
@@ -46,7 +46,7 @@ class Story(Simulation):
 
     def __init__(self) -> None:
         super().__init__(seed=7)
-        self.settings = WalSettings(file_bytes=2048, scan_bytes=4096, read_bytes=4096, spare_files_max=1)
+        self.settings = LogSettings(file_bytes=2048, scan_bytes=4096, read_bytes=4096, spare_files_max=1)
         self.payload_sizes = (0, 300)
         self.sync_chance = 0.7
 

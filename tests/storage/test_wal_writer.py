@@ -16,8 +16,9 @@ from wal_tools import DIRECTORY, SMALL, Ledger, append, open_log, opened, payloa
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import DanubeError, Refused
 from pydanube.model.limits import RECORD_BODY_BYTES_MAX
+from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.disk import DiskFile, OsDisk
-from pydanube.storage.wal import DurabilityLevel, LogListener, LogWriter, WalSettings
+from pydanube.storage.wal import DurabilityLevel, LogListener, LogWriter
 from simdisk import SimDisk
 
 
@@ -89,7 +90,7 @@ async def test_rotations_are_told_until_the_log_is_closed(tmp_path: Path) -> Non
 
 async def test_what_arrives_during_one_sync_shares_the_next(tmp_path: Path) -> None:
     disk = CountingDisk()
-    async with opened(disk, tmp_path, WalSettings(fill_bytes=0)) as log:
+    async with opened(disk, tmp_path, LogSettings(fill_bytes=0)) as log:
         ledger = Ledger(log, 1)
         await ledger.publish(b"first")
         disk.syncs = 0
@@ -336,7 +337,7 @@ async def test_what_could_not_be_read_again_is_not_taken(tmp_path: Path) -> None
 
 
 async def test_zeros_ahead_of_the_end_change_nothing_but_the_time_a_sync_takes(tmp_path: Path) -> None:
-    settings = WalSettings(file_bytes=1 << 20, fill_bytes=65536)
+    settings = LogSettings(file_bytes=1 << 20, fill_bytes=65536)
     log = await open_log(OsDisk(), tmp_path, settings)
     ledger = Ledger(log, 1)
     await ledger.fill(10)

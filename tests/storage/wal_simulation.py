@@ -22,6 +22,7 @@ from crc32c import crc32c
 from pydanube.codec.batch import Batch, encode
 from pydanube.codec.wal import NodeIdentity, RecordKind
 from pydanube.model.errors import Corrupt, DanubeError, Unavailable
+from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.disk import Disk
 from pydanube.storage.wal.engine import Engine, WalRecord
 from pydanube.storage.wal.handles import Handles
@@ -30,7 +31,6 @@ from pydanube.storage.wal.mark import read_mark
 from pydanube.storage.wal.reader import LogReader
 from pydanube.storage.wal.recovery import LogRecovery
 from pydanube.storage.wal.release import releasable_files
-from pydanube.storage.wal.settings import WalSettings
 from pydanube.storage.wal.sidecar import write_sidecar
 from pydanube.storage.wal.table import WalFile
 from simdisk import PowerCut, SimDisk
@@ -104,7 +104,7 @@ class Simulation:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.disk = SimDisk(random.Random(seed + 1))
-        self.settings = WalSettings(
+        self.settings = LogSettings(
             file_bytes=self.random.choice((1024, 4096, 12288, 40960)),
             scan_bytes=self.random.choice((4096, 65536)),
             read_bytes=4096,

@@ -15,13 +15,14 @@ from wal_simulation import IDENTITY, make_batch
 from pydanube.codec.batch import Batch
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import DanubeError
+from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import Disk
-from pydanube.storage.wal import DurabilityLevel, LogWriter, WalSettings
+from pydanube.storage.wal import DurabilityLevel, LogWriter
 from simdisk import SimDisk
 
 DIRECTORY = Path("/data/wal")
-SMALL = WalSettings(file_bytes=8192, cure_ms=20, lazy_sync_ms=20, written_sync_ms=20, fill_bytes=0)
+SMALL = LogSettings(file_bytes=8192, cure_ms=20, lazy_sync_ms=20, written_sync_ms=20, fill_bytes=0)
 
 
 def sim_disk(seed: int = 1, capacity_bytes: int | None = None) -> SimDisk:
@@ -29,14 +30,14 @@ def sim_disk(seed: int = 1, capacity_bytes: int | None = None) -> SimDisk:
 
 
 async def open_log(
-    disk: Disk, directory: Path = DIRECTORY, settings: WalSettings = SMALL, clock: Clock | None = None, **choices: Any
+    disk: Disk, directory: Path = DIRECTORY, settings: LogSettings = SMALL, clock: Clock | None = None, **choices: Any
 ) -> LogWriter:
     return await LogWriter.open(disk, directory, IDENTITY, settings, clock or SystemClock(), **choices)
 
 
 @asynccontextmanager
 async def opened(
-    disk: Disk, directory: Path = DIRECTORY, settings: WalSettings = SMALL, **choices: Any
+    disk: Disk, directory: Path = DIRECTORY, settings: LogSettings = SMALL, **choices: Any
 ) -> AsyncIterator[LogWriter]:
     log = await open_log(disk, directory, settings, **choices)
     try:

@@ -35,7 +35,7 @@ from pydanube.broker.subscriptions.subscriptions import Attachment
 from pydanube.model.messages import Published
 
 from .consumer_sessions import ConsumerSessions
-from .facade import Broker, BrokerParts, BrokerSettings
+from .facade import Broker, BrokerParts
 from .metrics import ListenerMetrics
 from .producers import Producer, shared_id
 from .shared_producers import SharedProducer
@@ -51,7 +51,6 @@ __all__ = [
     "Attachment",
     "Broker",
     "BrokerParts",
-    "BrokerSettings",
     "CommitRequest",
     "Committed",
     "Consumer",

@@ -10,9 +10,9 @@ from pydanube.broker.cluster.loads import LEAVING, LoadRecord, load_key
 from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.cluster.routing import client_addresses
 from pydanube.broker.partitions.open_partitions import Partitions
-from pydanube.broker.registry.records import pack
 from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
+from pydanube.metadata.packing import pack
 from pydanube.metadata.store import MetadataStore, Put
 from pydanube.model.cluster import AWAY, BrokerSession, BrokerStatus, ClusterDescription
 from pydanube.model.errors import DanubeError

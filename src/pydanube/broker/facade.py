@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -22,9 +22,9 @@ from pydanube.broker.cluster.takeover import Takeover, no_cursors
 from pydanube.broker.cluster.upgrade import Upgrade
 from pydanube.broker.lifecycle.expiration import Expiration
 from pydanube.broker.lifecycle.topic_deletion import TopicDeletion
-from pydanube.broker.partitions.broker_slices import BrokerSlices, SliceCounts, SliceSettings
+from pydanube.broker.partitions.broker_slices import BrokerSlices, SliceCounts
 from pydanube.broker.partitions.draining import Draining
-from pydanube.broker.partitions.open_partitions import Partitions, PartitionSettings
+from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.own_partitions import OwnPartitions
 from pydanube.broker.partitions.partition import FetchResult
 from pydanube.broker.partitions.partition_table import PartitionTable
@@ -35,8 +35,8 @@ from pydanube.broker.partitions.unlisted_bytes import UnlistedBytes
 from pydanube.broker.quotas.administration import Quotas
 from pydanube.broker.quotas.stored_bytes import StoredBytes
 from pydanube.broker.quotas.throttle import PEER, Throttle
-from pydanube.broker.registry.policies import EffectivePolicies, broker_policies
-from pydanube.broker.registry.records import TopicRecord, version_of
+from pydanube.broker.registry.policies import EffectivePolicies
+from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.registry.registry import Registry, RegistryListener
 from pydanube.broker.schemas.schemas import Schemas
 from pydanube.broker.security.administration import AccessAdministration
@@ -49,16 +49,17 @@ from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics, LetterR
 from pydanube.broker.subscriptions.single_acks import SingleAcks
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
 from pydanube.broker.tiering.administration import StorageAdministration
-from pydanube.broker.tiering.object_storage import ObjectStorage, TieringSettings
+from pydanube.broker.tiering.object_storage import ObjectStorage
 from pydanube.codec.batch import Batch, Codec
 from pydanube.codec.native import requests as wire
 from pydanube.codec.native.conversions import start_of, topic_description
 from pydanube.core.access import BROKER, Action, Authorizer, Principal, visible_subscriptions
 from pydanube.core.access_rules import AccessRules
 from pydanube.core.staging import STAGED_PRODUCER
+from pydanube.metadata.packing import version_of
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
-from pydanube.model.cluster import BrokerSession, Network, is_inside
+from pydanube.model.cluster import BrokerSession, is_inside
 from pydanube.model.dead_letters import LETTER_PRODUCER
 from pydanube.model.errors import (
     AlreadyExists,
@@ -71,11 +72,11 @@ from pydanube.model.errors import (
     internal_error,
 )
 from pydanube.model.leftovers import Loss
-from pydanube.model.limits import MIB
 from pydanube.model.messages import Published
 from pydanube.model.metrics import MetricFamily
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
+from pydanube.model.settings.sections import Sections
 from pydanube.model.topics import (
     AckLevel,
     BrokerDescription,
@@ -125,30 +126,6 @@ SEAL_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerSettings:
-    """The settings of the broker and its partitions; see settings.py for where each comes from."""
-
-    node: str
-    cluster: str
-    tail_bytes: int
-    memory_topic_bytes: int
-    pending_publish_bytes_max: int
-    message_bytes_max: int
-    fetch_bytes_max: int
-    auto_create: bool
-    ack_level: AckLevel | None
-    """Of topics that a first publish creates; None: the default."""
-    offset_block: int
-    remembered_max: int
-    remembered_us: int
-    inside: tuple[Network, ...] = ()
-    """Networks whose clients are told the inside addresses of brokers."""
-    slices: SliceSettings = field(default_factory=SliceSettings)
-    unread_bytes_max: int = 256 * MIB
-    """What was read for clients, of all listeners, and not received by them."""
-
-
-@dataclass(frozen=True, slots=True)
 class BrokerParts:
     """What a broker is made of. The caller that opened a part closes it, after the broker."""
 
@@ -161,8 +138,7 @@ class BrokerParts:
     addresses: Callable[[], BrokerAddresses]
     """Returns the addresses that clients are told; complete once all listeners are open."""
     objects: ObjectStore | None = None
-    """Without an object store, or without `tiering`, the log keeps everything."""
-    tiering: TieringSettings | None = None
+    """Without an object store, the log keeps everything."""
     metadata_trouble: Callable[[], str] = str
     """Returns what is wrong with the disk of the metadata, in one sentence; empty while nothing is."""
     cluster: ClusterParts | None = None
@@ -174,10 +150,10 @@ class BrokerParts:
 
 
 def _open_object_storage(
-    parts: BrokerParts, open_partitions: PartitionTable, settings: BrokerSettings, membership: Membership
+    parts: BrokerParts, open_partitions: PartitionTable, settings: Sections, membership: Membership
 ) -> ObjectStorage | None:
     """Return the object storage of a broker that has one."""
-    if parts.objects is None or parts.tiering is None:
+    if parts.objects is None:
         return None
     return ObjectStorage(
         parts.objects,
@@ -187,8 +163,8 @@ def _open_object_storage(
         parts.writer,
         parts.clock,
         parts.tasks,
-        parts.tiering,
-        settings.cluster,
+        settings.storage,
+        parts.writer.identity.cluster,
         membership,
         UnlistedBytes(settings.slices.unlisted_bytes_max),
     )
@@ -197,7 +173,7 @@ def _open_object_storage(
 class Broker:
     """One broker. All listeners call this, and only this."""
 
-    def __init__(self, parts: BrokerParts, settings: BrokerSettings) -> None:
+    def __init__(self, parts: BrokerParts, settings: Sections) -> None:
         registry, writer, clock = parts.registry, parts.writer, parts.clock
         authorizer = parts.authorizer if parts.audit is None else AuditedAuthorizer(parts.authorizer)
         self._registry = registry
@@ -210,32 +186,34 @@ class Broker:
         self._batch_authorizer = parts.authorizer
         """Checks batches, which no audit event is made of: their producers are sessions."""
         self._settings = settings
+        self._limits = settings.limits
+        self._identity = writer.identity
         self._addresses = parts.addresses
         self._metadata_trouble = parts.metadata_trouble
         self._started_at = clock.now_us()
-        self._cluster = parts.cluster or sole_cluster(settings.node, parts.addresses)
+        self._cluster = parts.cluster or sole_cluster(self.node, parts.addresses)
         self._gathering = gathering = Gathering(self._cluster)
         self.freshness = Freshness(self._cluster.membership)
         self._visibility = Visibility(registry, authorizer, clock)
         self.metrics = BrokerMetrics()
         has_sessions = parts.audit is not None and parts.audit.has_sessions
-        self.audit = AuditTrail(settings.node, clock, self.metrics, has_sessions)
+        self.audit = AuditTrail(self.node, clock, self.metrics, has_sessions)
         self.security = Security(parts.security, clock, self.audit)
         self.access = AccessAdministration(parts.security, clock)
         self.throttle = Throttle(authorizer, clock, parts.tasks, self.metrics)
         self.quotas = Quotas(self.throttle, registry, authorizer, parts.store, clock)
-        self.unread = UnreadMemory(settings.unread_bytes_max, lambda: self.security.is_required)
+        self.unread = UnreadMemory(settings.limits.unread_bytes_max, lambda: self.security.is_required)
         """Asked before anything is read for a client; all listeners count there what clients have not received."""
-        self._cache = TailCache(settings.tail_bytes)
+        self._cache = TailCache(settings.cache.tail_bytes)
         open_partitions = PartitionTable()
         self._tiers = _open_object_storage(parts, open_partitions, settings, self._cluster.membership)
         self._slices = self._open_slices(parts, settings)
-        policies = EffectivePolicies(registry, broker_policies(settings.message_bytes_max, settings.remembered_us))
+        policies = EffectivePolicies(registry, settings)
         self._partitions = self._make_partitions(parts, settings, policies, open_partitions)
         if parts.audit is not None:
             self.audit.sink = self._audit_sink(parts.audit)
         self.schemas = Schemas(parts.store, registry, self._partitions, authorizer, clock, parts.tasks, self.metrics)
-        self.addresses = TopicAddresses(registry, authorizer, settings.auto_create, self._first_publish_level)
+        self.addresses = TopicAddresses(registry, authorizer, settings.topics.auto_create, self._first_publish_level)
         self._producers = Producers(registry, self._partitions, self._cluster, authorizer)
         self.policies = PolicyAdministration(registry, self._partitions, policies, authorizer)
         self.decompression = DecompressionBudget()
@@ -262,9 +240,7 @@ class Broker:
             registry, self.addresses, self.subscriptions, authorizer, clock, parts.tasks
         )
         self.statistics = Statistics(registry, self._partitions, authorizer, clock, gathering)
-        self._stored_bytes = StoredBytes(
-            self.throttle, registry, self._partitions, self.statistics, clock, settings.node
-        )
+        self._stored_bytes = StoredBytes(self.throttle, registry, self._partitions, self.statistics, clock, self.node)
         self.listing = Listing(registry, self.statistics, authorizer, clock)
         self.storage = StorageAdministration(
             registry,
@@ -290,7 +266,7 @@ class Broker:
             authorizer,
             parts.store,
             clock,
-            settings.cluster,
+            self.cluster_id,
             self._started_at,
             self._state,
             lambda: self._store_loss.health if self._store_loss is not None else "",
@@ -336,13 +312,13 @@ class Broker:
         """Follows the metadata, from the start on."""
 
     def _make_partitions(
-        self, parts: BrokerParts, settings: BrokerSettings, policies: EffectivePolicies, open_partitions: PartitionTable
+        self, parts: BrokerParts, settings: Sections, policies: EffectivePolicies, open_partitions: PartitionTable
     ) -> Partitions:
         recovery = PartitionRecovery(
             parts.writer,
             self._cache,
-            settings.memory_topic_bytes,
-            settings.remembered_max,
+            settings.cache.memory_topic_bytes,
+            settings.producers.remembered_max,
             self._tiers.history if self._tiers is not None else None,
             self._slices,
         )
@@ -356,7 +332,7 @@ class Broker:
             parts.tasks,
             parts.clock,
             self._cluster,
-            PartitionSettings(settings.offset_block, settings.remembered_max),
+            settings,
             policies,
             open_partitions,
             self.metrics,
@@ -403,7 +379,7 @@ class Broker:
         if former is not None and former.ack_level != record.ack_level and former.topic_id == record.topic_id:
             self._tasks.spawn(self.topics.follow_ack_level(topic), f"ack level of {topic}")
 
-    def _open_slices(self, parts: BrokerParts, settings: BrokerSettings) -> BrokerSlices | None:
+    def _open_slices(self, parts: BrokerParts, settings: Sections) -> BrokerSlices | None:
         """Return the slices of `stored` topics, which are in the object storage; None if there is none."""
         if self._tiers is None:
             return None
@@ -484,14 +460,14 @@ class Broker:
     @property
     def cluster_id(self) -> str:
         """The name of the cluster. Every client is told it, and `node`, when it connects."""
-        return self._settings.cluster
+        return self._identity.cluster
 
     def describe(self, principal: Principal) -> BrokerDescription:
         self._authorizer.check(principal, Action.DESCRIBE, BROKER)
         return BrokerDescription(
             version=__version__,
-            node=self._settings.node,
-            cluster=self._settings.cluster,
+            node=self._identity.node,
+            cluster=self._identity.cluster,
             state=self._state(),
             topics=len(self._registry.topics()),
             started_at=self._started_at,
@@ -503,7 +479,7 @@ class Broker:
         `statistics`."""
         if not self._authorizer.allows(principal, Action.DESCRIBE, BROKER):
             return []
-        info = {"version": __version__, "node": self._settings.node, "cluster": self._settings.cluster}
+        info = {"version": __version__, "node": self._identity.node, "cluster": self._identity.cluster}
         return self._metric_sources.families(info, self._started_at, not self.write_problems())
 
     def write_problems(self) -> list[str]:
@@ -529,7 +505,7 @@ class Broker:
     @property
     def node(self) -> str:
         """The name of this broker."""
-        return self._settings.node
+        return self._identity.node
 
     @property
     def staging(self) -> Staging:
@@ -679,7 +655,8 @@ class Broker:
 
     async def _first_publish_level(self) -> AckLevel:
         """Return the ack level of a topic that a first publish creates."""
-        return self._settings.ack_level if self._settings.ack_level is not None else await self._default_level()
+        chosen = self._settings.topics.ack_level
+        return chosen if chosen is not None else await self._default_level()
 
     async def take_over_topic(
         self, principal: Principal, topic: TopicName, partition: int | None, accept_loss: bool
@@ -754,7 +731,7 @@ class Broker:
         """
         self._authorizer.check(principal, Action.DESCRIBE, str(topic))
         record = await self._registry.refresh_topic(topic)
-        if record is None and create and self._settings.auto_create:
+        if record is None and create and self._settings.topics.auto_create:
             record = await self._auto_create(principal, topic)
         record = record or self._registry.topic(topic)
         await self._partitions.placement.place_quietly(topic)
@@ -801,8 +778,8 @@ class Broker:
         """Have the task that calls this tell a client of this IP address the addresses of brokers that it can reach:
         those of its own network, if it is in one of the networks `inside`. Other brokers, which pass on what they are
         told, give no address."""
-        if self._settings.inside:
-            answer_inside(is_inside(address, self._settings.inside))
+        if self._settings.server.inside:
+            answer_inside(is_inside(address, self._settings.server.inside))
 
     def told_addresses(self, session: BrokerSession | None = None) -> BrokerAddresses:
         """Return the addresses of a broker, without one of this broker, as the client is told them which this task
@@ -946,7 +923,7 @@ class Broker:
         partition = producer.partition
         schema = partition.intake.schema if partition.intake is not None else None
         check = check_publishable(batch, producer.topic, partition.policies, schema, partition.index)
-        if partition.is_stored and self._writer.pending_bytes + len(view) > self._settings.pending_publish_bytes_max:
+        if partition.is_stored and self._writer.pending_bytes + len(view) > self._limits.pending_publish_bytes_max:
             raise Unavailable(
                 "the broker has more unwritten publishes than limits.pending_publish_bytes_max: try again"
             )
@@ -977,7 +954,7 @@ class Broker:
         self._authorizer.check(principal, Action.READ, str(topic))
         owned = await self._partitions.get(topic, partition)
         self._registry.check_same(topic, topic_id)
-        fetched = await owned.fetch(start, min(bytes_max, self._settings.fetch_bytes_max), wait_ms / 1000)
+        fetched = await owned.fetch(start, min(bytes_max, self._limits.fetch_bytes_max), wait_ms / 1000)
         self._registry.check_same(topic, topic_id)  # a topic deleted during the read looks like a gap
         self._authorizer.check(principal, Action.READ, str(topic))  # the rules may have changed while this waited
         return fetched

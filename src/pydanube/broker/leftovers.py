@@ -32,15 +32,14 @@ from pydanube.broker.registry.records import (
     ledger_key,
     ledger_of_key,
     ledgers_of,
-    pack_over,
     partition_key,
-    unpack,
 )
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.registry.tombstones import drop_writes
 from pydanube.codec.batch import Batch, Codec, encode
 from pydanube.codec.native import requests as wire
 from pydanube.core.access import Action, Authorizer, Principal
+from pydanube.metadata.packing import pack_over, unpack
 from pydanube.metadata.store import Compare, MetadataStore, Put, list_all
 from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.leftovers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, ORIGINAL_TOPIC, Leftover, SalvageStep

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.registry.policies import EffectivePolicies
-from pydanube.broker.registry.records import version_of
 from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import Action, Authorizer, Principal
+from pydanube.metadata.packing import version_of
 from pydanube.model.errors import Refused
 from pydanube.model.names import TopicName
 from pydanube.model.policies import STORED, Policies

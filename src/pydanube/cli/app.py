@@ -9,7 +9,6 @@ Exit codes: 0 done, 1 failed (one line on stderr), 2 wrong usage, 130 interrupte
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from typing import Final, NoReturn
@@ -87,8 +86,10 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in COMMANDS and not ctx.resilient_parsing:
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"did you mean 'danube {near[0]}'?" if near else "'danube --help' lists them"
+            from pydanube.model.text import nearest
+
+            near = nearest(args[0], COMMANDS)
+            hint = f"did you mean 'danube {near}'?" if near else "'danube --help' lists them"
             raise click.UsageError(f"there is no command {args[0]!r}: {hint}", ctx)
         return super().resolve_command(ctx, args)
 

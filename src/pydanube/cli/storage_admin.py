@@ -14,7 +14,7 @@ from pydanube.model.storage import PartitionUsage, StorageDamage, StorageStatus,
 from .options import POSITION, TOPIC, Parsed, examples, json_option, url_option
 from .output import emit_json, fail, fields, note, plural, printable, size, span, table
 from .session import with_client
-from .values import TakesAgo
+from .values import TakesAgo, some_bytes
 
 if TYPE_CHECKING:
     from pydanube.client import Client
@@ -24,18 +24,7 @@ PATIENCE_SECONDS: Final = 60.0
 """A broker answers a step in about a second, but its store may be slow."""
 
 
-def _bytes(text: str) -> int:
-    from pydanube.model.errors import Invalid
-    from pydanube.settings_kinds import Size
-
-    kind = Size(1, 2**53 - 1)
-    try:
-        return kind.read(text)
-    except ValueError:
-        raise Invalid(f"{text!r} is not a size: {kind.allowed}") from None
-
-
-SIZE: Final = Parsed("size", _bytes)
+SIZE: Final = Parsed("size", some_bytes)
 
 
 @click.command(

@@ -1,6 +1,6 @@
 """Parses times, durations, places of messages, schemas and policies from the command line. Raises Invalid otherwise.
 
-A duration is a number of seconds, or one with a unit: 500ms, 30s, 10m, 2h, 7d, 1w. A place is PARTITION:OFFSET.
+Durations and sizes are those of `model.text`. A place is PARTITION:OFFSET.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from pydanube.model.limits import UNACKED_MAX
 from pydanube.model.policies import FIELDS, BacklogAction
 from pydanube.model.positions import OFFSET_END, Position
 from pydanube.model.schemas import parse_subject
+from pydanube.model.text import Size, did_you_mean, read, seconds
 
-_UNITS: Final[dict[str, int | Decimal]] = {
-    "ms": Decimal("0.001"), "": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800,
-}  # fmt: skip
-_DURATION: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?(ms|[smhdw]?)")
-_AGO: Final = re.compile(r"(?:now)?-([0-9.]+(?:ms|[smhdw]))")
+_AGO: Final = re.compile(r"(?:now)?-([0-9.]+ ?[a-z]+)")
 _AGO_WITHOUT_UNIT: Final = re.compile(r"(?:now)?(-[0-9.]+)")
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
+_BYTES: Final = Size(0, 2**53 - 1)
 _PLACE: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,19})")
 
 
@@ -36,10 +34,10 @@ def duration(text: str) -> float:
 
 def _seconds(text: str) -> Decimal:
     """Return the exact seconds: 0.14h is exactly 504."""
-    matched = _DURATION.fullmatch(text.strip())
-    if matched is None:
-        raise Invalid(f"{text!r} is not a duration: use seconds, or a unit as in 500ms, 30s, 10m, 2h, 7d")
-    return Decimal(matched[1]) * _UNITS[matched[2]]
+    try:
+        return seconds(text)
+    except ValueError:
+        raise Invalid(f"{text!r} is not a duration: use seconds, or a unit as in 500ms, 30s, 10m, 2h, 7d") from None
 
 
 def position(text: str) -> Position:
@@ -99,7 +97,7 @@ def unacked_max(text: str) -> int:
 def policy_name(text: str) -> str:
     name = text.replace("-", "_")
     if name not in FIELDS:
-        raise Invalid(f"policy {text!r} is unknown: use one of {', '.join(FIELDS)}")
+        raise Invalid(f"policy {text!r} is unknown: {did_you_mean(name, FIELDS, 'use one of')}")
     return name
 
 
@@ -122,34 +120,25 @@ def _policy_value(name: str, value: str) -> int:
     if name.endswith("_s") and not name.endswith("_per_s"):
         return _whole_seconds(name, value)
     if "bytes" in name:
-        return _bytes(name, value)
+        return read(_BYTES, value, f"policy {name}")
     raise Invalid(f"policy {name} takes a whole number, not {value!r}")
 
 
 def _whole_seconds(name: str, value: str) -> int:
-    seconds = _seconds(value)
-    if seconds % 1:
+    told = _seconds(value)
+    if told % 1:
         raise Invalid(f"policy {name} takes whole seconds, not {value!r}")
-    return int(seconds)
-
-
-def _bytes(name: str, value: str) -> int:
-    return _size(f"policy {name}", value)
+    return int(told)
 
 
 def byte_count(text: str) -> int:
     """Parse a number of bytes, which may have a unit, such as 10MB."""
-    return _size("it", text)
+    return read(_BYTES, text, "the size")
 
 
-def _size(what: str, value: str) -> int:
-    from pydanube.settings_kinds import Size
-
-    kind = Size(0, 2**53 - 1)
-    try:
-        return kind.read(value)
-    except ValueError:
-        raise Invalid(f"{what} takes {kind.allowed}, not {value!r}") from None
+def some_bytes(text: str) -> int:
+    """Parse a number of bytes that is not 0."""
+    return read(Size(1, _BYTES.maximum), text, "the size")
 
 
 class TakesAgo(click.Command):

@@ -11,27 +11,16 @@ Invariants
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 
-
-@dataclass(frozen=True, slots=True)
-class SliceLimits:
-    in_flight_max: int = 4
-    """How many slices are on their way at once."""
-    interval_s: float = 0.05
-    """While a slice is on its way, the next one leaves this long after the last, if it is not full before."""
-    slice_bytes: int = 4 << 20
-    """A slice of this size is full: it leaves as soon as there is room."""
-    waiting_bytes_max: int = 64 << 20
-    """What is gathered and on its way together has at most this many bytes; more is refused."""
+from pydanube.model.settings.sections import SliceSettings
 
 
 class SliceSequence:
     """The slices of one incarnation of a broker. Times are of one monotonic clock."""
 
-    def __init__(self, limits: SliceLimits) -> None:
-        self._limits = limits
+    def __init__(self, settings: SliceSettings) -> None:
+        self._settings = settings
         self.next_number = 0
         """The number of the slice that is being gathered."""
         self.counted_end = 0
@@ -59,7 +48,7 @@ class SliceSequence:
     def has_room(self, size: int) -> bool:
         """Return whether a record of this size may be added. One is always taken when nothing waits."""
         waiting = self.waiting_bytes
-        return self.end is None and (not waiting or waiting + size <= self._limits.waiting_bytes_max)
+        return self.end is None and (not waiting or waiting + size <= self._settings.waiting_bytes_max)
 
     def add(self, size: int, leaves_by: float) -> int:
         """Gather a record; return the number of its slice. It leaves at `leaves_by` at the latest, if there is room."""
@@ -70,13 +59,13 @@ class SliceSequence:
 
     def due_at(self) -> float:
         """Return when the gathered slice may leave; infinite while nothing is gathered or there is no room."""
-        if not self._gathered_bytes or self.end is not None or len(self._in_flight) >= self._limits.in_flight_max:
+        if not self._gathered_bytes or self.end is not None or len(self._in_flight) >= self._settings.in_flight_max:
             return inf
-        if self._gathered_bytes >= self._limits.slice_bytes:
+        if self._gathered_bytes >= self._settings.slice_bytes:
             return -inf
         if not self._in_flight:
             return self._deadline
-        return max(self._deadline, self._left_at + self._limits.interval_s)
+        return max(self._deadline, self._left_at + self._settings.interval_ms / 1000)
 
     def take(self, now: float) -> int:
         """Let the gathered slice leave, and return its number."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -26,6 +25,7 @@ from pyarrow import types
 
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaFormat
+from pydanube.model.text import did_you_mean
 
 from .registry import ParsedSchema, shown
 
@@ -154,9 +154,7 @@ def match_fields(path: str, given: pa.DataType, known: Sequence[str], what: str)
         if one.name in fields:
             raise Invalid(f"column {name!r} is there more than once: select one of them")
         if one.name not in known:
-            near = [each for each in known if each.lower() == one.name.lower()]
-            near = near or get_close_matches(one.name, known, 1, 0.6)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'no field'}"
+            hint = did_you_mean(one.name, known, otherwise=f"it has {', '.join(known) or 'no field'}")
             raise Invalid(f"column {name!r} is no field of {what}: {hint}")
         fields[one.name] = one
     return fields

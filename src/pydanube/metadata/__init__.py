@@ -2,7 +2,8 @@
 
 Lives here      the store interface, its implementations (embedded: SQLite; etcd: clusters), opening, which chooses one
                 of them, and what is built on the interface alone (counters; following: memory that agrees with it;
-                levels: which releases can use it)
+                packing: records as values; writing: changes that are tried again when another broker was faster;
+                table: records in memory, with such changes; levels: which releases can use it)
 May import      model, codec, runtime
 Flows through   small values, written with compare-and-set, read by key or prefix, watched from a revision
 Never           messages, cursors, anything written per message; knowledge of what the values mean

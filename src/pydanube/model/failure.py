@@ -7,11 +7,11 @@ not count.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final, cast
 
 from .errors import Invalid
 from .names import TopicName
+from .text import Word
 
 DELAY_MS_MAX: Final = 24 * 3600 * 1000
 """The longest delay before a redelivery."""
@@ -23,24 +23,14 @@ ACK_TIMEOUT: Final = "ack timeout"
 """The reason of a failure by ack timeout."""
 
 
-class Backoff(IntEnum):
+class Backoff(Word):
     """How the redelivery delay grows with the failures. Numbers as in the Danube gRPC API."""
 
     FIXED = 0
     EXPONENTIAL = 1
 
-    @classmethod
-    def parse(cls, text: str) -> Backoff:
-        try:
-            return cls[text.upper()]
-        except (KeyError, AttributeError):
-            raise Invalid(f"backoff {text!r} is unknown: use fixed or exponential") from None
 
-    def __str__(self) -> str:
-        return self.name.lower()
-
-
-class Poison(IntEnum):
+class Poison(Word):
     """What happens to a message that was redelivered as often as allowed. Numbers as in the Danube gRPC API."""
 
     DEAD_LETTER = 0
@@ -49,16 +39,6 @@ class Poison(IntEnum):
     """It stays and blocks its subscription (key-shared: its key) until an operator settles it or changes the policy."""
     DROP = 2
     """It is settled, and counted."""
-
-    @classmethod
-    def parse(cls, text: str) -> Poison:
-        try:
-            return cls[text.upper().replace("-", "_")]
-        except (KeyError, AttributeError):
-            raise Invalid(f"poison policy {text!r} is unknown: use dead-letter, block or drop") from None
-
-    def __str__(self) -> str:
-        return self.name.lower().replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True)

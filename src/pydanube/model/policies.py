@@ -7,18 +7,18 @@ from the defaults here.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from enum import IntEnum
 from typing import Final
 
 from .errors import Invalid
 from .limits import KIB, MIB
+from .text import Word
 
 SEGMENT_BYTES_MIN: Final = 64 * KIB
 SEGMENT_BYTES_MAX: Final = 512 * MIB
 """An object is built in memory, some stores need a second copy of it, and Redis accepts no larger value."""
 
 
-class BacklogAction(IntEnum):
+class BacklogAction(Word):
     """What happens when a subscription's backlog passes its quota."""
 
     REFUSE = 0
@@ -27,21 +27,11 @@ class BacklogAction(IntEnum):
     """The oldest messages are settled for the subscriptions with the backlog, and counted."""
 
     @classmethod
-    def parse(cls, text: str) -> BacklogAction:
-        try:
-            return cls[text.upper()]
-        except (KeyError, AttributeError):
-            raise Invalid(f"backlog action {text!r} is unknown: use refuse or evict") from None
-
-    @classmethod
     def of(cls, number: int) -> BacklogAction:
         try:
             return cls(number)
         except ValueError:
             raise Invalid(f"backlog action {number} is unknown: use 0 (refuse) or 1 (evict)") from None
-
-    def __str__(self) -> str:
-        return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

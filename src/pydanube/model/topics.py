@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Final, Literal
 
 import msgspec
@@ -13,6 +12,7 @@ from .errors import Invalid
 from .failure import NATIVE, FailurePolicy
 from .gaps import NO_GAPS, Gaps
 from .limits import PARTITIONS_MAX
+from .text import Word
 
 AckLevelName = Literal["durable", "stored", "written", "memory"]
 """How users write an `AckLevel`."""
@@ -21,7 +21,7 @@ SubscriptionTypeName = Literal["exclusive", "shared", "failover", "key-shared"]
 """How users write a `SubscriptionType`."""
 
 
-class AckLevel(IntEnum):
+class AckLevel(Word):
     """What has happened to a message when its publish is acknowledged."""
 
     MEMORY = 0
@@ -32,16 +32,6 @@ class AckLevel(IntEnum):
     """It is synced to the disk of one broker."""
     STORED = 3
     """It is in the object store, where any broker finds it: it survives the loss of its broker."""
-
-    @classmethod
-    def parse(cls, text: str) -> AckLevel:
-        try:
-            return cls[text.upper()]
-        except (KeyError, AttributeError):
-            raise Invalid(f"ack level {text!r} is unknown: use durable, stored, written or memory") from None
-
-    def __str__(self) -> str:
-        return self.name.lower()
 
     @property
     def survives(self) -> str:
@@ -80,25 +70,13 @@ _WHEN_LOST: Final = {
 }
 
 
-class SubscriptionType(IntEnum):
+class SubscriptionType(Word):
     """Numbers as in the Danube gRPC API."""
 
     EXCLUSIVE = 0
     SHARED = 1
     FAILOVER = 2
     KEY_SHARED = 3
-
-    @classmethod
-    def parse(cls, text: str) -> SubscriptionType:
-        try:
-            return cls[text.upper().replace("-", "_")]
-        except (KeyError, AttributeError):
-            raise Invalid(
-                f"subscription type {text!r} is unknown: use exclusive, shared, failover or key-shared"
-            ) from None
-
-    def __str__(self) -> str:
-        return self.name.lower().replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True)

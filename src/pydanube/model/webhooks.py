@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 
 from .errors import Invalid
 from .names import TopicName
+from .text import Choice, Number, did_you_mean, read
 
 WINDOW_S_MAX: Final = 24 * 3600
 SECRET_CHARACTERS_MIN: Final = 8
@@ -68,20 +69,18 @@ class Webhook:
         here = f"webhook {name!r}"
         unknown = sorted(set(options) - set(cls.__slots__) | ({"name"} & set(options)))
         if unknown:
-            raise Invalid(f"{here}: {unknown[0]!r} is not known: use topic, scheme, secret, secret_file, window_s, ...")
+            raise Invalid(f"{here}: {unknown[0]!r} is not known: {did_you_mean(unknown[0], cls.__slots__[1:])}")
         if "topic" not in options:
             raise Invalid(f"{here} needs a topic, such as /default/orders")
         values = dict(options)
-        headers, scheme, window_s = values.get("headers", ()), values.get("scheme", "hmac"), values.get("window_s", 300)
+        scheme = read(Choice(tuple(WebhookScheme)), values.get("scheme", "hmac"), f"{here}: scheme")
+        window_s = read(Number(1, WINDOW_S_MAX), values.get("window_s", 300), f"{here}: window_s")
+        headers = values.get("headers", ())
         if not isinstance(headers, (list, tuple)) or not all(isinstance(one, str) for one in headers):
             raise Invalid(f"{here}: headers is a list of names")
-        if not isinstance(window_s, int) or isinstance(window_s, bool):
-            raise Invalid(f"{here}: window_s is a number of seconds")
         for one in ("secret", "secret_file", "key_header"):
             if not isinstance(values.get(one, ""), str):
                 raise Invalid(f"{here}: {one} is text")
-        if scheme not in list(WebhookScheme):
-            raise Invalid(f"{here}: scheme {scheme!r} is unknown: use {', '.join(WebhookScheme)}")
         try:
             topic = TopicName.parse(values["topic"])
         except Invalid as error:

@@ -6,7 +6,7 @@ import os
 from os import PathLike
 from typing import TYPE_CHECKING, Final
 
-from pydanube.model.errors import Invalid
+from pydanube.model.text import Flag, read
 
 if TYPE_CHECKING:
     from .tls import ClientTls
@@ -19,9 +19,6 @@ CERT_FILE_VARIABLE: Final = "DANUBE_TLS_CLIENT_CERT_FILE"
 KEY_FILE_VARIABLE: Final = "DANUBE_TLS_CLIENT_KEY_FILE"
 SKIP_VERIFY_VARIABLE: Final = "DANUBE_TLS_INSECURE_SKIP_VERIFY"
 """Not DANUBE_TLS_CERT_FILE and ..._KEY_FILE: these are the broker's own certificate."""
-
-_YES: Final = ("1", "true", "yes", "on")
-_NO: Final = ("", "0", "false", "no", "off")
 
 
 def broker_url() -> str:
@@ -44,16 +41,10 @@ def client_tls(
     if ca_file is None:
         ca_file = os.environ.get(CA_FILE_VARIABLE)
     if insecure_skip_verify is None:
-        insecure_skip_verify = _flag(SKIP_VERIFY_VARIABLE)
+        given = os.environ.get(SKIP_VERIFY_VARIABLE) or "false"
+        insecure_skip_verify = read(Flag(), given, f"the environment variable {SKIP_VERIFY_VARIABLE}")
     return ClientTls(_text(ca_file), _text(cert_file), _text(key_file), insecure_skip_verify)
 
 
 def _text(path: str | PathLike[str] | None) -> str:
     return "" if path is None else os.fspath(path)
-
-
-def _flag(variable: str) -> bool:
-    value = os.environ.get(variable, "").strip().lower()
-    if value not in _YES + _NO:
-        raise Invalid(f"the environment variable {variable} is {value!r}: use true or false")
-    return value in _YES

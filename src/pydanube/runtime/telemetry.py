@@ -29,10 +29,11 @@ import structlog
 from structlog.typing import FilteringBoundLogger as Logger
 from structlog.typing import Processor
 
-__all__ = ["LEVELS", "Logger", "configure", "get_logger"]
+from pydanube.model.settings.words import LOG_LEVELS
 
-LEVELS: Final = ("debug", "info", "warning", "error", "critical")
-_LEVEL_NUMBERS: Final[dict[str, int]] = {name: getattr(logging, name.upper()) for name in LEVELS}
+__all__ = ["Logger", "configure", "get_logger"]
+
+_LEVEL_NUMBERS: Final[dict[str, int]] = {name: getattr(logging, name.upper()) for name in LOG_LEVELS}
 _COLOURS: Final = {"debug": "\x1b[2m", "info": "\x1b[32m", "warning": "\x1b[33m"}
 _COLOUR_SERIOUS: Final = "\x1b[31m"
 _COLOUR_END: Final = "\x1b[0m"
@@ -50,8 +51,8 @@ _destination = _Destination()
 
 
 def configure(level: str = "info", json: bool = False) -> None:
-    """Set the lowest level that is shown (one of LEVELS) and the form: text for people, or JSON lines."""
-    assert level in LEVELS, f"log level {level!r} is none of {', '.join(LEVELS)}"
+    """Set the lowest level that is shown (one of LOG_LEVELS) and the form: text for people, or JSON lines."""
+    assert level in LOG_LEVELS, f"log level {level!r} is none of {', '.join(LOG_LEVELS)}"
     _destination.level = _LEVEL_NUMBERS[level]
     _destination.json = json
     _destination.configured = True

@@ -23,17 +23,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pydanube.model.errors import DanubeError, Invalid, Refused
+from pydanube.model.settings.words import OFF, REQUIRED
 
 from .certificates import Certificate, read_pem
 from .clock import MICROSECONDS, Clock
 from .telemetry import get_logger
 
 log = get_logger(__name__)
-
-OFF: Final = "off"
-OPTIONAL: Final = "optional"
-REQUIRED: Final = "required"
-CLIENT_CERTIFICATES: Final = (OFF, OPTIONAL, REQUIRED)
 
 PEM_BYTES_MAX: Final = 1024 * 1024
 """The largest file of certificates or of a key."""

@@ -1,16 +1,11 @@
-"""Every option of the data source, parsed and checked in one place. A ReadOptions or WriteOptions is always valid.
-
-Spark passes options as text, with their names in lower case; error messages use the documented spelling. Unknown
-options are refused by name: a misspelt option that is ignored could start a stream at the wrong place.
-"""
+"""Every option of the data source, parsed and checked in one place. A ReadOptions or WriteOptions is always valid."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 from pydanube.client.connection.address import parse_servers
 from pydanube.codec.batch import Codec
@@ -19,11 +14,12 @@ from pydanube.model.limits import KEY_BYTES_MAX, PARTITIONS_MAX, PRODUCER_NAME_B
 from pydanube.model.names import TopicName, parse_subscription
 from pydanube.model.positions import OFFSET_END
 from pydanube.model.schemas import parse_subject
-from pydanube.model.staging import BATCH_ID_MAX, check_query
+from pydanube.model.text import Choice, Duration, Flag, Kind, Number, Size, did_you_mean
 from pydanube.runtime.objects.opening import check_url
 from pydanube.runtime.tls import ClientTls
 from pydanube.spark.credentials import CREDENTIALS, NO_CREDENTIALS, SHOWN, SHOWN_REFUSAL, BrokerCredentials
-from pydanube.spark.reading.bounds import Bound, Bounds, parse_duration_us, parse_json
+from pydanube.spark.given_options import GivenOptions
+from pydanube.spark.reading.bounds import Bound, Bounds, parse_json
 
 if TYPE_CHECKING:
     from pydanube.spark.decoding.typed_read import TypedRead
@@ -115,17 +111,6 @@ KAFKAS: Final = {
 }
 """Options of Spark's Kafka source and their names here, for error messages. `subscribe` names topics there."""
 
-_SIZES: Final = {
-    "": 1,
-    "b": 1,
-    "k": 1 << 10,
-    "kib": 1 << 10,
-    "m": 1 << 20,
-    "mib": 1 << 20,
-    "g": 1 << 30,
-    "gib": 1 << 30,
-}
-
 DEFAULT_TRIGGER_DELAY_S: Final = 900.0
 """As in Spark's Kafka source."""
 
@@ -135,7 +120,12 @@ KEY_FILTER_FORM: Final = 'use a glob such as user-*, or JSON such as ["user-*", 
 DirectRead = Literal["auto", "always", "never"]
 OnDecodeError = Literal["fail", "null"]
 Mode = Literal["batch", "stream"]
-T = TypeVar("T")
+
+_DIRECT_READ: Final = cast(Kind[DirectRead], Choice(("auto", "always", "never")))
+_ON_DECODE_ERROR: Final = cast(Kind[OnDecodeError], Choice(("fail", "null")))
+_OFFSETS: Final = Number(1, OFFSET_END - 1)
+_TIMEOUT: Final = Duration(0.1, 86_400)
+_VERSION: Final = Number(1, 2**31 - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,25 +192,25 @@ class ReadOptions:
             assigned=assigned,
             start=_start(given, mode),
             end=_end(given),
-            min_offsets=given.count("minOffsetsPerTrigger"),
-            trigger_delay_s=given.duration("maxTriggerDelay", DEFAULT_TRIGGER_DELAY_S),
-            max_offsets=given.count("maxOffsetsPerTrigger"),
-            max_bytes=given.size("maxBytesPerTrigger"),
-            min_partitions=given.count("minPartitions", 1 << 20),
-            max_records=given.count("maxRecordsPerPartition"),
-            fail_on_data_loss=given.flag("failOnDataLoss", True),
+            min_offsets=given.read("minOffsetsPerTrigger", _OFFSETS, 0),
+            trigger_delay_s=given.read("maxTriggerDelay", Duration(needs_unit=True), DEFAULT_TRIGGER_DELAY_S),
+            max_offsets=given.read("maxOffsetsPerTrigger", _OFFSETS, 0),
+            max_bytes=given.read("maxBytesPerTrigger", Size(1, 1 << 62), 0),
+            min_partitions=given.read("minPartitions", Number(1, 1 << 20), 0),
+            max_records=given.read("maxRecordsPerPartition", _OFFSETS, 0),
+            fail_on_data_loss=given.read("failOnDataLoss", Flag(), True),
             columns=_columns(given),
             key_filters=_key_filters(given.text("keyFilter")),
             subscription=given.parsed("subscription", parse_subscription, ""),
-            direct_read=_direct_read(given.text("directRead")),
+            direct_read=given.read("directRead", _DIRECT_READ, "auto"),
             store=given.parsed("store", check_url, ""),
-            store_settings=given.store_settings,
-            descriptors=given.flag("descriptors", False),
-            timeout_s=given.seconds("timeout", DEFAULT_TIMEOUT_S),
+            store_settings=given.prefixed(STORE_PREFIX),
+            descriptors=given.read("descriptors", Flag(), False),
+            timeout_s=given.read("timeout", _TIMEOUT, DEFAULT_TIMEOUT_S),
             decode=_decode(given),
             subject=given.parsed("subject", parse_subject, ""),
-            schema_version=given.number("schemaVersion", 1, 2**31 - 1) if given.text("schemaVersion") else 0,
-            on_decode_error=_on_decode_error(given.text("onDecodeError")),
+            schema_version=given.read("schemaVersion", _VERSION, 0) if given.text("schemaVersion") else 0,
+            on_decode_error=given.read("onDecodeError", _ON_DECODE_ERROR, "fail"),
         )
 
     @property
@@ -256,60 +246,38 @@ class WriteOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
         given = _RawOptions(options, (*COMMON, *WRITING), READING, "writing")
-        query, batch = given.text("queryId"), given.text("batchId")
-        if (query is None) != (batch is None):
-            raise Invalid("options queryId and batchId belong together: give both, or neither")
+        query_id, batch_id = given.batch()
         topic = given.topic()
         compression = given.text("compression")
         return cls(
             servers=given.servers(),
             credentials=given.credentials(),
             topic="" if topic is None else str(TopicName.parse(topic)),
-            query_id=_query_id(query),
-            batch_id=-1 if batch is None else given.number("batchId", 0, BATCH_ID_MAX),
+            query_id=query_id,
+            batch_id=batch_id,
             codec=Codec.NONE if compression in (None, "none") else Codec.parse(compression),
             partition_by=_partition_by(given),
-            create_topic=given.flag("createTopic", True),
+            create_topic=given.read("createTopic", Flag(), True),
             producer=given.parsed("producer", _producer, "spark"),
             subject=given.parsed("schema", parse_subject, ""),
             schema_version=_schema_version(given),
-            timeout_s=given.seconds("timeout", DEFAULT_TIMEOUT_S),
+            timeout_s=given.read("timeout", _TIMEOUT, DEFAULT_TIMEOUT_S),
         )
 
 
-class _RawOptions:
-    """The options of one data frame as text, by their documented names."""
+class _RawOptions(GivenOptions):
+    """The options of a reader or a writer."""
 
     def __init__(
         self, options: Mapping[str, str], known: tuple[str, ...], elsewhere: tuple[str, ...], purpose: str
     ) -> None:
-        spelling = {name.lower(): name for name in (*known, *SPARKS_OWN)}
-        self._values: dict[str, str] = {}
-        stores: dict[str, str] = {}
-        for name, value in options.items():
-            lower = name.lower()
-            if lower.startswith(STORE_PREFIX) and "store" in spelling:
-                stores[lower.removeprefix(STORE_PREFIX)] = value
-            elif lower in spelling:
-                self._values[spelling[lower]] = value
-            else:
-                raise Invalid(_unknown(name, known, elsewhere, purpose))
-        self.store_settings = tuple(sorted(stores.items()))
-
-    def text(self, name: str) -> str | None:
-        return self._values.get(name)
-
-    def parsed(self, name: str, parse: Callable[[str], T], default: T) -> T:
-        text = self._values.get(name)
-        if text is None:
-            return default
-        try:
-            return parse(text)
-        except Invalid as error:
-            raise Invalid(f"option {name}: {error.message}") from None
+        prefixes = [STORE_PREFIX] if "store" in known else []
+        super().__init__(
+            options, (*known, *SPARKS_OWN), prefixes, lambda name: _unknown(name, known, elsewhere, purpose)
+        )
 
     def topic(self) -> str | None:
-        topic, path = self._values.get("topic"), self._values.get("path")
+        topic, path = self.values.get("topic"), self.values.get("path")
         if topic is not None and path is not None:
             raise Invalid(f"the topic is given twice: as the option topic ({topic!r}) and as the path ({path!r})")
         return path if topic is None else topic
@@ -318,70 +286,22 @@ class _RawOptions:
         return str(self.parsed("servers", parse_servers, parse_servers(DEFAULT_SERVERS)))
 
     def credentials(self) -> BrokerCredentials:
-        return BrokerCredentials.parse(self._values, self._tls())
+        return BrokerCredentials.parse(self.values, self._tls())
 
     def _tls(self) -> ClientTls | None:
         """Return what the options of TLS say; None: there are none, and the environment of each process counts."""
-        if not any(name in self._values for name in TLS):
+        if not any(name in self.values for name in TLS):
             return None
         if not parse_servers(self.servers()).is_encrypted:
             raise Invalid("options tls.* belong to servers with TLS: write servers as danubes://host:port")
-        ca_file, cert_file, key_file = (self._values.get(name, "") for name in TLS[:3])
+        ca_file, cert_file, key_file = (self.values.get(name, "") for name in TLS[:3])
         if bool(cert_file) != bool(key_file):
             raise Invalid("options tls.certFile and tls.keyFile belong together: give both, or neither")
-        return ClientTls(ca_file, cert_file, key_file, self.flag(TLS[3], False))
-
-    def number(self, name: str, low: int, high: int) -> int:
-        text = self._values[name].strip()
-        if text.isascii() and text.isdecimal() and len(text) < 20 and low <= int(text) <= high:
-            return int(text)
-        raise Invalid(f"option {name} is {text!r}: use a whole number from {low} to {high}")
-
-    def count(self, name: str, high: int = OFFSET_END - 1) -> int:
-        return self.number(name, 1, high) if name in self._values else 0
-
-    def flag(self, name: str, default: bool) -> bool:
-        match self._values.get(name, str(default)).strip().lower():
-            case "true":
-                return True
-            case "false":
-                return False
-        raise Invalid(f"option {name} is {self._values[name]!r}: use true or false")
-
-    def size(self, name: str) -> int:
-        text = self._values.get(name)
-        if text is None:
-            return 0
-        digits = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ").rstrip()
-        unit = _SIZES.get(text.strip()[len(digits) :].strip().lower())
-        if unit and digits.isascii() and digits.isdecimal() and len(digits) < 19 and 0 < int(digits) * unit < 1 << 62:
-            return int(digits) * unit
-        raise Invalid(f"option {name} is {text!r}: use a number of bytes such as 1048576, or 64MiB")
-
-    def seconds(self, name: str, default: float) -> float:
-        text = self._values.get(name)
-        if text is None:
-            return default
-        try:
-            value = float(text)
-        except ValueError:
-            value = 0.0
-        if not 0.1 <= value <= 86_400:
-            raise Invalid(f"option {name} is {text!r}: use seconds, 0.1 to 86400")
-        return value
-
-    def duration(self, name: str, default: float) -> float:
-        text = self._values.get(name)
-        if text is None:
-            return default
-        found = parse_duration_us(text)
-        if found is None:
-            raise Invalid(f"option {name} is {text!r}: use a time such as 30s, 15m or 1h")
-        return found / 1_000_000
+        return ClientTls(ca_file, cert_file, key_file, self.read(TLS[3], Flag(), False))
 
     def check_mode(self, mode: Mode | None) -> None:
         for name in ONLY_STREAMS if mode == "batch" else ONLY_BATCHES if mode == "stream" else ():
-            if name in self._values:
+            if name in self.values:
                 other = "spark.readStream" if mode == "batch" else "spark.read"
                 raise Invalid(f"option {name} means nothing for a {mode}: leave it out, or use {other}")
 
@@ -395,10 +315,7 @@ def _unknown(name: str, known: Iterable[str], elsewhere: Iterable[str], purpose:
     if (here := KAFKAS.get(name.lower())) in known:
         hint = ", with a glob such as /default/orders-*" if name.lower() == "subscribepattern" else ""
         return f"option {name!r} is Kafka's: here it is {here!r}{hint}"
-    spelling = {one.lower(): one for one in known}
-    near = get_close_matches(name.lower(), spelling, 1, 0.6)
-    hint = f"did you mean {spelling[near[0]]!r}?" if near else f"known are {', '.join(known)}"
-    return f"option {name!r} is unknown: {hint}"
+    return f"option {name!r} is unknown: {did_you_mean(name, known)}"
 
 
 # -- options of reading ------------------------------------------------------------------------------------------------
@@ -476,7 +393,7 @@ def _is_partition(value: object) -> bool:
 
 
 def _check_trigger(given: _RawOptions) -> None:
-    least, most = given.count("minOffsetsPerTrigger"), given.count("maxOffsetsPerTrigger")
+    least, most = given.read("minOffsetsPerTrigger", _OFFSETS, 0), given.read("maxOffsetsPerTrigger", _OFFSETS, 0)
     if least and most and least > most:
         raise Invalid(f"option minOffsetsPerTrigger is {least}, and maxOffsetsPerTrigger is {most}, which is less")
     if given.text("maxTriggerDelay") is not None and not least:
@@ -484,7 +401,7 @@ def _check_trigger(given: _RawOptions) -> None:
 
 
 def _columns(given: _RawOptions) -> tuple[str, ...]:
-    attributes = given.flag("includeAttributes", True)
+    attributes = given.read("includeAttributes", Flag(), True)
     text = given.text("columns")
     if text is None:
         default = DECODED_COLUMNS if _decode(given) else COLUMNS
@@ -494,9 +411,7 @@ def _columns(given: _RawOptions) -> tuple[str, ...]:
     chosen = [one.strip().lower() for one in text.split(",")]
     for one in chosen:
         if one not in COLUMNS:
-            near = get_close_matches(one, COLUMNS, 1, 0.6)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(COLUMNS)}"
-            raise Invalid(f"option columns names {one!r}, which no message has: {hint}")
+            raise Invalid(f"option columns names {one!r}, which no message has: {did_you_mean(one, COLUMNS)}")
         if chosen.count(one) > 1:
             raise Invalid(f"option columns names {one!r} more than once")
     if "attributes" in chosen and not attributes:
@@ -531,13 +446,6 @@ def _key_filters(text: str | None) -> tuple[str, ...]:
     return tuple(cast(list[str], globs))
 
 
-def _direct_read(text: str | None) -> DirectRead:
-    chosen = "auto" if text is None else text.strip().lower()
-    if chosen not in ("auto", "always", "never"):
-        raise Invalid(f"option directRead is {text!r}: use auto, always or never")
-    return cast(DirectRead, chosen)
-
-
 def _decode(given: _RawOptions) -> bool:
     text = given.text("decode")
     if text is None or text.strip().lower() == "none":
@@ -550,20 +458,7 @@ def _decode(given: _RawOptions) -> bool:
     return True
 
 
-def _on_decode_error(text: str | None) -> OnDecodeError:
-    chosen = "fail" if text is None else text.strip().lower()
-    if chosen not in ("fail", "null"):
-        raise Invalid(f"option onDecodeError is {text!r}: use fail or null")
-    return cast(OnDecodeError, chosen)
-
-
 # -- options of writing ------------------------------------------------------------------------------------------------
-
-
-def _query_id(text: str | None) -> str:
-    if text is None:
-        return ""
-    return check_query("option queryId:", text)
 
 
 def _partition_by(given: _RawOptions) -> str | int:
@@ -571,7 +466,7 @@ def _partition_by(given: _RawOptions) -> str | int:
     if text is None or text in ("key", "round-robin"):
         return text or "key"
     if text.strip().isdecimal():
-        return given.number("partitionBy", 0, PARTITIONS_MAX - 1)
+        return given.read("partitionBy", Number(0, PARTITIONS_MAX - 1), 0)
     raise Invalid(f"option partitionBy is {text!r}: use key, round-robin, or the number of a partition")
 
 
@@ -580,7 +475,7 @@ def _schema_version(given: _RawOptions) -> int:
         return 0
     if given.text("schema") is None:
         raise Invalid("option schemaVersion is for the option schema, which names the subject: give both, or neither")
-    return given.number("schemaVersion", 1, 2**31 - 1)
+    return given.read("schemaVersion", _VERSION, 0)
 
 
 def _producer(text: str) -> str:

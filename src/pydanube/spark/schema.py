@@ -6,12 +6,12 @@ All columns are nullable, because Spark treats every column of a Python data sou
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from pydanube.model.errors import Invalid
+from pydanube.model.text import did_you_mean
 
 from .options import COLUMNS
 
@@ -81,8 +81,7 @@ def chosen_columns(schema: StructType) -> tuple[str, ...]:
         raise Invalid(f"the schema has no columns: leave it out, or choose of {', '.join(COLUMNS)}")
     for column in schema.fields:
         if column.name not in SPARK_TYPES:
-            near = get_close_matches(column.name, COLUMNS, 1, 0.6)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(COLUMNS)}"
+            hint = did_you_mean(column.name, COLUMNS)
             raise Invalid(f"the schema has a column {column.name!r}, which no message has: {hint}")
         kind, expected = column.dataType.simpleString(), SPARK_TYPES[column.name]
         if kind != expected:

@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from pydanube.broker.registry.records import unpack
 from pydanube.metadata.following import Follower, Handler
+from pydanube.metadata.packing import unpack
 from pydanube.metadata.store import Event, KeyValue
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import Corrupt

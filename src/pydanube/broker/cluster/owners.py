@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
-from pydanube.broker.registry.records import PARTITIONS, PartitionRecord, partition_key, partition_of_key, unpack
+from pydanube.broker.registry.records import PARTITIONS, PartitionRecord, partition_key, partition_of_key
 from pydanube.metadata.following import Follower, Handler
+from pydanube.metadata.packing import unpack
 from pydanube.metadata.store import Event, KeyValue
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import Corrupt

@@ -21,16 +21,14 @@ import msgspec
 from pydanube.broker.registry.records import (
     PartitionRecord,
     TopicRecord,
-    pack,
-    pack_over,
     partition_key,
     partition_of_key,
     partitions_of,
     topic_key,
-    unpack,
 )
 from pydanube.broker.registry.registry import Registry
 from pydanube.core.placement import Candidate, Unplaced, place
+from pydanube.metadata.packing import pack, pack_over, unpack
 from pydanube.metadata.store import Compare, MetadataStore, Put, list_all
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, NotFound, Unavailable

@@ -31,13 +31,12 @@ from pydanube.broker.registry.records import (
     PartitionRecord,
     TopicRecord,
     ledgers_of,
-    pack_over,
     partition_key,
     restored_entries,
     topic_key,
-    unpack,
 )
 from pydanube.broker.registry.registry import Registry
+from pydanube.metadata.packing import pack_over, unpack
 from pydanube.metadata.store import Compare, MetadataStore, Put, list_all, split_writes
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from pydanube.broker.cluster.membership import Membership, MembershipListener
 from pydanube.broker.cluster.node_records import INCARNATION_COUNTER
-from pydanube.core.slice_sequence import SliceLimits
 from pydanube.metadata.counters import take_ids
 from pydanube.metadata.joining import JoinedTransactions
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, NotOwner, Unavailable
+from pydanube.model.settings.sections import SliceSettings
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.randomness import identity
@@ -41,15 +40,6 @@ PROBE_S: Final = 3.0
 
 PROVE_EVERY_S: Final = 0.5
 """Twice in the time for which a proof is good, so that one late answer does not interrupt deliveries."""
-
-
-@dataclass(frozen=True, slots=True)
-class SliceSettings:
-    limits: SliceLimits = field(default_factory=SliceLimits)
-    state_interval_s: float = 1.0
-    """How long a change of cursors may wait for something to leave with."""
-    unlisted_bytes_max: int = 4 << 30
-    """How many bytes of messages may be in slices and in no segment that the catalog lists; more is refused."""
 
 
 class SliceCounts(NamedTuple):
@@ -182,7 +172,7 @@ class BrokerSlices:
         if not incarnation:
             raise Unavailable("this broker has no session yet: try again")
         if self._writer is None or self._writer.incarnation != incarnation:
-            made = SliceWriter(self._objects, incarnation, self._settings.limits, self._clock, self._tasks)
+            made = SliceWriter(self._objects, incarnation, self._settings, self._clock, self._tasks)
             made.on_sealed = lambda: self.on_sealed(made)
             if self._writer is not None:
                 self._former = self.counts()._replace(puts_per_s=0.0, waiting_bytes=0, is_failing=False)
@@ -235,7 +225,7 @@ class BrokerSlices:
 
     def open_partition(self) -> SlicedLog:
         """Return the log of a partition that this broker took."""
-        return SlicedLog(self._log, self.writer(), self._settings.state_interval_s, self.unlisted)
+        return SlicedLog(self._log, self.writer(), self._settings.state_interval_ms / 1000, self.unlisted)
 
     @property
     def trouble(self) -> str:

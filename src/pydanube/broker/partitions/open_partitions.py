@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from pydanube.broker.cluster.membership import MembershipListener
 from pydanube.broker.cluster.owners import Key
@@ -46,6 +46,7 @@ from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, NotOwner, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.policies import Policies
+from pydanube.model.settings.sections import Sections
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks, run_together
@@ -72,13 +73,6 @@ CLOSED_AT_ONCE: Final = 64
 CLOSE_SECONDS: Final = 5.0
 """A broker that stops gives up when it could close no partition for this long: what they wait for is away, and others,
 or the next start, continue as after a crash."""
-
-
-class PartitionSettings(NamedTuple):
-    offset_block: int
-    """How many offsets are reserved at a time, on topics that are not durable."""
-    remembered_max: int
-    """How many producers a partition remembers for deduplication."""
 
 
 class Tiering(Protocol):
@@ -108,7 +102,7 @@ class Partitions:
         tasks: Tasks,
         clock: Clock,
         cluster: ClusterParts,
-        settings: PartitionSettings,
+        settings: Sections,
         policies: EffectivePolicies,
         open_partitions: PartitionTable,
         metrics: BrokerMetrics,
@@ -502,14 +496,16 @@ class Partitions:
         ownership.use_slices(found.slices)
         open_tier: Callable[[StoredPartition], Tier] | None = None
         if self._tiering is not None and found.history is not None:
-            open_tier = partial(self._tiering.open_partition, ownership, found.history, self._settings.remembered_max)
+            open_tier = partial(
+                self._tiering.open_partition, ownership, found.history, self._settings.producers.remembered_max
+            )
         return StoredPartition(
             parts,
             config.ack_level,
             found.stream,
             found.former_state_ledgers,
             self._writer,
-            self._settings.offset_block,
+            self._settings.topics.offset_block,
             open_tier,
             found.slices,
         )

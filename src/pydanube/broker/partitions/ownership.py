@@ -38,15 +38,13 @@ from pydanube.broker.registry.records import (
     ledger_key,
     ledger_of_key,
     ledgers_of,
-    pack,
-    pack_over,
     partition_key,
     restored_entries,
     restored_of,
-    unpack,
 )
 from pydanube.broker.registry.tombstones import drop_writes
 from pydanube.metadata.joining import Transact
+from pydanube.metadata.packing import pack, pack_over, unpack
 from pydanube.metadata.store import (
     Compare,
     Delete,

@@ -1,6 +1,6 @@
 """Quotas: how much each principal, and each namespace, may use.
 
-Lives here      records and quota_store (the quotas of the metadata, in memory on every broker)
+Lives here      records (the keys and values in the metadata)
                 throttle (what listeners and partitions ask: it lets callers go on, wait, or refuses them)
                 stored_bytes (sums what topics store, and says which of them are full)
                 administration (what callers see and change of quotas)

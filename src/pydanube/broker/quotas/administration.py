@@ -20,14 +20,14 @@ from pydanube.broker.security.audit_operations import note_detail
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.metadata.following import Follower
 from pydanube.metadata.store import MetadataStore
-from pydanube.model.errors import Full, Invalid
+from pydanube.metadata.table import RecordTable
+from pydanube.model.errors import Full, Invalid, NotFound
 from pydanube.model.limits import QUOTAS_MAX
 from pydanube.model.quotas import LIMIT_NAMES, Quota, QuotaSubject
 from pydanube.operations.access import QuotasListed
 from pydanube.runtime.clock import Clock
 
-from .quota_store import QuotaStore, no_quota
-from .records import QuotaRecord
+from .records import QUOTAS, QuotaRecord, quota_key, subject_of_key
 from .throttle import Throttle
 
 
@@ -41,29 +41,32 @@ class Quotas:
         self._registry = registry
         self._authorizer = authorizer
         self._clock = clock
-        self._store = QuotaStore(store, clock, self._changed)
+        self._quotas: dict[QuotaSubject, QuotaRecord] = {}
+        keys = QUOTAS, self._take, quota_key, subject_of_key
+        self._table = RecordTable(store, clock, QuotaRecord, *keys, lambda subject: f"the quota of {subject}")
 
     def follow(self, follower: Follower) -> None:
         """Learn by the follower what other brokers change."""
-        self._store.follow(follower)
+        self._table.follow(follower)
 
     def list(self, principal: Principal, after: str = "", limit: int = PAGE_MAX) -> QuotasListed:
         """Return a page of the quotas that the caller may see, each with what is used of it now."""
         if not 0 < limit <= PAGE_MAX:
             raise Invalid(f"limit={limit} is out of range: use 1 to {PAGE_MAX}")
-        seen = sorted((str(one), one) for one in self._store.quotas if self._shows(principal, one))
+        seen = sorted((str(one), one) for one in self._quotas if self._shows(principal, one))
         start = bisect_right(seen, after, key=lambda one: one[0]) if after else 0
         page = seen[start : start + limit]
-        found = [self._quota(one, self._store.quotas[one]) for _, one in page]
+        found = [self._quota(one, self._quotas[one]) for _, one in page]
         return QuotasListed(found, page[-1][0] if start + limit < len(seen) else "")
 
     async def get(self, principal: Principal, subject: QuotaSubject) -> Quota:
         """Return a quota that the caller may see. Raises NotFound if the subject has none of its own."""
         if not self._shows(principal, subject):
             self._authorizer.check(principal, Action.DESCRIBE, str(subject) if subject.is_namespace else BROKER)
-        record = await self._store.find(subject)
+        await self._table.ask(subject)
+        record = self._quotas.get(subject)
         if record is None:
-            raise no_quota(subject)
+            raise _no_quota(subject)
         return self._quota(subject, record)
 
     async def set(
@@ -82,21 +85,25 @@ class Quotas:
             self._registry.namespace(subject.name)
 
         def change(stored: QuotaRecord | None) -> QuotaRecord:
-            if stored is None and len(self._store.quotas) >= QUOTAS_MAX:
+            if stored is None and len(self._quotas) >= QUOTAS_MAX:
                 raise Full(f"there are {QUOTAS_MAX} quotas, which is the most: use those of all principals of a type")
             record = msgspec.structs.replace(stored or QuotaRecord(created_at=self._clock.now_us()), **changes)
             record.limits().check(subject)
             return record
 
-        return self._quota(subject, await self._store.set(subject, change, expected))
+        return self._quota(subject, (await self._table.set(subject, change, expected)).record)
 
     async def delete(self, principal: Principal, subject: QuotaSubject, expected: str = "") -> None:
         """Delete a quota; those that wait for its rates go on at once. `expected` as in `set`."""
         note_detail(f"quota of {subject}")
         self._authorizer.check(principal, Action.ADMINISTER, BROKER)
-        await self._store.delete(subject, expected)
+        await self._table.delete(subject, expected, _no_quota(subject))
 
-    def _changed(self, subject: QuotaSubject, record: QuotaRecord | None) -> None:
+    def _take(self, subject: QuotaSubject, record: QuotaRecord | None) -> None:
+        if record is None:
+            self._quotas.pop(subject, None)
+        else:
+            self._quotas[subject] = record
         self._throttle.set_quota(subject, None if record is None else record.limits())
 
     def _quota(self, subject: QuotaSubject, record: QuotaRecord) -> Quota:
@@ -108,3 +115,7 @@ class Quotas:
         if subject.is_namespace:
             return self._authorizer.allows(principal, Action.DESCRIBE, str(subject))
         return str(subject) == principal.id or (subject.is_default and subject.type == principal.type)
+
+
+def _no_quota(subject: QuotaSubject) -> NotFound:
+    return NotFound(f"{subject} has no quota of its own: 'danube auth quotas list' shows those that there are")

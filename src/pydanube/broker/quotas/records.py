@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from pydanube.broker.registry.records import version_of
+from pydanube.metadata.packing import version_of
 from pydanube.model.quotas import LIMIT_NAMES, Quota, QuotaLimits, QuotaSubject, QuotaUsage
 
 QUOTAS: Final = "/security/quotas/"

@@ -6,6 +6,5 @@ consumers               consumers of the Danube gRPC API, found again by their i
 records                 the keys and values in the metadata store
 policies                effective policies: of the topic, its namespace or the settings
 ids                     numbers that are never used twice
-writing                 changes that compare what they read, and are tried again when another broker was faster
 tombstones              which ledgers were dropped, so that lost metadata is noticed
 """

@@ -21,7 +21,9 @@ from typing import Final
 import msgspec
 
 from pydanube.metadata.following import KeyMirror
+from pydanube.metadata.packing import pack, unpack
 from pydanube.metadata.store import Compare, Delete, MetadataStore, Put
+from pydanube.metadata.writing import write_surely
 from pydanube.model.errors import DanubeError
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
 from pydanube.runtime.clock import MICROSECONDS, Clock
@@ -29,7 +31,6 @@ from pydanube.runtime.telemetry import get_logger
 
 from . import records
 from .records import ConsumerRecord
-from .writing import write_surely
 
 log = get_logger(__name__)
 
@@ -119,7 +120,7 @@ class Consumers:
 
     async def _put(self, number: int, record: ConsumerRecord) -> None:
         key = records.consumer_key(record.topic_id, record.subscription_id, number)
-        writes: list[Put | Delete] = [Put(key, records.pack(record))]
+        writes: list[Put | Delete] = [Put(key, pack(record))]
         if (former := self._by_id.get(number)) is not None:
             stale = records.consumer_key(former.topic_id, former.subscription_id, number)
             writes += [Delete(stale)] if stale != key else []
@@ -162,7 +163,7 @@ class Consumers:
         number = records.consumer_of_key(key)
         known = self._by_id.get(number)
         if value is not None:
-            record = records.unpack(value, ConsumerRecord)
+            record = unpack(value, ConsumerRecord)
             self._forget(number)
             self._add(number, record)
         elif known is not None and records.consumer_key(known.topic_id, known.subscription_id, number) == key:

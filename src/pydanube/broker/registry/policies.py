@@ -7,13 +7,9 @@ from typing import NamedTuple
 
 from pydanube.model.names import TopicName
 from pydanube.model.policies import DEFAULTS, Policies
+from pydanube.model.settings.sections import Sections
 
 from .registry import Registry
-
-
-def broker_policies(message_bytes_max: int, remembered_us: int) -> Policies:
-    """Return the defaults, with the broker's own settings for the policies that have one."""
-    return replace(DEFAULTS, message_bytes_max=message_bytes_max, deduplication_s=remembered_us // 1_000_000)
 
 
 class _Cached(NamedTuple):
@@ -27,10 +23,11 @@ class _Cached(NamedTuple):
 class EffectivePolicies:
     """Computes the policies in force for topics and namespaces; every value in them is set, none is inherited."""
 
-    def __init__(self, registry: Registry, broker: Policies) -> None:
-        """`broker` holds the policies that apply where neither topic nor namespace sets one."""
+    def __init__(self, registry: Registry, settings: Sections) -> None:
         self._registry = registry
-        self._broker = broker
+        size_max, deduplication_s = settings.limits.message_bytes_max, settings.producers.remembered_s
+        self._broker = replace(DEFAULTS, message_bytes_max=size_max, deduplication_s=deduplication_s)
+        """The policies that apply where neither topic nor namespace sets one."""
         self._of_topics: dict[int, _Cached] = {}
         self._of_namespaces: dict[str, tuple[Policies | None, Policies]] = {}
         """By name: what the namespace sets itself, and its effective policies."""

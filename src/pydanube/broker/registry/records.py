@@ -27,14 +27,12 @@ Ids are numbers from the store's counters, written in 16 hexadecimal digits so t
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
-from functools import cache
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
-from pydanube.model.errors import Corrupt
+from pydanube.metadata.packing import pack
 from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.ledgers import CursorEntry
 from pydanube.model.names import TopicName
@@ -255,8 +253,6 @@ class PendingRecord(msgspec.Struct, omit_defaults=True):
     topic: str
 
 
-Record = TypeVar("Record", bound=msgspec.Struct)
-
 NAMESPACES = "/namespaces/"
 TOPICS = "/topics/"
 
@@ -458,45 +454,3 @@ def pending_of_key(key: str) -> tuple[int, int, int, int]:
     """Return the topic's id, the partition, the query's number and the batch id."""
     topic_id, index, number, batch_id = key.removeprefix(PENDING).split("/")
     return int(topic_id, 16), int(index, 16), int(number, 16), int(batch_id)
-
-
-def pack(record: msgspec.Struct) -> bytes:
-    return msgspec.msgpack.encode(record)
-
-
-@cache
-def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
-    """Return the fields of a record. They are worked out from the source text of the annotations, which takes longer
-    than to write the record."""
-    return msgspec.structs.fields(kind)
-
-
-def pack_over(former: bytes, record: msgspec.Struct) -> bytes:
-    """Return the bytes of a changed record, with the fields of `former` that this release does not know."""
-    names = {one.encode_name for one in _fields(type(record))}
-    try:
-        content = msgspec.msgpack.decode(former)
-    except msgspec.MsgspecError as error:
-        raise Corrupt(f"metadata: {type(record).__name__} cannot be read ({error}); restore it from a backup") from None
-    unknown = {name: value for name, value in content.items() if name not in names}
-    if not unknown:
-        return pack(record)
-    return msgspec.msgpack.encode(msgspec.msgpack.decode(pack(record)) | unknown)
-
-
-def version_of(record: msgspec.Struct) -> str:
-    """Return an opaque text that is another one after every change of the record.
-
-    It depends on the content only. The bytes do not: `omit_defaults` leaves out a default object, not what equals it.
-    """
-    content = {one.name: value for one in _fields(type(record)) if (value := getattr(record, one.name)) != one.default}
-    return hashlib.blake2b(msgspec.msgpack.encode(content), digest_size=8).hexdigest()
-
-
-def unpack(value: bytes, kind: type[Record]) -> Record:
-    try:
-        return msgspec.msgpack.decode(value, type=kind)
-    except msgspec.MsgspecError as error:
-        raise Corrupt(
-            f"metadata: {kind.__name__} cannot be read ({error}); restore the metadata from a backup"
-        ) from None

@@ -6,7 +6,7 @@ faster, it is tried again. Whatever changes, here or elsewhere, reaches the list
 
 ```
  own change ─► store ─┐
- watch, or list ──────┴─► KeyMirror ─► memory ─► RegistryListener
+ watch, or list ──────┴─► RecordTable ─► memory ─► RegistryListener
 ```
 
 Invariants
@@ -29,9 +29,12 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from pydanube.metadata.following import Follower, Handler, KeyMirror
+from pydanube.metadata.following import Follower, Handler
 from pydanube.metadata.levels import FeatureLevel, refuse_unknown_level
+from pydanube.metadata.packing import pack, pack_over, unpack
 from pydanube.metadata.store import Compare, Delete, Event, KeyValue, MetadataStore, Put, list_all
+from pydanube.metadata.table import RecordTable, Stored, named_table
+from pydanube.metadata.writing import Outrun, try_again, write_surely
 from pydanube.model.errors import AlreadyExists, DanubeError, Full, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.levels import THIS_RELEASE, Levels
@@ -58,7 +61,6 @@ from .records import (
     TopicRecord,
 )
 from .tombstones import KnownLedgers, drop_writes, log_of
-from .writing import Outrun, expect, try_again, write_surely
 
 log = get_logger(__name__)
 
@@ -123,12 +125,33 @@ class Registry:
         self.follower = Follower(store, clock)
         """Tells what other brokers change in the metadata. The broker runs it; whatever follows the metadata adds its
         keys here."""
-        self._namespace_keys = KeyMirror(records.NAMESPACES, self._take_namespace)
-        self._topic_keys = KeyMirror(records.TOPICS, self._take_topic)
-        self._subscription_keys = KeyMirror(records.SUBSCRIPTIONS, self._take_subscription)
+        self._namespace_table = named_table(
+            store, clock, NamespaceRecord, records.NAMESPACES, self._take_namespace, "namespace"
+        )
+        self._topic_table = RecordTable(
+            store,
+            clock,
+            TopicRecord,
+            records.TOPICS,
+            self._take_topic,
+            records.topic_key,
+            records.topic_of_key,
+            lambda name: f"topic {name}",
+        )
+        self._subscription_table = RecordTable(
+            store,
+            clock,
+            SubscriptionRecord,
+            records.SUBSCRIPTIONS,
+            self._take_subscription,
+            lambda place: records.subscription_key(*place),
+            records.subscription_of_key,
+            lambda place: f"subscription {place[1]!r}",
+        )
         self.level.follow(self.follower)
-        for mirror in (self._namespace_keys, self._topic_keys, self._subscription_keys, self.consumers.keys):
-            mirror.follow(self.follower)
+        for table in (self._namespace_table, self._topic_table, self._subscription_table):
+            table.follow(self.follower)
+        self.consumers.keys.follow(self.follower)
         self._hear(records.ACCESS, self._hear_access)
         self._hear(records.PRODUCERS, self._hear_producer)
         self._hear(records.DROPPED, self._hear_dropped)
@@ -168,14 +191,13 @@ class Registry:
         because memory may be older than the record."""
         gone: set[int] = set()
         for number, consumer in self.consumers.outdated(self.is_current):
-            topic = await self._topic_keys.refresh(self._store, records.topic_key(TopicName.parse(consumer.topic)))
-            key = records.subscription_key(consumer.topic_id, consumer.subscription)
-            subscription = await self._subscription_keys.refresh(self._store, key)
+            topic = await self._topic_table.refresh(TopicName.parse(consumer.topic))
+            subscription = await self._subscription_table.refresh((consumer.topic_id, consumer.subscription))
             if (
                 topic is None
-                or records.unpack(topic.value, TopicRecord).topic_id != consumer.topic_id
+                or topic.record.topic_id != consumer.topic_id
                 or subscription is None
-                or records.unpack(subscription.value, SubscriptionRecord).subscription_id != consumer.subscription_id
+                or subscription.record.subscription_id != consumer.subscription_id
             ):
                 gone.add(number)
         await self.consumers.remove(gone)
@@ -206,20 +228,17 @@ class Registry:
         return NotFound(f"namespace {namespace!r} does not exist: {advice}")
 
     async def create_namespace(self, namespace: str) -> None:
-        key = records.namespace_key(namespace)
-
         async def attempt() -> None:
-            if await self._exists(self._namespace_keys, key):
+            if await self._namespace_table.exists(namespace):
                 raise AlreadyExists(f"namespace {namespace!r} exists already")
-            value = records.pack(NamespaceRecord(self._clock.now_us()))
-            revision = await self._write([Compare.missing(key)], [Put(key, value)])
-            self._namespace_keys.learn(key, value, revision)
+            await self._namespace_table.put(namespace, NamespaceRecord(self._clock.now_us()), None)
 
         async with self._changing:
             await try_again(attempt)
 
     async def delete_namespace(self, namespace: str, expected: str = "") -> None:
-        """Delete an empty namespace. `expected`: see `writing.expect`; so for every change that has it.
+        """Delete an empty namespace. `expected`: the version that the record must have, or Conflict is
+        raised; empty: any. So for every change that has it.
 
         The record is marked first, so that no broker creates a topic while the topics are listed. Cancelled or failed:
         the namespace may stay marked; it takes no topics then, and can be deleted again.
@@ -231,17 +250,15 @@ class Registry:
             await try_again(partial(self._delete_namespace, namespace, expected))
 
     async def _delete_namespace(self, namespace: str, expected: str) -> None:
-        key = records.namespace_key(namespace)
         marked = await self._change_namespace(namespace, partial(_marked, True), expected, to_delete=True)
         prefix = f"{records.TOPICS}{namespace}/"
         held = [str(records.topic_of_key(one.key)) async for one in list_all(self._store, prefix)]
         try:
             self._check_empty(namespace, held)
-            revision = await self._write([Compare.mod_revision(key, marked)], [Delete(key)])
+            await self._namespace_table.remove(marked)
         except (Refused, Outrun):
             await self._change_namespace(namespace, partial(_marked, False))
             raise
-        self._learn_deletion(self._namespace_keys, key, revision, marked)
 
     def _check_empty(self, namespace: str, held: list[str]) -> None:
         if held:
@@ -256,7 +273,7 @@ class Registry:
             return msgspec.structs.replace(record, policies=record.own_policies().changed(dict(changes)))
 
         async with self._changing:
-            await try_again(lambda: self._change_namespace(namespace, change, expected))
+            await self._change_namespace(namespace, change, expected)
 
     async def _change_namespace(
         self,
@@ -265,25 +282,15 @@ class Registry:
         expected: str = "",
         *,
         to_delete: bool = False,
-    ) -> int:
-        """Change the record of a namespace as it is in the store, and return the revision. Raises Outrun."""
-        key = records.namespace_key(namespace)
-        former = await self._namespace_keys.refresh(self._store, key)
-        if former is None:
-            raise self._no_namespace(namespace, to_delete)
-        record = records.unpack(former.value, NamespaceRecord)
-        compares = await expect(self._store, key, record, expected, f"namespace {namespace!r}")
-        value = records.pack_over(former.value, change(record))
-        revision = await self._write([*compares, Compare.mod_revision(key, former.mod_revision)], [Put(key, value)])
-        self._namespace_keys.learn(key, value, revision)
-        return revision
+    ) -> Stored[NamespaceRecord]:
+        missing = self._no_namespace(namespace, to_delete)
+        return await self._namespace_table.change(namespace, change, expected, missing)
 
-    def _take_namespace(self, key: str, value: bytes | None) -> None:
-        namespace = key.removeprefix(records.NAMESPACES)
-        if value is None:
+    def _take_namespace(self, namespace: str, record: NamespaceRecord | None) -> None:
+        if record is None:
             self._namespaces.pop(namespace, None)
         else:
-            self._namespaces[namespace] = records.unpack(value, NamespaceRecord)
+            self._namespaces[namespace] = record
             for listener in self._listeners:
                 listener.namespace_changed(namespace)
 
@@ -300,11 +307,9 @@ class Registry:
             start, end = 0, len(names)
         return names[start if after is None else max(start, bisect_right(names, after)) : end]
 
-    def _take_topic(self, key: str, value: bytes | None) -> None:
+    def _take_topic(self, name: TopicName, record: TopicRecord | None) -> None:
         """Take over a topic's record. One that is being deleted here stays hidden, and comes back from
         `_in_deletion`."""
-        name = records.topic_of_key(key)
-        record = None if value is None else records.unpack(value, TopicRecord)
         former = self._topics.get(name)
         if former is not None and (record is None or record.topic_id != former.topic_id):
             self._hide_topic(name)
@@ -368,28 +373,28 @@ class Registry:
         record = self._topics.get(name)
         if record is not None and partition < record.config().partition_count:
             return record
-        found = await self._topic_keys.refresh(self._store, records.topic_key(name))
+        found = await self._topic_table.refresh(name)
         if found is not None and record is None:
-            await self.refresh_subscriptions(records.unpack(found.value, TopicRecord).topic_id)
+            await self.refresh_subscriptions(found.record.topic_id)
         return self._topics.get(name)
 
     async def binding(self, name: TopicName) -> Binding | None:
         """Return the binding of a topic; None: it has none. The store is asked before that is said."""
         record = await self.refresh_topic(name)
         if record is not None and record.binding is None:
-            await self._topic_keys.refresh(self._store, records.topic_key(name))
+            await self._topic_table.refresh(name)
         return self.topic(name).binding
 
     async def refresh_subscriptions(self, topic_id: int) -> None:
         """Ask the store which subscriptions a topic has: this broker may not have heard of some yet."""
         async for one in list_all(self._store, records.subscriptions_of(topic_id)):
-            self._subscription_keys.learn(one.key, one.value, one.mod_revision)
+            self._subscription_table.keys.learn(one.key, one.value, one.mod_revision)
 
     async def has_topic(self, name: TopicName, topic_id: int) -> bool:
         """Return whether the topic of this name has this id. The store is asked: this broker may not have heard yet
         that the topic was deleted, or created anew."""
-        found = await self._topic_keys.refresh(self._store, records.topic_key(name))
-        return found is not None and records.unpack(found.value, TopicRecord).topic_id == topic_id
+        found = await self._topic_table.refresh(name)
+        return found is not None and found.record.topic_id == topic_id
 
     async def ask_whether_current(self, name: TopicName, topic_id: int) -> None:
         """Like `check_current`; the store is asked, so that nothing of a topic that is gone is opened. It raises
@@ -410,15 +415,11 @@ class Registry:
 
     async def refresh_namespace(self, namespace: str) -> None:
         """Ask the store about a namespace that this broker has not heard of yet."""
-        await self._namespace_keys.ask(self._store, records.namespace_key(namespace))
-
-    async def _exists(self, keys: KeyMirror, key: str) -> bool:
-        """Return whether a key exists, as the store says."""
-        return await keys.refresh(self._store, key) is not None
+        await self._namespace_table.ask(namespace)
 
     async def reload_topics(self) -> None:
         """Read all topics again, for a check that must not miss one."""
-        await self._topic_keys.reload(self._store)
+        await self._topic_table.keys.reload(self._store)
 
     def check_same(self, name: TopicName, topic_id: int) -> None:
         """Raise NotFound if the topic that had `topic_id` was deleted, also if another topic has its name by now. With
@@ -445,16 +446,16 @@ class Registry:
             return await try_again(partial(self._create_topic, name, config, created_by))
 
     async def _create_topic(self, name: TopicName, config: TopicConfig, created_by: str) -> TopicRecord:
-        key, namespace_key = records.topic_key(name), records.namespace_key(name.namespace)
         if name.namespace not in self._namespaces or self._namespaces[name.namespace].deleting:
-            await self._namespace_keys.refresh(self._store, namespace_key)
+            await self._namespace_table.refresh(name.namespace)
         if self.namespace(name.namespace).deleting:
             raise Refused(
                 f"namespace {name.namespace!r} is being deleted, or its deletion was interrupted: delete it again"
             )
         # Read before the topic: a topic that is missing after that is created in this state of the namespace, or not.
-        namespace = self._namespace_keys.revisions[namespace_key]
-        if await self._exists(self._topic_keys, key):
+        namespace_key = records.namespace_key(name.namespace)
+        namespace = Compare.mod_revision(namespace_key, self._namespace_table.keys.revisions[namespace_key])
+        if await self._topic_table.exists(name):
             raise AlreadyExists(f"topic {name} exists already")
         record = TopicRecord(
             await self._topic_ids.take(),
@@ -464,14 +465,12 @@ class Registry:
             self._clock.now_us(),
             created_by=created_by,
         )
-        value, compares = records.pack(record), [Compare.missing(key), Compare.mod_revision(namespace_key, namespace)]
         try:
-            revision = await self._write(compares, [Put(key, value)])
+            await self._topic_table.put(name, record, None, [namespace])
         except Outrun:
-            if await self._namespace_keys.refresh(self._store, namespace_key) is None:
+            if await self._namespace_table.refresh(name.namespace) is None:
                 raise self._no_namespace(name.namespace, to_delete=False) from None
             raise
-        self._topic_keys.learn(key, value, revision)
         return record
 
     async def set_topic_policies(self, name: TopicName, changes: Mapping[str, int | None], expected: str = "") -> None:
@@ -556,31 +555,15 @@ class Registry:
         writes: Sequence[Put] = (),
     ) -> TopicRecord:
         """Change the record of a topic as it is in the store, and return it; None from `change`: it stays as it is."""
-        key = records.topic_key(name)
 
         async def attempt() -> TopicRecord:
-            former, record, expectations = await self._read_topic(name, expected)
-            changed = change(record)
+            former = await self._topic_table.read(name, expected, self._no_topic(name))
+            changed = change(former.record)
             if changed is None:
-                return record
-            value = records.pack_over(former.value, changed)
-            guard = [*expectations, Compare.mod_revision(key, former.mod_revision), *compares]
-            revision = await self._write(guard, [Put(key, value), *writes])
-            self._topic_keys.learn(key, value, revision)
-            return changed
+                return former.record
+            return (await self._topic_table.put(name, changed, former, compares, writes)).record
 
         return await (attempt() if compares else try_again(attempt))
-
-    async def _read_topic(
-        self, name: TopicName, expected: str, *, to_delete: bool = False
-    ) -> tuple[KeyValue, TopicRecord, list[Compare]]:
-        """Return a topic as it is in the store, and what it has to be compared with for `expected`."""
-        key = records.topic_key(name)
-        found = await self._topic_keys.refresh(self._store, key)
-        if found is None:
-            raise self._no_topic(name, to_delete)
-        record = records.unpack(found.value, TopicRecord)
-        return found, record, await expect(self._store, key, record, expected, f"topic {name}")
 
     async def delete_topic(
         self, name: TopicName, prepare: Callable[[TopicRecord], None] | None = None, expected: str = ""
@@ -595,26 +578,24 @@ class Registry:
     async def _delete_topic(
         self, name: TopicName, prepare: Callable[[TopicRecord], None] | None, expected: str
     ) -> TopicRecord:
-        key = records.topic_key(name)
-        former, record, compares = await self._read_topic(name, expected, to_delete=True)
+        former = await self._topic_table.read(name, expected, self._no_topic(name, to_delete=True))
+        record = former.record
         if (known := self._topics.get(name)) is None or known.topic_id != record.topic_id:
             raise self._no_topic(name, to_delete=True)  # it was deleted while it was read
         if prepare is not None:
             prepare(record)
         self._hide_topic(name)
         self._in_deletion[record.topic_id] = record
-        writes: list[Put | Delete] = [Delete(key), Put(records.deleted_key(record.topic_id), b"")]
         try:
-            revision = await self._write([*compares, Compare.mod_revision(key, former.mod_revision)], writes)
+            await self._topic_table.remove(former, [Put(records.deleted_key(record.topic_id), b"")])
         except BaseException:
-            if name not in self._topics and key in self._topic_keys.revisions:
+            if name not in self._topics and former.key in self._topic_table.keys.revisions:
                 self._show_topic(name, self._in_deletion[record.topic_id])
             else:  # another broker has deleted it meanwhile
                 self._notify_deleted(name, record)
             raise
         finally:
             del self._in_deletion[record.topic_id]
-        self._learn_deletion(self._topic_keys, key, revision, former.mod_revision)
         self._notify_deleted(name, record)
         return record
 
@@ -703,14 +684,14 @@ class Registry:
     async def _create_subscription(
         self, topic: TopicName, topic_id: int, name: str, record: SubscriptionRecord, subscriptions_max: int
     ) -> tuple[SubscriptionRecord, bool]:
-        key, topic_key = records.subscription_key(topic_id, name), records.topic_key(topic)
+        topic_key = records.topic_key(topic)
         self.check_current(topic, topic_id)
-        existing = Compare.mod_revision(topic_key, self._topic_keys.revisions[topic_key])
+        existing = Compare.mod_revision(topic_key, self._topic_table.keys.revisions[topic_key])
         # Another broker may have created it, or deleted the one in memory.
-        found = await self._subscription_keys.refresh(self._store, key)
+        found = await self._subscription_table.refresh((topic_id, name))
         if found is not None:
-            return records.unpack(found.value, SubscriptionRecord), False
-        compares, writes = [Compare.missing(key), existing], list[Put | Delete]()
+            return found.record, False
+        compares, writes = [existing], list[Put | Delete]()
         if subscriptions_max:
             # Two brokers that count at the same time write this key both, and one of them counts again.
             counted = await self._store.get(records.subscribed_key(topic_id))
@@ -720,14 +701,12 @@ class Registry:
             writes.append(Put(records.subscribed_key(topic_id), b""))
             await self._check_subscriptions_max(topic, topic_id, subscriptions_max)
         record = msgspec.structs.replace(record, subscription_id=await self._subscription_ids.take())
-        value = records.pack(record)
         try:
-            revision = await self._write(compares, [Put(key, value), *writes])
+            await self._subscription_table.put((topic_id, name), record, None, compares, writes)
         except Outrun:
-            if await self._topic_keys.refresh(self._store, topic_key) is None:
+            if await self._topic_table.refresh(topic) is None:
                 raise self._no_topic(topic) from None
             raise
-        self._subscription_keys.learn(key, value, revision)
         return record, True
 
     async def _check_subscriptions_max(self, topic: TopicName, topic_id: int, subscriptions_max: int) -> None:
@@ -746,7 +725,7 @@ class Registry:
         topic_record = await self.refresh_topic(topic)
         if topic_record is None:
             return None
-        await self._subscription_keys.ask(self._store, records.subscription_key(topic_record.topic_id, name))
+        await self._subscription_table.ask((topic_record.topic_id, name))
         return self._subscriptions.get(topic_record.topic_id, {}).get(name)
 
     async def change_subscription(
@@ -755,28 +734,17 @@ class Registry:
         """Change these fields of the subscription's record, and return it; durable on return."""
 
         async def attempt() -> SubscriptionRecord:
-            key, former, record, compares = await self._read_subscription(topic, name, expected)
-            changed = msgspec.structs.replace(record, **changes)
-            value = records.pack_over(former.value, changed)
-            revision = await self._write([*compares, Compare.mod_revision(key, former.mod_revision)], [Put(key, value)])
-            self._subscription_keys.learn(key, value, revision)
-            return changed
+            former = await self._read_subscription(topic, name, expected)
+            changed = msgspec.structs.replace(former.record, **changes)
+            place = self.topic(topic).topic_id, name
+            return (await self._subscription_table.put(place, changed, former)).record
 
         async with self._changing:
             return await try_again(attempt)
 
-    async def _read_subscription(
-        self, topic: TopicName, name: str, expected: str
-    ) -> tuple[str, KeyValue, SubscriptionRecord, list[Compare]]:
-        """Return the key of a subscription, what the store has there, and what it has to be compared with for
-        `expected`."""
-        key = records.subscription_key(self.topic(topic).topic_id, name)
-        found = await self._subscription_keys.refresh(self._store, key)
-        if found is None:
-            raise self._no_subscription(topic, name)
-        record = records.unpack(found.value, SubscriptionRecord)
-        what = f"subscription {name!r} on {topic}"
-        return key, found, record, await expect(self._store, key, record, expected, what)
+    async def _read_subscription(self, topic: TopicName, name: str, expected: str) -> Stored[SubscriptionRecord]:
+        place, missing = (self.topic(topic).topic_id, name), self._no_subscription(topic, name)
+        return await self._subscription_table.read(place, expected, missing, f"subscription {name!r} on {topic}")
 
     async def delete_subscription(
         self,
@@ -788,16 +756,15 @@ class Registry:
         """Delete a subscription. `prepare` is called first, and may raise to keep it."""
 
         async def attempt() -> SubscriptionRecord:
-            key, former, record, compares = await self._read_subscription(topic, name, expected)
+            former = await self._read_subscription(topic, name, expected)
+            record = former.record
             if prepare is not None:
                 prepare(record)
             self._subscriptions_in_deletion.add(record.subscription_id)
             try:
-                guard = [*compares, Compare.mod_revision(key, former.mod_revision)]
-                revision = await self._write(guard, [Delete(key)])
+                await self._subscription_table.remove(former)
             finally:
                 self._subscriptions_in_deletion.discard(record.subscription_id)
-            self._learn_deletion(self._subscription_keys, key, revision, former.mod_revision)
             return record
 
         async with self._changing:
@@ -806,11 +773,10 @@ class Registry:
         await self.consumers.remove_subscription(topic_id, record.subscription_id)
         return record
 
-    def _take_subscription(self, key: str, value: bytes | None) -> None:
-        topic_id, name = records.subscription_of_key(key)
+    def _take_subscription(self, place: tuple[int, str], record: SubscriptionRecord | None) -> None:
+        topic_id, name = place
         held = self._subscriptions.setdefault(topic_id, {})
         former = held.get(name)
-        record = None if value is None else records.unpack(value, SubscriptionRecord)
         self._count_letter_topic(former, -1)
         self._count_letter_topic(record, 1)
         if former is not None and (record is None or record.subscription_id != former.subscription_id):
@@ -860,7 +826,7 @@ class Registry:
 
     async def named_producer(self, topic: TopicName, name: str) -> ProducerRecord | None:
         found = await self._store.get(records.producer_key(self.topic(topic).topic_id, name))
-        return records.unpack(found.value, ProducerRecord) if found else None
+        return unpack(found.value, ProducerRecord) if found else None
 
     async def check_producer(self, topic: TopicName, name: str, identity: ProducerRecord) -> ProducerRecord:
         """Check an identity that a client presents, and return the newest one of the same producer.
@@ -906,9 +872,9 @@ class Registry:
             if found is None:
                 number = owned_id(owner, await self._producer_ids.take())
                 record = ProducerRecord(number, 0, access_epoch, opener, owner)
-                value = records.pack(record)
+                value = pack(record)
             else:
-                former = records.unpack(found.value, ProducerRecord)
+                former = unpack(found.value, ProducerRecord)
                 if not takes:
                     check_name_owned(name, topic, former.owner, owner)
                 record = ProducerRecord(
@@ -917,7 +883,7 @@ class Registry:
                 is_repeated = former.opener == opener != 0 and former.owner == record.owner
                 if is_repeated and former.access_epoch >= access_epoch:
                     return former
-                value = records.pack_over(found.value, record)
+                value = pack_over(found.value, record)
             await self._write([Compare.mod_revision(key, found.mod_revision if found else 0)], [Put(key, value)])
             return record
 
@@ -926,7 +892,7 @@ class Registry:
 
     async def access(self, topic: TopicName) -> AccessRecord:
         found = await self._store.get(records.access_key(self.topic(topic).topic_id))
-        return records.unpack(found.value, AccessRecord) if found else AccessRecord()
+        return unpack(found.value, AccessRecord) if found else AccessRecord()
 
     async def take_access(self, topic: TopicName, topic_id: int, holder: ProducerRecord, opener: int) -> None:
         """Give `holder` exclusive access to the topic under a higher access epoch; durable on return."""
@@ -935,21 +901,21 @@ class Registry:
             self.check_current(topic, topic_id)
             key = records.access_key(topic_id)
             found = await self._store.get(key)
-            former = records.unpack(found.value, AccessRecord) if found else AccessRecord()
+            former = unpack(found.value, AccessRecord) if found else AccessRecord()
             record = AccessRecord(former.epoch + 1, holder.producer_id, holder.epoch, opener)
-            value = records.pack_over(found.value, record) if found else records.pack(record)
+            value = pack_over(found.value, record) if found else pack(record)
             await self._write([Compare.mod_revision(key, found.mod_revision if found else 0)], [Put(key, value)])
 
         async with self._changing:
             await try_again(attempt)
 
     def _hear_access(self, key: str, value: bytes) -> None:
-        record = records.unpack(value, AccessRecord)
+        record = unpack(value, AccessRecord)
         for listener in self._listeners:
             listener.access_taken(records.access_of_key(key), record)
 
     def _hear_producer(self, key: str, value: bytes) -> None:
-        record = records.unpack(value, ProducerRecord)
+        record = unpack(value, ProducerRecord)
         for listener in self._listeners:
             listener.producer_resumed(records.producer_of_key(key), record)
 
@@ -962,20 +928,13 @@ class Registry:
     async def _write(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> int:
         return await write_surely(self._store, self._clock, compares, writes)
 
-    def _learn_deletion(self, keys: KeyMirror, key: str, revision: int, former: int) -> None:
-        """Take over that this broker deleted a key, which had the revision `former`. A revision of 0 is not known."""
-        if revision:
-            keys.learn(key, None, revision)
-        else:
-            keys.learn_deleted(key, former)
-
     async def _delete_keys(self, keys: list[str]) -> None:
         for start in range(0, len(keys), METADATA_OPERATIONS_MAX):
             some = keys[start : start + METADATA_OPERATIONS_MAX]
             result = await self._store.transact([], [Delete(key) for key in some])
             for key in some:
                 if key.startswith(records.SUBSCRIPTIONS):
-                    self._subscription_keys.learn(key, None, result.revision)
+                    self._subscription_table.keys.learn(key, None, result.revision)
 
 
 def _marked(deleting: bool, record: NamespaceRecord) -> NamespaceRecord:

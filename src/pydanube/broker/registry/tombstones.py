@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from pydanube.metadata.opening import MetadataPlace
+from pydanube.metadata.packing import unpack
 from pydanube.metadata.store import Delete, KeyValue, MetadataStore, Put, list_all
 from pydanube.model.errors import Refused
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
@@ -49,7 +50,7 @@ def drop_writes(ledgers: Sequence[tuple[str, str]], beside: int = 0) -> Iterator
 
 def log_of(listed: KeyValue) -> str:
     """Return the log that holds a ledger; `listed` is the ledger's key with its record."""
-    return records.unpack(listed.value, LedgerRecord).log
+    return unpack(listed.value, LedgerRecord).log
 
 
 def _all_logs(_log: str) -> bool:
@@ -80,7 +81,7 @@ class KnownLedgers:
         listed = [one.key async for one in list_all(store, records.LEDGERS) if is_own_log(log_of(one))]
         topics: set[int] = set()
         if listed:
-            topics = {records.unpack(one.value, TopicRecord).topic_id async for one in list_all(store, records.TOPICS)}
+            topics = {unpack(one.value, TopicRecord).topic_id async for one in list_all(store, records.TOPICS)}
         deleted = {records.deleted_of_key(one.key) async for one in list_all(store, records.DELETED)}
         known.dropped |= {
             records.dropped_of_key(one.key)

@@ -20,11 +20,12 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from pydanube.broker.registry.records import pack, pack_over, unpack, version_of
-from pydanube.broker.registry.writing import Outrun, expect, try_again, write_surely
 from pydanube.metadata.counters import counter_key, last_id
 from pydanube.metadata.following import Follower, KeyMirror
+from pydanube.metadata.packing import pack, pack_over, unpack, version_of
 from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all
+from pydanube.metadata.table import check_version
+from pydanube.metadata.writing import Outrun, try_again, write_surely
 from pydanube.model.errors import Corrupt, Full, NotFound, Refused
 from pydanube.model.limits import METADATA_OPERATIONS_MAX, SCHEMA_SUBJECTS_MAX, SCHEMA_VERSIONS_MAX
 from pydanube.model.schemas import Compatibility, RegistryMode, SchemaDefinition, SchemaVersion, VersionNotes
@@ -374,19 +375,14 @@ class Subjects:
         self, name: str | None, level: Compatibility | None, expected: str = "", user: str = ""
     ) -> None:
         """Set the level of a subject, which need not have a version yet, or without a name the default of all. Raises
-        Conflict if the record does not have the version `expected`; see registry.writing."""
+        Conflict if the record does not have the version `expected`; empty: any."""
         word = "" if level is None else str(level)
         if name is None:
             record = msgspec.structs.replace(self._settings, compatibility=word)
             await self._replace_settings(record, expected)
             return
         known = self._subjects.get(name)
-        if expected:
-            what = f"subject {name!r}"
-            # `_replace_or_remove` compares the value that is checked here.
-            await expect(
-                self._store, records.subject_key(name), None if known is None else known.record, expected, what
-            )
+        check_version(None if known is None else known.record, expected, f"subject {name!r}")
         if known is not None or level is not None:
             subject = await self._made(name, user)
             await self._replace_or_remove(subject, msgspec.structs.replace(subject.record, compatibility=word))
@@ -452,11 +448,10 @@ class Subjects:
         await self._write([self._unchanged(key)], [Delete(key)])
 
     async def _replace_settings(self, record: SettingsRecord, expected: str = "") -> None:
-        what = "the default of all subjects"
-        compares = await expect(self._store, records.SETTINGS, self._settings, expected, what, default=SettingsRecord())
+        check_version(self._settings, expected, "the default of all subjects")
         former = self._stored_settings
         value = pack(record) if former is None else pack_over(former, record)
-        await self._write([*compares, self._unchanged(records.SETTINGS)], [Put(records.SETTINGS, value)])
+        await self._write([self._unchanged(records.SETTINGS)], [Put(records.SETTINGS, value)])
 
     def unchanged(self, name: str) -> Compare:
         """Return the comparison of a subject's record with what memory has of it."""

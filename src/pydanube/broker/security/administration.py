@@ -20,11 +20,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
-from pydanube.broker.registry.records import version_of
 from pydanube.broker.visibility import hide
 from pydanube.core.access import BROKER, Action, Principal
 from pydanube.core.access_rules import BUILT_IN_ROLES, actions_of, built_in_roles, parse_actions
 from pydanube.core.identity import NOBODY, Identity
+from pydanube.metadata.packing import version_of
 from pydanube.model.errors import AlreadyExists, Denied, Full, Invalid, NotFound, Refused
 from pydanube.model.limits import (
     API_KEYS_MAX,
@@ -103,7 +103,7 @@ class AccessAdministration:
         record = self._checked_role(parts, principal, name, actions)
         if len(parts.store.roles) >= ROLES_MAX:
             raise Full(f"there are {ROLES_MAX} roles, which is the most: delete one that no binding has")
-        await parts.store.create_role(name, record)
+        await parts.store.role_table.create(name, record)
         return _role(name, record)
 
     async def change_role(self, principal: Principal, name: str, actions: Sequence[str], expected: str = "") -> Role:
@@ -114,10 +114,11 @@ class AccessAdministration:
         parts = self._administered(principal)
         note_detail(f"role {name}: {', '.join(actions)}")
         record = self._checked_role(parts, principal, name, actions)
-        if name in parts.store.roles:
-            record.created_at = parts.store.roles[name].created_at
-        await parts.store.change_role(name, record, expected)
-        return _role(name, record)
+
+        def change(former: RoleRecord) -> RoleRecord:
+            return RoleRecord(record.actions, former.created_at)
+
+        return _role(name, (await parts.store.role_table.change(name, change, expected)).record)
 
     async def delete_role(self, principal: Principal, name: str, expected: str = "") -> None:
         """Delete a role that no binding has. `expected` as in `change_role`."""
@@ -129,7 +130,7 @@ class AccessAdministration:
             raise Refused(
                 f"role {name!r} is in {len(users)} bindings, for example {min(users)!r}: delete them before the role"
             )
-        await parts.store.delete_role(name, expected)
+        await parts.store.role_table.delete(name, expected)
 
     def _checked_role(
         self, parts: SecurityParts, principal: Principal, name: str, actions: Sequence[str]
@@ -206,7 +207,7 @@ class AccessAdministration:
                 _check_id(parts, principal, where, binding_id)
             _check_share(parts, principal, where)
         record = BindingRecord(str(who), list(chosen), str(where), self._clock.now_us(), principal.id)
-        await parts.store.create_binding(name, record)
+        await parts.store.binding_table.create(name, record)
         return made
 
     async def delete_binding(self, principal: Principal, binding_id: str) -> None:
@@ -217,7 +218,7 @@ class AccessAdministration:
             raise _no_binding(principal, binding_id, found)
         _check_administers(parts, principal, found.resource)
         note_detail(_in_words(found))
-        await parts.store.delete_binding(binding_id)
+        await parts.store.binding_table.delete(binding_id)
 
     def _shows(self, parts: SecurityParts, principal: Principal, binding: Binding) -> bool:
         is_own = str(binding.subject) in principal.subjects()
@@ -260,7 +261,7 @@ class AccessAdministration:
         self._check_keys_left(parts, str(who))
         made, record = new_key(who, now, groups=chosen, expires_at=expires_at, comment=comment)
         note_detail(f"API key {made.key.id} of {who}")
-        await parts.store.create_key(made.key.id, record)
+        await parts.store.key_table.create(made.key.id, record)
         return made
 
     async def revoke_key(self, principal: Principal, key_id: str) -> None:
@@ -274,7 +275,7 @@ class AccessAdministration:
         note_detail(f"API key {key_id}" if found is None else f"API key {key_id} of {found.principal}")
         if found is None:
             raise NotFound(f"there is no API key {key_id!r}")
-        await parts.store.delete_key(key_id)
+        await parts.store.key_table.delete(key_id)
 
     def _check_may_make_key(
         self, parts: SecurityParts, principal: Principal, who: BoundSubject, groups: tuple[str, ...]

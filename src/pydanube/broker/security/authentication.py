@@ -30,6 +30,7 @@ from pydanube.core.identity import Credentials, Identity
 from pydanube.model.errors import Full, Unauthenticated
 from pydanube.model.limits import TOKEN_BYTES_MAX
 from pydanube.model.security import BROKER_TYPE
+from pydanube.model.settings.sections import AuthSettings
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.network import counted_address
 from pydanube.runtime.telemetry import get_logger
@@ -39,7 +40,7 @@ from .certificates import CertificateRule
 from .failures import Failures
 from .jwks import Jwks
 from .records import KeyRecord
-from .tokens import BadToken, TokenRules, Tokens
+from .tokens import BadToken, Tokens
 
 log = get_logger(__name__)
 
@@ -67,17 +68,14 @@ def unauthenticated() -> Unauthenticated:
 
 
 @dataclass(frozen=True, slots=True)
-class AuthenticationSettings:
-    """Which credentials are accepted."""
+class AcceptedCredentials:
+    """What the settings accept, parsed and read from its files."""
 
-    rules: TokenRules | None = None
-    """Of JWTs; None: none are accepted."""
+    token_secret: bytes = field(default=b"", repr=False)
+    """Of Danube's own tokens; empty: there are none."""
     certificate_rules: Sequence[CertificateRule] = ()
     cluster_token: str = field(default="", repr=False)
     """What brokers of the cluster show to each other; empty: none is accepted."""
-    failures_max: int = 20
-    """The failures in a minute after which an address is refused for `block_s`."""
-    block_s: float = 30.0
 
 
 class Authentication:
@@ -87,18 +85,20 @@ class Authentication:
 
     def __init__(
         self,
-        settings: AuthenticationSettings,
+        settings: AuthSettings,
+        accepted: AcceptedCredentials,
         keys: Callable[[], Mapping[str, KeyRecord]],
         jwks: Jwks | None,
         clock: Clock,
     ) -> None:
         """`keys` returns the API keys that there are now."""
-        self._settings = settings
+        self._accepted = accepted
         self._keys = keys
         self._jwks = jwks
         self._clock = clock
-        self._tokens = Tokens(settings.rules, jwks) if settings.rules is not None else None
-        self._failures = Failures(clock, settings.failures_max, settings.block_s)
+        secret = accepted.token_secret
+        self._tokens = Tokens(settings, secret, jwks) if secret or jwks is not None else None
+        self._failures = Failures(clock, settings.failures_max, settings.failures_block_s)
         self._checks = asyncio.Semaphore(CHECKS_AT_ONCE)
         self._waiting: Counter[str] = Counter()
         """By address; only those with a caller that waits."""
@@ -143,7 +143,7 @@ class Authentication:
         token, now_us = credentials.token, self._clock.now_us()
         if not token:
             assert credentials.certificate is not None
-            return certificates.find_identity(credentials.certificate, self._settings.certificate_rules, now_us)
+            return certificates.find_identity(credentials.certificate, self._accepted.certificate_rules, now_us)
         if len(token) > TOKEN_BYTES_MAX:
             return None
         if token.startswith(api_keys.PREFIX):
@@ -154,7 +154,7 @@ class Authentication:
         return found if found is not None and now_us < found.expires_at_us else None
 
     def _is_cluster_token(self, token: str) -> bool:
-        own = self._settings.cluster_token
+        own = self._accepted.cluster_token
         return bool(own) and hmac.compare_digest(token.encode(), own.encode())
 
     async def _find_by_signature(self, credentials: Credentials, counted: str) -> Identity:

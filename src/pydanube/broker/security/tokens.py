@@ -17,7 +17,6 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +26,7 @@ from pydanube.core.identity import Identity
 from pydanube.model.errors import Invalid, Refused
 from pydanube.model.limits import TOKEN_BYTES_MAX
 from pydanube.model.security import SERVICE_ACCOUNT, USER, parse_principal_name
+from pydanube.model.settings.sections import AuthSettings
 from pydanube.runtime.clock import MICROSECONDS
 
 from .jwks import Jwks, VerificationKey
@@ -48,20 +48,6 @@ class BadToken(Exception):
     """The token is not accepted. The reason is for the broker's log, and holds nothing of the token."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRules:
-    """What a token must say. Empty: it is not checked."""
-
-    issuer: str = ""
-    audience: str = ""
-    leeway_s: int = 10
-    """How much clocks may differ."""
-    name_claim: str = "sub"
-    groups_claim: str = "groups"
-    secret: bytes = field(default=b"", repr=False)
-    """Of Danube's own tokens; empty: there are none."""
-
-
 def check_installed() -> None:
     """Raise Refused if PyJWT or what it needs is missing."""
     try:
@@ -78,10 +64,11 @@ def check_installed() -> None:
 class Tokens:
     """Checks tokens. `key_for` finds the key of one, `verify` may run in a thread."""
 
-    def __init__(self, rules: TokenRules, jwks: Jwks | None) -> None:
-        self._rules = rules
+    def __init__(self, settings: AuthSettings, secret: bytes, jwks: Jwks | None) -> None:
+        """`secret`: of Danube's own tokens; empty: there are none."""
+        self._settings = settings
         self._jwks = jwks
-        self._secret = VerificationKey("HS256", rules.secret) if rules.secret else None
+        self._secret = VerificationKey("HS256", secret) if secret else None
 
     async def key_for(self, token: str) -> VerificationKey:
         """Return the key that the token must be signed with. Raises BadToken."""
@@ -115,27 +102,27 @@ class Tokens:
 
     def _check_claims(self, claims: Mapping[str, Any], now_us: int) -> int:
         """Return when the token ends, in microseconds since 1970. Raises BadToken."""
-        rules, leeway_us = self._rules, self._rules.leeway_s * MICROSECONDS
+        settings, leeway_us = self._settings, self._settings.leeway_s * MICROSECONDS
         ends_at_us = _time(claims, "exp") + leeway_us
         if ends_at_us <= now_us:
             raise BadToken("it has expired")
         if "nbf" in claims and _time(claims, "nbf") - leeway_us > now_us:
             raise BadToken("it is not valid yet")
-        if rules.issuer and claims.get("iss") != rules.issuer:
+        if settings.issuer and claims.get("iss") != settings.issuer:
             raise BadToken("its issuer is another")
         audience = claims.get("aud")
-        if rules.audience and rules.audience not in (audience if isinstance(audience, list) else [audience]):
+        if settings.audience and settings.audience not in (audience if isinstance(audience, list) else [audience]):
             raise BadToken("it is for another audience")
         return ends_at_us
 
     def _principal(self, claims: Mapping[str, Any], is_own: bool) -> Principal:
-        kind, name = USER, _claim(claims, self._rules.name_claim)
+        kind, name = USER, _claim(claims, self._settings.name_claim)
         if is_own and "principal_name" in claims:
             kind, name = claims.get("principal_type", USER), claims["principal_name"]
         if kind not in (USER, SERVICE_ACCOUNT):
             raise BadToken("its principal_type is unknown")
         try:
-            return Principal(parse_principal_name(name), kind, _groups(_claim(claims, self._rules.groups_claim)))
+            return Principal(parse_principal_name(name), kind, _groups(_claim(claims, self._settings.groups_claim)))
         except Invalid:
             raise BadToken("it names no principal") from None
 

@@ -45,14 +45,13 @@ from pydanube.broker.registry.records import (
     decision_key,
     decision_of_key,
     decisions_of,
-    pack,
     pending_key,
     pending_of_key,
-    unpack,
 )
 from pydanube.broker.registry.registry import Registry, RegistryListener
 from pydanube.core.staging import QueryRecord
 from pydanube.metadata.following import Handler
+from pydanube.metadata.packing import pack, unpack
 from pydanube.metadata.store import Compare, Delete, Event, KeyValue, MetadataStore, Put, list_all, split_writes
 from pydanube.model.errors import Corrupt, DanubeError, Unavailable
 from pydanube.model.names import TopicName

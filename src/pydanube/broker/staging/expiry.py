@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-from pydanube.broker.registry.records import DecisionRecord, decision_of_key, decisions_of, unpack
+from pydanube.broker.registry.records import DecisionRecord, decision_of_key, decisions_of
 from pydanube.core import staging as core
 from pydanube.core.staging import StageName
+from pydanube.metadata.packing import unpack
 from pydanube.metadata.store import MetadataStore, list_all
 from pydanube.model.errors import DanubeError, Invalid
 from pydanube.runtime.clock import MICROSECONDS, Clock

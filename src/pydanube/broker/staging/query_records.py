@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
-from pydanube.broker.registry.records import QUERIES, pack, query_key, query_name_key, unpack
+from pydanube.broker.registry.records import QUERIES, query_key, query_name_key
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.audit_operations import note_change, note_check
 from pydanube.core import staging as core
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.core.staging import QueryRecord
+from pydanube.metadata.packing import pack, unpack
 from pydanube.metadata.store import (
     Compare,
     Delete,

@@ -19,7 +19,7 @@ from pydanube.broker.message_reading import MADE_TIMES
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.partitions.state_ledger import Done
-from pydanube.broker.registry.records import SubscriptionRecord, version_of
+from pydanube.broker.registry.records import SubscriptionRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.audit_operations import note_change
 from pydanube.broker.unread_memory import UnreadMemory, UnreadPart
@@ -27,6 +27,7 @@ from pydanube.codec.native import requests as wire
 from pydanube.codec.native.conversions import start_of, subscription_description
 from pydanube.core.access import Action, Authorizer, Principal, visible_subscriptions
 from pydanube.core.dispatch.key_filters import KeyFilter
+from pydanube.metadata.packing import version_of
 from pydanube.model.errors import AlreadyExists, DanubeError, Full, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.limits import MIB, UNACKED_MAX

@@ -16,11 +16,12 @@ from pydanube.broker.cluster.gathering import Gathering
 from pydanube.broker.partitions.broker_slices import SliceCounts
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
-from pydanube.broker.registry.records import PartitionRecord, TopicRecord, partition_key, unpack
+from pydanube.broker.registry.records import PartitionRecord, TopicRecord, partition_key
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.batch import read_header
 from pydanube.codec.native import requests as wire
 from pydanube.core.access import ANONYMOUS, BROKER, Action, Authorizer, Principal
+from pydanube.metadata.packing import unpack
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.errors import DanubeError, Denied, Full, Invalid, NotFound, Refused, Unauthenticated
 from pydanube.model.names import TopicName

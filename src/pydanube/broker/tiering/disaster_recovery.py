@@ -47,6 +47,7 @@ from pydanube.codec.segment import END_BYTES, SegmentFooter, decode_footer, read
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.metadata.counters import counter_key
 from pydanube.metadata.levels import LEVEL_KEY, check_level, parse_level
+from pydanube.metadata.packing import pack, unpack
 from pydanube.metadata.store import KeyValue, MetadataStore, Put, Succession, split_writes
 from pydanube.model.errors import Corrupt, NotFound
 from pydanube.model.levels import THIS_RELEASE
@@ -253,7 +254,7 @@ class _Restore:
                 if key == LEVEL_KEY:
                     check_level(parse_level(value), THIS_RELEASE)
                 elif key.startswith(records.TOPICS):
-                    record = records.unpack(value, TopicRecord)
+                    record = unpack(value, TopicRecord)
                     self._topics[record.topic_id] = record
         for record in self._topics.values():
             self._raise_counter("topic", record.topic_id)
@@ -268,9 +269,9 @@ class _Restore:
         for page in self._manifest.pairs():
             for key, value in page:
                 if key.startswith(SUBJECTS):
-                    schema_ids[subject_of_key(key)] = records.unpack(value, SubjectRecord).schema_id
+                    schema_ids[subject_of_key(key)] = unpack(value, SubjectRecord).schema_id
                 elif key.startswith(VERSIONS):
-                    used = records.unpack(value, VersionIndex).references
+                    used = unpack(value, VersionIndex).references
                     references[version_of_key(key)] = [(subject, version) for _, subject, version in used]
         known = set(schema_ids.values())
         self._versions = {place for place in references if place[0] in known}
@@ -294,16 +295,16 @@ class _Restore:
             self._raise_counter(name, int(value))
         elif key.startswith("/partitions/"):
             topic_id, index = (int(part, 16) for part in key.split("/")[2:])
-            self._known.setdefault((topic_id, index), _KnownPartition()).record = records.unpack(value, PartitionRecord)
+            self._known.setdefault((topic_id, index), _KnownPartition()).record = unpack(value, PartitionRecord)
         elif key.startswith("/subscriptions/"):
             self._subscriptions.setdefault(int(key.split("/")[2], 16), []).append((key, value))
         elif key.startswith(SEGMENTS):
             await self._list_segment(parse(KeyValue(key, value, 0, 0, 0)))
         elif key.startswith(SUBJECTS):
             # Batches may carry versions that were registered after the manifest, and are lost.
-            subject = records.unpack(value, SubjectRecord)
+            subject = unpack(value, SubjectRecord)
             subject.last_version += VERSIONS_SKIPPED
-            await self._put(key, records.pack(subject))
+            await self._put(key, pack(subject))
             self._report.subjects += 1
         elif key.startswith(VERSIONS):
             if version_of_key(key) in self._versions:
@@ -378,7 +379,7 @@ class _Restore:
             ends[index] = await self._restore_partition(topic, index, known, positions)
             self._report.partitions += 1
         for key, value in self._subscriptions.get(topic_id, ()):
-            await self._restore_subscription(topic, key, records.unpack(value, SubscriptionRecord), ends)
+            await self._restore_subscription(topic, key, unpack(value, SubscriptionRecord), ends)
             self._report.subscriptions += 1
 
     async def _restore_partition(
@@ -399,7 +400,7 @@ class _Restore:
             start_offset=record.start_offset,
             uploaded_end=tail.end,
         )
-        await self._put(records.partition_key(topic.topic_id, index), records.pack(restored))
+        await self._put(records.partition_key(topic.topic_id, index), pack(restored))
         return end, given_out
 
     async def _restore_subscription(
@@ -416,8 +417,8 @@ class _Restore:
             if cursor.gaps:
                 kept = records.restored_key(topic.topic_id, index, record.subscription_id)
                 entry = RestoredRecord(record.subscription_id, cursor.position, cursor.acked)
-                await self._put(kept, records.pack(entry))
-        await self._put(key, records.pack(msgspec.structs.replace(record, starts=starts)))
+                await self._put(kept, pack(entry))
+        await self._put(key, pack(msgspec.structs.replace(record, starts=starts)))
 
     def _cursor(self, topic_id: int, index: int, record: SubscriptionRecord) -> Cursor:
         positions = self._positions.get((topic_id, index))

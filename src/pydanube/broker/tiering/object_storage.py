@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
@@ -24,14 +23,14 @@ from pydanube.broker.registry.records import (
     PartitionRecord,
     TopicRecord,
     deleted_of_key,
-    unpack,
 )
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.manifest import PartitionPositions
-from pydanube.core.tiering import TieringPolicy
+from pydanube.metadata.packing import unpack
 from pydanube.metadata.store import MetadataStore, list_all
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.ledgers import CursorEntry
+from pydanube.model.settings.sections import StorageSettings
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.randomness import identity
@@ -46,7 +45,7 @@ from pydanube.storage.tiering.merger import SegmentMerger
 from pydanube.storage.tiering.positions import PositionParts
 from pydanube.storage.tiering.store_ownership import CHECK_S, DELETE_CHECK_S, StoreOwnership
 from pydanube.storage.tiering.time_limits import TimeLimitedStore
-from pydanube.storage.tiering.uploader import Uploader, UploadSettings, UploadSource
+from pydanube.storage.tiering.uploader import Uploader, UploadSource
 from pydanube.storage.wal import LogWriter
 
 from .tiered_partition import TieredPartition
@@ -80,32 +79,6 @@ transaction, at most once in ten minutes."""
 
 ORPHANS_EVERY: Final = 60
 """Every this many collections also look for orphans, which needs a listing of the whole store."""
-
-
-@dataclass(frozen=True, slots=True)
-class TieringSettings:
-    """The `storage` section of the settings."""
-
-    segment_bytes: int
-    segment_age_s: int
-    shared_below_bytes: int
-    upload_interval_s: float
-    upload_bytes_per_s: int
-    shutdown_upload_s: int
-    log_keep_bytes: int
-    log_bytes_max: int
-    cache_bytes: int
-    grace_s: int
-    stage_keep_s: int = 86_400
-    staged_query_keep_s: int = 90 * 86_400
-    state_upload_s: int = 60
-    """How often the positions of subscriptions that moved go to the store, in a cluster, if nothing is uploaded."""
-    store_timeout_s: float = 60.0
-    """Timeout of a call to the store; calls with many bytes have more time."""
-
-    def uploads(self) -> UploadSettings:
-        policy = TieringPolicy(self.segment_bytes, self.segment_age_s * MICROSECONDS, self.shared_below_bytes)
-        return UploadSettings(policy, self.upload_interval_s, self.upload_bytes_per_s)
 
 
 class OpenPositions:
@@ -154,7 +127,7 @@ class ObjectStorage:
         writer: LogWriter,
         clock: Clock,
         tasks: Tasks,
-        settings: TieringSettings,
+        settings: StorageSettings,
         cluster: str,
         membership: Membership,
         unlisted: UnlistedBytes,
@@ -174,7 +147,7 @@ class ObjectStorage:
         self._writer = writer
         self._clock = clock
         process = identity()
-        self.uploader = Uploader(objects, self.catalog, self._upload_sources, process, clock, settings.uploads())
+        self.uploader = Uploader(objects, self.catalog, self._upload_sources, process, clock, settings)
         self._membership = membership
         positions = OpenPositions(registry, open_partitions, clock)
         name = membership.session.name

@@ -13,13 +13,14 @@ import msgspec
 
 from pydanube.codec.batch import Batch, encode
 from pydanube.codec.wal import RecordKind
+from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.tasks import outcome_of
-from pydanube.storage.wal import DurabilityLevel, LogWriter, NodeIdentity, WalSettings
+from pydanube.storage.wal import DurabilityLevel, LogWriter, NodeIdentity
 
 NODE: Final = NodeIdentity("bench", "bench", "bench")
-ONE_FILE: Final = WalSettings(file_bytes=4 << 30)
+ONE_FILE: Final = LogSettings(file_bytes=4 << 30)
 LEDGER: Final = 1
 PENDING_BYTES_MAX: Final = 16 << 20
 

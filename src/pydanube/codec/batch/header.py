@@ -23,14 +23,14 @@ from __future__ import annotations
 
 import struct
 import sys
-from enum import IntEnum
 from typing import Final, TypeAlias
 
 import msgspec
 from crc32c import crc32c
 
-from pydanube.model.errors import Corrupt, Invalid
+from pydanube.model.errors import Corrupt
 from pydanube.model.limits import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, PRODUCER_NAME_BYTES_MAX
+from pydanube.model.text import Word
 
 from .layout import (
     APPEND_TIME,
@@ -142,7 +142,7 @@ assert sys.byteorder == "little", "columns are read in place, and they are littl
 ByteBuffer: TypeAlias = bytes | bytearray | memoryview
 
 
-class Codec(IntEnum):
+class Codec(Word):
     """How the variable section is compressed. Only NONE is false. A number never gets another meaning."""
 
     NONE = 0
@@ -150,16 +150,6 @@ class Codec(IntEnum):
     """One LZ4 block, without a size in front of it."""
     ZSTD = 2
     """One Zstandard frame."""
-
-    @classmethod
-    def parse(cls, text: str) -> Codec:
-        try:
-            return cls[text.upper()]
-        except (KeyError, AttributeError):
-            raise Invalid(f"codec {text!r} is unknown: use none, lz4 or zstd") from None
-
-    def __str__(self) -> str:
-        return self.name.lower()
 
 
 _CODECS: Final = {int(codec): codec for codec in Codec}

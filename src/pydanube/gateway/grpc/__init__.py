@@ -14,10 +14,8 @@ errors          the error tree as statuses
 messages        the messages, from the descriptor sets beside the .proto files
 health          grpc.health.v1
 reflection      grpc.reflection.v1 and v1alpha
-settings        limits and timeouts
 """
 
 from .server import GrpcServer
-from .settings import GrpcSettings
 
-__all__ = ["GrpcServer", "GrpcSettings"]
+__all__ = ["GrpcServer"]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pydanube.model.settings.sections import GrpcSettings
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
-
-from .settings import GrpcSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ import grpc.aio
 from pydanube.broker import Broker
 from pydanube.gateway.places import Places
 from pydanube.gateway.unproven_work import UnprovenWork
+from pydanube.model.limits import MIB
+from pydanube.model.settings.sections import Sections
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
@@ -27,7 +29,6 @@ from .messages import SCHEMA
 from .request_intake import RequestIntake
 from .resources import ListenerResources
 from .services import SERVICES
-from .settings import GrpcSettings
 
 log = get_logger(__name__)
 
@@ -48,6 +49,9 @@ _TOOL_CALLS_PER_ADDRESS_MAX: Final = 100
 """Calls of health and reflection from one address."""
 
 _METADATA_BYTES_MAX: Final = 16 * 1024
+_REQUEST_OVERHEAD_BYTES: Final = 2 * MIB
+"""What a request may have beside the payload of its message: key, attributes, names. Small limits of messages leave
+admin requests alone."""
 
 
 class GrpcServer:
@@ -56,18 +60,20 @@ class GrpcServer:
     def __init__(
         self,
         broker: Broker,
-        settings: GrpcSettings,
+        settings: Sections,
         clock: Clock,
         tasks: Tasks,
         memory: Memory,
         data_certificates: ServerCertificates | None = None,
         admin_certificates: ServerCertificates | None = None,
+        places: int | None = None,
         work: UnprovenWork | None = None,
     ) -> None:
         """The certificates are those that connections of the two listeners are encrypted with; None: they are not.
-        `work` is what clients of all listeners cost before they have shown who they are; None: these two count by
-        themselves."""
-        self.settings = settings
+        `places`: as many connections as both may have together; None: those of the settings. `work` is what clients of
+        all listeners cost before they have shown who they are; None: these two count by themselves."""
+        self._grpc, self._shared = settings.grpc, settings.limits
+        self._connections_max = settings.grpc.connections_max if places is None else places
         self._data_certificates = data_certificates
         self._admin_certificates = admin_certificates
         self._broker = broker
@@ -75,7 +81,7 @@ class GrpcServer:
         self._tasks = tasks
         intake = RequestIntake(clock)
         metrics = broker.metrics.listener("grpc")
-        calls_max = settings.calls_per_address_max
+        calls_max = min(settings.grpc.calls_per_address_max, settings.grpc.calls_max)
         self._work = work = work or UnprovenWork(clock, lambda: broker.security.is_required)
         self._peers = peers = Peers()
         checks = broker.security, broker.audit, broker.throttle, broker.freshness, broker.unread
@@ -87,7 +93,7 @@ class GrpcServer:
         self._servers: list[Any] = []
         self._healths: list[health.Health] = []
         schemes = _scheme(data_certificates), _scheme(admin_certificates)
-        resources = ListenerResources(settings, clock, tasks, self._data_url, self._admin_url, *schemes)
+        resources = ListenerResources(settings.grpc, clock, tasks, self._data_url, self._admin_url, *schemes)
         self._services = [(one, one.make(broker, resources)) for one in SERVICES]
         self._rounds: asyncio.Task[None] | None = None
         self.data_address = ("", 0)
@@ -97,23 +103,28 @@ class GrpcServer:
     async def open_data(self, host: str, port: int) -> tuple[str, int]:
         """Bind the data port (0 uses a free one) and return its address. Raises OSError where that is impossible."""
         services = {one.name: service for one, service in self._services if one.data}
-        settings, advice = self.settings, "ask for administration on the admin port"
-        places = self._places(GRPC, settings.connections_max, settings.connections_per_address_max)
+        advice, most = "ask for administration on the admin port", self._connections_max - self._admin_connections_max
+        places = self._places(GRPC, most)
         self.data_address = await self._open(host, port, services, places, advice, self._data_certificates, GRPC)
         return self.data_address
 
     async def open_admin(self, host: str, port: int) -> tuple[str, int]:
         """Bind the admin port, as `open_data` does the data port."""
         services = {one.name: service for one, service in self._services if one.admin}
-        settings, advice = self.settings, "producers and consumers use the data port"
-        most, per_address_max = settings.admin_connections_max, settings.admin_connections_per_address_max
-        places = self._places(ADMIN, most, per_address_max)
+        advice, most = "producers and consumers use the data port", self._admin_connections_max
+        places = self._places(ADMIN, most)
         self.admin_address = await self._open(host, port, services, places, advice, self._admin_certificates, ADMIN)
         return self.admin_address
 
-    def _places(self, listener: str, connections_max: int, per_address_max: int) -> Places:
+    @property
+    def _admin_connections_max(self) -> int:
+        return self._connections_max // 10 + 1
+
+    def _places(self, listener: str, most: int) -> Places:
+        """Return the places of a listener; up to half of them may be taken by one address."""
         metrics = self._broker.metrics.listener(f"{listener}_connections")
-        return Places(listener, connections_max, per_address_max, metrics, self._work)
+        per_address_max = min(self._shared.connections_per_address_max, -(-most // 2))
+        return Places(listener, most, per_address_max, metrics, self._work)
 
     async def start(self) -> None:
         """Serve on the ports that are open."""
@@ -166,9 +177,9 @@ class GrpcServer:
         listener: str,
     ) -> tuple[str, int]:
         """Bind a port for these services. `advice` is for callers of others; `listener` is named in the audit."""
-        front = Front(places, self._peers, self._tasks, certificates, self.settings.handshake_timeout_ms / 1000)
+        front = Front(places, self._peers, self._tasks, certificates, self._shared.handshake_timeout_ms / 1000)
         self._fronts.append(front)
-        server = grpc.aio.server(options=self._options(), maximum_concurrent_rpcs=self.settings.calls_max)
+        server = grpc.aio.server(options=self._options(), maximum_concurrent_rpcs=self._grpc.calls_max)
         self._servers.append(server)
         handlers = [
             service_handler(SCHEMA, name, service, self._limits, listener) for name, service in services.items()
@@ -190,21 +201,22 @@ class GrpcServer:
         return not self._limits.draining and not self._broker.write_problems()
 
     def _options(self) -> list[tuple[str, int]]:
-        settings = self.settings
+        grpc_settings, shared = self._grpc, self._shared
+        request_bytes_max = max(shared.message_bytes_max, grpc_settings.receive_bytes_max) + _REQUEST_OVERHEAD_BYTES
         return [
-            ("grpc.max_concurrent_streams", settings.calls_per_connection_max),
-            ("grpc.max_receive_message_length", settings.request_bytes_max),
+            ("grpc.max_concurrent_streams", grpc_settings.calls_per_connection_max),
+            ("grpc.max_receive_message_length", request_bytes_max),
             ("grpc.max_send_message_length", -1),
             ("grpc.http2.bdp_probe", 0),  # with it, clients send megabytes before a handler reads
             ("grpc.max_metadata_size", _METADATA_BYTES_MAX),
             ("grpc.absolute_max_metadata_size", _METADATA_BYTES_MAX),
-            ("grpc.server_handshake_timeout_ms", settings.handshake_timeout_ms),
-            ("grpc.keepalive_time_ms", settings.keep_alive_ms),
-            ("grpc.keepalive_timeout_ms", settings.keep_alive_ms),
+            ("grpc.server_handshake_timeout_ms", shared.handshake_timeout_ms),
+            ("grpc.keepalive_time_ms", shared.keep_alive_ms),
+            ("grpc.keepalive_timeout_ms", shared.keep_alive_ms),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.http2.min_ping_interval_without_data_ms", _PING_INTERVAL_MS_MIN),
-            ("grpc.max_connection_idle_ms", settings.idle_ms),
+            ("grpc.max_connection_idle_ms", grpc_settings.idle_ms),
         ]
 
     def _data_url(self) -> str:

@@ -10,10 +10,8 @@ health          /healthz and /readyz
 api             the REST API under /api/v1, and its document at /openapi.json
 metrics         /metrics; prometheus_text has its formats, topic_metrics the series of topics
 schema_registry the Confluent Schema Registry API under /schema-registry
-settings        the limits and timeouts of this listener
 """
 
 from .server import HttpServer
-from .settings import HttpSettings, MetricsSettings
 
-__all__ = ["HttpServer", "HttpSettings", "MetricsSettings"]
+__all__ = ["HttpServer"]

@@ -32,6 +32,7 @@ from pydanube.gateway.native.publish_memory import PublishMemory
 from pydanube.gateway.unproven_work import UnprovenClient
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.limits import KIB
+from pydanube.model.settings.sections import Sections
 from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.network import counted_address
@@ -43,7 +44,6 @@ from .connection import STRANGER_LINGER_BYTES, HttpConnection
 from .cors import Origins
 from .data import DataEndpoints
 from .host_check import HostCheck
-from .settings import HttpSettings
 
 _NAMED: Final = re.compile(rf"{BASE}/(topics|namespaces)/([^/]+)(?:/([^/]+))?")
 DISCARDED_BYTES_MAX: Final = 64 * KIB
@@ -65,16 +65,17 @@ class Application:
     """Answers every request of the HTTP listener."""
 
     def __init__(
-        self, broker: Broker, settings: HttpSettings, clock: Clock, tasks: Tasks, memory: PublishMemory | None = None
+        self, broker: Broker, settings: Sections, clock: Clock, tasks: Tasks, memory: PublishMemory | None = None
     ) -> None:
         """`memory` counts the bytes that all listeners have published and not answered; None: it is not counted."""
         self._broker = broker
-        self._settings = settings
-        self._bodies = Budget(settings.bodies_bytes_max)
+        self._body_bytes_max = settings.limits.http_body_bytes_max
+        self._discarded_bytes_max = settings.http.discarded_bytes_max
+        self._bodies = Budget(settings.limits.http_bodies_bytes_max)
         self._draining = False
-        self.hosts = HostCheck(settings.allowed_hosts, lambda: broker.advertised)
-        self._origins = Origins(settings.cors_origins)
-        self._data = DataEndpoints(broker, settings, clock, tasks, memory)
+        self.hosts = HostCheck(settings.http.allowed_hosts, lambda: broker.advertised)
+        self._origins = Origins(settings.http.cors_origins)
+        self._data = DataEndpoints(broker, settings.http, clock, tasks, memory)
         handlers = {
             HTTPException: _http_error,
             DanubeError: self._danube_error,
@@ -111,7 +112,7 @@ class Application:
         assert scope["type"] == "http", "uvicorn runs without lifespan"
         added = self._origins.headers(scope)
         connection: HttpConnection = scope["state"]["connection"]
-        body = _Body(scope, receive, connection, self._bodies, self._settings)
+        body = _Body(scope, receive, connection, self._bodies, self._body_bytes_max)
 
         async def send_after_body(message: Message) -> None:
             """Send the message. The answer waits for the rest of a small body; a larger one is not read, and the
@@ -121,7 +122,7 @@ class Application:
                 is_read = await body.discard()
                 if not is_read and not body.is_held_back:
                     is_known = connection.unproven.is_proved or not self._broker.security.is_required
-                    connection.linger(self._settings.discarded_bytes_max if is_known else STRANGER_LINGER_BYTES)
+                    connection.linger(self._discarded_bytes_max if is_known else STRANGER_LINGER_BYTES)
                 is_last = not is_read or self._draining or body.is_framed_twice or connection.unproven.refusal()
                 closing = (_CLOSE,) if is_last else ()
                 age_s = self._broker.freshness.age_s
@@ -282,13 +283,13 @@ class _Body:
     """The body of one request: counts what is received against the limits."""
 
     def __init__(
-        self, scope: Scope, receive: Receive, connection: HttpConnection, budget: Budget, settings: HttpSettings
+        self, scope: Scope, receive: Receive, connection: HttpConnection, budget: Budget, bytes_max: int
     ) -> None:
         headers = Headers(scope=scope)
         self._receive = receive
         self._connection = connection
         self._budget = budget
-        self._settings = settings
+        self._bytes_max = bytes_max
         self._taken_bytes = 0
         self.users: tuple[str, ...] = ()
         """Whose share it takes."""
@@ -302,12 +303,12 @@ class _Body:
         """The client sends the body only when it is asked for."""
 
     def check_announced(self) -> HTTPException | None:
-        return self._too_large() if self._announced_bytes > self._settings.body_bytes_max else None
+        return self._too_large() if self._announced_bytes > self._bytes_max else None
 
     async def receive(self) -> Message:
         """Receive the next part. Raises HTTPException (413) or Unavailable when a limit is reached."""
         message, size = await self._receive_part()
-        if self._taken_bytes + size > self._settings.body_bytes_max:
+        if self._taken_bytes + size > self._bytes_max:
             raise self._too_large()
         if not self._budget.take(size, *self.users):
             raise Unavailable("too many large requests are arriving at once: send the request again, later")
@@ -334,7 +335,7 @@ class _Body:
         return message, len(message.get("body", b""))
 
     def _too_large(self) -> HTTPException:
-        limit = self._settings.body_bytes_max
+        limit = self._bytes_max
         return HTTPException(413, f"the body is larger than limits.http_body_bytes_max, {limit} bytes")
 
 

@@ -29,10 +29,10 @@ from uvicorn.server import ServerState
 from pydanube.codec.native.frames import PREAMBLE
 from pydanube.gateway.unproven_work import UnprovenClient
 from pydanube.model.limits import KIB
+from pydanube.model.settings.sections import HttpSettings
 from pydanube.runtime.telemetry import get_logger
 
 from .errors import PROBLEM, problem_of_http
-from .settings import HttpSettings
 from .websocket_connection import WEBSOCKET_PATH, WebSocketConnection
 
 log = get_logger(__name__)
@@ -59,6 +59,8 @@ class ConnectionOwner(Protocol):
     """What a connection needs from the listener."""
 
     settings: HttpSettings
+    header_timeout_ms: int
+    """The longest time for the headers, from the first byte (on a new connection, from accepting it) to the last."""
 
     def monotonic(self) -> float: ...
 
@@ -277,8 +279,8 @@ class HttpConnection(H11Protocol):
             self.transport.abort()
         elif self.transport.is_closing():
             pass
-        elif phase is _Phase.HEADER and waited_ms > settings.header_timeout_ms:
-            self._answer_and_close(408, f"the headers did not arrive within {settings.header_timeout_ms} ms")
+        elif phase is _Phase.HEADER and waited_ms > self._owner.header_timeout_ms:
+            self._answer_and_close(408, f"the headers did not arrive within {self._owner.header_timeout_ms} ms")
         elif phase is _Phase.LINGER and waited_ms > LINGER_S * 1000:
             self.transport.close()
         elif phase is _Phase.BODY and waited_ms > settings.body_timeout_ms:

@@ -17,12 +17,12 @@ from pydanube.broker import Broker
 from pydanube.core.access import Principal
 from pydanube.model.errors import Unavailable
 from pydanube.model.metrics import MetricFamily, MetricKind, Sample
+from pydanube.model.settings.sections import MetricsSettings
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.slices import Slices
 
 from .prometheus_text import END_OF_OPENMETRICS, TextFormat, choose_format, format_family
 from .requests import principal_of
-from .settings import MetricsSettings
 from .topic_metrics import TopicSeries
 
 _SCRAPES_MAX: Final = 4

@@ -17,7 +17,9 @@ from pydanube.broker import Broker
 from pydanube.gateway.native.publish_memory import PublishMemory
 from pydanube.gateway.places import Places
 from pydanube.gateway.unproven_work import UnprovenClient, UnprovenWork
+from pydanube.model.settings.sections import Sections
 from pydanube.runtime.clock import MICROSECONDS, Clock
+from pydanube.runtime.file_descriptors import ConnectionLimits
 from pydanube.runtime.network import address_of, open_server
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
@@ -26,7 +28,6 @@ from pydanube.runtime.tls_transport import TlsListening
 
 from .application import Application
 from .connection import PLAIN_HTTP_ANSWER, HttpConnection
-from .settings import HttpSettings
 from .websocket_connection import WEBSOCKET_MESSAGE_BYTES, WebSocketConnection
 
 log = get_logger(__name__)
@@ -41,6 +42,9 @@ _LATE_S: Final = 0.25
 
 _DRAIN_ROUND_S: Final = 0.02
 
+ACCEPTED_AT_ONCE: Final = 64
+"""How many connections are accepted in one turn of the loop, where there are enough file descriptors."""
+
 PING_S: Final = 20.0
 """A WebSocket is sent a ping this long after the last answer to one, and has this long to answer."""
 
@@ -51,17 +55,22 @@ class HttpServer:
     def __init__(
         self,
         broker: Broker,
-        settings: HttpSettings,
+        settings: Sections,
         clock: Clock,
         tasks: Tasks,
         memory: PublishMemory | None = None,
         certificates: ServerCertificates | None = None,
+        places: ConnectionLimits | None = None,
         work: UnprovenWork | None = None,
     ) -> None:
         """`memory` counts the bytes that all listeners have published and not answered; None: it is not counted.
-        `certificates` are those that connections are encrypted with; None: they are not. `work` is what clients of all
-        listeners cost before they have shown who they are; None: this listener counts by itself."""
-        self.settings = settings
+        `certificates` are those that connections are encrypted with; None: they are not. `places`: as many connections
+        as there may be; None: those of the settings. `work` is what clients of all listeners cost before they have
+        shown who they are; None: this listener counts by itself."""
+        self.settings = settings.http
+        self.header_timeout_ms = settings.limits.handshake_timeout_ms
+        places = places or ConnectionLimits(settings.limits.http_connections_max, ACCEPTED_AT_ONCE)
+        self._accepted_at_once = places.at_once
         self._certificates = certificates
         self._clock = clock
         self._tasks = tasks
@@ -78,17 +87,17 @@ class HttpServer:
             log_config=None,
             proxy_headers=False,
             workers=1,  # not what WEB_CONCURRENCY says
-            timeout_keep_alive=max(1, settings.keep_alive_ms // 1000),
-            h11_max_incomplete_event_size=settings.header_bytes_max,
+            timeout_keep_alive=max(1, settings.http.keep_alive_ms // 1000),
+            h11_max_incomplete_event_size=settings.http.header_bytes_max,
         )
         self._config.load()
         self._state = ServerState()
         self._connections: set[HttpConnection | WebSocketConnection] = set()
         self._invalid = 0
         self._metrics = broker.metrics.listener("http")
-        places_max, per_address_max = settings.connections_max, settings.connections_per_address_max
+        per_address_max = settings.limits.connections_per_address_max
         work = work or UnprovenWork(clock, lambda: broker.security.is_required)
-        self._places = Places("http", places_max, per_address_max, self._metrics, work, "HTTP")
+        self._places = Places("http", places.connections, per_address_max, self._metrics, work, "HTTP")
         self._server: asyncio.Server | None = None
         self._rounds: asyncio.Task[None] | None = None
 
@@ -101,8 +110,7 @@ class HttpServer:
         assert self._server is None, "a listener starts once"
         self._set_date()
         self._application.hosts.bound_host = host
-        at_once = self.settings.accepted_at_once
-        self._server = await open_server(host, port, self._make_connection, at_once, self._tls())
+        self._server = await open_server(host, port, self._make_connection, self._accepted_at_once, self._tls())
         self._rounds = self._tasks.spawn(self._check_connections(), "http connections")
         return address_of(self._server)
 
@@ -110,7 +118,7 @@ class HttpServer:
         certificates = self._certificates
         if certificates is None:
             return None
-        seconds = self.settings.header_timeout_ms / 1000
+        seconds = self.header_timeout_ms / 1000
         places = self._places
         return TlsListening(
             lambda: certificates.context, seconds, places.handshakes, places.may_begin, PLAIN_HTTP_ANSWER
@@ -182,7 +190,7 @@ class HttpServer:
     async def _check_connections(self) -> None:
         """Check the timeouts of all connections, round after round, until cancelled."""
         settings = self.settings
-        shortest_ms = min(settings.header_timeout_ms, settings.body_timeout_ms, settings.answer_timeout_ms)
+        shortest_ms = min(self.header_timeout_ms, settings.body_timeout_ms, settings.answer_timeout_ms)
         round_s = min(_ROUND_S_MAX, shortest_ms / 1000 / _ROUNDS_PER_TIMEOUT)
         while True:
             due = self._clock.monotonic() + round_s

@@ -9,11 +9,9 @@ publish_memory  limits the memory of publishes that have no answer yet
 answer_share    counts the memory of fetch answers that a client has not read yet
 chunks          decides whether a received batch stays in the receive buffer or is copied
 peers           requests from this broker to the others of its cluster
-settings        the limits and timeouts of this listener
 """
 
 from .peers import NativePeers
 from .server import NativeServer
-from .settings import NativeSettings
 
-__all__ = ["NativePeers", "NativeServer", "NativeSettings"]
+__all__ = ["NativePeers", "NativeServer"]

@@ -24,12 +24,12 @@ from pydanube.model.errors import DanubeError, Denied, Full
 from pydanube.model.limits import ALIGNMENT, BATCH_BYTES_MAX, FRAME_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
+from pydanube.model.settings.sections import LimitSettings
 from pydanube.runtime.network import Buffer, FramedConnection
 from pydanube.runtime.tasks import Tasks
 
 from .answer_share import AnswerShare
 from .requests import crashed, error_frame, position_of
-from .settings import NativeSettings
 
 OPERATION: Final = "Fetch"
 
@@ -50,7 +50,7 @@ class Fetches:
         self,
         connection: FramedConnection,
         broker: Broker,
-        settings: NativeSettings,
+        settings: LimitSettings,
         tasks: Tasks,
         origin: Callable[[], Origin],
         traffic: TrafficSessions,

@@ -41,7 +41,7 @@ from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.tls_transport import TlsFailed
 from pydanube.version import __version__
 
-from .settings import PEER_PREFIX
+from .session import PEER_PREFIX
 
 log = get_logger(__name__)
 

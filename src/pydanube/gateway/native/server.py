@@ -15,6 +15,7 @@ from pydanube.codec.native.frames import PREAMBLE
 from pydanube.gateway.places import Places
 from pydanube.gateway.unproven_work import UnprovenWork
 from pydanube.model.errors import DanubeError, Full, Invalid
+from pydanube.model.settings.sections import LimitSettings
 from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.file_descriptors import KEPT, open_descriptors, plan_connections, raise_descriptor_limit
@@ -28,7 +29,6 @@ from pydanube.runtime.tls_transport import TlsListening
 from .publish_memory import PublishMemory
 from .requests import error_frame
 from .session import ListenerResources, Session
-from .settings import NativeSettings
 
 log = get_logger(__name__)
 
@@ -55,15 +55,18 @@ class NativeServer:
     def __init__(
         self,
         broker: Broker,
-        settings: NativeSettings,
+        settings: LimitSettings,
         clock: Clock,
         tasks: Tasks,
         certificates: ServerCertificates | None = None,
+        descriptors_reserved: int = 0,
     ) -> None:
-        """`certificates` are those that connections are encrypted with; None: they are not."""
+        """`certificates` are those that connections are encrypted with; None: they are not. `descriptors_reserved`: the
+        file descriptors that the connections of other listeners may need."""
         self.unproven_work = UnprovenWork(clock, lambda: broker.security.is_required)
         """Other listeners count there too what clients cost before they have shown who they are."""
         self._settings = settings
+        self._descriptors_reserved = descriptors_reserved
         self._certificates = certificates
         self._clock = clock
         self._tasks = tasks
@@ -117,7 +120,7 @@ class NativeServer:
     def _fit_descriptors(self) -> None:
         """Lower the connection limit where the process may open too few files: connections must not use up the file
         descriptors that the log needs."""
-        reserved = self._settings.descriptors_reserved
+        reserved = self._descriptors_reserved
         wanted = self._places.connections_max
         limit = raise_descriptor_limit(wanted + reserved + KEPT) - reserved
         if limit >= wanted + KEPT:

@@ -59,6 +59,7 @@ from pydanube.gateway.unproven_work import UnprovenClient
 from pydanube.model.errors import DanubeError, Denied, Full, Invalid, NotFound, Refused, Unauthenticated, Unavailable
 from pydanube.model.failure import DELAY_MS_MAX
 from pydanube.model.limits import FRAME_BYTES_MAX, NACKED_MESSAGES_MAX
+from pydanube.model.settings.sections import LimitSettings
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.network import FramedConnection
 from pydanube.runtime.tasks import Tasks
@@ -70,9 +71,11 @@ from .chunks import Chunks
 from .delivery import DeliverySink
 from .fetches import Fetches
 from .publish_memory import PauseReason, PublishMemory, PublishShare
-from .settings import PEER_PREFIX, NativeSettings
 
 log = get_logger(__name__)
+
+PEER_PREFIX: Final = "broker "
+"""What the `client` of a HELLO begins with that another broker sends."""
 
 VERSION_MIN: Final = 1
 """The oldest protocol version spoken here; the newest is PROTOCOL_VERSION."""
@@ -96,7 +99,7 @@ class ListenerResources:
     """What all sessions of a listener share."""
 
     broker: Broker
-    settings: NativeSettings
+    settings: LimitSettings
     clock: Clock
     tasks: Tasks
     publish_memory: PublishMemory

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from pydanube.model.addresses import bracketed, host_port
 from pydanube.model.errors import Invalid
+from pydanube.model.text import Duration, Flag, Kind, did_you_mean
 
 from .store import check_key
 
@@ -25,6 +26,10 @@ SECRET_CHARACTERS_MIN: Final = 4
 
 MESSAGE_CHARACTERS_MAX: Final = 400
 """The most that is kept of another library's message; S3 answers with whole documents."""
+
+_TIMEOUT: Final = Duration(0.01, 3600)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,22 +124,22 @@ class StoreOptions:
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
-        value = self.text(name, str(default)).lower()
-        if value not in ("true", "false"):
-            raise Invalid(f"setting {name!r} of the {self._scheme} store is either true or false")
-        return value == "true"
+        return self._read(name, Flag(), default)
 
     def seconds(self, name: str, default: float) -> float:
-        value = self.text(name, str(default))
+        return self._read(name, _TIMEOUT, default)
+
+    def _read(self, name: str, kind: Kind[T], default: T) -> T:
+        """The error does not show the value: it may be a secret in the wrong place."""
+        is_given = name in self._given
+        text = self.text(name)
         try:
-            seconds = float(value)
+            return kind.read(text) if is_given else default
         except ValueError:
-            seconds = -1.0
-        if not 0.01 <= seconds <= 3600:
-            raise Invalid(f"setting {name!r} of the {self._scheme} store is a number of seconds, 0.01 to 3600")
-        return seconds
+            raise Invalid(f"setting {name!r} of the {self._scheme} store is not allowed: use {kind.allowed}") from None
 
     def done(self) -> None:
         if self._given:
-            known = ", ".join(self._known) or "none"
-            raise Invalid(f"the {self._scheme} store has no setting {min(self._given)!r}; it has: {known}")
+            name = min(self._given)
+            hint = did_you_mean(name, self._known, "it has:")
+            raise Invalid(f"the {self._scheme} store has no setting {name!r}: {hint}")

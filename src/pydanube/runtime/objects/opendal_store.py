@@ -20,6 +20,7 @@ from opendal import Operator, exceptions
 from opendal.layers import TimeoutLayer
 
 from pydanube.model.errors import AlreadyExists, DanubeError, Denied, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.text import did_you_mean
 
 from .address import Secrets, StoreAddress
 from .store import Buffer, Capabilities, ObjectInfo, check_key, check_range, joined
@@ -221,7 +222,8 @@ async def open_opendal(address: StoreAddress, settings: Mapping[str, str]) -> Op
         raise Refused(f"opendal's {service} does not do what the broker needs: {_REFUSED[service]}")
     for name in sorted(settings):
         if name not in known:
-            raise Invalid(f"opendal's {service} has no setting {name!r}; it has: {', '.join(sorted(known))}")
+            hint = did_you_mean(name, sorted(known), "it has:")
+            raise Invalid(f"opendal's {service} has no setting {name!r}: {hint}")
     options = {**_from_address(address, service, known), **settings}
     secrets = Secrets(value for name, value in settings.items() if name not in ("region", "endpoint", "root"))
     try:

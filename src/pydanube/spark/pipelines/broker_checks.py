@@ -10,11 +10,12 @@ from pydanube.formats.registry import parse_schema
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.schemas import SchemaVersion
+from pydanube.model.text import did_you_mean
 from pydanube.spark.credentials import BrokerCredentials
 from pydanube.spark.options import DECODED_COLUMNS, ReadOptions
 
 from .definition import Pipeline, Source
-from .places import Place, Problems, hint
+from .places import Place, Problems
 from .sql_checks import Columns
 
 REACH_SECONDS: Final = 5.0
@@ -97,7 +98,7 @@ class _SourceCheck:
             return True
         except NotFound:
             namespace = TopicName.parse(topic).namespace
-            near = hint(topic, [one for one in self.client.list_topics() if one.startswith(f"/{namespace}/")])
+            near = did_you_mean(topic, [one for one in self.client.list_topics() if one.startswith(f"/{namespace}/")])
             told = near if near.startswith("did") else f"create it with 'danube topics create {topic}'"
             self.problems.add(self._at("topic"), f"there is no topic {topic}: {told}")
             return False
@@ -111,7 +112,7 @@ class _SourceCheck:
         try:
             self.client.schemas.describe(subject)
         except NotFound:
-            told = hint(subject, self.client.schemas.subjects(), "there are")
+            told = did_you_mean(subject, self.client.schemas.subjects(), "there are")
             self.problems.add(self._at("subject"), f"there is no subject {subject!r}: {told}")
             return None
         chosen = int(self.source.options.get("schemaVersion", pinned))

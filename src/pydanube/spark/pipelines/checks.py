@@ -15,12 +15,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from pydanube.model.errors import Invalid
+from pydanube.model.text import did_you_mean
 from pydanube.spark.local_directories import not_a_directory
 from pydanube.spark.options import COLUMNS, ReadOptions
 from pydanube.spark.writing.columns import WRITTEN
 
 from .definition import Pipeline, Sink, Source, Transform
-from .places import Problems, TextInFile, hint
+from .places import Problems, TextInFile
 from .sql_checks import Columns, check_columns, check_condition, parse_condition, parse_query, place_in, tables_of
 
 LETTER_COLUMNS: Final = ("topic", "partition", "offset", "publish_time", "key", "payload", "attributes")
@@ -53,7 +54,7 @@ def check_all_columns(pipeline: Pipeline, known: Mapping[str, Columns], problems
             watermark = transform.watermark
         found = columns[name.lower()]
         if watermark is not None and found is not None and watermark.column.partition(".")[0] not in found:
-            told = hint(watermark.column, found, "there are")
+            told = did_you_mean(watermark.column, found, "there are")
             problems.add(watermark.place, f"{name} has no column {watermark.column!r}: {told}")
         for one in pipeline.expectations.get(name, ()):
             condition = parse_condition(one.check, Problems())
@@ -80,7 +81,7 @@ def _check_written(sink: Sink, columns: tuple[str, ...], problems: Problems) -> 
         return
     for name in (one.strip() for one in sink.options.get("partitionBy", "").split(",") if one.strip()):
         if name not in columns:
-            told = hint(name, columns, "there are")
+            told = did_you_mean(name, columns, "there are")
             problems.add(sink.places["partitionBy"], f"{sink.input} has no column {name!r} to partition by: {told}")
 
 
@@ -137,7 +138,7 @@ def _with_sql_inputs(pipeline: Pipeline, problems: Problems) -> Pipeline:
                 inputs.append(spelling[table])
             else:
                 others = [one for one in spelling.values() if one != name]
-                told = hint(node.name, others, "the inputs are")
+                told = did_you_mean(node.name, others, "the inputs are")
                 problems.add(place_in(transform.sql, node), f"there is no source or transform {node.name!r}: {told}")
         transforms[name] = replace(transform, inputs=tuple(inputs))
     return replace(pipeline, transforms=transforms)
@@ -149,15 +150,19 @@ def _check_references(pipeline: Pipeline, problems: Problems) -> None:
         return  # which is reported already
     for sink in pipeline.sinks.values():
         if sink.input and sink.input not in known:
-            problems.add(sink.input_place, f"there is no source or transform {sink.input!r}: {hint(sink.input, known)}")
+            problems.add(
+                sink.input_place, f"there is no source or transform {sink.input!r}: {did_you_mean(sink.input, known)}"
+            )
     for transform in pipeline.transforms.values():
         for name, place in transform.input_places.items():
             if name not in known:
-                problems.add(place, f"there is no source or transform {name!r}: {hint(name, known)}")
+                problems.add(place, f"there is no source or transform {name!r}: {did_you_mean(name, known)}")
     for name, rules in pipeline.expectations.items():
         if name not in known:
             place = rules[0].place if rules else pipeline.places["expectations"]
-            problems.add(place, f"there is no source or transform {name!r} to expect something of: {hint(name, known)}")
+            problems.add(
+                place, f"there is no source or transform {name!r} to expect something of: {did_you_mean(name, known)}"
+            )
     for name, source in pipeline.sources.items():
         topics = {one.strip() for one in source.options.get("topic", "").split(",")}
         for rule in pipeline.expectations.get(name, ()):
@@ -250,7 +255,7 @@ def load_function(named: TextInFile, directory: str, inputs: int) -> Callable[..
     function = getattr(module, name, None)
     if function is None:
         functions = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
-        raise Invalid(f"the module {module_name!r} has no function {name!r}: {hint(name, functions, 'it has')}")
+        raise Invalid(f"the module {module_name!r} has no function {name!r}: {did_you_mean(name, functions, 'it has')}")
     if not callable(function):
         raise Invalid(f"{named.text!r} is a {type(function).__name__} and cannot be called")
     try:

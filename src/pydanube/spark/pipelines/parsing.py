@@ -13,8 +13,8 @@ from typing import Final, TypeVar, cast
 from pydanube.client.connection.address import parse_servers
 from pydanube.model.errors import Invalid
 from pydanube.model.names import TopicName
+from pydanube.model.text import Duration, did_you_mean, nearest, read
 from pydanube.spark.options import COMMON, KAFKAS, ONLY_BATCHES, READING, STORE_PREFIX, ReadOptions, WriteOptions
-from pydanube.spark.reading.bounds import parse_duration_us
 from pydanube.spark.tables.options import CATALOG_PREFIX, KNOWN, Format, TableOptions
 
 from .definition import (
@@ -31,14 +31,14 @@ from .definition import (
     Trigger,
     Watermark,
 )
-from .places import Place, Problems, TextInFile, hint
+from .places import Place, Problems, TextInFile
 from .yaml_nodes import Mapped, Node, Scalar, Sequence, kind_of
 
 TOP: Final = ("name", "servers", "checkpoint", "trigger", "spark", "sources", "transforms", "expectations", "sinks")
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 PIPELINE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 DEFAULT_MASTER: Final = "local[*,4]"
-INTERVAL_SECONDS_MAX: Final = 86_400
+INTERVAL: Final = Duration(0.000_001, 86_400, needs_unit=True)
 BUILT_IN: Final = ("delta", "iceberg", "parquet", "danube", "console", "memory", "noop")
 """The formats that need nothing on Spark's class path."""
 TABLE_OPTIONS: Final = tuple(one for one in KNOWN if one not in ("queryId", "batchId"))
@@ -113,8 +113,7 @@ class _Parser:
             elif key.startswith("spark."):
                 conf[key] = self._scalar(section, key) or ""
             else:
-                near = hint(key, ["master"], "")
-                fix = near if near.startswith("did") else f"write it as 'spark.{key}'"
+                fix = did_you_mean(key, ["master"], otherwise=f"write it as 'spark.{key}'")
                 self._problems.add(section.keys[key], f"{key!r} is neither master nor a setting of Spark: {fix}")
         return master, conf
 
@@ -255,8 +254,8 @@ class _Parser:
         elif form == "parquet":
             self._known(section, (*own, "path", "partitionBy", "compression"), f"sink {name}")
             self._required(section, "path", f"sink {name}")
-        elif form and (near := hint(form, BUILT_IN)).startswith("did") and form.lower() not in BUILT_IN:
-            self._problems.add(section.values["format"].place, f"there is no format {form!r}: {near}")
+        elif form and (near := nearest(form, BUILT_IN)) and form.lower() not in BUILT_IN:
+            self._problems.add(section.values["format"].place, f"there is no format {form!r}: did you mean {near!r}?")
 
     def _watermark(self, section: Mapped) -> Watermark | None:
         form = "{column: at, delay: 10 seconds}"
@@ -283,7 +282,7 @@ class _Parser:
         known = list(known)
         for key, place in section.keys.items():
             if key not in known and key not in reported and not (prefixes and key.startswith(prefixes)):
-                self._problems.add(place, f"{what} has no key {key!r}: {hint(key, known)}")
+                self._problems.add(place, f"{what} has no key {key!r}: {did_you_mean(key, known)}")
 
     def _needs(self, section: Mapped, keys: tuple[str, ...], what: str) -> bool:
         """Report every key that is missing; return whether all are there."""
@@ -414,20 +413,18 @@ def _servers(text: str) -> str:
 
 def _delay(text: str) -> str:
     """Return the duration as Spark writes it."""
-    microseconds = parse_duration_us(text)
-    if microseconds is None:
-        raise Invalid(f"the delay {text!r} is no duration: use one such as 10 seconds, 5m or 1h")
-    return f"{microseconds // 1000} milliseconds"
+    return f"{int(read(Duration(needs_unit=True), text, 'the delay') * 1000)} milliseconds"
 
 
 def parse_trigger(text: str) -> Trigger:
     """Parse `continuous`, `available-now`, or an interval such as ``10s``."""
     if text in ("continuous", "available-now"):
         return Trigger("continuous" if text == "continuous" else "available-now")
-    microseconds = parse_duration_us(text.removeprefix("every "))
-    if microseconds is None or not 0 < microseconds <= INTERVAL_SECONDS_MAX * 1_000_000:
-        raise Invalid(f"the trigger {text!r} is unknown: use continuous, available-now, or an interval such as 10s")
-    return Trigger("interval", microseconds / 1_000_000)
+    try:
+        return Trigger("interval", INTERVAL.read(text.removeprefix("every ")))
+    except ValueError:
+        message = f"the trigger {text!r} is unknown: use continuous, available-now, or an interval such as 10s"
+        raise Invalid(message) from None
 
 
 def parse_master(text: str) -> str:

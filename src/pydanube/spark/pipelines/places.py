@@ -5,9 +5,7 @@ A problem is reported as ``orders.yaml:12:5: what is wrong: how to write it``. L
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -64,12 +62,3 @@ class Problems:
 
     def __bool__(self) -> bool:
         return bool(self.found)
-
-
-def hint(name: str, known: Iterable[str], what: str = "known are") -> str:
-    """Return "did you mean ...?" for a misspelt name, or the list of the known names."""
-    spelling = {one.lower(): one for one in known}
-    near = get_close_matches(name.lower(), spelling, 1, 0.6)
-    if near:
-        return f"did you mean {spelling[near[0]]!r}?"
-    return f"{what} {', '.join(spelling.values())}" if spelling else "there are none"

@@ -16,7 +16,9 @@ from sqlglot import exp
 from sqlglot.errors import ParseError, SqlglotError
 from sqlglot.optimizer.scope import Scope, traverse_scope
 
-from .places import Place, Problems, TextInFile, hint
+from pydanube.model.text import did_you_mean
+
+from .places import Place, Problems, TextInFile
 
 Columns = tuple[str, ...] | None
 """The columns of a table; None: not known before Spark runs."""
@@ -187,7 +189,7 @@ def _check_scope(sql: TextInFile, scope: Scope, known: Mapping[str, tuple[str, .
 
 def _unknown(name: str, columns: tuple[str, ...], table: str = "") -> str:
     of = f" of {table}" if table else ""
-    return f"there is no column {name!r}{of}: {hint(name, columns, 'there are')}"
+    return f"there is no column {name!r}{of}: {did_you_mean(name, columns, 'there are')}"
 
 
 def _result_columns(scope: Scope, known: Mapping[str, tuple[str, ...]] | None) -> Columns:

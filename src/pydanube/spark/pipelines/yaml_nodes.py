@@ -16,7 +16,9 @@ from typing import Any, Final
 
 import yaml
 
-from .places import Place, Problems, TextInFile, hint
+from pydanube.model.text import did_you_mean
+
+from .places import Place, Problems, TextInFile
 
 FILE_BYTES_MAX: Final = 1 << 20
 NODES_MAX: Final = 20_000
@@ -215,7 +217,7 @@ def _substituted(node: Scalar, variables: Mapping[str, str], problems: Problems)
             return ""
         default: str | None = named[2]
         if (value := variables.get(named[1], default)) is None:
-            near = hint(named[1], [name for name in variables if name.isupper()][:200])
+            near = did_you_mean(named[1], [name for name in variables if name.isupper()][:200])
             told = f" ({near})" if near.startswith("did") else ""
             problems.add(
                 node.place, f"the variable {named[1]} is not set{told}: set it, or write ${{{named[1]}:-default}}"

@@ -17,7 +17,6 @@ are refused. As text, negative numbers count back.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -27,17 +26,9 @@ from pydanube.model.errors import Invalid
 from pydanube.model.limits import PARTITIONS_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.positions import OFFSET_END, Position
+from pydanube.model.text import Duration
 
-_DURATION: Final = re.compile(r"\s*(\d{1,12})\s*([a-z]+)\s*", re.IGNORECASE | re.ASCII)
-_UNITS_US: Final = {
-    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1_000),
-    **dict.fromkeys(("s", "second", "seconds"), 1_000_000),
-    **dict.fromkeys(("m", "min", "minute", "minutes"), 60_000_000),
-    **dict.fromkeys(("h", "hour", "hours"), 3_600_000_000),
-    **dict.fromkeys(("d", "day", "days"), 86_400_000_000),
-    **dict.fromkeys(("w", "week", "weeks"), 7 * 86_400_000_000),
-}
-_DURATION_MAX_US: Final = 1_000 * 366 * 86_400_000_000
+_AGO: Final = Duration(maximum=1_000 * 366 * 86_400, needs_unit=True)
 OFFSETS_FORM: Final = (
     'use earliest, latest, an offset, a count back from the end such as -1000, or JSON such as {"/default/orders": '
     '{"0": 17, "1": "latest"}}'
@@ -97,8 +88,8 @@ class Bound:
             raise Invalid(f"option {option} says {said!r}, which is no time: {TIME_FORM}")
         text = str(said).strip()
         try:
-            if text.startswith("-") and (back := parse_duration_us(text[1:])) is not None:
-                return cls("ago", back)
+            if text.startswith("-"):
+                return cls("ago", round(_AGO.read(text[1:]) * 1_000_000))
             if text.isascii() and text.isdecimal():
                 return cls("time", Position.parse(Position("time", int(text) * 1_000)).value)
             return cls("time", Position.parse(datetime.fromisoformat(text)).value)
@@ -156,15 +147,6 @@ class Bounds:
             else:
                 of_topics[name] = parse(said, option)
         return cls(option, default, of_topics, of_partitions)
-
-
-def parse_duration_us(text: str) -> int | None:
-    """Parse a duration such as ``10 minutes`` or ``15m``; None if it is none, or is longer than a thousand years."""
-    found = _DURATION.fullmatch(text)
-    unit = _UNITS_US.get(found[2].lower()) if found is not None else None
-    if found is None or unit is None or (duration := int(found[1]) * unit) > _DURATION_MAX_US:
-        return None
-    return duration
 
 
 def parse_json(text: str, option: str, form: str) -> dict[str, object]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from pydanube.client.blocking.client import BlockingClient
 from pydanube.model.errors import NotFound
+from pydanube.model.text import nearest
 
 from .query import Query
 
@@ -48,8 +48,8 @@ def _find_table(client: BlockingClient, topic: str, raw: bool, given: dict[str, 
     try:
         described = client.describe_topic(topic)
     except NotFound:
-        near = get_close_matches(topic, client.list_topics(), 1, 0.6)
-        hint = f"did you mean `{near[0]}`?" if near else "`danube topics list` shows those that there are"
+        near = nearest(topic, client.list_topics())
+        hint = f"did you mean `{near}`?" if near else "`danube topics list` shows those that there are"
         raise NotFound(f"topic {topic} does not exist: {hint}") from None
     messages = sum(one.end_offset - one.start_offset for one in described.partitions)
     binding = None if raw else client.schemas.binding(topic)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Final, Literal
 
 from pydanube.model.errors import Invalid
-from pydanube.model.staging import BATCH_ID_MAX, check_query
+from pydanube.model.text import Choice, Flag, did_you_mean
+from pydanube.spark.given_options import GivenOptions
 
 Format = Literal["delta", "iceberg"]
 FORMATS: Final[tuple[Format, ...]] = ("delta", "iceberg")
@@ -43,23 +43,22 @@ class TableOptions:
 
     @classmethod
     def parse(cls, format: Format, options: Mapping[str, str]) -> TableOptions:  # noqa: A002  Spark's word
-        values, catalog, store = _sort_out(options)
-        path, table = values.get("path", "").strip(), values.get("table", "").strip()
-        _check_place(format, path, table, catalog)
-        query, batch = values.get("queryId"), values.get("batchId")
-        if (query is None) != (batch is None):
-            raise Invalid("options queryId and batchId belong together: give both, or neither")
+        given = GivenOptions(options, (*KNOWN, *SPARKS_OWN), (CATALOG_PREFIX, STORE_PREFIX), _unknown)
+        path, table = (given.text("path") or "").strip(), (given.text("table") or "").strip()
+        catalog = given.prefixed(CATALOG_PREFIX)
+        _check_place(format, path, table, has_catalog=bool(catalog))
+        query_id, batch_id = given.batch()
         return cls(
             format=format,
             path=path,
             table=table,
-            catalog=tuple(sorted(catalog.items())),
-            store=tuple(sorted(store.items())),
-            partition_by=_names(values.get("partitionBy")),
-            merge_schema=_flag("mergeSchema", values.get("mergeSchema", "false")),
-            compression=_compression(values.get("compression", "snappy")),
-            query_id="" if query is None else check_query("option queryId:", query),
-            batch_id=-1 if batch is None else _batch_id(batch),
+            catalog=catalog,
+            store=given.prefixed(STORE_PREFIX),
+            partition_by=_names(given.text("partitionBy")),
+            merge_schema=given.read("mergeSchema", Flag(), False),
+            compression=given.read("compression", Choice(COMPRESSIONS), "snappy"),
+            query_id=query_id,
+            batch_id=batch_id,
         )
 
     @property
@@ -70,37 +69,21 @@ class TableOptions:
         return self.path
 
 
-def _sort_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    spelling = {name.lower(): name for name in (*KNOWN, *SPARKS_OWN)}
-    values: dict[str, str] = {}
-    catalog: dict[str, str] = {}
-    store: dict[str, str] = {}
-    for name, value in options.items():
-        lower = name.lower()
-        if lower.startswith(CATALOG_PREFIX):
-            catalog[lower.removeprefix(CATALOG_PREFIX)] = value
-        elif lower.startswith(STORE_PREFIX):
-            store[lower.removeprefix(STORE_PREFIX)] = value
-        elif lower in spelling:
-            values[spelling[lower]] = value
-        else:
-            near = get_close_matches(lower, spelling, 1, 0.6)
-            known = f"known are {', '.join(KNOWN)}, catalog.* and store.*"
-            hint = f"did you mean {spelling[near[0]]!r}?" if near else known
-            raise Invalid(f"option {name!r} is unknown: {hint}")
-    return values, catalog, store
+def _unknown(name: str) -> str:
+    hint = did_you_mean(name, KNOWN, otherwise=f"known are {', '.join(KNOWN)}, catalog.* and store.*")
+    return f"option {name!r} is unknown: {hint}"
 
 
-def _check_place(format: Format, path: str, table: str, catalog: Mapping[str, str]) -> None:  # noqa: A002
+def _check_place(format: Format, path: str, table: str, *, has_catalog: bool) -> None:  # noqa: A002
     if format == "delta":
-        if table or catalog:
+        if table or has_catalog:
             raise Invalid("options table and catalog.* are for danube-iceberg: a Delta table is named by its path")
         if not path:
             raise Invalid("option path is missing: name the directory or URL of the Delta table")
         return
-    if catalog and not table:
+    if has_catalog and not table:
         raise Invalid("option table is missing: name the table in the catalog, as namespace.name")
-    if not catalog and not path:
+    if not has_catalog and not path:
         raise Invalid("option path is missing: name the directory of the Iceberg table, or a table and its catalog.*")
 
 
@@ -112,24 +95,3 @@ def _names(text: str | None) -> tuple[str, ...] | None:
         if names.count(one) > 1:
             raise Invalid(f"option partitionBy names {one!r} more than once")
     return names
-
-
-def _flag(name: str, text: str) -> bool:
-    match text.strip().lower():
-        case "true":
-            return True
-        case "false":
-            return False
-    raise Invalid(f"option {name} is {text!r}: use true or false")
-
-
-def _compression(text: str) -> str:
-    if text.strip().lower() not in COMPRESSIONS:
-        raise Invalid(f"option compression is {text!r}: use {', '.join(COMPRESSIONS)}")
-    return text.strip().lower()
-
-
-def _batch_id(text: str) -> int:
-    if text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= BATCH_ID_MAX:
-        return int(text)
-    raise Invalid(f"option batchId is {text!r}: use a whole number from 0 to {BATCH_ID_MAX}")

@@ -15,10 +15,10 @@ With the option `schema` there is no payload: `row_encoding` makes it of the oth
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 from pydanube.model.errors import Invalid
+from pydanube.model.text import nearest
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -105,10 +105,7 @@ def _without_payload(names: list[str]) -> str:
 
 def _meant(name: str) -> str:
     """Return the column of a message that a column of another name probably is; empty: none."""
-    if (usual := _USUAL.get(name.lower())) is not None:
-        return usual
-    near = get_close_matches(name.lower(), WRITTEN, 1, 0.75)
-    return near[0] if near else ""
+    return _USUAL.get(name.lower()) or nearest(name, WRITTEN, 0.75)
 
 
 def _unknown(name: str, names: list[str]) -> str:

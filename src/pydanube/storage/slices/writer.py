@@ -24,8 +24,9 @@ from pydanube.codec.slice import (
 )
 from pydanube.codec.wal import ByteBuffer
 from pydanube.core.meters import Meter
-from pydanube.core.slice_sequence import SliceLimits, SliceSequence
+from pydanube.core.slice_sequence import SliceSequence
 from pydanube.model.errors import AlreadyExists, Corrupt, DanubeError, NotFound, NotOwner, Unavailable
+from pydanube.model.settings.sections import SliceSettings
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.randomness import identity
@@ -51,12 +52,14 @@ successor delivers too."""
 class SliceWriter:
     """The slices of this broker, under one incarnation. All methods are called on the event loop."""
 
-    def __init__(self, objects: ObjectStore, incarnation: int, limits: SliceLimits, clock: Clock, tasks: Tasks) -> None:
+    def __init__(
+        self, objects: ObjectStore, incarnation: int, settings: SliceSettings, clock: Clock, tasks: Tasks
+    ) -> None:
         self.incarnation = incarnation
         self._objects = objects
         self._clock = clock
         self._tasks = tasks
-        self._sequence = SliceSequence(limits)
+        self._sequence = SliceSequence(settings)
         self._writer = int(identity()[:16], 16)
         self._gathered: list[SliceRecord] = []
         self._gathered_done: list[Done] = []

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Final, NamedTuple, Protocol
 
@@ -29,6 +28,7 @@ from pydanube.codec.segment import SegmentBuilder, SegmentFooter
 from pydanube.core.tiering import TieringPolicy, UploadJob, WaitingUpload, plan_uploads
 from pydanube.model.errors import AlreadyExists, Corrupt, DanubeError, StaleEpoch, Unavailable
 from pydanube.model.ledgers import ProducerEntry
+from pydanube.model.settings.sections import StorageSettings
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import Buffer, ObjectStore
 from pydanube.runtime.rates import Pacer
@@ -81,14 +81,6 @@ class ProducerHistory(Protocol):
     def entries(self) -> list[ProducerEntry]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class UploadSettings:
-    policy: TieringPolicy
-    interval_s: float
-    bytes_per_s: int
-    """0: no limit."""
-
-
 class UnreadablePartition(NamedTuple):
     error: Corrupt
     again_at: float
@@ -105,7 +97,7 @@ class Uploader:
         partitions: Callable[[], Iterable[UploadSource]],
         writer: str,
         clock: Clock,
-        settings: UploadSettings,
+        settings: StorageSettings,
     ) -> None:
         self._objects = objects
         self._catalog = catalog
@@ -113,7 +105,9 @@ class Uploader:
         self._writer = writer
         self._clock = clock
         self._settings = settings
-        self._pace = Pacer(settings.bytes_per_s, clock)
+        age_us = settings.segment_age_s * MICROSECONDS
+        self._policy = TieringPolicy(settings.segment_bytes, age_us, settings.shared_below_bytes)
+        self._pace = Pacer(settings.upload_bytes_per_s, clock)
         self._numbers = count(1)
         self._backoff = RetryBackoff(RETRY_S_MIN, RETRY_S_MAX)
         self._retry_s = 0.0
@@ -135,7 +129,7 @@ class Uploader:
     @property
     def pause_s(self) -> float:
         """How long to wait before the next round."""
-        return self._settings.interval_s if self.failure is None else self._retry_s
+        return self._settings.upload_interval_s if self.failure is None else self._retry_s
 
     async def round(self, everything: bool = False, only: Collection[tuple[int, int]] | None = None) -> int:
         """Upload what is due, and return how many objects were made. What fails is tried again in the next round.
@@ -152,7 +146,7 @@ class Uploader:
             waiting = self._waiting(sources.values())
             if only is None:
                 self.waiting_bytes = sum(one.bytes for one in waiting)
-            jobs = plan_uploads(waiting, elapsed_us(self._clock), self._settings.policy, everything)
+            jobs = plan_uploads(waiting, elapsed_us(self._clock), self._policy, everything)
             if not jobs and only is None:
                 self._succeeded()  # what failed is no longer waiting
             for job in jobs:
@@ -172,7 +166,7 @@ class Uploader:
     @property
     def due_bytes(self) -> int:
         """Bytes that wait in partitions with at least one full segment."""
-        waiting, usual = self._waiting(self._partitions()), self._settings.policy.segment_bytes
+        waiting, usual = self._waiting(self._partitions()), self._policy.segment_bytes
         return sum(one.bytes for one in waiting if one.bytes >= (one.segment_bytes or usual))
 
     def _waiting(self, sources: Iterable[UploadSource]) -> list[WaitingUpload]:
@@ -233,7 +227,7 @@ class Uploader:
     async def _gather(self, builder: SegmentBuilder, source: UploadSource, part: WaitingUpload) -> int:
         """Add the batches of a partition to the object, a section for each ledger. Returns the number of sections."""
         gathering = PartitionUpload(builder, source, await source.producers(), part)
-        limit = builder.size + (part.segment_bytes or self._settings.policy.segment_bytes)
+        limit = builder.size + (part.segment_bytes or self._policy.segment_bytes)
         while not gathering.is_done and builder.size < limit:
             views = await source.read(gathering.offset, min(READ_BYTES, limit - builder.size))
             if not views:

@@ -7,7 +7,7 @@ table, sidecar          where each record lies, in memory and in the index of a 
 reader, handles         reads records back
 recovery, scan, mark    opens a log: which records count, and how far it was synced
 release                 which files are not needed any more
-layout, settings        the names of the files; the settings
+layout                  the names of the files
 metrics                 counters and timings
 inspect                 lists a log for operators
 """
@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from pydanube.codec.wal import MetadataStamp, NodeIdentity
 
+from .committer import DurabilityLevel
 from .recovery import RecoveredLog, check_manifest
-from .settings import DurabilityLevel, WalSettings
 from .table import LedgerSummary
 from .writer import LogListener, LogWriter
 
@@ -29,6 +29,5 @@ __all__ = [
     "MetadataStamp",
     "NodeIdentity",
     "RecoveredLog",
-    "WalSettings",
     "check_manifest",
 ]

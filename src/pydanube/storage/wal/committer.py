@@ -8,23 +8,35 @@ mail and, while the disk fails, to try the disk again; for nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import IntEnum
 from queue import Empty, SimpleQueue
 from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
 from pydanube.model.errors import DanubeError, Unavailable
+from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.telemetry import get_logger
 
 from .engine import Engine, WalRecord
 from .engine_guard import EngineGuard
 from .metrics import LogMetrics
-from .settings import DurabilityLevel, WalSettings
 from .table import WalFile
 
 Done: TypeAlias = Callable[[DanubeError | None], None]
 """Called once an append is done, with the error if it failed."""
+
+
+class DurabilityLevel(IntEnum):
+    """When an append is done. Every record is synced in the end; the level says whether `done` waits for that."""
+
+    WRITE = 0
+    """Written to the page cache: survives the process, not the machine. Synced within `written_sync_ms`."""
+    LAZY = 1
+    """Written; synced by the next group commit, at the latest within `lazy_sync_ms`."""
+    SYNC = 2
+    """Synced."""
 
 
 class WalAppend(msgspec.Struct, frozen=True):
@@ -70,7 +82,7 @@ class Committer:
     def __init__(
         self,
         engine: Engine,
-        settings: WalSettings,
+        settings: LogSettings,
         clock: Clock,
         mail: SimpleQueue[Mail],
         guard: EngineGuard,

@@ -36,11 +36,11 @@ from pydanube.codec.wal import (
 )
 from pydanube.model.errors import Unavailable
 from pydanube.model.limits import ALIGNMENT
+from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.disk import Disk, DiskFile, write_all
 
 from .layout import index_path, log_path, spare_path, write_manifest
 from .mark import DurableMark
-from .settings import WalSettings
 from .table import DATA, UNIT_SHIFT, LogTable, WalFile
 
 _ZEROS: Final = [bytes(count) for count in range(ALIGNMENT)]
@@ -65,8 +65,10 @@ class Engine:
     """Writes one log directory. Used by one thread at a time."""
 
     def __init__(
-        self, disk: Disk, directory: Path, identity: NodeIdentity, settings: WalSettings, table: LogTable
+        self, disk: Disk, directory: Path, identity: NodeIdentity, settings: LogSettings, table: LogTable
     ) -> None:
+        assert settings.file_bytes >= 4 * ALIGNMENT
+        assert settings.group_bytes_max > 0
         self.table = table
         self.directory = directory
         self.failure: Unavailable | None = None
@@ -81,7 +83,7 @@ class Engine:
         """Files that were closed and have no index yet; the caller writes the indexes and clears this list."""
         self.spares: list[int] = []
         self._disk = disk
-        self._identity = identity
+        self.identity = identity
         self._settings = settings
         self._file: WalFile | None = None
         self._handle: DiskFile | None = None
@@ -262,7 +264,7 @@ class Engine:
             raise
         self._filled = file.base + handle.size()
         self._adopt(file, handle, len(first))
-        write_manifest(self._disk, self.directory, self._identity, self.table.oldest, file.generation)
+        write_manifest(self._disk, self.directory, self.identity, self.table.oldest, file.generation)
         self._write_mark()
         self.mark.sync()
 
@@ -277,7 +279,7 @@ class Engine:
         return self._disk.create(path)
 
     def _first_records(self, file: WalFile) -> bytes:
-        body = encode_file_body(self._identity, file.base, self.metadata)
+        body = encode_file_body(self.identity, file.base, self.metadata)
         records = [encode_record(RecordKind.FILE, file.generation, file.base, 0, 0, file.base, body)]
         position = file.base + len(records[0])
         for ledger_id in sorted(self.abandoned):
@@ -363,7 +365,7 @@ class Engine:
     def release(self, files: list[WalFile]) -> None:
         """Remove the oldest files from the log. The caller has checked that they are neither needed nor being read."""
         oldest = files[-1].generation + 1
-        write_manifest(self._disk, self.directory, self._identity, oldest, self.table.newest)
+        write_manifest(self._disk, self.directory, self.identity, oldest, self.table.newest)
         for file in files:
             self.table.drop_file(file)
         for file in files:

@@ -25,13 +25,13 @@ from pydanube.codec.wal import (
     decode_header,
 )
 from pydanube.model.errors import Corrupt, Refused
+from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.cache import Cache
 from pydanube.runtime.disk import Disk, DiskFile
 
 from .handles import Handles
 from .layout import index_path, log_path
 from .scan import REMEDY, Scanner
-from .settings import WalSettings
 from .sidecar import load_rows
 from .table import DATA, SNAPSHOT, UNIT_SHIFT, LedgerSpan, LogTable, SpanIndex, WalFile
 
@@ -43,7 +43,7 @@ _EVERYTHING: Final = 1 << 62
 
 
 class LogReader:
-    def __init__(self, disk: Disk, directory: Path, settings: WalSettings, table: LogTable, handles: Handles) -> None:
+    def __init__(self, disk: Disk, directory: Path, settings: LogSettings, table: LogTable, handles: Handles) -> None:
         self._disk = disk
         self._directory = directory
         self._settings = settings

@@ -31,13 +31,13 @@ from pydanube.codec.wal import (
     decode_header,
 )
 from pydanube.model.errors import Corrupt, Refused
+from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.disk import Disk, DiskFile, write_all
 
 from .engine import Engine, retire_file
 from .layout import DURABLE, generations, index_path, log_path, read_manifest, spare_path, write_manifest
 from .mark import Mark, read_mark
 from .scan import REMEDY, Scanned, Scanner
-from .settings import WalSettings
 from .sidecar import load_rows, load_sidecar
 from .table import UNIT_SHIFT, Ledger, LedgerSpan, LedgerSummary, LogTable, SpanIndex, WalFile, summarize
 
@@ -100,7 +100,7 @@ class LogRecovery:
         disk: Disk,
         directory: Path,
         identity: NodeIdentity,
-        settings: WalSettings,
+        settings: LogSettings,
         is_needed: Callable[[int], bool] | None = None,
         on_progress: Callable[[RecoveredLog], None] | None = None,
         metadata: MetadataStamp | None = None,

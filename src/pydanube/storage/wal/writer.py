@@ -34,12 +34,13 @@ from pydanube.codec.batch import BatchHeader
 from pydanube.codec.wal import ByteBuffer, MetadataStamp, NodeIdentity
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.limits import RECORD_BODY_BYTES_MAX
+from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.disk import Disk, DiskLock
 from pydanube.runtime.tasks import ignore
 from pydanube.runtime.telemetry import get_logger
 
-from .committer import Committer, Done, Mail, WalAppend
+from .committer import Committer, Done, DurabilityLevel, Mail, WalAppend
 from .engine import Engine, WalRecord
 from .engine_guard import EngineGuard
 from .handles import Handles, Released
@@ -48,7 +49,6 @@ from .metrics import LogMetrics
 from .reader import LogReader
 from .recovery import LogRecovery, RecoveredLog
 from .release import releasable_files
-from .settings import DurabilityLevel, WalSettings
 from .sidecar import write_sidecar
 from .table import LedgerSummary, WalFile, summarize
 
@@ -87,8 +87,10 @@ class LogWriter:
     """One open log directory. All methods are called on the event loop."""
 
     def __init__(
-        self, disk: Disk, engine: Engine, recovered: RecoveredLog, settings: WalSettings, clock: Clock, lock: DiskLock
+        self, disk: Disk, engine: Engine, recovered: RecoveredLog, settings: LogSettings, clock: Clock, lock: DiskLock
     ) -> None:
+        self.identity = engine.identity
+        """The node whose log this is."""
         self.recovered = recovered
         self.pending_bytes = 0
         self.metrics = LogMetrics()
@@ -122,7 +124,7 @@ class LogWriter:
         disk: Disk,
         directory: Path,
         identity: NodeIdentity,
-        settings: WalSettings,
+        settings: LogSettings,
         clock: Clock,
         *,
         must_exist: bool = False,

@@ -1,5 +1,5 @@
-"""Writes of the broker to the metadata store, after which it is known whether they were made; writes that expect a
-record to be as a caller has read it; and changes that are tried again when another broker was faster."""
+"""Writes of the broker to the metadata store, after which it is known whether they were made; and changes that are
+tried again when another broker was faster."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
-import msgspec
-
-from pydanube.metadata.store import Compare, Delete, MetadataStore, Put
-from pydanube.model.errors import Conflict, DanubeError, Unavailable
+from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.retry import RetryBackoff, until_done
 from pydanube.runtime.telemetry import get_logger
 
-from .records import unpack, version_of
+from .store import Compare, Delete, MetadataStore, Put
 
 log = get_logger(__name__)
 
@@ -43,41 +40,11 @@ async def try_again(attempt: Callable[[], Awaitable[Result]]) -> Result:
     raise Unavailable(f"others changed the metadata at the same moment, {ATTEMPTS_MAX} times: send the request again")
 
 
-class Expectation(Compare):
-    """A comparison that the caller of the broker asked for: if it fails, `write_surely` raises Conflict."""
-
-
-async def expect(
-    store: MetadataStore,
-    key: str,
-    record: msgspec.Struct | None,
-    expected: str,
-    what: str,
-    default: msgspec.Struct | None = None,
-) -> list[Compare]:
-    """Return the comparison of a transaction that may be made only while the record has the version `expected`; empty:
-    whatever it is.
-
-    `record` is what the broker has in memory, None if there is none; `default` is what a key stands for that does not
-    exist. Raises Conflict if `record`, or what is stored, has another version.
-    """
-    if not expected:
-        return []
-    conflict = Conflict(f"{what} has changed since it had version {expected[:40]!r}: read it again")
-    if record is None or version_of(record) != expected:
-        raise conflict
-    found = await store.get(key)
-    stored = default if found is None else unpack(found.value, type(record))
-    if stored is None or version_of(stored) != expected:
-        raise conflict
-    return [Expectation.mod_revision(key, 0 if found is None else found.mod_revision)]
-
-
 async def write_surely(
     store: MetadataStore, clock: Clock, compares: Sequence[Compare], writes: Sequence[Put | Delete]
 ) -> int:
-    """Write to the store and return the revision; 0 if it is not known. Raises if nothing was written: Outrun, or
-    Conflict for an `Expectation`, if a comparison failed. Cancelled: the broker is closing."""
+    """Write to the store and return the revision; 0 if it is not known. Raises if nothing was written: Outrun if a
+    comparison failed. Cancelled: the broker is closing."""
     try:
         result = await store.transact(compares, writes)
     except DanubeError:
@@ -85,8 +52,6 @@ async def write_surely(
         if revision is None:
             raise
         return revision
-    if not result.succeeded and any(isinstance(one, Expectation) for one in compares):
-        raise Conflict("it has changed at the same moment: read it again")
     if not result.succeeded:
         raise Outrun
     return result.revision
