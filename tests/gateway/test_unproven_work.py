@@ -12,7 +12,9 @@ from grpc_peer import connect
 from http_peer import Peer
 from test_authentication_listeners import Here, bearer, served, until
 
+from pydanube.broker import ListenerMetrics
 from pydanube.gateway import unproven_work
+from pydanube.gateway.places import Places
 from pydanube.gateway.unproven_work import BURST_S, SHARE, UnprovenWork
 from pydanube.model.errors import Full, Unauthenticated
 from pydanube.runtime.clock import ManualClock
@@ -68,6 +70,29 @@ def test_who_shows_who_it_is_gets_back_what_it_cost() -> None:
     assert work.cost(EVE) == 1.5
     stranger.proved()
     assert work.cost(EVE) == 0.5
+
+
+def test_clients_whose_handshakes_were_let_begin_may_show_who_they_are() -> None:
+    work = work_of(ManualClock(), Processor(0.0015))
+    places = Places("native", 100, 100, ListenerMetrics(), work)
+    clients = []
+    for _ in range(20):
+        assert places.may_begin(EVE)
+    for _ in range(20):  # they end together, and have cost more than an address may take at once
+        work.add(EVE, 0.2)
+    assert not places.may_begin(EVE) and places.enter(EVE)
+    for _ in range(20):
+        assert places.enter(EVE, 0.2) == ""
+        clients.append(places.client(EVE, 0.2))
+    stranger, *honest = clients
+    while not stranger.refusal():
+        with stranger.measured():
+            pass
+    for client in honest:
+        with client.measured():
+            assert not client.refusal()
+        client.proved()
+    assert places.may_begin(EVE)
 
 
 async def test_only_the_steps_of_a_coroutine_are_measured() -> None:

@@ -2,8 +2,8 @@
 
 A connection has its place from the moment it is accepted, also while TLS shakes hands and before it is known who the
 client is, until it is lost. A connection that finds no place, or whose address has cost too much without proof
-(`unproven_work`), is refused before anything of it is read. Refusals, and
-handshakes that fail, are logged as a number, once per round, so that a flood of them is not a flood of log lines.
+(`unproven_work`), is refused before anything of it is read. Refusals, and handshakes that fail, are logged as a number,
+once per round, so that a flood of them is not a flood of log lines.
 
 Invariants
     connections + handshakes <= connections_max, and for one counted address <= per_address_max
@@ -62,9 +62,10 @@ class Places:
             return False
         return True
 
-    def enter(self, address: str) -> str:
-        """Give a connection from this IP address a place; return why there is none, or nothing."""
-        problem = self._problem(address)
+    def enter(self, address: str, handshake_s: float = 0.0) -> str:
+        """Give a connection from this IP address a place; return why there is none, or nothing. One whose handshake
+        took processor time may go on, whatever its address has cost: what it cost is given back with its proof."""
+        problem = self._problem(address, may_cost=handshake_s > 0)
         if problem:
             self._count_refused()
             return problem
@@ -78,7 +79,8 @@ class Places:
         """Return what measures the work for a connection that has a place, until its client has shown who it is. That
         of its handshake is counted already, and given back with the rest."""
         made = self.work.client(address, CONNECTION_S)
-        made.add_counted(handshake_s)
+        if handshake_s:
+            made.shook_hands(handshake_s)
         return made
 
     def leave(self, address: str) -> None:
@@ -99,14 +101,14 @@ class Places:
         if failed:
             log.warning(self._failed_event, count=failed, last=last)
 
-    def _problem(self, address: str, shaking: int = 0, shaking_here: int = 0) -> str:
+    def _problem(self, address: str, shaking: int = 0, shaking_here: int = 0, may_cost: bool = False) -> str:
         """Return why there is no place for one more connection from this address, or nothing."""
         counted = counted_address(address)
         if self.connections + shaking >= self.connections_max:
             return f"this broker has {self.connections_max} {self._what}{_ADVICE}"
         if self._addresses.get(counted, 0) + shaking_here >= self._per_address_max:
             return f"address {counted} has {self._per_address_max} {self._what}{_ADVICE}"
-        return self.work.refusal(counted)
+        return "" if may_cost else self.work.refusal(counted)
 
     def _count_refused(self) -> None:
         self._refused += 1

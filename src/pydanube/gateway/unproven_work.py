@@ -3,10 +3,12 @@
 Whatever is done for a client that nobody knows yet is measured: handshakes of TLS, heads of requests, bodies of
 webhooks, checks of credentials. A client that shows who it is gets back what it has cost. An address whose clients have
 cost too much is refused new connections, and those that are open and have proved nothing are closed when they ask for
-more, until the time has brought down what it has cost.
+more, until the time has brought down what it has cost. A client whose handshake was let begin may finish it and show
+who it is: otherwise many honest clients that come back together would refuse one another for ever.
 
 Invariants
-    the clients of an address that prove nothing take at most BURST_S of a processor, and SHARE of it from then on
+    the clients of an address that prove nothing take at most BURST_S of a processor, and SHARE of it from then on,
+    besides what was begun before
     what the client of one address costs counts against no other, and against no principal
 """
 
@@ -26,6 +28,9 @@ BURST_S: Final = 2.0
 
 SHARE: Final = 0.1
 """The part of a processor that it may take all the time: 50 refused HELLOs or heads of requests take about 0.01 s."""
+
+PROOF_S: Final = 0.002
+"""What a client may take after its handshake to show who it is, whatever its address has cost: a head and a token."""
 
 CONNECTION_S: Final = 0.0002
 """What it takes to accept a connection, which asyncio does and nobody measures."""
@@ -82,19 +87,19 @@ class UnprovenWork:
 class UnprovenClient:
     """The work for one client, until it has shown who it is; over HTTP and gRPC, for each request."""
 
-    __slots__ = ("_address", "_spent_s", "_work", "is_proved", "proofs")
+    __slots__ = ("_address", "_free_s", "_spent_s", "_work", "is_proved", "proofs")
 
     def __init__(self, work: UnprovenWork, address: str) -> None:
         self._work = work
         self._address = address
         self.is_proved = False
-        self._spent_s = 0.0
+        self._spent_s = self._free_s = 0.0
         self.proofs = 0
         """How often the client has shown who it is."""
 
     def refusal(self) -> str:
         """Return why nothing more is done for this client, or nothing."""
-        return "" if self.is_proved else self._work.refusal(self._address)
+        return "" if self.is_proved or self._free_s > 0 else self._work.refusal(self._address)
 
     def proved(self) -> None:
         """The client has shown who it is: what it cost counts no more, and what it costs is not measured."""
@@ -145,12 +150,14 @@ class UnprovenClient:
             except BaseException as error:
                 thrown = error
 
-    def add_counted(self, seconds: float) -> None:
-        """Note what was done for the client and is counted against its address already."""
+    def shook_hands(self, seconds: float) -> None:
+        """Note what its handshake has cost, which is counted against its address already."""
         self._spent_s += seconds
+        self._free_s = PROOF_S
 
     def spend(self, seconds: float) -> None:
         """Count what was done for the client, unless it has shown who it is."""
         if not self.is_proved:
             self._spent_s += seconds
+            self._free_s -= seconds
             self._work.add(self._address, seconds)

@@ -193,7 +193,7 @@ class ClientSide(_Side):
         super().connection_made(transport)
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
         self._host = host
-        if self._front.places.enter(host):
+        if self._front.places.enter(host, transport.get_extra_info("handshake_s", 0.0)):
             self.transport.abort()
             return
         self._has_place = True

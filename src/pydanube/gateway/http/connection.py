@@ -258,7 +258,8 @@ class HttpConnection(H11Protocol):
     def end_answers(self) -> None:
         """Tell the client that nothing follows, without a reset that would take the answer away from it."""
         if not self.transport.is_closing() and self.transport.can_write_eof():
-            self.transport.write_eof()
+            with contextlib.suppress(OSError):  # it is gone, and nobody has noticed yet
+                self.transport.write_eof()
 
     # -- timeouts ------------------------------------------------------------------------------------------------------
 

@@ -162,14 +162,13 @@ class HttpServer:
 
     def admit(self, connection: HttpConnection) -> str:
         """Count the connection; return why it is refused, or nothing."""
-        refusal = self._places.enter(_host_of_client(connection))
+        refusal = self._places.enter(_host_of_client(connection), _handshake_s(connection))
         if not refusal:
             self._connections.add(connection)
         return refusal
 
     def measure(self, connection: HttpConnection) -> UnprovenClient:
-        handshake_s: float = connection.transport.get_extra_info("handshake_s", 0.0)
-        return self._places.client(_host_of_client(connection), handshake_s)
+        return self._places.client(_host_of_client(connection), _handshake_s(connection))
 
     def upgrade(self, connection: HttpConnection, upgraded: WebSocketConnection) -> None:
         """Count a WebSocket in the place of the connection that it was."""
@@ -213,6 +212,11 @@ class HttpServer:
     def _set_date(self) -> None:
         date = formatdate(self._clock.now_us() / MICROSECONDS, usegmt=True)
         self._state.default_headers = [(b"date", date.encode()), (b"x-content-type-options", b"nosniff")]
+
+
+def _handshake_s(connection: HttpConnection) -> float:
+    seconds: float = connection.transport.get_extra_info("handshake_s", 0.0)
+    return seconds
 
 
 def _host_of_client(connection: HttpConnection | WebSocketConnection) -> str:

@@ -172,9 +172,10 @@ class NativeServer:
     # -- connections ---------------------------------------------------------------------------------------------------
 
     def _accept(self, connection: FramedConnection) -> Handler:
-        if refusal := self._places.enter(connection.peer[0]):
+        address, handshake_s = connection.peer[0], connection.handshake_s
+        if refusal := self._places.enter(address, handshake_s):
             return self._refuse(connection, refusal)
-        unproven = self._places.client(connection.peer[0], connection.handshake_s)
+        unproven = self._places.client(address, handshake_s)
         session = Session(self._resources, connection, unproven)
         self._sessions.add(session)
         return session
