@@ -27,6 +27,7 @@ from pydanube.model.errors import Unavailable
 from pydanube.model.limits import BATCH_BYTES_MAX, KIB, MIB
 from pydanube.runtime.budget import fits_share
 from pydanube.runtime.events import Signal
+from pydanube.runtime.process import return_free_memory
 
 SMALL_BYTES: Final = 64 * KIB
 """What a client that holds nothing may be given while no memory is free."""
@@ -120,6 +121,9 @@ class UnreadMemory:
         assert self.used_bytes >= 0
         if change_bytes < 0:
             self._returned_bytes -= change_bytes
+            if self._returned_bytes >= RETURNED_BYTES and self.is_awaited:  # at once: others read into new memory
+                self._returned_bytes = 0
+                asyncio.get_running_loop().run_in_executor(None, return_free_memory)
             self._freed.wake()
             if self._waiting and not self._wake_planned:
                 self._wake_planned = True
