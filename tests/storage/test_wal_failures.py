@@ -257,7 +257,7 @@ async def test_a_read_error_is_not_the_readers_fault(tmp_path: Path) -> None:
 PROGRAM = """
 import asyncio, resource, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = [sys.argv[2], sys.argv[2] + "/.."]
 from wal_tools import Ledger, open_log, payloads, until
 from pydanube.model.errors import Unavailable
 from pydanube.runtime.disk import OsDisk

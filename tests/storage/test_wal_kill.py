@@ -20,7 +20,7 @@ SETTINGS = LogSettings(file_bytes=200_000)
 PROGRAM = """
 import asyncio, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = [sys.argv[2], sys.argv[2] + "/.."]
 from wal_tools import Ledger, open_log
 from pydanube.runtime.disk import OsDisk
 from pydanube.model.settings.sections import LogSettings
