@@ -53,6 +53,53 @@ async def test_a_nacked_message_is_redelivered_with_its_reason(client: Client, k
     assert await position(client) == 3
 
 
+async def test_a_rejected_message_is_a_dead_letter_at_once(client: Client) -> None:
+    policy = FailurePolicy(redeliveries_max=9, dead_letter_topic="/default/rejected")
+    async with (
+        client.consumer(TOPIC, subscription="billing", failure_policy=policy, create_topic=True) as consumer,
+        client.consumer("/default/rejected", subscription="clerk") as clerk,
+    ):
+        await publish(client, b"0", b"1", b"2")
+        first, second, third = await take(consumer, 3)
+        await consumer.ack(first)
+        await consumer.ack(second)
+        await consumer.reject(second, "no such product")
+        letter = await clerk.receive(timeout=60)
+        assert (letter.payload, letter.attributes["x-failure-reason"]) == (b"1", "no such product")
+        assert letter.attributes["x-delivery-attempt"] == "1"
+        await consumer.ack(third)
+        await consumer.flush()
+    assert await position(client) == 3
+
+
+async def test_a_rejected_batch_is_dropped_if_the_policy_says_so(client: Client) -> None:
+    policy = FailurePolicy(poison=pydanube.Poison.DROP)
+    await publish(client, b"0", b"1")
+    async with client.consumer(TOPIC, subscription="billing", start="earliest", failure_policy=policy) as consumer:
+        await consumer.reject(await consumer.receive_batch(timeout=60))
+        await publish(client, b"2")
+        last = await consumer.receive(timeout=60)
+        assert last.payload == b"2"
+        await consumer.ack(last)
+        await consumer.flush()
+    assert await position(client) == 3
+
+
+async def test_without_a_dead_letter_topic_a_rejected_message_blocks_the_subscription(client: Client) -> None:
+    await publish(client, b"0")
+    async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+        message = await consumer.receive(timeout=60)
+        with pytest.raises(Invalid, match="not text"):
+            await consumer.reject(message, 7)  # type: ignore[arg-type]
+        await consumer.reject(message, "odd")
+        await until(lambda: _is_blocked(client))
+
+
+async def _is_blocked(client: Client) -> bool:
+    (partition,) = (await client.topic_statistics(TOPIC)).partitions
+    return partition.subscriptions[0].blocked == 1
+
+
 async def test_a_batch_is_nacked_whole_and_has_the_reasons(client: Client) -> None:
     await publish(client, b"0", b"1", b"2", b"3")
     async with client.consumer(TOPIC, subscription="billing", type="shared", start="earliest") as consumer:
@@ -234,11 +281,13 @@ def test_equal_nacks_share_a_frame_and_others_keep_their_order() -> None:
         acks.nack([(offset, offset + 1)], -1, "no")
     acks.nack([(4, 5)], 100, "no")
     acks.nack([(9, 10)], -1, "no")
+    acks.nack([(7, 8)], -1, "no", reject=True)
     assert calls == ["nack"]
     assert acks.take_nacks() == [
-        ([(3, 6)], -1, "no", False),
-        ([(4, 5)], 100, "no", False),
-        ([(9, 10)], -1, "no", False),
+        ([(3, 6)], -1, "no", False, False),
+        ([(4, 5)], 100, "no", False, False),
+        ([(9, 10)], -1, "no", False, False),
+        ([(7, 8)], -1, "no", False, True),
     ]
     assert not acks.has_nacks
 

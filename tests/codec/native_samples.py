@@ -227,6 +227,13 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
         9192cd03 eccd03ed aa67656e 65726174 696f6ecf 00000002 00000001 00000000
         """),
     ),
+    "NACK, without another try": (
+        frames.encode(FrameKind.NACK, requests.encode(requests.Nack(6, [(1004, 1005)], reason="odd", reject=True))),
+        unhex("""
+        40000000 22000000 00000000 2b000000 84a66861 6e646c65 06a67261 6e676573
+        9192cd03 eccd03ed a6726561 736f6ea3 6f6464a6 72656a65 6374c300 00000000
+        """),
+    ),
     "CONSUMER_CHANGED, after a seek": (
         frames.encode(
             FrameKind.CONSUMER_CHANGED, requests.encode(requests.ConsumerChanged(6, 30_000, generation=(2 << 32) + 1))

@@ -177,6 +177,17 @@ async def test_a_nacked_message_comes_again_with_its_reason() -> None:
         assert (again["offset"], again["redeliveries"], again["reason"]) == (0, 1, "no room")
 
 
+async def test_a_rejected_message_is_handled_by_the_failure_policy_at_once() -> None:
+    async with open_listener() as there:
+        await publish(there, "a")
+        consumer = await open_consumer(there)
+        (message,) = await poll(there, consumer)
+        reject = {"reject": [message["id"]], "reason": "not a cart"}
+        assert (await request(there, "POST", f"{consumer}/acks", reject)).status == 204
+        (partition,) = (await request(there, "GET", f"{TOPIC}/statistics")).json()["partitions"]
+        assert partition["subscriptions"][0]["blocked"] == 1
+
+
 async def test_messages_that_nobody_polls_for_go_to_other_consumers() -> None:
     async with open_listener() as there:
         await publish(there, "first")

@@ -97,6 +97,19 @@ async def test_messages_are_sent_and_acked_and_nacked() -> None:
         await there.until(lambda: len(there.server._application._data.sessions) == 0)
 
 
+async def test_a_rejected_message_is_not_sent_again() -> None:
+    async with open_listener() as there:
+        await publish(there, "a", "b")
+        async with open_websocket(there) as websocket:
+            await receive(websocket)
+            first, second = await take(websocket, 2)
+            await websocket.send(json.dumps({"ack": [first["id"]], "reject": [second["id"]], "reason": "odd"}))
+            await until_position(there, 1)
+            async with pydanube.connect(there.broker_url) as client:
+                (partition,) = (await client.topic_statistics("/default/orders")).partitions
+            assert partition.subscriptions[0].blocked == 1
+
+
 async def test_no_more_is_sent_than_the_client_permits() -> None:
     async with open_listener() as there:
         await publish(there, *map(str, range(10)))

@@ -122,6 +122,11 @@ class Consumer:
         reason = ACK_TIMEOUT if timeout else reason
         self._subscription.nack(self._member, ranges, delay_ms, reason, generation, bounded)
 
+    def reject(self, ranges: Sequence[tuple[int, int]], reason: str, generation: int | None = None) -> None:
+        """Report that trying these messages again is of no use: the failure policy does with them at once what it does
+        after the last try. For `generation` see `ack`."""
+        self._subscription.reject(self._member, ranges, reason, generation)
+
     def give_up(self, ranges: Sequence[tuple[int, int]], reason: str, generation: int | None = None) -> None:
         """Report that these messages can never be processed by this consumer: each that is in flight to it counts as
         failed once more and is exhausted at once, so that the failure policy drops it, blocks or dead-letters it with

@@ -665,29 +665,37 @@ class LiveSubscription:
         bounded: bool = False,
     ) -> None:
         """See `Consumer.nack`."""
+        if self._begin_nack(generation):
+            reason = reason[:REASON_CHARACTERS_MAX]
+            now_us = self.last_active_us
+            self._handle_exhausted(self.dispatcher.nack(ranges, now_us, delay_ms, reason, member, bounded))
+            self.pump()
+
+    def reject(self, member: Member, ranges: Sequence[tuple[int, int]], reason: str, generation: int | None) -> None:
+        """See `Consumer.reject`."""
+        if self._begin_nack(generation):
+            self._handle_exhausted(self.dispatcher.give_up(ranges, reason[:REASON_CHARACTERS_MAX], member))
+            self.pump()
+
+    def _begin_nack(self, generation: int | None) -> bool:
+        """Process the acks that came before a nack. Return whether the nack counts."""
         if generation not in (None, self.generation):
             self.counts.stale_acks += 1
-            return
+            return False
         if not self._ownership.holds():
             self._refuse_ack()
-            return
+            return False
         self._ack_batch.flush()
-        self.last_active_us = now_us = self._clock.now_us()
-        reason = reason[:REASON_CHARACTERS_MAX]
-        self._handle_exhausted(self.dispatcher.nack(ranges, now_us, delay_ms, reason, member, bounded))
-        self.pump()
+        self.last_active_us = self._clock.now_us()
+        return True
 
     def nack_any(self, ranges: Sequence[tuple[int, int]], delay_ms: int, reason: str) -> None:
         """Report that these messages could not be processed, whichever consumer received them. The delay counts between
         that of the failure policy and its maximum."""
-        if not self._ownership.holds():
-            self._refuse_ack()
-            return
-        self._ack_batch.flush()
-        self.last_active_us = now_us = self._clock.now_us()
-        reason = reason[:REASON_CHARACTERS_MAX]
-        self._handle_exhausted(self.dispatcher.nack(ranges, now_us, delay_ms, reason, bounded=True))
-        self.pump()
+        if self._begin_nack(None):
+            reason = reason[:REASON_CHARACTERS_MAX]
+            self._handle_exhausted(self.dispatcher.nack(ranges, self.last_active_us, delay_ms, reason, bounded=True))
+            self.pump()
 
     def give_up(self, member: Member, ranges: Sequence[tuple[int, int]], reason: str, generation: int | None) -> None:
         """See `Consumer.give_up`. Waiting acks are not processed first: this may be called while messages are being

@@ -12,9 +12,11 @@ from pydanube.client.consuming.consumer import (
     Consumer,
     acks_of,
     checked_nack,
+    checked_reason,
     record_ack,
     record_ack_cumulative,
     record_nack,
+    record_reject,
 )
 from pydanube.client.consuming.message_stream import MessageStream, check_timeout
 from pydanube.client.consuming.messages import Message, ReceivedBatch
@@ -135,6 +137,11 @@ class BlockingConsumer(BlockingStream[Consumer[ValueT], ValueT]):
         """See `Consumer.nack`."""
         acks_of(received)
         self._settle(record_nack, received, *checked_nack(delay, reason))
+
+    def reject(self, received: AnyReceived, reason: str = "") -> None:
+        """See `Consumer.reject`."""
+        acks_of(received)
+        self._settle(record_reject, received, checked_reason(reason))
 
     def seek(self, position: AnyPosition) -> None:
         """See `Consumer.seek`."""

@@ -67,6 +67,7 @@ class NackSet(NamedTuple):
     delay_ms: int
     reason: str
     timeout: bool
+    reject: bool
 
 
 class AckTimeouts:
@@ -267,8 +268,10 @@ class Acks:
 
     # -- nacks -------------------------------------------------------------------------------------------------------
 
-    def nack(self, ranges: Sequence[Range], delay_ms: int, reason: str, timeout: bool = False) -> None:
-        """Nack these offsets, and withdraw their acks that were not sent yet."""
+    def nack(
+        self, ranges: Sequence[Range], delay_ms: int, reason: str, timeout: bool = False, reject: bool = False
+    ) -> None:
+        """Nack these offsets, and withdraw their acks that were not sent yet. `reject`: they are not redelivered."""
         self._withdraw(ranges)
         if self.timeouts is not None:
             for start, end in ranges:
@@ -276,8 +279,8 @@ class Acks:
         last = self._nacks[-1] if self._nacks else None
         if last is None:
             self._on_first_nack()
-        if last is None or last[1:] != (delay_ms, reason, timeout):
-            self._nacks.append(NackSet(list(ranges), delay_ms, reason, timeout))
+        if last is None or last[1:] != (delay_ms, reason, timeout, reject):
+            self._nacks.append(NackSet(list(ranges), delay_ms, reason, timeout, reject))
         else:
             last.ranges.extend(ranges)
 

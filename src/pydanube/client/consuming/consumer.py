@@ -152,6 +152,15 @@ class Consumer(MessageStream[ValueT]):
         """
         record_nack(received, *checked_nack(delay, reason))
 
+    async def reject(self, received: AnyReceived, reason: str = "") -> None:
+        """Give up a message, or all messages of a batch, that no further try can process. Does not wait for the broker.
+
+        The subscription's failure policy does at once what it does after the last try: it publishes the message to the
+        dead letter topic with `reason`, drops it, or blocks the subscription if there is no dead letter topic. A broker
+        of an earlier release takes this as a `nack`.
+        """
+        record_reject(received, checked_reason(reason))
+
     def _check_cumulative(self, received: AnyReceived) -> None:
         kind = self._type
         if kind is None and isinstance(received, Message | ReceivedBatch):
@@ -225,15 +234,24 @@ def record_nack(received: AnyReceived, delay_ms: int, reason: str) -> None:
     acks.nack(ranges, delay_ms, reason)
 
 
+def record_reject(received: AnyReceived, reason: str) -> None:
+    acks, ranges = acks_of(received)
+    acks.nack(ranges, -1, reason, reject=True)
+
+
 def checked_nack(delay: float | None, reason: str) -> tuple[int, str]:
     """Return the delay in milliseconds (-1: the failure policy decides) and the reason to send. Raises Invalid."""
     if delay is not None:
         check_number("delay", delay, 0, DELAY_MS_MAX / 1_000)
+    return -1 if delay is None else round(delay * 1_000), checked_reason(reason)
+
+
+def checked_reason(reason: str) -> str:
+    """Return the reason of a failure as it is sent. Raises Invalid."""
     if not isinstance(reason, str):
         raise Invalid(f"reason {reason!r} is not text")
     # the text of an OSError may quote a file name that is not UTF-8
-    written = reason.encode("utf-8", "backslashreplace").decode()
-    return -1 if delay is None else round(delay * 1_000), written[:REASON_CHARACTERS_MAX]
+    return reason.encode("utf-8", "backslashreplace").decode()[:REASON_CHARACTERS_MAX]
 
 
 def acks_of(received: AnyReceived) -> tuple[Acks, list[tuple[int, int]]]:

@@ -344,7 +344,7 @@ class PartitionSource:
     def _send_nacks(self, handle: OwnerHandle) -> None:
         for nack in self.acks.take_nacks():
             for ranges in split_ranges(nack.ranges, NACKED_MESSAGES_MAX):
-                about = (nack.delay_ms, nack.reason, nack.timeout, self.acks.generation)
+                about = (nack.delay_ms, nack.reason, nack.timeout, self.acks.generation, nack.reject)
                 handle.connection.nack(requests.Nack(handle.number, ranges, *about))
 
     def _send(self, handle: OwnerHandle, taken: AckSet, confirm: bool) -> None:

@@ -123,7 +123,8 @@ class Fetch(msgspec.Struct, omit_defaults=True):
 class Nack(msgspec.Struct, omit_defaults=True):
     """NACK: the consumer failed to process these offsets. `delay_ms` -1 means the delay of the failure policy.
 
-    `timeout`: the application did not ack them within the subscription's ack timeout after it received them.
+    `timeout`: the application did not ack them within the subscription's ack timeout after it received them. `reject`:
+    they are not delivered again, however seldom they failed; brokers of earlier releases take that as any NACK.
     """
 
     handle: int
@@ -133,6 +134,7 @@ class Nack(msgspec.Struct, omit_defaults=True):
     timeout: bool = False
     generation: int = GENERATION_UNKNOWN
     """The seek generation under which they were delivered. Clients of earlier releases send none."""
+    reject: bool = False
 
     def __post_init__(self) -> None:
         check_ranges("NACK", self.ranges)

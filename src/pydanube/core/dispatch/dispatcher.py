@@ -438,10 +438,12 @@ class Dispatcher:
 
     def give_up(self, ranges: Sequence[Range], reason: str, member: Member | None = None) -> list[Exhausted]:
         """Exhaust each of these messages that is in flight (to `member`, if given), however seldom it failed, and
-        return them."""
-        found = self._in_flight(ranges, member)
-        self._take_back(found)
-        ended = [self._failures.give_up(offset, reason) for start, end in found for offset in range(start, end)]
+        return them. While too many failed to count more, the others are delivered again."""
+        counted, uncounted = self._split_countable(self._in_flight(ranges, member))
+        self._take_back(counted)
+        if uncounted:
+            self._return(uncounted)
+        ended = [self._failures.give_up(offset, reason) for start, end in counted for offset in range(start, end)]
         return [one for one in ended if one is not None]
 
     def _in_flight(self, ranges: Sequence[Range], member: Member | None) -> list[Range]:

@@ -461,7 +461,11 @@ class Session:
         consumer = self.consumers.get(nack.handle)
         if consumer is not None:  # it may have been closed while the frame was on its way
             delay_ms = nack.delay_ms if nack.delay_ms >= 0 else None
-            consumer.nack(nack.ranges, delay_ms, nack.reason, nack.timeout, _known_generation(nack.generation))
+            generation = _known_generation(nack.generation)
+            if nack.reject:
+                consumer.reject(nack.ranges, nack.reason, generation)
+            else:
+                consumer.nack(nack.ranges, delay_ms, nack.reason, nack.timeout, generation)
             if messages > NACKED_AT_ONCE:  # the frames behind this one wait for the next turn of the loop
                 self.pause_for(PauseReason.TURN)
                 asyncio.get_running_loop().call_soon(self.resume_for, PauseReason.TURN)

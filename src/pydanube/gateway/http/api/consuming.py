@@ -95,7 +95,9 @@ class Acks(msgspec.Struct):
     delay_ms: Annotated[int, msgspec.Meta(ge=0, le=DELAY_MS_MAX)] | None = None
     """After which time those in nack are delivered again. Absent: as the failure policy says."""
     reason: Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)] = ""
-    """Why those in nack could not be processed."""
+    """Why those in nack or reject could not be processed."""
+    reject: _MessageIds = []
+    """These are not delivered again: the failure policy does with them what it does after the last try."""
 
 
 class StreamQuery(msgspec.Struct):
@@ -190,7 +192,7 @@ async def _poll(call: ApiCall) -> Response:
 
 async def _ack(call: ApiCall) -> None:
     acks: Acks = call.body
-    _session(call).subscriber.settle(acks.ack, acks.nack, acks.delay_ms, acks.reason)
+    _session(call).subscriber.settle(acks.ack, acks.nack, acks.delay_ms, acks.reason, acks.reject)
 
 
 # -- streams -----------------------------------------------------------------------------------------------------------

@@ -233,14 +233,23 @@ class Subscriber:
         """Acknowledge messages. Those that were delivered before a seek, or acknowledged before, are no error."""
         self.settle(ids, (), None, "")
 
-    def settle(self, acked: Iterable[str], failed: Iterable[str], delay_ms: int | None, reason: str) -> None:
-        """Acknowledge messages, and report others that could not be processed: those are delivered again, as the
-        failure policy says. Raises Invalid, before anything is done."""
-        acks, nacks = self._ranges(acked), self._ranges(failed)
+    def settle(
+        self,
+        acked: Iterable[str],
+        failed: Iterable[str],
+        delay_ms: int | None,
+        reason: str,
+        rejected: Iterable[str] = (),
+    ) -> None:
+        """Acknowledge messages, and report others that could not be processed: those that `failed` are delivered again,
+        as the failure policy says, and those that are `rejected` are not. Raises Invalid, before anything is done."""
+        acks, nacks, rejects = self._ranges(acked), self._ranges(failed), self._ranges(rejected)
         for (partition, generation), ranges in acks.items():
             self._partitions[partition].consumer.ack(ranges, False, None, generation)
         for (partition, generation), ranges in nacks.items():
             self._partitions[partition].consumer.nack(ranges, delay_ms, reason, generation=generation)
+        for (partition, generation), ranges in rejects.items():
+            self._partitions[partition].consumer.reject(ranges, reason, generation)
 
     def _ranges(self, ids: Iterable[str]) -> dict[tuple[int, int], list[tuple[int, int]]]:
         """Return the offsets by partition and seek generation. Raises Invalid."""

@@ -5,6 +5,7 @@
          {"messages": [{"id": "0.17.0", ...}, ...]}          one or more messages
          {"error": {...}}                                    a problem, as in answers; then the connection is closed
  client  {"ack": ["0.17.0"], "nack": ["0.18.0"], "delay_ms": 1000, "reason": "...", "permits": 100}
+         {"reject": ["0.19.0"], "reason": "..."}
 ```
 
 Every field of what the client sends may be absent. Without `permits` in the URL the broker sends as fast as the client
@@ -48,6 +49,8 @@ class ClientFrame(msgspec.Struct, forbid_unknown_fields=True):
     delay_ms: int | None = None
     """The delay of the redelivery of those in `nack`; None: that of the failure policy."""
     reason: str = ""
+    reject: list[str] = []
+    """These are not delivered again: the failure policy does with them what it does after the last try."""
     permits: int = 0
     """How many more messages the broker may send; allowed if the URL has `permits`."""
 
@@ -123,7 +126,7 @@ class WebSocketConsumer:
             raise Invalid("permits are counted only if the URL has permits=N: connect again with it")
         if not 0 <= frame.permits <= PERMITS_MAX:
             raise Invalid(f"permits={frame.permits} is not allowed: use 1 to {PERMITS_MAX}")
-        subscriber.settle(frame.ack, frame.nack, frame.delay_ms, frame.reason)
+        subscriber.settle(frame.ack, frame.nack, frame.delay_ms, frame.reason, frame.reject)
         if self._permits is not None and frame.permits:
             self._permits = min(PERMITS_MAX, self._permits + frame.permits)
             subscriber.wake()
