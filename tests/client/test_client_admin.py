@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pydoc
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,10 @@ import pytest
 
 import pydanube
 from pydanube import BacklogAction, Client, Conflict, FailurePolicy, Invalid, NotFound, Refused
+from pydanube.client.admin.access import Access
+from pydanube.client.admin.aliases import Aliases
+from pydanube.client.admin.topics import Namespaces, Topics
+from pydanube.client.blocking.areas import BlockingAccess, BlockingAliases, BlockingNamespaces, BlockingTopics
 
 TOPIC = "/default/orders"
 
@@ -260,9 +265,22 @@ def test_no_method_of_the_client_is_missing_from_the_blocking_one() -> None:
         (pydanube.Consumer, pydanube.BlockingConsumer),
         (pydanube.Reader, pydanube.BlockingReader),
         (pydanube.DeadLetters, pydanube.BlockingDeadLetters),
+        (Topics, BlockingTopics),
+        (Namespaces, BlockingNamespaces),
+        (Access, BlockingAccess),
+        (pydanube.Schemas, pydanube.BlockingSchemas),
     ):
         public = {name for name in dir(kind) if not name.startswith("_")}
         assert public - set(dir(blocking)) == set()
+    assert vars(Aliases).keys() == vars(BlockingAliases).keys()
+
+
+def test_help_shows_the_areas_of_a_client_and_not_the_aliases(client: Client) -> None:
+    for kind in (pydanube.Client, pydanube.BlockingClient):
+        shown = pydoc.plaintext.document(kind)
+        assert " topics\n" in shown
+        assert "truncate_topic" not in shown
+    assert "Create a topic. Raises AlreadyExists." in pydoc.plaintext.document(client.create_topic)
 
 
 async def test_a_change_that_expects_an_earlier_version_is_refused(client: Client) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import pydanube
 from pydanube import Client, Invalid
-from pydanube.client.admin.listing import _name_page
+from pydanube.client.admin.area import name_page
 from pydanube.codec.native import requests
 from pydanube.model.paging import PageQuery
 
@@ -51,7 +51,7 @@ def test_a_page_is_cut_from_the_whole_list_of_an_earlier_broker() -> None:
     everything = requests.Names([f"n{number}" for number in range(7)] + ["other"])
     listed, after = list[str](), ""
     while True:
-        page = _name_page(everything, PageQuery(filter="n*", sort="-name", limit=3, after=after))
+        page = name_page(everything, PageQuery(filter="n*", sort="-name", limit=3, after=after))
         listed += page.names
         if not page.next:
             break

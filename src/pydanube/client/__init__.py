@@ -17,12 +17,10 @@ if TYPE_CHECKING:
     from pydanube.client.admin.access import Access
     from pydanube.client.admin.dead_letters import DeadLetter, DeadLetters, Redriven
     from pydanube.client.admin.schemas import Schemas
+    from pydanube.client.blocking.areas import BlockingAccess, BlockingDeadLetters, BlockingSchemas
     from pydanube.client.blocking.client import (
-        BlockingAccess,
         BlockingClient,
-        BlockingDeadLetters,
         BlockingProducer,
-        BlockingSchemas,
         BlockingStager,
         connect_blocking,
     )
@@ -65,13 +63,13 @@ __all__ = [
 
 _MODULES: Final = {
     "Access": ".admin.access",
-    "BlockingAccess": ".blocking.client",
+    "BlockingAccess": ".blocking.areas",
     "BlockingClient": ".blocking.client",
     "BlockingConsumer": ".blocking.streams",
-    "BlockingDeadLetters": ".blocking.client",
+    "BlockingDeadLetters": ".blocking.areas",
     "BlockingProducer": ".blocking.client",
     "BlockingReader": ".blocking.streams",
-    "BlockingSchemas": ".blocking.client",
+    "BlockingSchemas": ".blocking.areas",
     "BlockingStager": ".blocking.client",
     "Client": ".client",
     "Consumer": ".consuming.consumer",

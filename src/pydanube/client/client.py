@@ -20,8 +20,10 @@ from weakref import WeakSet
 
 from pydanube.client.admin.access import Access
 from pydanube.client.admin.admin import Admin
+from pydanube.client.admin.aliases import Aliases
 from pydanube.client.admin.dead_letters import DeadLetters
 from pydanube.client.admin.schemas import Schemas
+from pydanube.client.admin.topics import Namespaces, Topics
 from pydanube.client.connection.address import Servers, parse_servers
 from pydanube.client.connection.credentials import AnyToken, ClientCredentials
 from pydanube.client.connection.pending_answers import FetchAnswer
@@ -60,7 +62,7 @@ OpenableT = TypeVar("OpenableT", bound=Openable)
 T = TypeVar("T")
 
 
-class Client(Admin, StagedWrites):
+class Client(Aliases, Admin, StagedWrites):
     """A connection to a cluster. Made by `connect`; belongs to the loop it was opened on."""
 
     _what = "client"
@@ -333,6 +335,16 @@ class Client(Admin, StagedWrites):
         task, attempt       which task and attempt stages this share of the batch; they only identify it
         """
         return self._keep(Stager(self._brokers, StageOrigin(query, run, batch_id, task, attempt)))
+
+    @property
+    def topics(self) -> Topics:
+        """Topics: create, describe, grow, truncate and delete them, and their policies."""
+        return Topics(self)
+
+    @property
+    def namespaces(self) -> Namespaces:
+        """Namespaces, and the policies that their topics inherit."""
+        return Namespaces(self)
 
     @property
     def schemas(self) -> Schemas:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pydanube.client.settings import check_count, check_number
 from pydanube.model.errors import Invalid
@@ -25,23 +25,19 @@ from pydanube.model.security import AccessAnswer, ApiKey, Binding, CallerIdentit
 from pydanube.operations import access
 from pydanube.runtime.clock import MICROSECONDS
 
-if TYPE_CHECKING:
-    from .admin import Admin
+from .area import Area
 
 ENTRIES_AT_ONCE: Final = 500
 """Bindings and keys that are asked for at a time: the most that a broker answers."""
 
 
-class Access:
+class Access(Area):
     """The roles, bindings, API keys and quotas of a client's cluster. Made by `client.access`.
 
     A subject or principal is written `type:name`, for example `user:alice`, `service_account:loader` or `group:ops`; a
     resource `/` (the cluster), `/namespace`, `/namespace/topic`, `/namespace/topic/subscription` or `schema:subject`. A
     broker without authentication raises Refused, but for `whoami`, `can` and quotas.
     """
-
-    def __init__(self, client: Admin) -> None:
-        self._client = client
 
     async def whoami(self) -> CallerIdentity:
         """Return who this client is for the broker, and its bindings."""

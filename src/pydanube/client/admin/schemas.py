@@ -12,7 +12,7 @@ find what was registered before.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from pydanube.client.settings import check_count
 from pydanube.client.typed.schema_sources import SchemaSource, value_type_of
@@ -35,8 +35,7 @@ from pydanube.model.schemas import (
     parse_subject,
 )
 
-if TYPE_CHECKING:
-    from .admin import Admin
+from .area import Area
 
 SUBJECTS_AT_ONCE: Final = 1000
 
@@ -44,16 +43,13 @@ AnyVersion = int | Literal["latest"]
 AnyDefinition = str | type | SchemaSource
 
 
-class Schemas:
+class Schemas(Area):
     """The schema registry of a client's cluster. Made by `client.schemas`.
 
     A definition is what `client.producer` takes as `schema`, such as a class, a dict or a `SchemaDefinition`; or it is
     text, and `format` says what it is (avro, json, protobuf, string, number, bytes) and `references` which other
     subjects it uses.
     """
-
-    def __init__(self, client: Admin) -> None:
-        self._client = client
 
     async def register(
         self,

@@ -18,9 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from pydanube.client.connection.routing import Brokers
 from pydanube.client.history.coverage import SegmentInfo
-from pydanube.client.lifecycle import Openable
 from pydanube.client.positions import AnyPosition, wire_start
 from pydanube.client.settings import check_count, check_number
 from pydanube.codec.native import requests
@@ -37,9 +35,10 @@ from pydanube.model.storage import (
     StorageUsage,
     StorageVerified,
 )
-from pydanube.operations import AnswerT, Operation, answer_of
 from pydanube.runtime.rates import Pacer
 from pydanube.runtime.tasks import run_together
+
+from .area import Asking
 
 STEP_BYTES: Final = 8 * 1024 * 1024
 """One step of a verification reads about this many bytes."""
@@ -61,10 +60,8 @@ class StoredHistory(NamedTuple):
     segments: list[SegmentInfo]
 
 
-class StorageAdmin(Openable):
+class StorageAdmin(Asking):
     """The calls of a client that administer object storage."""
-
-    _brokers: Brokers
 
     async def storage_usage(self, topic: str | None = None) -> StorageUsage:
         """Return what one topic, or all, have in the log and in object storage, and the state of the uploads."""
@@ -206,16 +203,6 @@ class StorageAdmin(Openable):
                 if not after:
                     break
         return found
-
-    async def _do(self, operation: Operation[AnswerT]) -> AnswerT:
-        """Ask any broker for an operation, again after a disconnect if it may be repeated, and return the answer."""
-        self._check_open()
-        return await self._brokers.call(operation, answer_of(type(operation)), repeatable=operation.may_repeat)
-
-    async def _request(self, request: requests.Request, answer: type[requests.StructT]) -> requests.StructT:
-        """Send a request to any broker, again after a disconnect, and return the answer."""
-        self._check_open()
-        return await self._brokers.call(request, answer)
 
 
 def _checked_name(topic: str | None) -> str:

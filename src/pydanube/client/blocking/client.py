@@ -19,14 +19,11 @@ from __future__ import annotations
 
 import atexit
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
-from pydanube.client.admin.access import Access
-from pydanube.client.admin.dead_letters import DeadLetter, DeadLetters
-from pydanube.client.admin.schemas import Schemas
 from pydanube.client.arguments import ConnectArguments, ConsumerArguments, ProducerArguments, ReaderArguments
 from pydanube.client.client import Client, connect
 from pydanube.client.connection.pending_answers import FetchAnswer
@@ -44,6 +41,14 @@ from pydanube.model.errors import DanubeError, Full
 from pydanube.model.schemas import SchemaVersion
 from pydanube.runtime.telemetry import get_logger
 
+from .areas import (
+    BlockingAccess,
+    BlockingAliases,
+    BlockingDeadLetters,
+    BlockingNamespaces,
+    BlockingSchemas,
+    BlockingTopics,
+)
 from .loop_thread import Blocking, LoopThread, blocking, stands_for
 from .streams import BlockingConsumer, BlockingReader
 
@@ -143,97 +148,6 @@ class BlockingProducer(Blocking[Producer[ValueT]], Generic[ValueT]):
             self._inner._send_admitted(payload, key, attributes, publish_time, deliver_us)
 
 
-class BlockingDeadLetters:
-    """See `DeadLetters`."""
-
-    def __init__(self, inner: DeadLetters, thread: LoopThread) -> None:
-        self._inner = inner
-        self._thread = thread
-
-    first = blocking(DeadLetters.first)
-    get = blocking(DeadLetters.get)
-    redrive = blocking(DeadLetters.redrive)
-    drop = blocking(DeadLetters.drop)
-
-    def __repr__(self) -> str:
-        return f"<BlockingDeadLetters {self.topic}>"
-
-    @property
-    def topic(self) -> str:
-        return self._inner.topic
-
-    def __iter__(self) -> Iterator[DeadLetter]:
-        return self.listed()
-
-    def listed(self, *, redriven: bool = False) -> Iterator[DeadLetter]:
-        """See `DeadLetters.listed`."""
-        return self._thread.iterate(self._inner.listed(redriven=redriven))
-
-    def _hand_over(self) -> None:
-        """Do nothing: there is nothing to pass on."""
-
-
-class BlockingAccess:
-    """See `Access`."""
-
-    def __init__(self, inner: Access, thread: LoopThread) -> None:
-        self._inner = inner
-        self._thread = thread
-
-    whoami = blocking(Access.whoami)
-    can = blocking(Access.can)
-    roles = blocking(Access.roles)
-    role = blocking(Access.role)
-    create_role = blocking(Access.create_role)
-    change_role = blocking(Access.change_role)
-    delete_role = blocking(Access.delete_role)
-    bindings = blocking(Access.bindings)
-    binding = blocking(Access.binding)
-    create_binding = blocking(Access.create_binding)
-    delete_binding = blocking(Access.delete_binding)
-    keys = blocking(Access.keys)
-    create_key = blocking(Access.create_key)
-    revoke_key = blocking(Access.revoke_key)
-    quotas = blocking(Access.quotas)
-    quota = blocking(Access.quota)
-    set_quota = blocking(Access.set_quota)
-    delete_quota = blocking(Access.delete_quota)
-
-    def _hand_over(self) -> None:
-        """Do nothing: there is nothing to pass on."""
-
-
-class BlockingSchemas:
-    """See `Schemas`."""
-
-    def __init__(self, inner: Schemas, thread: LoopThread) -> None:
-        self._inner = inner
-        self._thread = thread
-
-    register = blocking(Schemas.register)
-    check = blocking(Schemas.check)
-    lookup = blocking(Schemas.lookup)
-    get = blocking(Schemas.get)
-    get_by_id = blocking(Schemas.get_by_id)
-    by_global_id = blocking(Schemas.by_global_id)
-    references_of = blocking(Schemas.references_of)
-    subjects = blocking(Schemas.subjects)
-    versions = blocking(Schemas.versions)
-    describe = blocking(Schemas.describe)
-    delete = blocking(Schemas.delete)
-    compatibility = blocking(Schemas.compatibility)
-    compatibility_version = blocking(Schemas.compatibility_version)
-    set_compatibility = blocking(Schemas.set_compatibility)
-    set_tags = blocking(Schemas.set_tags)
-    referenced_by = blocking(Schemas.referenced_by)
-    bind = blocking(Schemas.bind)
-    unbind = blocking(Schemas.unbind)
-    binding = blocking(Schemas.binding)
-
-    def _hand_over(self) -> None:
-        """Do nothing: there is nothing to pass on."""
-
-
 class BlockingStager(Blocking[Stager]):
     """See `Stager`."""
 
@@ -261,7 +175,7 @@ def _blocking_factory(
     return make
 
 
-class BlockingClient(Blocking[Client]):
+class BlockingClient(BlockingAliases, Blocking[Client]):
     """See `Client`. Its thread runs from `open` to `close`. A client that is open when the program ends is closed."""
 
     def open(self) -> Self:
@@ -374,6 +288,16 @@ class BlockingClient(Blocking[Client]):
     stager = _blocking_factory(Client.stager, BlockingStager)
 
     @property
+    def topics(self) -> BlockingTopics:
+        """See `Client.topics`."""
+        return BlockingTopics(self._inner.topics, self._thread)
+
+    @property
+    def namespaces(self) -> BlockingNamespaces:
+        """See `Client.namespaces`."""
+        return BlockingNamespaces(self._inner.namespaces, self._thread)
+
+    @property
     def schemas(self) -> BlockingSchemas:
         """See `Client.schemas`."""
         return BlockingSchemas(self._inner.schemas, self._thread)
@@ -391,28 +315,6 @@ class BlockingClient(Blocking[Client]):
         """See `Client.fetches`."""
         return self._thread.iterate(self._inner.fetches(span, fetch_bytes=fetch_bytes))
 
-    create_topic = blocking(Client.create_topic)
-    delete_topic = blocking(Client.delete_topic)
-    list_topics = blocking(Client.list_topics)
-    topic_page = blocking(Client.topic_page)
-    topic_summaries = blocking(Client.topic_summaries)
-    describe_topic = blocking(Client.describe_topic)
-    partitions = blocking(Client.partitions)
-    count_partitions = blocking(Client.count_partitions)
-    grow_topic = blocking(Client.grow_topic)
-    unload_topic = blocking(Client.unload_topic)
-    set_ack_level = blocking(Client.set_ack_level)
-    take_over_topic = blocking(Client.take_over_topic)
-    leftovers = blocking(Client.leftovers)
-    salvage_topic = blocking(Client.salvage_topic)
-    truncate_topic = blocking(Client.truncate_topic)
-    topic_statistics = blocking(Client.topic_statistics)
-    policies = blocking(Client.policies)
-    set_policies = blocking(Client.set_policies)
-    create_namespace = blocking(Client.create_namespace)
-    delete_namespace = blocking(Client.delete_namespace)
-    list_namespaces = blocking(Client.list_namespaces)
-    namespace_page = blocking(Client.namespace_page)
     create_subscription = blocking(Client.create_subscription)
     delete_subscription = blocking(Client.delete_subscription)
     list_subscriptions = blocking(Client.list_subscriptions)
@@ -426,7 +328,6 @@ class BlockingClient(Blocking[Client]):
     skip = blocking(Client.skip)
     clear_backlog = blocking(Client.clear_backlog)
     peek = blocking(Client.peek)
-    find_offset = blocking(Client.find_offset)
     describe_broker = blocking(Client.describe_broker)
     describe_cluster = blocking(Client.describe_cluster)
     describe_upgrade = blocking(Client.describe_upgrade)

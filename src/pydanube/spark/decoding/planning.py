@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
-from pydanube.client.blocking.client import BlockingSchemas
+from pydanube.client.blocking.areas import BlockingSchemas
 from pydanube.formats.columns import column_fields
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Refused
 from pydanube.model.schemas import Binding, SchemaVersion

@@ -1,0 +1,64 @@
+"""What the areas of a client's administration have in common: how they ask a broker, and pages of names."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from pydanube.client.connection.routing import Brokers
+from pydanube.client.lifecycle import Openable
+from pydanube.codec.native import requests
+from pydanube.model.paging import NamePage, PageQuery, page_of_names
+from pydanube.operations import AnswerT, Operation, answer_of
+
+
+class Asking(Openable):
+    """The part of a client that asks any broker for something."""
+
+    _brokers: Brokers
+
+    async def _do(self, operation: Operation[AnswerT]) -> AnswerT:
+        """Ask any broker for an operation, again after a disconnect if it may be repeated, and return the answer."""
+        self._check_open()
+        return await self._brokers.call(operation, answer_of(type(operation)), repeatable=operation.may_repeat)
+
+    async def _request(self, request: requests.Request, answer: type[requests.StructT]) -> requests.StructT:
+        """Send a request to any broker, again after a disconnect, and return the answer."""
+        self._check_open()
+        return await self._brokers.call(request, answer)
+
+    async def _change(
+        self, request: requests.Request, answer: type[requests.StructT], expected: str
+    ) -> requests.StructT:
+        """Send a change that may be made twice. One that compares is sent once: repeated after a lost answer, it would
+        find what it has changed itself."""
+        return await (self._answer_once(request, answer) if expected else self._request(request, answer))
+
+    async def _request_once(self, request: requests.Request) -> None:
+        await self._answer_once(request, requests.Done)
+
+    async def _answer_once(self, request: requests.Request, answer: type[requests.StructT]) -> requests.StructT:
+        """Send a request to any broker once, and return the answer."""
+        self._check_open()
+        return await self._brokers.call(request, answer, repeatable=False)
+
+
+class Area:
+    """Base of one area of a client's administration, such as `client.topics`."""
+
+    def __init__(self, client: Asking) -> None:
+        self._client = client
+
+
+class PageArguments(TypedDict, total=False):
+    """The arguments of `pydanube.model.paging.PageQuery`."""
+
+    filter: str
+    sort: str
+    limit: int
+    after: str
+
+
+def name_page(answer: requests.Names, query: PageQuery) -> NamePage:
+    """Return the page of an answer. A broker of an earlier release answers with all names: the page is cut from
+    them."""
+    return NamePage(answer.names, answer.next) if answer.next else page_of_names(sorted(answer.names), query)
