@@ -19,6 +19,7 @@ from pydanube.codec.batch import Batch, encode
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Frame, FrameKind
 from pydanube.model.errors import DanubeError
+from pydanube.model.positions import Position
 from pydanube.runtime.clock import SystemClock
 
 
@@ -235,7 +236,7 @@ class HeldFetches:
         return b"".join([*fetched, names])
 
 
-FETCH = requests.Fetch("/default/orders", 0, requests.Start("latest", 0), 1_000, wait_ms=5_000)
+FETCH = requests.Fetch("/default/orders", 0, Position("latest", 0), 1_000, wait_ms=5_000)
 
 
 async def test_more_fetches_than_a_broker_takes_at_once_wait_for_their_turn() -> None:

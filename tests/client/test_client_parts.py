@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from pydanube import testing
 from pydanube.client.connection.address import BrokerAddress, parse_servers
 from pydanube.client.consuming.messages import ReceivedBatch, rows_of
-from pydanube.client.positions import wire_start
 from pydanube.client.producing.message_intake import ANY_PARTITION, split_bulk
 from pydanube.client.producing.partitioning import Partitioner, fnv1a_64_each
 from pydanube.client.producing.pending_batches import MessageRows
@@ -348,7 +347,6 @@ class TestPositions:
         "position", [2**63 - 1, str(2**63 - 1), "0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999"]
     )
     def test_the_last_that_can_be_meant_travel(self, position: str | int | datetime) -> None:
-        wire_start(position)
         assert Position.parse(str(Position.parse(position))) == Position.parse(position)
 
     @pytest.mark.parametrize(
@@ -357,8 +355,6 @@ class TestPositions:
             2**63,
             str(2**64),
             "9" * 5_000,
-            Position("offset", 2**63),
-            Position("offset", -1),
             Position("time", 1 << 62),
             datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))),
             datetime.min.replace(tzinfo=timezone(timedelta(hours=1))),
@@ -367,4 +363,9 @@ class TestPositions:
     )
     def test_beyond_what_travels_are_invalid(self, position: str | int | datetime | Position) -> None:
         with pytest.raises(Invalid, match="is not a position"):
-            wire_start(position)
+            Position.parse(position)
+
+    @pytest.mark.parametrize("offset", [-1, 2**63])
+    def test_an_offset_that_no_message_has_is_invalid(self, offset: int) -> None:
+        with pytest.raises(Invalid, match="negative or too large"):
+            Position("offset", offset)

@@ -12,11 +12,12 @@ from pydanube.model.errors import NotFound, NotOwner, Unavailable
 from pydanube.model.failure import Backoff, FailurePolicy, Poison
 from pydanube.model.names import TopicName
 from pydanube.model.policies import DEFAULTS, BacklogAction, Policies
+from pydanube.model.positions import Position
 from pydanube.model.statistics import ConsumerStatistics, PartitionStatistics, SubscriptionStatistics, TopicStatistics
 from pydanube.operations import brokers, topics
 
 BODY = bytes(range(1, 17))
-TOPIC, AT_1000 = "/default/orders", requests.Start("offset", 1000)
+TOPIC, AT_1000 = "/default/orders", Position("offset", 1000)
 
 
 POLICY = FailurePolicy(
@@ -260,7 +261,7 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
                     subscription="billing",
                     consumer="worker-1",
                     type="key-shared",
-                    start=requests.Start("earliest"),
+                    start=Position("earliest"),
                     priority=2,
                     key_filters=["eu-*", "us-?"],
                     failure_policy=POLICY,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pydanube.codec.native import requests
+from pydanube.model.positions import Position
 from pydanube.model.storage import (
     PartitionUsage,
     SegmentDescription,
@@ -40,7 +41,7 @@ STORAGE_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.ListSegments(topic="/default/orders", partition=1, start=requests.Start("offset", 1000), count=10),
+        requests.ListSegments(topic="/default/orders", partition=1, start=Position("offset", 1000), count=10),
         unhex("""
         85a26f70 b073746f 72616765 2e736567 6d656e74 73a5746f 706963af 2f646566
         61756c74 2f6f7264 657273a9 70617274 6974696f 6e01a573 74617274 82a46b69

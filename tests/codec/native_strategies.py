@@ -14,6 +14,7 @@ from pydanube.codec.native import requests
 from pydanube.model.failure import DELAY_MS_MAX, Backoff, FailurePolicy, Poison
 from pydanube.model.names import TopicName
 from pydanube.model.policies import FIELDS, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, BacklogAction, Policies
+from pydanube.model.positions import Position
 from pydanube.model.quotas import QuotaSubject
 from pydanube.model.schemas import Binding, Framing, ValidationPolicy
 from pydanube.model.security import BoundSubject, ResourcePattern
@@ -89,6 +90,7 @@ PLAIN: dict[object, st.SearchStrategy[typing.Any]] = {
     type(None): st.none(),
     FailurePolicy: failure_policies(),
     Policies: policies(),
+    Position: st.sampled_from([Position("latest"), Position("time", -5), Position("offset", 1000)]),
     Binding: bindings(),
     TopicName: st.sampled_from(["/default/orders", "/shop/a.b-c"]).map(TopicName.parse),
     BoundSubject: st.sampled_from([BoundSubject("user", "alice"), BoundSubject("group", "ops")]),

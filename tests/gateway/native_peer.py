@@ -22,6 +22,7 @@ from pydanube.codec.native.frames import Frame, FrameKind
 from pydanube.gateway.native import NativeServer
 from pydanube.gateway.native.session import Session
 from pydanube.model.errors import DanubeError
+from pydanube.model.positions import Position
 from pydanube.model.settings.sections import Sections
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.tasks import Tasks
@@ -218,7 +219,7 @@ class Peer:
         return await self.request(requests.OpenProducer(topic=topic, partition=0), requests.ProducerOpened)
 
     async def subscribe(self, name: str, topic: str = TOPIC) -> requests.ConsumerOpened:
-        start = requests.Start("earliest")
+        start = Position("earliest")
         asked = requests.Subscribe(topic=topic, partition=0, subscription=name, consumer=name, start=start)
         return await self.request(asked, requests.ConsumerOpened)
 

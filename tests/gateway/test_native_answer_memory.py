@@ -16,6 +16,7 @@ from pydanube.codec.native.frames import FrameKind
 from pydanube.gateway.native.answer_share import AnswerShare
 from pydanube.model.errors import Unavailable
 from pydanube.model.limits import KIB, MIB
+from pydanube.model.positions import Position
 
 LIMIT = 4 * MIB
 ANSWER = 1 * MIB
@@ -46,7 +47,7 @@ class SlowReads(Between):
 
 
 def fetch_frames(count: int, bytes_max: int = ANSWER) -> bytes:
-    fetch = requests.encode(requests.Fetch(TOPIC, 0, requests.Start("earliest"), bytes_max=bytes_max))
+    fetch = requests.encode(requests.Fetch(TOPIC, 0, Position("earliest"), bytes_max=bytes_max))
     return b"".join(frames.encode(FrameKind.FETCH, fetch, number) for number in range(1, count + 1))
 
 

@@ -15,6 +15,7 @@ from pydanube.codec.native.frames import FrameKind
 from pydanube.gateway.native.publish_memory import PauseReason
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
 from pydanube.model.limits import FRAME_BYTES_MAX, KIB, MIB
+from pydanube.model.positions import Position
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.file_descriptors import log_files, plan_connections
 from pydanube.runtime.network import counted_address
@@ -277,7 +278,7 @@ async def test_whoever_fetches_and_does_not_read_gets_no_more_read_for_him() -> 
         await fill_topic(peer, total_bytes=4 * MIB)
         session = await there.session_of(peer)
         peer.stop_reading()
-        fetch = requests.encode(requests.Fetch(TOPIC, 0, requests.Start("earliest"), bytes_max=MIB))
+        fetch = requests.encode(requests.Fetch(TOPIC, 0, Position("earliest"), bytes_max=MIB))
         peer.write(b"".join(frames.encode(FrameKind.FETCH, fetch, number) for number in range(1, 201)))
         await there.until(lambda: not session.connection.writable)
         later = busy.rounds + 10

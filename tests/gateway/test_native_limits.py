@@ -12,6 +12,7 @@ from pydanube.codec.native.frames import FrameKind
 from pydanube.gateway.native.publish_memory import PauseReason
 from pydanube.model.errors import Full, Invalid, NotFound, Refused, StaleEpoch, Unavailable
 from pydanube.model.policies import Policies
+from pydanube.model.positions import Position
 
 
 def exclusive(**identity: int) -> requests.OpenProducer:
@@ -103,7 +104,7 @@ async def test_a_non_reliable_topic_delivers_to_whoever_has_credit() -> None:
         assert Batch.open(delivery.body, stamped=True).base_offset == 3
         peer.ack(consumer.handle, (3, 6), correlation=99)
         assert (await peer.receive(FrameKind.RESPONSE)).correlation == 99
-        fetch = requests.Fetch(topic=TOPIC, partition=0, start=requests.Start("earliest"))
+        fetch = requests.Fetch(topic=TOPIC, partition=0, start=Position("earliest"))
         peer.write(frames.encode(FrameKind.FETCH, requests.encode(fetch), 100))
         assert "not reliable" in (await peer.error(correlation=100)).message
 

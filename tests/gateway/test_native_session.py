@@ -28,6 +28,7 @@ from pydanube.model.errors import (
 )
 from pydanube.model.limits import FRAME_BYTES_MAX
 from pydanube.model.names import TopicName
+from pydanube.model.positions import Position
 from pydanube.model.topics import BrokerDescription
 from pydanube.operations import brokers, topics
 from pydanube.runtime.clock import ManualClock
@@ -99,7 +100,7 @@ async def test_topics_namespaces_and_subscriptions_are_administered() -> None:
         assert listed.names == ["billing"]
         billing = requests.DescribeSubscription(topic="/shop/orders", subscription="billing")
         assert len((await peer.request(billing, requests.Subscription)).partitions) == 2
-        moved = requests.Seek(topic="/shop/orders", subscription="billing", position=requests.Start("earliest"))
+        moved = requests.Seek(topic="/shop/orders", subscription="billing", position=Position("earliest"))
         assert (await peer.request(moved, topics.Positions)).positions == [(0, 0), (1, 0)]
         pending = requests.ListPending(topic="/shop/orders", subscription="billing", partition=0, messages_max=250)
         assert (await peer.request(pending, requests.PendingMessages)).messages == []
@@ -130,7 +131,6 @@ async def test_a_lookup_names_the_owner_of_each_partition() -> None:
         (requests.Lookup(topic="orders"), "not a full name"),
         (requests.CreateTopic(topic=TOPIC, ack_level="sure"), "ack level 'sure' is unknown"),
         (requests.CreateTopic(topic=TOPIC, partitions=-1), "out of range"),
-        (requests.FindOffset(topic=TOPIC, partition=0, position=requests.Start("offset", -1)), "negative"),
         (requests.CreateNamespace(namespace="a/b"), "not a name"),
         (requests.Subscribe(topic=TOPIC, partition=0, subscription="s", consumer=""), "1 to 200 characters"),
     ],
@@ -189,7 +189,7 @@ async def test_a_mistake_of_the_broker_is_an_error_of_that_request_only() -> Non
         asked = peer.publish(producer.handle, one_batch(producer))
         error = await peer.error(asked)
         assert error.code == DanubeError.code and "secret" not in error.message
-        peer.send(FrameKind.FETCH, requests.encode(requests.Fetch(TOPIC, 0, requests.Start("earliest"))), 99)
+        peer.send(FrameKind.FETCH, requests.encode(requests.Fetch(TOPIC, 0, Position("earliest"))), 99)
         assert "internal error in fetch" in (await peer.error(99)).message
         (session,) = there.sessions
         assert session.in_flight == 0
@@ -329,7 +329,7 @@ async def test_what_a_lost_client_held_is_free_for_the_next() -> None:
 # -- fetching ----------------------------------------------------------------------------------------------------------
 
 
-def fetch(start: requests.Start, wait_ms: int = 0, bytes_max: int = 1 << 20, topic_id: int = 0) -> bytes:
+def fetch(start: Position, wait_ms: int = 0, bytes_max: int = 1 << 20, topic_id: int = 0) -> bytes:
     return requests.encode(requests.Fetch(TOPIC, 0, start, bytes_max, wait_ms, topic_id))
 
 
@@ -341,7 +341,7 @@ async def test_a_fetch_returns_whole_batches_aligned_in_one_frame() -> None:
         for _ in range(3):
             peer.publish(producer.handle, batch)
             await peer.receive(FrameKind.PUBLISHED)
-        peer.send(FrameKind.FETCH, fetch(requests.Start("offset", 4)), 9)
+        peer.send(FrameKind.FETCH, fetch(Position("offset", 4)), 9)
         frame = await peer.receive(FrameKind.FETCHED)
         assert frame.correlation == 9
         assert frames.unpack_head(frame.head, frames.FETCHED, FrameKind.FETCHED)[:3] == (9, 0, 9)
@@ -356,7 +356,7 @@ async def test_a_fetch_that_waits_is_answered_by_the_next_publish() -> None:
     async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         producer = await peer.open_producer()
-        peer.send(FrameKind.FETCH, fetch(requests.Start("latest"), wait_ms=30_000), 9)
+        peer.send(FrameKind.FETCH, fetch(Position("latest"), wait_ms=30_000), 9)
         peer.publish(producer.handle, one_batch(producer))
         seen = {(await peer.receive(FrameKind.FETCHED, FrameKind.PUBLISHED)).kind for _ in range(2)}
         assert seen == {FrameKind.FETCHED, FrameKind.PUBLISHED}
@@ -365,14 +365,14 @@ async def test_a_fetch_that_waits_is_answered_by_the_next_publish() -> None:
 async def test_a_fetch_that_waits_in_vain_is_answered_empty() -> None:
     async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
-        peer.send(FrameKind.FETCH, fetch(requests.Start("earliest"), wait_ms=10), 9)
+        peer.send(FrameKind.FETCH, fetch(Position("earliest"), wait_ms=10), 9)
         frame = await peer.receive(FrameKind.FETCHED)
         assert len(frame.body) == 0
 
 
 async def test_a_fetch_of_what_is_not_there_is_an_error_of_the_tree() -> None:
     async with open_listener() as there, await Peer.greet(there) as peer:
-        peer.send(FrameKind.FETCH, fetch(requests.Start("earliest")), 9)
+        peer.send(FrameKind.FETCH, fetch(Position("earliest")), 9)
         assert isinstance(await peer.error(9), NotFound)
         peer.send(FrameKind.FETCH, b"\xc1", 10)
         assert isinstance(await peer.error(10), Invalid)
@@ -382,15 +382,15 @@ async def test_a_fetch_that_means_one_topic_gets_nothing_of_a_later_one_of_the_s
     async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         meant = (await peer.request(requests.Lookup(topic=TOPIC), requests.Route)).topic_id
-        peer.send(FrameKind.FETCH, fetch(requests.Start("earliest"), topic_id=meant), 9)
+        peer.send(FrameKind.FETCH, fetch(Position("earliest"), topic_id=meant), 9)
         await peer.receive(FrameKind.FETCHED)
         await peer.request(topics.DeleteTopic(topic=TopicName.parse(TOPIC)), requests.Done)
         await peer.create_topic()
-        peer.send(FrameKind.FETCH, fetch(requests.Start("offset", 1000), topic_id=meant), 10)
+        peer.send(FrameKind.FETCH, fetch(Position("offset", 1000), topic_id=meant), 10)
         error = await peer.error(10)
         assert isinstance(error, NotFound), "not Invalid: that this one ends before offset 1000 means nothing"
         assert f"topic {TOPIC} was deleted and made anew since: it had the id {meant}" in error.message
-        peer.send(FrameKind.FETCH, fetch(requests.Start("earliest")), 11)
+        peer.send(FrameKind.FETCH, fetch(Position("earliest")), 11)
         assert (await peer.receive(FrameKind.FETCHED)).correlation == 11, "who means any topic gets this one"
 
 
@@ -409,7 +409,7 @@ async def test_a_topic_that_is_deleted_while_it_is_read_is_not_taken_for_one_wit
             return []  # as from a log that has given back the files
 
         monkeypatch.setattr(partition.stream, "read", read)
-        peer.send(FrameKind.FETCH, fetch(requests.Start("earliest")), 9)
+        peer.send(FrameKind.FETCH, fetch(Position("earliest")), 9)
         assert isinstance(await peer.error(9), NotFound)
 
 
@@ -417,7 +417,7 @@ async def test_more_waiting_fetches_than_allowed_are_refused() -> None:
     async with open_listener(fetches_in_flight_max=2) as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         for correlation in (1, 2, 3):
-            peer.send(FrameKind.FETCH, fetch(requests.Start("latest"), wait_ms=30_000), 100 + correlation)
+            peer.send(FrameKind.FETCH, fetch(Position("latest"), wait_ms=30_000), 100 + correlation)
         assert isinstance(await peer.error(103), Full)
 
 
@@ -491,7 +491,7 @@ async def test_a_listener_that_closes_says_so_answers_what_is_in_flight_and_take
 async def test_a_waiting_fetch_does_not_keep_the_listener_open() -> None:
     async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
-        peer.send(FrameKind.FETCH, fetch(requests.Start("latest"), wait_ms=600_000), 9)
+        peer.send(FrameKind.FETCH, fetch(Position("latest"), wait_ms=600_000), 9)
         await there.until(lambda: there.sessions[0].in_flight == 1)
         closing = asyncio.ensure_future(there.server.close(drain_s=600))
         await peer.receive(FrameKind.GOAWAY)
@@ -519,7 +519,7 @@ async def test_acks_of_an_earlier_client_and_of_a_generation_count_as_they_shoul
         assert await position(peer) == 2
 
         async with await Peer.greet(here) as operator:
-            seek = requests.Seek(topic=TOPIC, subscription="billing", position=requests.Start("earliest"))
+            seek = requests.Seek(topic=TOPIC, subscription="billing", position=Position("earliest"))
             await operator.request(seek, topics.Positions)
         frame = await peer.receive(FrameKind.CONSUMER_CHANGED)  # comes before the replay
         changed = requests.decode(frame.head, requests.ConsumerChanged)

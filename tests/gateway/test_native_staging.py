@@ -10,6 +10,7 @@ from native_peer import TOPIC, Between, Peer, neighbour, one_batch, open_listene
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.model.errors import Corrupt, DanubeError, Invalid, NotFound, StaleEpoch
+from pydanube.model.positions import Position
 from pydanube.model.quotas import Quota, QuotaSubject
 from pydanube.operations import access
 
@@ -34,7 +35,7 @@ async def stage(peer: Peer, batches: Batches, **changes) -> str:
 
 
 async def end_of(peer: Peer, partition: int = 0) -> int:
-    ask = requests.FindOffset(topic=TOPIC, partition=partition, position=requests.Start("latest"))
+    ask = requests.FindOffset(topic=TOPIC, partition=partition, position=Position("latest"))
     return (await peer.request(ask, requests.Offset)).offset
 
 

@@ -27,6 +27,7 @@ from pydanube.core.access import Principal
 from pydanube.gateway.grpc.consumer_stream import ConsumerStream
 from pydanube.model.errors import Denied
 from pydanube.model.limits import MIB
+from pydanube.model.positions import Position
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 
 LIMIT = 8 * MIB
@@ -109,7 +110,7 @@ async def test_a_large_batch_is_no_small_answer_past_the_limit(monkeypatch: pyte
     monkeypatch.setattr(unread_memory, "WAIT_S", 0.05)
     async with native_peer.open_listener() as there, await native_peer.Peer.greet(there) as peer:
         await fill_topic(peer, total_bytes=2 * LARGE, batch_bytes=LARGE)
-        fetch = requests.encode(requests.Fetch(native_peer.TOPIC, 0, requests.Start("earliest"), bytes_max=4 * MIB))
+        fetch = requests.encode(requests.Fetch(native_peer.TOPIC, 0, Position("earliest"), bytes_max=4 * MIB))
         others = there.broker.unread.part()
         others.take(there.broker.unread.limit_bytes)
         peer.write(frames.encode(FrameKind.FETCH, fetch, 1))

@@ -62,3 +62,11 @@ def test_what_a_text_of_the_wire_says_wrong_is_told_in_the_words_of_the_model():
         head = msgspec.msgpack.encode({"op": "access.quota", "subject": wrong})
         with pytest.raises(Invalid):
             requests.decode_request(memoryview(head))
+
+
+def test_a_position_off_the_wire_has_an_offset_that_a_message_can_have():
+    head = {"op": "subscription.seek", "topic": "/shop/orders", "subscription": "billing"}
+    for offset in (-1, 2**63):
+        asked = msgspec.msgpack.encode({**head, "position": {"kind": "offset", "value": offset}})
+        with pytest.raises(Invalid, match="negative or too large"):
+            requests.decode_request(memoryview(asked))

@@ -11,6 +11,7 @@ import pydanube
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.model.limits import MIB
+from pydanube.model.positions import Position
 
 pytestmark = pytest.mark.process
 TOPIC = "/default/orders"
@@ -24,7 +25,7 @@ def greedy(port: int) -> socket.socket:
     line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 * 1024)
     line.connect(("127.0.0.1", port))
     hello = frames.encode(FrameKind.HELLO, requests.encode(requests.Hello(client="greedy")))
-    fetch = requests.encode(requests.Fetch(TOPIC, 0, requests.Start("earliest"), bytes_max=8 * MIB))
+    fetch = requests.encode(requests.Fetch(TOPIC, 0, Position("earliest"), bytes_max=8 * MIB))
     asked = b"".join(frames.encode(FrameKind.FETCH, fetch, number) for number in range(1, FETCHES + 1))
     line.sendall(frames.PREAMBLE + hello + asked)
     return line

@@ -21,6 +21,7 @@ import pydanube
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.model.limits import MIB
+from pydanube.model.positions import Position
 
 pytestmark = [pytest.mark.process, pytest.mark.soak]
 
@@ -71,14 +72,14 @@ def websocket(broker: BrokerProcess, number: int) -> socket.socket:
 
 def fetches(broker: BrokerProcess, _number: int) -> socket.socket:
     hello = frames.encode(FrameKind.HELLO, requests.encode(requests.Hello(client="greedy")))
-    fetch = requests.encode(requests.Fetch(TOPIC, 0, requests.Start("earliest"), bytes_max=8 * MIB))
+    fetch = requests.encode(requests.Fetch(TOPIC, 0, Position("earliest"), bytes_max=8 * MIB))
     asked = b"".join(frames.encode(FrameKind.FETCH, fetch, one) for one in range(1, 5))
     return opened(broker.port, frames.PREAMBLE + hello + asked)
 
 
 def native_consumer(broker: BrokerProcess, number: int) -> socket.socket:
     hello = frames.encode(FrameKind.HELLO, requests.encode(requests.Hello(client="greedy")))
-    wanted = requests.Subscribe(TOPIC, 0, f"s{number}", "c", "exclusive", requests.Start("earliest"))
+    wanted = requests.Subscribe(TOPIC, 0, f"s{number}", "c", "exclusive", Position("earliest"))
     credit = frames.CREDIT.pack(1, 1_000_000, 1 << 30)
     asked = frames.encode(FrameKind.REQUEST, requests.encode(wanted), 1)
     line = opened(broker.port, frames.PREAMBLE + hello + asked)

@@ -54,6 +54,7 @@ from pydanube.codec.native import requests as wire
 from pydanube.gateway.http.api.declared import rest_operation
 from pydanube.gateway.http.api.operations import BASE
 from pydanube.model.failure import NATIVE as NATIVE_POLICY
+from pydanube.model.positions import Position
 from pydanube.model.schemas import Binding
 from pydanube.operations import Operation, Rest, access, brokers, topics
 
@@ -139,7 +140,7 @@ NATIVE: Final[tuple[Sent, ...]] = (
     Sent(UNSUBSCRIBE, wire.DeleteSubscription(**_S)),
     Sent(DESCRIBE, wire.ListSubscriptions(topic=_T)),
     Sent(SEE_SUBSCRIPTION, wire.DescribeSubscription(**_S)),
-    Sent(MOVE, wire.Seek(**_S, position=wire.Start("latest"))),
+    Sent(MOVE, wire.Seek(**_S, position=Position("latest"))),
     Sent(CONSUME, wire.Advance(**_S, partition=0, offset=1, expected=0)),
     Sent(CONSUME, wire.AdvanceMany(**_S, moves=[(0, 1, 0)])),
     Sent(CONSUME, wire.ListUnsettled(**_S, partition=0)),
@@ -154,7 +155,7 @@ NATIVE: Final[tuple[Sent, ...]] = (
     Sent(DESCRIBE, wire.GetPolicies(target=_T)),
     Sent(ADMINISTER, wire.GrowTopic(topic=_T, partitions=2)),
     Sent(DESCRIBE, wire.GetStatistics(topic=_T)),
-    Sent(READ, wire.FindOffset(topic=_T, partition=0, position=wire.Start("latest"))),
+    Sent(READ, wire.FindOffset(topic=_T, partition=0, position=Position("latest"))),
     Sent(ANYONE, wire.DescribeStorage()),
     Sent(READ, wire.ListSegments(topic=_T)),
     Sent(ADMINISTER, wire.UploadStorage(topic=_T)),

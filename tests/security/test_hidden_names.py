@@ -32,6 +32,7 @@ from pydanube.gateway.http.api.table import OPERATIONS
 from pydanube.gateway.http.schema_registry import BASE, SchemaRegistry
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.names import TopicName
+from pydanube.model.positions import Position
 from pydanube.model.schemas import Binding as SchemaBinding
 from pydanube.model.security import Binding, BoundSubject, ResourcePattern
 from pydanube.model.topics import TopicConfig
@@ -162,8 +163,8 @@ async def test_native_fetches_and_stages_hide_names(tmp_path: Path):
     def staged(query: str, topic: TopicName, partition: int = 0) -> wire.Stage:
         return wire.Stage(query, "run", 0, 0, 0, 0, [wire.StagedSection(str(topic), partition, [len(batch)])])
 
-    sent = [(FrameKind.FETCH, wire.Fetch(str(one), 0, wire.Start("earliest"))) for one in (TOPIC, WIDE)]
-    sent += [(FrameKind.FETCH, wire.Fetch(str(TOPIC), 9, wire.Start("earliest"), topic_id=1))]
+    sent = [(FrameKind.FETCH, wire.Fetch(str(one), 0, Position("earliest"))) for one in (TOPIC, WIDE)]
+    sent += [(FrameKind.FETCH, wire.Fetch(str(TOPIC), 9, Position("earliest"), topic_id=1))]
     sent += [(FrameKind.STAGE, staged("own", TOPIC)), (FrameKind.STAGE, staged("own", WIDE, 9))]
     sent += [(FrameKind.STAGE, staged(QUERY, TOPIC)), (FrameKind.STAGE, staged(QUERY, OWN))]
     async with open_native(tmp_path) as (world, listener), await native_peer.Peer.greet(listener) as peer:

@@ -52,7 +52,7 @@ from pydanube.broker.tiering.administration import StorageAdministration
 from pydanube.broker.tiering.object_storage import ObjectStorage
 from pydanube.codec.batch import Batch, Codec
 from pydanube.codec.native import requests as wire
-from pydanube.codec.native.conversions import start_of, topic_description
+from pydanube.codec.native.conversions import topic_description
 from pydanube.core.access import BROKER, Action, Authorizer, Principal, visible_subscriptions
 from pydanube.core.access_rules import AccessRules
 from pydanube.core.staging import STAGED_PRODUCER
@@ -966,8 +966,7 @@ class Broker:
         await self._registry.refresh_topic(topic)
         topic_id = self._registry.topic(topic).topic_id
         if (owner := self._gathering.elsewhere(topic_id, partition, own_only)) is not None:
-            start = start_of(position)
-            request = wire.FindOffset(topic=str(topic), partition=partition, position=start, own_only=True)
+            request = wire.FindOffset(topic=str(topic), partition=partition, position=position, own_only=True)
             return (await self._gathering.forward(owner, request, wire.Offset)).offset
         return await (await self._partitions.get(topic, partition)).resolve(position)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, Self
+
+import msgspec
 
 from .errors import Invalid
 
@@ -14,19 +15,22 @@ OFFSET_END: Final = 1 << 63
 type_names = "earliest, latest, an offset such as 1000, or a time such as 2026-01-31T12:00:00Z"
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(msgspec.Struct, frozen=True, omit_defaults=True):
     """A position. `value` is an offset, or microseconds since 1970 in UTC; "earliest" and "latest" have none."""
 
-    kind: Literal["earliest", "latest", "offset", "time"]
+    kind: Literal["earliest", "latest", "offset", "time"] = "latest"
     value: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind == "offset" and not 0 <= self.value < OFFSET_END:
+            raise Invalid(f"position offset {self.value} is negative or too large: use an offset of the partition")
 
     @classmethod
     def parse(cls, text: object) -> Self:
         """Parse "earliest", "latest", an offset, a datetime, or a timestamp in ISO 8601."""
         try:
             position = cls._parsed(text)
-        except (ValueError, OverflowError):  # too many digits, or an impossible time
+        except (Invalid, ValueError, OverflowError):  # too many digits, or an impossible offset or time
             position = None
         if position is None or not position._in_range():
             raise Invalid(f"{text!r} is not a position: use {type_names}")

@@ -24,7 +24,7 @@ from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.audit_operations import note_change
 from pydanube.broker.unread_memory import UnreadMemory, UnreadPart
 from pydanube.codec.native import requests as wire
-from pydanube.codec.native.conversions import start_of, subscription_description
+from pydanube.codec.native.conversions import subscription_description
 from pydanube.core.access import Action, Authorizer, Principal, visible_subscriptions
 from pydanube.core.dispatch.key_filters import KeyFilter
 from pydanube.metadata.packing import version_of
@@ -227,7 +227,7 @@ class Subscriptions:
             broker: wire.FindStarts(
                 topic=str(topic),
                 partitions=indexes,
-                start=start_of(start),
+                start=start,
                 positions=[(index, positions[index]) for index in indexes if index in positions],
             )
             for broker, indexes in shares.others.items()
@@ -501,7 +501,7 @@ class Subscriptions:
         request = wire.Seek(
             topic=str(topic),
             subscription=subscription,
-            position=start_of(position),
+            position=position,
             partition=partition,
             own_only=True,
         )

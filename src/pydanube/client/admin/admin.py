@@ -15,7 +15,7 @@ from typing import Final, Unpack
 
 from pydanube.client.consuming.acks import Range, merge_ranges
 from pydanube.client.consuming.messages import PeekedMessage
-from pydanube.client.positions import AnyPosition, wire_start
+from pydanube.client.positions import AnyPosition
 from pydanube.client.settings import check_count
 from pydanube.codec.native import requests
 from pydanube.codec.native.conversions import subscription_description
@@ -25,7 +25,7 @@ from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import PARTITIONS_MAX, UNACKED_MAX
 from pydanube.model.names import TopicName, parse_subscription
 from pydanube.model.paging import NamePage, PageQuery
-from pydanube.model.positions import LATEST, OFFSET_END
+from pydanube.model.positions import LATEST, OFFSET_END, Position
 from pydanube.model.topics import (
     BrokerDescription,
     SubscriptionDescription,
@@ -71,7 +71,7 @@ class Admin(StorageAdmin):
             topic=str(TopicName.parse(topic)),
             subscription=parse_subscription(subscription),
             type=str(SubscriptionType.parse(type)),
-            start=wire_start(start),
+            start=Position.parse(start),
             failure_policy=failure_policy,
             positions=list((offsets or {}).items()),
         )
@@ -117,7 +117,7 @@ class Admin(StorageAdmin):
         request = requests.Seek(
             topic=str(TopicName.parse(topic)),
             subscription=parse_subscription(subscription),
-            position=wire_start(position),
+            position=Position.parse(position),
             partition=-1 if partition is None else partition,
         )
         return dict((await self._request(request, topics.Positions)).positions)

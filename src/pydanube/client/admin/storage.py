@@ -19,13 +19,13 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from pydanube.client.history.coverage import SegmentInfo
-from pydanube.client.positions import AnyPosition, wire_start
+from pydanube.client.positions import AnyPosition
 from pydanube.client.settings import check_count, check_number
 from pydanube.codec.native import requests
 from pydanube.model.errors import NotFound, Unavailable
 from pydanube.model.limits import PARTITIONS_MAX
 from pydanube.model.names import TopicName
-from pydanube.model.positions import EARLIEST
+from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.storage import (
     PartitionUsage,
     SegmentDescription,
@@ -84,7 +84,7 @@ class StorageAdmin(Asking):
         """Return at most `count` segments of a partition, from the one that holds `start` on."""
         check_count("partition", partition, 0, PARTITIONS_MAX - 1)
         found: list[SegmentDescription] = []
-        begin = wire_start(start)
+        begin = Position.parse(start)
         while True:
             wanted = SEGMENTS_AT_ONCE if count is None else min(SEGMENTS_AT_ONCE, count - len(found))
             if wanted <= 0:
@@ -94,7 +94,7 @@ class StorageAdmin(Asking):
             found += answer.segments
             if answer.next_offset < 0:
                 return found
-            begin = requests.Start("offset", answer.next_offset)
+            begin = Position("offset", answer.next_offset)
 
     async def storage_histories(self, wanted: Sequence[tuple[str, int, int, int]]) -> list[StoredHistory]:
         """Find where offsets are in object storage, as far as they are there; `wanted` is topic, partition, start, end.
@@ -120,7 +120,7 @@ class StorageAdmin(Asking):
         found: list[SegmentInfo] = []
         offset = start
         while True:
-            begin = requests.Start("offset", offset)
+            begin = Position("offset", offset)
             request = requests.ListSegments(
                 topic=_checked_name(topic), partition=partition, start=begin, count=SEGMENTS_PER_HISTORY_REQUEST
             )

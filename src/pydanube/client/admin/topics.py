@@ -21,7 +21,7 @@ from __future__ import annotations
 import builtins
 from typing import Final, Literal, Unpack
 
-from pydanube.client.positions import AnyPosition, wire_start
+from pydanube.client.positions import AnyPosition
 from pydanube.client.settings import check_count
 from pydanube.codec.native import requests
 from pydanube.codec.native.conversions import topic_description
@@ -31,7 +31,7 @@ from pydanube.model.limits import PARTITIONS_MAX
 from pydanube.model.names import TopicName, parse_namespace
 from pydanube.model.paging import TOPIC_NUMBERS, NamePage, PageQuery, TopicPage
 from pydanube.model.policies import BacklogAction, Policies
-from pydanube.model.positions import LATEST
+from pydanube.model.positions import LATEST, Position
 from pydanube.model.statistics import TopicStatistics, TopicSummary
 from pydanube.model.topics import AckLevel, AckLevelName, PartitionDescription, TopicDescription
 from pydanube.operations import brokers, topics
@@ -160,7 +160,7 @@ class Topics(PolicyArea):
     async def find_offset(self, topic: str, partition: int = 0, position: AnyPosition = LATEST) -> int:
         """Return the offset of a position: of the first message at or after a time, of the start, or of the end."""
         request = requests.FindOffset(
-            topic=str(TopicName.parse(topic)), partition=partition, position=wire_start(position)
+            topic=str(TopicName.parse(topic)), partition=partition, position=Position.parse(position)
         )
         return (await self._client._request(request, requests.Offset)).offset
 
@@ -173,7 +173,7 @@ class Topics(PolicyArea):
         """
         name, found = str(TopicName.parse(topic)), await self.describe(topic)
         indexes = range(len(found.partitions)) if partition is None else (partition,)
-        start = wire_start(before)
+        start = Position.parse(before)
         if start.kind == "offset":
             offsets = dict.fromkeys(indexes, start.value)
         else:  # resolved once, so that a repeated request does not delete more

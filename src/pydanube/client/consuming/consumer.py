@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pydanube.client.connection.routing import Brokers, close_limit_reason
-from pydanube.client.positions import AnyPosition, wire_start
+from pydanube.client.positions import AnyPosition
 from pydanube.client.settings import ConsumerSettings, check_count, check_number, is_utf8
 from pydanube.client.typed.value_reader import ValueReader
 from pydanube.client.typed.value_type import ValueT
 from pydanube.model.errors import Invalid, Refused, Unavailable
 from pydanube.model.failure import DELAY_MS_MAX, REASON_CHARACTERS_MAX, FailurePolicy
 from pydanube.model.names import TopicName, parse_subscription
+from pydanube.model.positions import Position
 from pydanube.model.topics import SubscriptionType, SubscriptionTypeName
 from pydanube.runtime.randomness import identity
 
@@ -92,7 +93,7 @@ class Consumer(MessageStream[ValueT]):
             patterns,
             self.subscription,
             self._type,
-            wire_start(options.start),
+            Position.parse(options.start),
             self.name,
             options.create_topic,
             options.priority,
@@ -179,7 +180,7 @@ class Consumer(MessageStream[ValueT]):
         Durable on return. Acks and nacks of messages that any consumer of the subscription received before have no
         effect afterwards. Cancelled, the subscription may have moved on some partitions only.
         """
-        start = wire_start(position)
+        start = Position.parse(position)
         self._check_open()
         await self._sources.seek(start)
 

@@ -32,6 +32,7 @@ from pydanube.client.settings import ConsumerSettings
 from pydanube.codec.native import requests
 from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.failure import FailurePolicy
+from pydanube.model.positions import Position
 from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.tasks import Tasks, run_together
 from pydanube.runtime.telemetry import get_logger
@@ -86,7 +87,7 @@ class SubscribeOptions:
     patterns: Sequence[str]
     subscription: str
     type: SubscriptionType | None
-    start: requests.Start
+    start: Position
     consumer: str
     create_topic: bool
     priority: int = 0
@@ -170,7 +171,7 @@ class PartitionSources:
         source = self._sources.get((batch.topic, batch.partition))
         return source is not None and source.acks is batch.acks and source.consumed(batch)
 
-    async def seek(self, position: requests.Start) -> None:
+    async def seek(self, position: Position) -> None:
         """Detach every source, move the subscription on every topic, and attach the sources again."""
         async with self._changing_sources:
             sources = list(self._sources.values())
@@ -276,7 +277,7 @@ class PartitionSources:
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
-    async def _attach_to(self, topics: Sequence[str], start: requests.Start) -> None:
+    async def _attach_to(self, topics: Sequence[str], start: Position) -> None:
         """Attach to every partition of these topics whose broker is there, and go on trying the others; or raise the
         first refusal and attach to none."""
         found = await _for_all(topics, lambda topic: self._new_sources(topic, start))
@@ -327,7 +328,7 @@ class PartitionSources:
             self._waiting.add(source)
             source.reattach()
 
-    async def _new_sources(self, topic: str, start: requests.Start) -> list[PartitionSource]:
+    async def _new_sources(self, topic: str, start: Position) -> list[PartitionSource]:
         """Return a source for every partition of the topic that has none yet."""
         options = self._options
         create = options.create_topic and topic in options.names
@@ -396,7 +397,7 @@ class PartitionSources:
                 for topic in [*await self._grown_topics(), *await self._new_topics()]:
                     with suppress(NotFound):  # deleted since it was listed
                         async with self._changing_sources:
-                            await self._attach_to([topic], requests.Start("earliest"))
+                            await self._attach_to([topic], Position("earliest"))
             except DanubeError as error:
                 if not worth_retrying(error):
                     self._failure = self._failure or error

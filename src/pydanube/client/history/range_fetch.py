@@ -18,6 +18,7 @@ from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.connection.routing import Brokers
 from pydanube.codec.native import requests
 from pydanube.model.limits import KIB, MIB
+from pydanube.model.positions import Position
 from pydanube.runtime.tasks import Tasks
 
 AHEAD: Final = 2
@@ -67,7 +68,7 @@ async def _fetch_all(
     async def fetch() -> FetchAnswer:
         connection = await brokers.owner(topic, partition)
         bytes_max = min(fetch_bytes, max(_FETCH_BYTES_MIN, int((end - offset) * message_bytes)))
-        start = requests.Start("offset", offset)
+        start = Position("offset", offset)
         answer = await connection.fetch(requests.Fetch(topic, partition, start, bytes_max, topic_id=topic_id))
         brokers.check_epoch(topic, partition, answer.owner_epoch, connection)
         return answer

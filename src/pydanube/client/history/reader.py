@@ -17,7 +17,7 @@ from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.connection.routing import Brokers
 from pydanube.client.consuming.message_stream import MessageStream
 from pydanube.client.consuming.messages import ReceivedBatch
-from pydanube.client.positions import AnyPosition, wire_start
+from pydanube.client.positions import AnyPosition
 from pydanube.client.settings import check_count
 from pydanube.client.typed.value_reader import ValueReader
 from pydanube.client.typed.value_type import ValueT
@@ -26,6 +26,7 @@ from pydanube.codec.native import requests
 from pydanube.model.errors import Corrupt, DanubeError
 from pydanube.model.limits import ALIGNMENT, BATCH_BYTES_MAX, MIB
 from pydanube.model.names import TopicName
+from pydanube.model.positions import Position
 from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
@@ -64,8 +65,8 @@ class Reader(MessageStream[ValueT]):
         """The end of the partition at the last answer; -1 before the first."""
         self._brokers = brokers
         self._topic_id = 0
-        self._start = wire_start(start)
-        self._end_position = None if end is None else wire_start(end)
+        self._start = Position.parse(start)
+        self._end_position = None if end is None else Position.parse(end)
         self._stop_offset: int | None = None
         self._fetch_bytes = fetch_bytes
         self._tasks = Tasks()
@@ -101,7 +102,7 @@ class Reader(MessageStream[ValueT]):
     async def _owner(self) -> Connection:
         return await self._brokers.owner(self.topic, self.partition)
 
-    async def _find_offset(self, position: requests.Start) -> int:
+    async def _find_offset(self, position: Position) -> int:
         if position.kind == "offset":
             return position.value
         request = requests.FindOffset(topic=self.topic, partition=self.partition, position=position)
@@ -132,7 +133,7 @@ class Reader(MessageStream[ValueT]):
         request = requests.Fetch(
             topic=self.topic,
             partition=self.partition,
-            start=requests.Start("offset", self.next_offset),
+            start=Position("offset", self.next_offset),
             bytes_max=self._fetch_bytes,
             wait_ms=WAIT_MS,
             topic_id=self._topic_id,

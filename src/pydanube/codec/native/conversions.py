@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pydanube.model.gaps import NO_GAPS, Gaps
-from pydanube.model.positions import Position
 from pydanube.model.topics import (
     AckLevel,
     PartitionDescription,
@@ -14,11 +13,7 @@ from pydanube.model.topics import (
     TopicDescription,
 )
 
-from .requests import Start, Subscription, Topic
-
-
-def start_of(position: Position) -> Start:
-    return Start(position.kind, position.value)
+from .requests import Subscription, Topic
 
 
 def topic_description(topic: Topic) -> TopicDescription:

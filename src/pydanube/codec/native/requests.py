@@ -21,6 +21,7 @@ from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.messages import StoredMessage
 from pydanube.model.pending import BacklogMessage, PendingMessage
 from pydanube.model.policies import Policies
+from pydanube.model.positions import Position
 from pydanube.model.schemas import (
     Binding,
     Incompatibility,
@@ -113,7 +114,7 @@ class Fetch(msgspec.Struct, omit_defaults=True):
 
     topic: str
     partition: int
-    start: Start
+    start: Position
     bytes_max: int = 1 << 20
     wait_ms: int = 0
     topic_id: int = 0
@@ -172,13 +173,6 @@ class ConsumerChanged(msgspec.Struct, omit_defaults=True):
     ack_timeout_ms: int = 0
     generation: int = GENERATION_UNKNOWN
     """The seek generation of the deliveries that follow. Brokers of earlier releases send none."""
-
-
-class Start(msgspec.Struct, omit_defaults=True):
-    """A `model.positions.Position` on the wire."""
-
-    kind: Literal["earliest", "latest", "offset", "time"] = "latest"
-    value: int = 0
 
 
 def check_ranges(what: str, ranges: list[tuple[int, int]]) -> None:
@@ -384,7 +378,7 @@ class Subscribe(Request, tag="consumer.open"):
     subscription: str
     consumer: str
     type: str = "exclusive"
-    start: Start = msgspec.field(default_factory=Start)
+    start: Position = msgspec.field(default_factory=Position)
     priority: int = 0
     key_filters: list[str] = msgspec.field(default_factory=list)
     failure_policy: FailurePolicy | None = None
@@ -405,7 +399,7 @@ class CreateSubscription(Request, tag="subscription.create"):
     topic: str
     subscription: str
     type: str = "exclusive"
-    start: Start = msgspec.field(default_factory=Start)
+    start: Position = msgspec.field(default_factory=Position)
     failure_policy: FailurePolicy | None = None
     positions: list[tuple[int, int]] = msgspec.field(default_factory=list)
 
@@ -419,7 +413,7 @@ class FindStarts(Request, tag="subscription.start"):
     for_brokers = True
     topic: str
     partitions: list[int]
-    start: Start = msgspec.field(default_factory=Start)
+    start: Position = msgspec.field(default_factory=Position)
     positions: list[tuple[int, int]] = msgspec.field(default_factory=list)
 
 
@@ -455,7 +449,7 @@ class Seek(Request, tag="subscription.seek"):
     seconds = CHANGE_SECONDS
     topic: str
     subscription: str
-    position: Start
+    position: Position
     partition: int = -1
     own_only: bool = False
 
@@ -632,7 +626,7 @@ class FindOffset(Request, tag="offset.find"):
 
     topic: str
     partition: int
-    position: Start
+    position: Position
     own_only: bool = False
 
 
@@ -651,7 +645,7 @@ class ListSegments(Request, tag="storage.segments"):
 
     topic: str
     partition: int = 0
-    start: Start = msgspec.field(default_factory=lambda: Start("earliest"))
+    start: Position = msgspec.field(default_factory=lambda: Position("earliest"))
     count: int = 1000
 
 

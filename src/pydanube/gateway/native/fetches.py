@@ -29,7 +29,7 @@ from pydanube.runtime.network import Buffer, FramedConnection
 from pydanube.runtime.tasks import Tasks
 
 from .answer_share import AnswerShare
-from .requests import crashed, error_frame, position_of
+from .requests import crashed, error_frame
 
 OPERATION: Final = "Fetch"
 
@@ -120,7 +120,7 @@ class Fetches:
 
         Cancelled: no answer was sent.
         """
-        topic, start = TopicName.parse(fetch.topic), position_of(fetch.start)
+        topic, start = TopicName.parse(fetch.topic), fetch.start
         bytes_max = min(max(fetch.bytes_max, 1), self._settings.fetch_bytes_max, ANSWER_BYTES_MAX)
         wait_ms = min(max(fetch.wait_ms, 0), self._settings.fetch_wait_ms_max)
         read = partial(self._broker.fetch, principal, topic, fetch.partition, topic_id=fetch.topic_id)

@@ -37,7 +37,6 @@ from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, internal
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
 from pydanube.model.paging import PAGE_MAX, TOPIC_NUMBERS, Order, PageQuery, TopicPage
-from pydanube.model.positions import Position
 from pydanube.model.schemas import Compatibility
 from pydanube.model.statistics import TopicSummary
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
@@ -120,12 +119,6 @@ def resource_of(request: wire.AnyRequest) -> str:
         return str(topic)
     namespace = getattr(request, "namespace", "")
     return f"/{namespace}" if isinstance(namespace, str) and namespace else ""
-
-
-def position_of(start: wire.Start) -> Position:
-    if start.value < 0:
-        raise Invalid(f"position {start.kind} {start.value} is negative")
-    return Position(start.kind, start.value)
 
 
 def error_frame(correlation: int, error: DanubeError, handle: int = 0) -> bytes:
@@ -349,7 +342,7 @@ async def _subscribe(caller: Caller, request: wire.Subscribe) -> wire.ConsumerOp
         parse_subscription(request.subscription),
         request.consumer,
         SubscriptionType.parse(request.type) if request.type else None,
-        position_of(request.start),
+        request.start,
         request.priority,
         request.key_filters,
         request.failure_policy,
@@ -388,7 +381,7 @@ async def _create_subscription(caller: Caller, request: wire.CreateSubscription)
         TopicName.parse(request.topic),
         parse_subscription(request.subscription),
         SubscriptionType.parse(request.type),
-        position_of(request.start),
+        request.start,
         request.failure_policy,
         dict(request.positions),
     )
@@ -432,7 +425,7 @@ async def _describe_subscription(caller: Caller, request: wire.DescribeSubscript
 
 async def _seek(caller: Caller, request: wire.Seek) -> Positions:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
-    position = position_of(request.position)
+    position = request.position
     moved = await caller.broker.subscriptions.seek(
         caller.principal, topic, subscription, position, request.partition, request.own_only
     )
@@ -545,7 +538,7 @@ async def _set_unacked_max(caller: Caller, request: wire.SetUnackedMax) -> wire.
 
 
 async def _find_offset(caller: Caller, request: wire.FindOffset) -> wire.Offset:
-    topic, position = TopicName.parse(request.topic), position_of(request.position)
+    topic, position = TopicName.parse(request.topic), request.position
     offset = await caller.broker.find_offset(caller.principal, topic, request.partition, position, request.own_only)
     return wire.Offset(offset)
 
@@ -559,7 +552,7 @@ async def _topic_statistics(caller: Caller, request: wire.GetStatistics) -> wire
 
 
 async def _find_starts(caller: Caller, request: wire.FindStarts) -> Positions:
-    topic, start = TopicName.parse(request.topic), position_of(request.start)
+    topic, start = TopicName.parse(request.topic), request.start
     starts = await caller.broker.subscriptions.starts(
         caller.principal, topic, request.partitions, start, dict(request.positions)
     )
@@ -629,7 +622,7 @@ async def _list_segments(caller: Caller, request: wire.ListSegments) -> wire.Seg
         caller.principal,
         TopicName.parse(request.topic),
         request.partition,
-        position_of(request.start),
+        request.start,
         request.count,
     )
     topic_id, store = caller.broker.storage.whereabouts(caller.principal, TopicName.parse(request.topic))
