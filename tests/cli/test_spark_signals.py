@@ -9,7 +9,7 @@ from typing import Any
 import click
 import pytest
 
-from pydanube.cli import spark_sessions
+from pydanube.cli import table_landing
 from pydanube.runtime.signals import StopSignals
 
 
@@ -38,14 +38,14 @@ class Query:
 @pytest.fixture(autouse=True)
 def poll_of_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a signal ends a wait before the time limit of the test."""
-    monkeypatch.setattr(spark_sessions, "POLL_SECONDS", 3600)
+    monkeypatch.setattr(table_landing, "POLL_SECONDS", 3600)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_between_two_batches_stops_the_query_at_once(number: signal.Signals) -> None:
     query: Any = Query(in_batch=False)
     with StopSignals() as signals:
-        spark_sessions.wait_for(query, signals, lambda: signal.raise_signal(number) if query.isActive else None)
+        table_landing.wait_for(query, signals, lambda: signal.raise_signal(number) if query.isActive else None)
     assert not query.isActive
 
 
@@ -58,6 +58,6 @@ def test_the_second_signal_ends_a_batch() -> None:
         signal.raise_signal(signal.SIGINT)
 
     with StopSignals() as signals, pytest.raises(click.Abort):
-        spark_sessions.wait_for(query, signals, progress)
+        table_landing.wait_for(query, signals, progress)
     assert not query.isActive
     assert told.times == 1

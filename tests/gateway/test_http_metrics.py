@@ -12,8 +12,8 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from pydanube import connect
+from pydanube.gateway.http.metrics import SUBSCRIPTION, TOPIC, TopicSeries
 from pydanube.gateway.http.prometheus_text import TextFormat, choose_format, format_labels
-from pydanube.gateway.http.topic_metrics import SUBSCRIPTION, TOPIC, TopicSeries
 from pydanube.model.settings.sections import MetricsSettings
 from pydanube.model.statistics import SubscriptionSummary, TopicSummary
 

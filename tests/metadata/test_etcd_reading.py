@@ -12,8 +12,7 @@ from etcd_cluster import etcd_cluster, missing_etcd, programs
 
 from pydanube.metadata.etcd.messages import TXN
 from pydanube.metadata.etcd.place import EtcdPlace, parse_members
-from pydanube.metadata.etcd.reading import JOINED_MAX
-from pydanube.metadata.etcd.store import EtcdStore
+from pydanube.metadata.etcd.store import JOINED_MAX, EtcdStore
 from pydanube.metadata.store import Put, list_all
 from pydanube.model.limits import METADATA_PAGE_BYTES_MAX
 from pydanube.runtime.clock import SystemClock

@@ -16,7 +16,7 @@ from pydanube import BlockingClient, DanubeError, Invalid, NotFound, Refused
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 from pydanube.runtime.cache import Cache
 from pydanube.spark import DanubeDataSource
-from pydanube.spark.decoding import definitions
+from pydanube.spark.decoding import typed_rows
 
 TOPIC = "/default/orders"
 ORDER: dict[str, Any] = {
@@ -30,7 +30,7 @@ MESSAGE_COLUMNS = ["topic", "partition", "offset", "append_time", "publish_time"
 
 @pytest.fixture(autouse=True)
 def _fresh_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(definitions, "_looked_up", Cache(definitions.KEPT_MAX))
+    monkeypatch.setattr(typed_rows, "_looked_up", Cache(typed_rows.KEPT_MAX))
 
 
 def source(broker: Broker, **options: object) -> DanubeDataSource:

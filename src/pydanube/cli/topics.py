@@ -1,4 +1,4 @@
-"""`danube topics`: create, grow, list, describe, unload, delete. Others: stats.py, policies.py, truncate.py."""
+"""`danube topics`: create, grow, list, describe, unload, truncate, delete. Others: stats.py, policies.py."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from pydanube.model.errors import Denied, Invalid
 from pydanube.model.limits import PARTITIONS_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.paging import TOPIC_NUMBERS, PageQuery
+from pydanube.model.positions import Position
 from pydanube.model.topics import AckLevelName, TopicDescription
 
+from . import values
+from .backlog import format_positions
 from .options import (
     ACK_LEVEL,
     NAMESPACE,
+    POSITION,
     TOPIC,
     confirm,
     examples,
@@ -32,7 +36,6 @@ from .policies import topic_policies
 from .schema_bindings import binding_dict, binding_text, find_binding
 from .session import with_client
 from .stats import stats
-from .truncate import truncate
 
 if TYPE_CHECKING:
     from pydanube.client import Client
@@ -60,7 +63,6 @@ def topics() -> None:
 
 topics.add_command(stats)
 topics.add_command(topic_policies)
-topics.add_command(truncate)
 
 
 @topics.command(
@@ -258,6 +260,39 @@ def salvage(topic: TopicName, partition: int, to: TopicName, broker: str, drop: 
     else:
         told = f"published {plural(published, 'message')} to {to}" if published else f"nothing new to publish to {to}"
         click.echo(told + (", and dropped the leftovers" if drop else ""))
+
+
+@topics.command(
+    "truncate",
+    cls=values.TakesAgo,
+    epilog=examples(
+        """
+danube topics truncate /default/orders --before 1000
+danube topics truncate /default/clicks --before 1000 --partition 2 --yes
+danube topics truncate /default/clicks --before 2026-01-31T12:00:00Z
+danube topics truncate /default/clicks --before latest --yes        deletes all there is
+"""
+    ),
+)
+@click.argument("topic", type=TOPIC)
+@click.option("--before", type=POSITION, required=True, help="Where what is kept begins.")
+@click.option("--partition", type=click.IntRange(min=0), help="Only this one.  [default: all]")
+@yes_option
+@url_option
+@json_option
+def truncate(topic: TopicName, before: Position, partition: int | None, yes: bool, url: str, as_json: bool) -> None:
+    """Delete everything before an offset, a time or the end of a topic, also what subscriptions have not consumed.
+
+    Offsets are not used again. Subscriptions that stand before that position move up to it. This cannot be undone.
+    """
+    where = f"partition {partition} of {topic}" if partition is not None else topic
+    question = f"Delete everything before {before} in {where}, also what subscriptions have not consumed?"
+    confirm(question, yes, not_done="nothing was deleted")
+    starts = with_client(url, lambda client: client.truncate_topic(str(topic), before, partition=partition))
+    if as_json:
+        emit_json({"topic": str(topic), "starts": {str(index): start for index, start in sorted(starts.items())}})
+    else:
+        click.echo(f"truncated {topic} ({format_positions(starts)})")
 
 
 @topics.command(

@@ -17,6 +17,5 @@ state_ledger            writes cursors and known producers to the log
 uploaded_producers      the producer table as of the end of what is uploaded
 rate_limits             publish and dispatch rates
 backlog_quota           how large the backlog of a subscription may be
-backlog_age             when messages were appended, estimated without reading
 partition_table         the open partitions by topic id and index
 """

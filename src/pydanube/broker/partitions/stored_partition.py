@@ -24,6 +24,7 @@ from crc32c import crc32c
 from pydanube.codec.batch import Batch
 from pydanube.codec.state import FORMAT, LedgerStart, StateSnapshot, encode
 from pydanube.codec.wal import RecordKind
+from pydanube.core.append_times import AppendTimes
 from pydanube.core.appends import Append, Stored
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Unavailable
 from pydanube.model.gaps import Gaps
@@ -34,10 +35,9 @@ from pydanube.model.positions import Position
 from pydanube.model.topics import AckLevel, PartitionDescription
 from pydanube.runtime.events import Signal
 from pydanube.runtime.tasks import outcome_of
-from pydanube.storage.stream import LoggedStream, MemoryStream
+from pydanube.storage.stream import LoggedStream, MemoryStream, PartitionStream, StoredRange
 from pydanube.storage.wal import DurabilityLevel, LogWriter
 
-from .backlog_age import stored_times
 from .backlog_quota import BacklogQuota, stored_sizes
 from .partition import FetchResult, Partition, PartitionParts
 from .publish_queue import PublishDone
@@ -542,3 +542,21 @@ class StoredPartition(Partition):
     def ledger_ids(self) -> list[int]:
         ledger_ids = self.stream.ledger_ids if isinstance(self.stream, LoggedStream) else []
         return ledger_ids if self.state.ledger_id is None else [*ledger_ids, self.state.ledger_id]
+
+
+def stored_times(stream: PartitionStream, writer: LogWriter) -> AppendTimes:
+    """Return the append times of what a stream holds, as the catalog and, after its end, the ledgers of the log report
+    them."""
+    times, end = AppendTimes(), 0
+    if not isinstance(stream, LoggedStream):
+        return times
+    found = list(stream.history.sizes) if stream.history is not None else []
+    for one in [one for ledger_id in stream.ledger_ids if (one := writer.ledger(ledger_id)) is not None]:
+        found.append(StoredRange(one.first_offset, one.end_offset, one.bytes, one.first_time, one.last_time))
+    for stored in found:
+        if stored.end > max(end, stored.first) and stored.last_time:
+            if stored.first >= end and stored.first_time:
+                times.add(stored.first, stored.first_time)
+            times.add(stored.end - 1, stored.last_time)
+            end = stored.end
+    return times

@@ -5,12 +5,20 @@
  see                   DESCRIBE on the cluster; everybody its own and that of all of its type, and those of namespaces
                        that it may describe
 ```
+
+In the metadata store, values are MessagePack maps, as in broker.registry:
+
+```
+/security/quotas/<type>:<name>       QuotaRecord      type: user, service_account or namespace
+```
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Final
 
 import msgspec
 
@@ -19,15 +27,15 @@ from pydanube.broker.security.administration import PAGE_MAX
 from pydanube.broker.security.audit_operations import note_detail
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.metadata.following import Follower
+from pydanube.metadata.packing import version_of
 from pydanube.metadata.store import MetadataStore
 from pydanube.metadata.table import RecordTable
 from pydanube.model.errors import Full, Invalid, NotFound
 from pydanube.model.limits import QUOTAS_MAX
-from pydanube.model.quotas import LIMIT_NAMES, Quota, QuotaSubject
+from pydanube.model.quotas import LIMIT_NAMES, Quota, QuotaLimits, QuotaSubject, QuotaUsage
 from pydanube.operations.access import QuotasListed
 from pydanube.runtime.clock import Clock
 
-from .records import QUOTAS, QuotaRecord, quota_key, subject_of_key
 from .throttle import Throttle
 
 
@@ -119,3 +127,33 @@ class Quotas:
 
 def _no_quota(subject: QuotaSubject) -> NotFound:
     return NotFound(f"{subject} has no quota of its own: 'danube auth quotas list' shows those that there are")
+
+
+QUOTAS: Final = "/security/quotas/"
+
+
+class QuotaRecord(msgspec.Struct, omit_defaults=True):
+    """The limits of one subject; 0 is none."""
+
+    connections_max: int = 0
+    requests_per_s: int = 0
+    publish_bytes_per_s: int = 0
+    fetch_bytes_per_s: int = 0
+    stored_bytes_max: int = 0
+    created_at: int = 0
+
+    def limits(self) -> QuotaLimits:
+        return QuotaLimits(**{name: getattr(self, name) for name in LIMIT_NAMES})
+
+    def quota(self, subject: QuotaSubject, used: QuotaUsage) -> Quota:
+        return Quota(subject, **asdict(self.limits()), version=version_of(self), used=used)
+
+
+def quota_key(subject: QuotaSubject) -> str:
+    """Return the key of a quota. A name may contain `/`: nothing is below a quota."""
+    return f"{QUOTAS}{subject.type}:{subject.name}"
+
+
+def subject_of_key(key: str) -> QuotaSubject:
+    kind, _, name = key.removeprefix(QUOTAS).partition(":")
+    return QuotaSubject(kind, name)

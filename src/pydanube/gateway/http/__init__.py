@@ -8,7 +8,7 @@ errors          the one mapping of the error tree to HTTP status codes
 requests        reads parameters and bodies
 health          /healthz and /readyz
 api             the REST API under /api/v1, and its document at /openapi.json
-metrics         /metrics; prometheus_text has its formats, topic_metrics the series of topics
+metrics         /metrics; prometheus_text has its formats
 schema_registry the Confluent Schema Registry API under /schema-registry
 """
 

@@ -8,6 +8,7 @@ Invariants
     every page of a listing is of one revision, also if it took several requests
     a transaction is sent once, or again only if it was certainly not executed
     when `close` has returned, no request is in progress and every connection is closed
+    if a joined request is refused, each of its reads is sent alone: the refusal is about one of them, or about all
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
+from copy import copy
 from typing import Any, Final, Self
 
 import grpc
 import msgspec
 
+from pydanube.metadata.joining import Asked, Group, Joining
 from pydanube.metadata.store import (
     Compare,
     CompareKind,
@@ -46,12 +49,12 @@ from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
 from . import failures
-from .client import EtcdClient, danube_error
+from .client import PAUSE_SECONDS, EtcdClient, EtcdStream, MemberFailed, danube_error
 from .failures import text_of
-from .leases import LeaseKeeper
 from .messages import (
     COMPACT,
     LEASE_GRANT,
+    LEASE_KEEP_ALIVE,
     LEASE_REVOKE,
     RANGE,
     TXN,
@@ -60,6 +63,7 @@ from .messages import (
     DeleteRangeRequest,
     EventMessage,
     LeaseGrantRequest,
+    LeaseKeepAliveRequest,
     LeaseRevokeRequest,
     PutRequest,
     RangeRequest,
@@ -67,7 +71,6 @@ from .messages import (
     TxnRequest,
 )
 from .place import EtcdPlace
-from .reading import JoinedReads
 from .watching import Watches
 
 log = get_logger(__name__)
@@ -472,3 +475,130 @@ def _no_lease(*leases: int) -> NotFound:
 def _after(prefix: bytes) -> bytes:
     """Return the first byte string after all that begin with `prefix`. UTF-8 has no 0xFF, so the last byte can grow."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+ANSWER_SECONDS: Final = 3.0
+"""How long a member may take to answer; then another one is asked."""
+
+
+class LeaseKeeper:
+    """Sends one keep-alive at a time: etcd answers them in order, and a broker has few leases."""
+
+    def __init__(self, client: EtcdClient, clock: Clock) -> None:
+        self._client = client
+        self._clock = clock
+        self._stream: EtcdStream | None = None
+        self._lock = asyncio.Lock()
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.cancel()
+
+    async def keep_alive(self, lease: int) -> int:
+        """Restart the lease's time and return it in seconds. Raises NotFound when the lease has ended.
+
+        It is asked again, at other members too, until an answer comes or the time of a request is over: to do it twice
+        does no harm. When cancelled, it may have happened.
+        """
+        why = ""
+        try:
+            async with asyncio.timeout(self._client.place.timeout_s), self._lock:
+                while True:
+                    try:
+                        return await self._attempt(lease)
+                    except MemberFailed as lost:
+                        why = str(lost)
+                        await self._clock.sleep(PAUSE_SECONDS)
+        except TimeoutError:
+            raise Unavailable(
+                f"{self._client.place}: lease {lease} could not be kept alive: {why or 'no answer'}"
+            ) from None
+
+    async def _attempt(self, lease: int) -> int:
+        stream, self._stream = self._stream, None  # an attempt that is cancelled leaves no stream behind
+        try:
+            if stream is None:
+                stream = await self._client.open_stream(LEASE_KEEP_ALIVE)
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await stream.send(LeaseKeepAliveRequest(ID=lease))
+                    reply = await stream.receive()
+            except TimeoutError:
+                raise stream.fail("no answer to a keep-alive") from None
+        except BaseException:
+            if stream is not None:
+                stream.cancel()
+            raise
+        self._stream = stream
+        if lease != reply.ID:
+            raise stream.fail(f"an answer for lease {reply.ID} instead of {lease}")
+        if reply.TTL <= 0:
+            raise NotFound(f"lease {lease} has ended, or never was")
+        return int(reply.TTL)
+
+
+JOINED_MAX: Final = 12
+"""Reads in one request. Each returns about a page at most, and all of them must fit into one reply."""
+
+
+class _Read(Asked[Any]):
+    def __init__(self, request: Any) -> None:
+        super().__init__()
+        self.request = request
+
+
+class _Reads(Group[_Read]):
+    def __init__(self, client: EtcdClient) -> None:
+        super().__init__()
+        self._client = client
+
+    def add(self, asked: _Read) -> bool:
+        if len(self.members) == JOINED_MAX:
+            return False
+        self.members.append(asked)
+        return True
+
+    async def send(self) -> None:
+        if len(self.members) == 1 or not await self._is_read():
+            await asyncio.gather(*map(self._send_alone, self.members))
+
+    async def _is_read(self) -> bool:
+        request = TxnRequest(success=[RequestOp(request_range=one.request) for one in self.members])
+        try:
+            reply = await self._client.call(TXN, request, reads=True)
+        except grpc.aio.AioRpcError:
+            return False
+        except DanubeError as error:
+            for one in self.members:
+                one.fail(copy(error))
+            return True
+        for one, response in zip(self.members, reply.responses, strict=True):
+            response.response_range.header.CopyFrom(reply.header)
+            one.succeed(response.response_range)
+        return True
+
+    async def _send_alone(self, asked: _Read) -> None:
+        if asked.answer.done():
+            return
+        try:
+            asked.succeed(await self._client.call(RANGE, asked.request, reads=True))
+        except (grpc.aio.AioRpcError, DanubeError) as error:
+            asked.fail(error)
+
+
+class JoinedReads:
+    """The reads of one store that are on their way."""
+
+    def __init__(self, client: EtcdClient) -> None:
+        self._tasks = Tasks()
+        self._joining = Joining(self._tasks, lambda: _Reads(client))
+
+    async def read(self, request: Any) -> Any:
+        """Send a RangeRequest for the newest revision and return the reply. Raises as `EtcdClient.call` does."""
+        asked = _Read(request)
+        self._joining.ask(asked)
+        return await asked.answer
+
+    async def close(self) -> None:
+        """Give up what is on its way. Nobody waits for it any more."""
+        await self._tasks.close()

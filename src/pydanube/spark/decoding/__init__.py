@@ -2,7 +2,6 @@
 
 planning        driver: the version that a query reads with, its columns, and the definitions that tasks get
 typed_read      what the driver hands to tasks
-definitions     tasks: definitions that were registered after the query started, and decoders, kept per process
-framing         the prefix of Confluent's serializers
-typed_rows      tasks: record batches of messages become record batches of typed columns
+typed_rows      tasks: record batches of messages become record batches of typed columns;
+                keeps definitions that were registered after the query started, and decoders, per process
 """

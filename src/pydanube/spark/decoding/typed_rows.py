@@ -2,28 +2,36 @@
 
 The rows of a record batch were usually written with one version; then all payloads are decoded by one call. Otherwise
 they are decoded by version and put back into their order.
+
+Definitions and decoders are kept by the worker process from one task to the next. A task gets the definitions that were
+registered when the query started. One that it does not have, because the version was registered later, is looked up at
+the broker once per process.
+
+Confluent's serializers write a prefix before a payload: a zero byte and the global id in four bytes, the highest first.
+Of protobuf, the position of the message in the file follows; one byte 0 stands for the first message.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pydanube.formats.columns import VALUE, Decoded, arrow_type, is_record
-from pydanube.model.errors import Invalid
-from pydanube.model.schemas import SchemaFormat
+from pydanube.client.blocking.client import BlockingClient
+from pydanube.formats.columns import VALUE, ColumnDecoder, Decoded, arrow_type, column_decoder, is_record
+from pydanube.model.errors import Denied, Invalid, NotFound, Refused
+from pydanube.model.schemas import SchemaFormat, SchemaVersion
+from pydanube.runtime.cache import Cache
 from pydanube.runtime.telemetry import get_logger
+from pydanube.spark import connections
 from pydanube.spark.options import ReadOptions
 
-from .definitions import WriterDefinitions
-from .framing import UNFRAMED, remove_message_indexes, remove_prefixes
-from .typed_read import DECODE_ERROR, PAYLOAD, TypedRead, VersionKey
+from .typed_read import DECODE_ERROR, PAYLOAD, Definition, TopicForm, TypedRead, VersionKey, unbound_error
 
 log = get_logger(__name__)
 
@@ -190,3 +198,117 @@ def _only_version(batch: pa.RecordBatch) -> VersionKey | None:
             return None
         both.append(int(numbers[0]))
     return both[0], both[1]
+
+
+KEPT_MAX: Final = 200
+
+_decoders: Cache[tuple[Definition, Definition], ColumnDecoder] = Cache(KEPT_MAX)
+_looked_up: Cache[tuple[str, VersionKey | int], Definition] = Cache(KEPT_MAX)
+"""By the cluster and the version or the global id."""
+
+
+class WriterDefinitions:
+    """Finds the decoder for what was written with a version. Used by one task."""
+
+    def __init__(self, typed: TypedRead, options: ReadOptions) -> None:
+        self._typed = typed
+        self._options = options
+        self._own: dict[VersionKey | int, ColumnDecoder | str] = {}
+        self._topics: dict[str, TopicForm] = dict(typed.topics)
+
+    def topic_form(self, topic: str) -> TopicForm:
+        """Return how the payloads of a topic are written. A topic that was made after the query started is looked up.
+
+        Raises Refused if it is not bound to the query's subject.
+        """
+        form = self._topics.get(topic)
+        if form is None:
+            with connections.client(
+                self._options.servers, self._options.timeout_s, self._options.credentials
+            ) as client:
+                binding = client.schemas.binding(topic)
+            if not self._options.subject:
+                if binding is None:
+                    raise unbound_error([topic])
+                if binding.subject != self._typed.subject:
+                    raise Refused(
+                        f"{topic} is bound to subject {binding.subject!r}, and this query decodes with subject "
+                        f"{self._typed.subject!r}"
+                    )
+            form = self._topics[topic] = TopicForm.of(binding)
+        return form
+
+    def find_decoder(self, written_with: VersionKey | int) -> ColumnDecoder | str:
+        """Return the decoder for payloads of a version or, as an int, of a global id; or why there is none.
+
+        (0, 0) stands for messages without a schema id, which are read with the query's own version.
+        """
+        found = self._own.get(written_with)
+        if found is None:
+            found = self._own[written_with] = self._make(written_with)
+        return found
+
+    def _make(self, written_with: VersionKey | int) -> ColumnDecoder | str:
+        try:
+            if written_with == (0, 0):
+                writer = self._typed.reader
+            else:
+                known = None if isinstance(written_with, int) else self._typed.known.get(written_with)
+                writer = known or self._look_up(written_with)
+            return _decoder(self._typed.reader, writer)
+        except (Invalid, NotFound, Denied) as error:
+            return error.message
+
+    def _look_up(self, written_with: VersionKey | int) -> Definition:
+        with connections.client(self._options.servers, self._options.timeout_s, self._options.credentials) as client:
+            key = (client.cluster, written_with)
+            found = _looked_up.get(key)
+            if found is None:
+                version = _fetch(client, written_with)
+                references = client.schemas.references_of(version.definition)
+                found = Definition(version.definition, tuple(sorted(references.items())))
+                _looked_up.put(key, found)
+        return found
+
+
+def _fetch(client: BlockingClient, written_with: VersionKey | int) -> SchemaVersion:
+    if isinstance(written_with, int):
+        return client.schemas.by_global_id(written_with)
+    schema_id, version = written_with
+    return client.schemas.get_by_id(schema_id, version or "latest")
+
+
+def _decoder(reader: Definition, writer: Definition) -> ColumnDecoder:
+    found = _decoders.get((reader, writer))
+    if found is None:
+        own = reader.parse()
+        found = column_decoder(own, own if writer == reader else writer.parse())
+        _decoders.put((reader, writer), found)
+    return found
+
+
+PREFIX_BYTES: Final = 5
+UNFRAMED: Final = "the payload does not begin with the prefix of Confluent, a zero byte and a schema id"
+NOT_FIRST: Final = "the payload is not of the first message of the protobuf file, which is the one that has columns"
+
+
+class Unframed(NamedTuple):
+    """Payloads without their prefixes. Where there was none, the global id is -1."""
+
+    payloads: pa.Array
+    global_ids: list[int]
+
+
+def remove_prefixes(payloads: pa.Array) -> Unframed:
+    """Split the prefixes off."""
+    whole = payloads.to_pylist()
+    ids = [int.from_bytes(one[1:PREFIX_BYTES]) if len(one) >= PREFIX_BYTES and one[0] == 0 else -1 for one in whole]
+    return Unframed(pa.array([one[PREFIX_BYTES:] for one in whole], pa.binary()), ids)
+
+
+def remove_message_indexes(payloads: pa.Array) -> tuple[pa.Array, dict[int, str]]:
+    """Remove the position of the message from payloads of protobuf; return them, and the rows that are of another
+    message than the first."""
+    whole = payloads.to_pylist()
+    others = {row: NOT_FIRST for row, one in enumerate(whole) if one[:1] != b"\0"}
+    return pa.array([one[1:] for one in whole], pa.binary()), others

@@ -6,9 +6,7 @@ declared        operations that `pydanube.operations` declares
 router          finds the operation of a request, reads it, sends the answer
 json_forms      how types of the model look in JSON
 etags           versions of what is read, and of what is to be changed (If-Match)
-docstrings      descriptions from the source
-field_limits    limits of the model's fields, for the document
-openapi         the document
+openapi         the document, with descriptions from the source and limits of the model's fields
 routes          the routes in the HTTP application
 docs.html, docs.js
                 the page that shows the document

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+import ast
+import inspect
+import re
+import sys
+from functools import cache
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from pydanube.gateway.http.errors import PROBLEM, Problem
+from pydanube.model.failure import DELAY_MS_MAX, FailurePolicy
+from pydanube.model.limits import NAME_CHARACTERS_MAX, PARTITIONS_MAX, SCHEMA_BYTES_MAX, SCHEMA_REFERENCES_MAX
+from pydanube.model.paging import FILTER_CHARACTERS_MAX, PAGE_MAX, TOPIC_NUMBERS, PageQuery
+from pydanube.model.policies import FIELDS, SEGMENT_BYTES_MAX, Policies
+from pydanube.model.schemas import Binding, SchemaDefinition, SchemaReference
+from pydanube.model.topics import TopicConfig
 from pydanube.version import __version__
 
 from . import json_forms
-from .docstrings import docstrings_of
-from .field_limits import limits_of
 from .operations import JSON, PATH_PARAMETERS, NoQuery, Operation, Schema
+from .paging import AFTER_CHARACTERS_MAX
+from .topics import TopicQuery
 
 _REFERENCE: Final = "#/components/schemas/{name}"
 
@@ -288,3 +299,92 @@ def _add_limits(field: Schema, limits: Schema) -> None:
     """Add the limits of the model to the schema of a field, which may be null as well."""
     target = next((one for one in field.get("anyOf", ()) if one != {"type": "null"}), field)
     target.update(limits)
+
+
+class Docstrings(NamedTuple):
+    """The docstring of a class, and those that stand below its fields; empty where there is no source."""
+
+    whole: str
+    fields: dict[str, str]
+
+
+@cache
+def docstrings_of(kind: type) -> Docstrings:
+    found = _classes(kind.__module__).get(kind.__name__)
+    base = kind.__base__
+    fields = dict(docstrings_of(base).fields) if base not in (None, object, tuple, msgspec.Struct) else {}
+    if found is None:
+        return Docstrings("", fields)
+    last = ""
+    for statement in found.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            last = statement.target.id
+            continue
+        if last and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            fields[last] = _in_json(str(statement.value.value))
+        last = ""
+    return Docstrings(_in_json(ast.get_docstring(found) or ""), fields)
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """Return the classes of a module, by name. A module is parsed once, because that takes milliseconds."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError):
+        return {}
+    return {one.name: one for one in tree.body if isinstance(one, ast.ClassDef)}
+
+
+def _in_json(docstring: str) -> str:
+    """Return a docstring in the words of JSON."""
+    return re.sub(r"\bNone\b", "null", inspect.cleandoc(docstring))
+
+
+_DELAY: Final = {"minimum": 0, "maximum": DELAY_MS_MAX}
+_VERSION: Final = {"minimum": 0, "maximum": 2**31 - 1}
+_SUBJECT: Final = {"minLength": 1, "maxLength": NAME_CHARACTERS_MAX, "pattern": "^[A-Za-z0-9_.:/@+-]+$"}
+
+
+def _policy_limits(name: str) -> dict[str, Any]:
+    if name == "backlog_action":
+        return {}
+    least = -1 if name.startswith("retention_") else 0
+    return {"minimum": least, "maximum": SEGMENT_BYTES_MAX if name == "segment_bytes" else 2**53 - 1}
+
+
+def _orders(*names: str) -> dict[str, Any]:
+    return {"enum": [*names, *(f"-{name}" for name in names)]}
+
+
+def limits_of(kind: type, name: str) -> dict[str, Any]:
+    """Return the limits of a field, which a class may have from its base."""
+    found = (_LIMITS.get((one, name)) for one in kind.__mro__)
+    return next((one for one in found if one is not None), {})
+
+
+_LIMITS: Final[dict[tuple[type, str], dict[str, Any]]] = {
+    (PageQuery, "filter"): {"maxLength": FILTER_CHARACTERS_MAX},
+    (PageQuery, "sort"): _orders("name"),
+    (PageQuery, "limit"): {
+        "minimum": 1,
+        "maximum": PAGE_MAX,
+        "description": "The most entries of one page.",
+    },
+    (PageQuery, "after"): {"maxLength": AFTER_CHARACTERS_MAX},
+    (TopicQuery, "sort"): _orders("name", *TOPIC_NUMBERS),
+    (TopicConfig, "partitions"): {"minimum": 0, "maximum": PARTITIONS_MAX},
+    (FailurePolicy, "redeliveries_max"): {"minimum": 0, "maximum": 2**16 - 1},
+    (FailurePolicy, "ack_timeout_ms"): _DELAY,
+    (FailurePolicy, "delay_ms"): _DELAY,
+    (FailurePolicy, "delay_max_ms"): _DELAY,
+    (FailurePolicy, "dead_letter_topic"): {"maxLength": 2 * NAME_CHARACTERS_MAX + 2},
+    (SchemaDefinition, "text"): {"maxLength": SCHEMA_BYTES_MAX},
+    (SchemaDefinition, "references"): {"maxItems": SCHEMA_REFERENCES_MAX},
+    (SchemaReference, "subject"): _SUBJECT,
+    (SchemaReference, "version"): _VERSION,
+    (Binding, "subject"): _SUBJECT,
+    (Binding, "pinned_version"): _VERSION,
+    (Binding, "minimum_version"): _VERSION,
+    **{(Policies, name): _policy_limits(name) for name in FIELDS},
+}
