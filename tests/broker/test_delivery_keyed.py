@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient, Collector, open_broker
 
 from pydanube.codec.batch import Batch
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Full
-from pydanube.model.positions import Position
+from pydanube.model.positions import LATEST, Position
 from pydanube.model.topics import SubscriptionType
 
 KEY_SHARED = SubscriptionType.KEY_SHARED
@@ -62,30 +62,36 @@ class DeliveryRecorder:
         self._deliver(batch, epoch, ranges, redeliveries, reasons)
 
 
+async def share_everything(client: BrokerClient, names: str) -> tuple[list[Collector], list[DeliveryRecorder]]:
+    """Return consumers, one for each letter, between which all messages were divided, with what they were sent.
+
+    Everything is available at the moment from which they are served: they have credit before, and wait at the end.
+    """
+    consumers = [await client.subscribe("keyed", name, start=LATEST, kind=KEY_SHARED) for name in names]
+    recorders = [DeliveryRecorder(one) for one in consumers]
+    await client.broker.subscriptions.seek(ANONYMOUS, TOPIC, "keyed", Position("offset", 0))
+    async with asyncio.timeout(60):
+        while sum(len(one.received) for one in consumers) < COUNT:  # noqa: ASYNC110 -- the pump goes on in turns
+            await asyncio.sleep(0)
+    assert all(one.received for one in consumers), "each has some of the keys"
+    return consumers, recorders
+
+
 async def test_batches_that_are_available_are_assigned_together_and_keep_their_order_and_times(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
         client = BrokerClient(broker)
         await filled(client)
-        consumers = [await client.subscribe("keyed", name, kind=KEY_SHARED, credit=0) for name in "abcd"]
-        sizes = [DeliveryRecorder(one) for one in consumers]
-        for one in consumers:
-            one.consumer.credit(COUNT, 1 << 30)
-        for one in consumers:
-            await one.wait_for(1)
-        received = [one.received for one in consumers]
-        async with asyncio.timeout(60):
-            while sum(map(len, received)) < COUNT:  # noqa: ASYNC110 -- the pump goes on in turns
-                await asyncio.sleep(0)
+        consumers, recorders = await share_everything(client, "abcd")
         stored = {}
         for view in (await client.fetch(bytes_max=1 << 20)).batches:
             opened = Batch.open(view, stamped=True)
             stored |= dict.fromkeys(opened.offsets.tolist(), opened.append_time)
-        for one, noted in zip(consumers, sizes, strict=True):
-            assert len(noted.rows) < COUNT // BATCH / 4, "far fewer deliveries than batches"
-            assert all(noted.times[offset] == stored[offset] for offset, _ in one.received)
+        for one, recorded in zip(consumers, recorders, strict=True):
+            assert recorded.rows == [len(one.received)], "one delivery, with the rows of all batches"
+            assert recorded.times == {offset: stored[offset] for offset, _ in one.received}
             assert all(low < high for (low, _), (high, _) in pairwise(one.received))
             assert all(KEYS[offset].encode() == payload for offset, payload in one.received)
-        owners = [{payload for _, payload in one} for one in received]
+        owners = [{payload for _, payload in one.received} for one in consumers]
         assert sum(map(len, owners)) == len(set(KEYS)), "no key went to two consumers"
 
 
@@ -93,10 +99,7 @@ async def test_batches_of_several_producers_keep_their_order(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
         client = BrokerClient(broker)
         await filled(client, producers=2)
-        consumers = [await client.subscribe("keyed", name, kind=KEY_SHARED) for name in "ab"]
-        async with asyncio.timeout(60):
-            while sum(len(one.received) for one in consumers) < COUNT:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+        consumers, _ = await share_everything(client, "ab")
         for one in consumers:
             by_key: dict[bytes, list[int]] = {}
             for offset, payload in one.received:
@@ -108,12 +111,7 @@ async def test_acks_that_arrive_together_are_processed_together_and_each_is_conf
     async with open_broker(tmp_path) as broker:
         client = BrokerClient(broker)
         await filled(client)
-        consumers = [await client.subscribe("keyed", name, kind=KEY_SHARED, credit=0) for name in "ab"]
-        for one in consumers:
-            one.consumer.credit(COUNT, 1 << 30)
-        async with asyncio.timeout(60):
-            while sum(len(one.received) for one in consumers) < COUNT:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+        consumers, _ = await share_everything(client, "ab")
         answers = []
         for one in consumers:
             done = asyncio.get_running_loop().create_future()
