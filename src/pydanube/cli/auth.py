@@ -23,11 +23,12 @@ from .options import (
     Parsed,
     confirm,
     examples,
+    expected_option,
     json_option,
     url_option,
     yes_option,
 )
-from .output import emit_json, fields, note, number, size, table
+from .output import fields, note, number, show, shown_as_json, size, table
 from .session import with_client
 
 if TYPE_CHECKING:
@@ -76,21 +77,20 @@ def auth() -> None:
 @auth.command("whoami", epilog=examples("danube auth whoami\ndanube auth whoami --json"))
 @url_option
 @json_option
-def whoami(url: str, as_json: bool) -> None:
+def whoami(url: str) -> None:
     """Show who you are for the broker, until when, and your bindings."""
     found = with_client(url, lambda client: client.access.whoami())
-    if as_json:
-        emit_json(
-            {
-                "principal": found.principal,
-                "groups": list(found.groups),
-                "method": found.method,
-                "expires_at": _time_or_none(found.expires_at),
-                "super_user": found.is_super_user,
-                "authentication": found.authentication,
-                "bindings": [_binding_json(one) for one in found.bindings],
-            }
-        )
+    if shown_as_json(
+        {
+            "principal": found.principal,
+            "groups": list(found.groups),
+            "method": found.method,
+            "expires_at": _time_or_none(found.expires_at),
+            "super_user": found.is_super_user,
+            "authentication": found.authentication,
+            "bindings": [_binding_json(one) for one in found.bindings],
+        }
+    ):
         return
     rights = "everything: a super user" if found.is_super_user else "what its bindings allow"
     fields(
@@ -126,13 +126,7 @@ danube auth can administer / && echo 'I am an administrator'
 @json_option
 @click.pass_context
 def can(
-    context: click.Context,
-    action: str,
-    resource: str,
-    principal: str | None,
-    groups: tuple[str, ...],
-    url: str,
-    as_json: bool,
+    context: click.Context, action: str, resource: str, principal: str | None, groups: tuple[str, ...], url: str
 ) -> None:
     """Tell whether you, or --principal, may do ACTION to RESOURCE, and which binding says so.
 
@@ -143,20 +137,18 @@ def can(
     found = with_client(
         url, lambda client: client.access.can(action, resource, principal=principal or "", groups=groups)
     )
-    if as_json:
-        emit_json(
-            {
-                "allowed": found.allowed,
-                "principal": found.principal,
-                "action": found.action,
-                "resource": found.resource,
-                "reason": found.reason,
-                "binding": found.binding or None,
-                "role": found.role or None,
-            }
-        )
-    else:
-        click.echo(f"{'yes' if found.allowed else 'no'}: {found.reason}")
+    show(
+        {
+            "allowed": found.allowed,
+            "principal": found.principal,
+            "action": found.action,
+            "resource": found.resource,
+            "reason": found.reason,
+            "binding": found.binding or None,
+            "role": found.role or None,
+        },
+        f"{'yes' if found.allowed else 'no'}: {found.reason}",
+    )
     if not found.allowed:
         context.exit(EXIT_FAILED)
 
@@ -186,11 +178,10 @@ def roles() -> None:
 @roles.command("list", epilog=examples("danube auth roles list --json"))
 @url_option
 @json_option
-def list_roles(url: str, as_json: bool) -> None:
+def list_roles(url: str) -> None:
     """List roles, the built-in ones first."""
     found = with_client(url, lambda client: client.access.roles())
-    if as_json:
-        emit_json([_role_json(one) for one in found])
+    if shown_as_json([_role_json(one) for one in found]):
         return
     table(
         ["role", "actions", "built in"],
@@ -202,9 +193,9 @@ def list_roles(url: str, as_json: bool) -> None:
 @click.argument("role", type=ROLE)
 @url_option
 @json_option
-def show_role(role: str, url: str, as_json: bool) -> None:
+def show_role(role: str, url: str) -> None:
     """Show the actions of a role."""
-    _show_role(with_client(url, lambda client: client.access.role(role)), as_json)
+    _show_role(with_client(url, lambda client: client.access.role(role)))
 
 
 @roles.command("create", epilog=examples("danube auth roles create loader produce create"))
@@ -212,39 +203,35 @@ def show_role(role: str, url: str, as_json: bool) -> None:
 @click.argument("actions", type=ACTION, nargs=-1, required=True)
 @url_option
 @json_option
-def create_role(role: str, actions: tuple[str, ...], url: str, as_json: bool) -> None:
+def create_role(role: str, actions: tuple[str, ...], url: str) -> None:
     """Create a role of actions that you may do to the cluster yourself."""
     made = with_client(url, lambda client: client.access.create_role(role, actions))
-    _report(as_json, _role_json(made), f"created {role}: {', '.join(made.actions)}")
+    show(_role_json(made), f"created {role}: {', '.join(made.actions)}")
 
 
 @roles.command("change", epilog=examples("danube auth roles change loader produce"))
 @click.argument("role", type=ROLE)
 @click.argument("actions", type=ACTION, nargs=-1, required=True)
-@click.option(
-    "--expected", default="", metavar="VERSION", help="Only if it still has this version, which --json shows."
-)
+@expected_option
 @url_option
 @json_option
-def change_role(role: str, actions: tuple[str, ...], expected: str, url: str, as_json: bool) -> None:
+def change_role(role: str, actions: tuple[str, ...], expected: str, url: str) -> None:
     """Replace the actions of a role. It is in force at once for everybody who has the role."""
     changed = with_client(url, lambda client: client.access.change_role(role, actions, expected=expected))
-    _report(as_json, _role_json(changed), f"changed {role}: {', '.join(changed.actions)}")
+    show(_role_json(changed), f"changed {role}: {', '.join(changed.actions)}")
 
 
 @roles.command("delete", epilog=examples("danube auth roles delete loader --yes"))
 @click.argument("role", type=ROLE)
 @yes_option
-@click.option(
-    "--expected", default="", metavar="VERSION", help="Only if it still has this version, which --json shows."
-)
+@expected_option
 @url_option
 @json_option
-def delete_role(role: str, yes: bool, expected: str, url: str, as_json: bool) -> None:
+def delete_role(role: str, yes: bool, expected: str, url: str) -> None:
     """Delete a role that no binding has."""
     confirm(f"Delete role {role}?", yes)
     with_client(url, lambda client: client.access.delete_role(role, expected=expected))
-    _report(as_json, {"role": role, "deleted": True}, f"deleted {role}")
+    show({"role": role, "deleted": True}, f"deleted {role}")
 
 
 # -- bindings ----------------------------------------------------------------------------------------------------------
@@ -274,24 +261,20 @@ def bindings() -> None:
 @click.option("--resource", type=RESOURCE, help="Only those whose resource is written so.")
 @url_option
 @json_option
-def list_bindings(subject: str | None, resource: str | None, url: str, as_json: bool) -> None:
+def list_bindings(subject: str | None, resource: str | None, url: str) -> None:
     """List the bindings that you may delete, and your own, by their ids."""
     found = with_client(url, lambda client: client.access.bindings(subject=subject or "", resource=resource or ""))
-    if as_json:
-        emit_json([_binding_json(one) for one in found])
-    else:
-        _binding_table(found)
+    show([_binding_json(one) for one in found], lambda: _binding_table(found))
 
 
 @bindings.command("show", epilog=examples("danube auth bindings show loader-orders"))
 @click.argument("binding", type=BINDING)
 @url_option
 @json_option
-def show_binding(binding: str, url: str, as_json: bool) -> None:
+def show_binding(binding: str, url: str) -> None:
     """Show a binding."""
     found = with_client(url, lambda client: client.access.binding(binding))
-    if as_json:
-        emit_json(_binding_json(found))
+    if shown_as_json(_binding_json(found)):
         return
     fields(
         [
@@ -324,15 +307,13 @@ danube auth bindings create service_account:billing /shop/orders/billing --role 
 )
 @url_option
 @json_option
-def create_binding(
-    subject: str, resource: str, roles: tuple[str, ...], binding_id: str | None, url: str, as_json: bool
-) -> None:
+def create_binding(subject: str, resource: str, roles: tuple[str, ...], binding_id: str | None, url: str) -> None:
     """Give roles to SUBJECT on RESOURCE and everything below it."""
     made = with_client(
         url, lambda client: client.access.create_binding(subject, roles, resource, binding_id=binding_id or "")
     )
     text = f"created {made.id}: {made.subject} has {', '.join(made.roles)} on {made.resource}"
-    _report(as_json, _binding_json(made), text)
+    show(_binding_json(made), text)
 
 
 @bindings.command("delete", epilog=examples("danube auth bindings delete loader-orders --yes"))
@@ -340,11 +321,11 @@ def create_binding(
 @yes_option
 @url_option
 @json_option
-def delete_binding(binding: str, yes: bool, url: str, as_json: bool) -> None:
+def delete_binding(binding: str, yes: bool, url: str) -> None:
     """Delete a binding: what it gave is taken away at once, also from producers and consumers that are open."""
     confirm(f"Delete binding {binding}?", yes)
     with_client(url, lambda client: client.access.delete_binding(binding))
-    _report(as_json, {"binding": binding, "deleted": True}, f"deleted {binding}")
+    show({"binding": binding, "deleted": True}, f"deleted {binding}")
 
 
 # -- API keys ----------------------------------------------------------------------------------------------------------
@@ -371,11 +352,10 @@ def keys() -> None:
 @click.option("--principal", type=SUBJECT, help="Only those of this principal.")
 @url_option
 @json_option
-def list_keys(principal: str | None, url: str, as_json: bool) -> None:
+def list_keys(principal: str | None, url: str) -> None:
     """List API keys by their ids, without their secrets: all, or your own if you may not see all."""
     found = with_client(url, lambda client: client.access.keys(principal=principal or ""))
-    if as_json:
-        emit_json([_key_json(one) for one in found])
+    if shown_as_json([_key_json(one) for one in found]):
         return
     table(
         ["key", "principal", "groups", "created", "expires", "comment"],
@@ -413,7 +393,6 @@ def create_key(
     expires_at: datetime | None,
     comment: str,
     url: str,
-    as_json: bool,
 ) -> None:
     """Create an API key for PRINCIPAL, by default for yourself.
 
@@ -427,8 +406,7 @@ def create_key(
             principal or "", groups=groups, expires_in=expires, expires_at=expires_at, comment=comment
         ),
     )
-    if as_json:
-        emit_json({**_key_json(made.key), "secret": made.secret})
+    if shown_as_json({**_key_json(made.key), "secret": made.secret}):
         return
     note(f"created key {made.key.id} of {made.key.principal}, which ends: {_time(made.key.expires_at)}")
     note("keep what follows in a safe place: it is not shown again")
@@ -440,11 +418,11 @@ def create_key(
 @yes_option
 @url_option
 @json_option
-def revoke_key(key: str, yes: bool, url: str, as_json: bool) -> None:
+def revoke_key(key: str, yes: bool, url: str) -> None:
     """Revoke an API key, by its id: nothing is accepted with it any more, and connections that it opened end."""
     confirm(f"Revoke key {key}? Whoever uses it loses the connection.", yes, verb="revoke", not_done="not revoked")
     with_client(url, lambda client: client.access.revoke_key(key))
-    _report(as_json, {"key": key, "revoked": True}, f"revoked {key}")
+    show({"key": key, "revoked": True}, f"revoked {key}")
 
 
 # -- quotas ------------------------------------------------------------------------------------------------------------
@@ -497,28 +475,25 @@ danube auth quotas set user:alice --fetch-bytes-per-s 0
     metavar="SIZE",
     help="Bytes stored of the topics of a namespace, or of those that a principal created.",
 )
-@click.option(
-    "--expected", default="", metavar="VERSION", help="Only if it still has this version, which --json shows."
-)
+@expected_option
 @url_option
 @json_option
-def set_quota(subject: str, expected: str, url: str, as_json: bool, **limits: int | None) -> None:
+def set_quota(subject: str, expected: str, url: str, **limits: int | None) -> None:
     """Set limits of SUBJECT; 0 is no limit. Limits that are not named stay as they are. It is in force at once."""
     chosen = {name: value for name, value in limits.items() if value is not None}
     if not chosen:
         raise click.UsageError("no limit is named: add one, for example --publish-bytes-per-s 10MB")
     changed = with_client(url, lambda client: client.access.set_quota(subject, expected=expected, **chosen))
-    _report(as_json, _quota_json(changed), f"set the quota of {subject}: {_limits_text(changed.limits)}")
+    show(_quota_json(changed), f"set the quota of {subject}: {_limits_text(changed.limits)}")
 
 
 @quotas.command("list", epilog=examples("danube auth quotas list --json"))
 @url_option
 @json_option
-def list_quotas(url: str, as_json: bool) -> None:
+def list_quotas(url: str) -> None:
     """List the quotas that you may see, as LIMIT (USED NOW); rates and connections are those of one broker."""
     found = with_client(url, lambda client: client.access.quotas())
-    if as_json:
-        emit_json([_quota_json(one) for one in found])
+    if shown_as_json([_quota_json(one) for one in found]):
         return
     table(
         ["subject", "connections", "requests/s", "publish/s", "fetch/s", "stored"],
@@ -530,43 +505,30 @@ def list_quotas(url: str, as_json: bool) -> None:
 @click.argument("subject", type=QUOTA_SUBJECT)
 @url_option
 @json_option
-def get_quota(subject: str, url: str, as_json: bool) -> None:
+def get_quota(subject: str, url: str) -> None:
     """Show the quota of SUBJECT, as LIMIT (USED NOW)."""
     found = with_client(url, lambda client: client.access.quota(subject))
-    if as_json:
-        emit_json(_quota_json(found))
-    else:
-        fields([("subject", found.subject), *_quota_texts(found)])
+    show(_quota_json(found), lambda: fields([("subject", found.subject), *_quota_texts(found)]))
 
 
 @quotas.command("delete", epilog=examples("danube auth quotas delete user:alice --yes"))
 @click.argument("subject", type=QUOTA_SUBJECT)
 @yes_option
-@click.option(
-    "--expected", default="", metavar="VERSION", help="Only if it still has this version, which --json shows."
-)
+@expected_option
 @url_option
 @json_option
-def delete_quota(subject: str, yes: bool, expected: str, url: str, as_json: bool) -> None:
+def delete_quota(subject: str, yes: bool, expected: str, url: str) -> None:
     """Delete the quota of SUBJECT. Callers that wait for its rates go on at once."""
     confirm(f"Delete the quota of {subject}?", yes)
     with_client(url, lambda client: client.access.delete_quota(subject, expected=expected))
-    _report(as_json, {"subject": subject, "deleted": True}, f"deleted the quota of {subject}")
+    show({"subject": subject, "deleted": True}, f"deleted the quota of {subject}")
 
 
 # -- output ------------------------------------------------------------------------------------------------------------
 
 
-def _report(as_json: bool, value: dict[str, Any], text: str) -> None:
-    if as_json:
-        emit_json(value)
-    else:
-        click.echo(text)
-
-
-def _show_role(role: Role, as_json: bool) -> None:
-    if as_json:
-        emit_json(_role_json(role))
+def _show_role(role: Role) -> None:
+    if shown_as_json(_role_json(role)):
         return
     fields([("role", role.name), ("actions", ", ".join(role.actions)), ("built in", "yes" if role.built_in else "no")])
 

@@ -22,7 +22,7 @@ from .options import (
     url_option,
     yes_option,
 )
-from .output import emit_json, plural
+from .output import emit_json, plural, show, wants_json
 from .session import with_client
 
 if TYPE_CHECKING:
@@ -51,13 +51,7 @@ danube subscriptions seek /default/orders billing -10m      what came in the las
 @url_option
 @json_option
 def seek(
-    topic: TopicName,
-    subscription: str,
-    position: Position | None,
-    to: Position | None,
-    partition: int | None,
-    url: str,
-    as_json: bool,
+    topic: TopicName, subscription: str, position: Position | None, to: Position | None, partition: int | None, url: str
 ) -> None:
     """Move a subscription, forward or back. What lies below its new position counts as acked.
 
@@ -69,11 +63,11 @@ def seek(
     target = position or to
     assert target is not None
     now = with_client(url, lambda client: client.seek(str(topic), subscription, target, partition=partition))
-    if as_json:
-        positions = {str(index): offset for index, offset in sorted(now.items())}
-        emit_json({"topic": str(topic), "subscription": subscription, "position": str(target), "positions": positions})
-    else:
-        click.echo(f"moved {subscription} on {topic} to {target} ({format_positions(now)})")
+    positions = {str(index): offset for index, offset in sorted(now.items())}
+    show(
+        {"topic": str(topic), "subscription": subscription, "position": str(target), "positions": positions},
+        f"moved {subscription} on {topic} to {target} ({format_positions(now)})",
+    )
 
 
 def format_positions(positions: dict[int, int]) -> str:
@@ -97,19 +91,17 @@ danube subscriptions advance /default/orders engine --partition 0 --expected 100
 @click.option("--to", "offset", type=click.IntRange(min=0), required=True, help="The offset where it will stand.")
 @url_option
 @json_option
-def advance(
-    topic: TopicName, subscription: str, partition: int, expected: int, offset: int, url: str, as_json: bool
-) -> None:
+def advance(topic: TopicName, subscription: str, partition: int, expected: int, offset: int, url: str) -> None:
     """Record the progress of an engine that reads on its own: compare and set.
 
     The subscription moves only if it stands at --expected and has no consumers; everything below --to is acked then. It
     counts for backlog and retention like any other.
     """
     with_client(url, lambda client: client.advance(str(topic), subscription, partition, offset, expected=expected))
-    if as_json:
-        emit_json({"topic": str(topic), "subscription": subscription, "partition": partition, "position": offset})
-    else:
-        click.echo(f"moved {subscription} on partition {partition} of {topic} from {expected} to {offset}")
+    show(
+        {"topic": str(topic), "subscription": subscription, "partition": partition, "position": offset},
+        f"moved {subscription} on partition {partition} of {topic} from {expected} to {offset}",
+    )
 
 
 @click.command(
@@ -130,13 +122,7 @@ danube subscriptions skip /default/orders billing --all --yes   clears the backl
 @url_option
 @json_option
 def skip(
-    topic: TopicName,
-    subscription: str,
-    places: tuple[tuple[int, int], ...],
-    everything: bool,
-    yes: bool,
-    url: str,
-    as_json: bool,
+    topic: TopicName, subscription: str, places: tuple[tuple[int, int], ...], everything: bool, yes: bool, url: str
 ) -> None:
     """Settle messages as if they had been consumed: one that blocks, some, or the whole backlog.
 
@@ -149,7 +135,7 @@ def skip(
         question = f"Skip everything that {subscription} of {topic} has not consumed?"
         confirm(question, yes, verb="clear a backlog", not_done="nothing was skipped")
     skipped = with_client(url, lambda client: _skip(client, str(topic), subscription, places))
-    if as_json:
+    if wants_json():
         asked = "all" if everything else [f"{partition}:{offset}" for partition, offset in sorted(set(places))]
         emit_json({"topic": str(topic), "subscription": subscription, "asked": asked, "skipped": skipped})
         return
@@ -186,7 +172,7 @@ danube subscriptions peek /default/orders billing --partition 2 -n 1
 @click.option("--partition", type=click.IntRange(min=0), help="Only of this one.  [default: all]")
 @url_option
 @json_option
-def peek(topic: TopicName, subscription: str, count: int, partition: int | None, url: str, as_json: bool) -> None:
+def peek(topic: TopicName, subscription: str, count: int, partition: int | None, url: str) -> None:
     """Show the first messages that a subscription has not settled, without consuming them.
 
     Its consumers notice nothing. The state says what keeps a message: ready (its turn is to come), unacked (a consumer
@@ -195,7 +181,4 @@ def peek(topic: TopicName, subscription: str, count: int, partition: int | None,
     frees what is behind it), dying (it failed too often, and becomes a dead letter).
     """
     found = with_client(url, lambda client: client.peek(str(topic), subscription, count, partition=partition))
-    if as_json:
-        emit_json([record(message) | pending(message) for message in found])
-    else:
-        show_all(found)
+    show([record(message) | pending(message) for message in found], lambda: show_all(found))

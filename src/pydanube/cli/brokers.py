@@ -13,7 +13,7 @@ from pydanube.model.leftovers import Leftover
 from pydanube.model.positions import datetime_from_micros
 
 from .options import examples, json_option, url_option
-from .output import emit_json, fields, size, table
+from .output import emit_json, fields, shown_as_json, size, table, wants_json
 from .session import with_client
 
 
@@ -66,14 +66,13 @@ def _list(url: str) -> list[dict[str, Any]]:
 @brokers.command("list", epilog=examples("danube brokers list --json"))
 @url_option
 @json_option
-def list_(url: str, as_json: bool) -> None:
+def list_(url: str) -> None:
     """List the living brokers of the cluster; a standalone broker is the only one.
 
     Any broker of the cluster can be asked. `danube cluster status` shows brokers that are away, too.
     """
     found = _list(url)
-    if as_json:
-        emit_json(found)
+    if shown_as_json(found):
         return
     hidden = {"addresses", "session", "zone", "messages_per_s"}  # all of it would not fit a terminal
     shown = [name for name in found[0] if name not in hidden]
@@ -85,10 +84,10 @@ def list_(url: str, as_json: bool) -> None:
 )
 @url_option
 @json_option
-def describe(url: str, as_json: bool) -> None:
+def describe(url: str) -> None:
     """Show the broker behind --url."""
     found = _describe(url)
-    if as_json:
+    if wants_json():
         emit_json(found)
     else:
         addresses = found.pop("addresses")
@@ -100,15 +99,14 @@ def describe(url: str, as_json: bool) -> None:
 @click.option("--broker", default="", help="Only of this broker.")
 @url_option
 @json_option
-def leftovers(broker: str, url: str, as_json: bool) -> None:
+def leftovers(broker: str, url: str) -> None:
     """List what brokers still have of partitions that others took over.
 
     A broker that was away for too long keeps what it had not uploaded. `danube topics salvage` publishes it to another
     topic, and drops it. Of a broker that is away, the offsets are those that were given up.
     """
     found = with_client(url, lambda client: client.leftovers(broker))
-    if as_json:
-        emit_json([asdict(one) | {"taken_at": _taken_at(one)} for one in found])
+    if shown_as_json([asdict(one) | {"taken_at": _taken_at(one)} for one in found]):
         return
     if not found:
         click.echo("no leftovers")

@@ -11,7 +11,7 @@ from pydanube.model.cluster import AWAY, BrokerStatus, ClusterDescription, Upgra
 from pydanube.model.positions import datetime_from_micros
 
 from .options import examples, json_option, url_option
-from .output import emit_json, note, plural, size, table
+from .output import note, plural, shown_as_json, size, table
 from .session import with_client
 
 
@@ -25,7 +25,7 @@ def cluster() -> None:
 )
 @url_option
 @json_option
-def status(url: str, as_json: bool) -> None:
+def status(url: str) -> None:
     """Show every broker of the cluster, from any one of them.
 
     A broker that lives has a session with a number of its own; the coordinator (*) does what only one broker should do,
@@ -36,8 +36,7 @@ def status(url: str, as_json: bool) -> None:
     when it is started again, with its data directory. A standalone broker is the only one of its cluster.
     """
     found = with_client(url, lambda client: client.describe_cluster())
-    if as_json:
-        emit_json(_as_json(found))
+    if shown_as_json(_as_json(found)):
         return
     table(
         ["broker", "state", "session", "since", "address", "zone", "version", "partitions", "messages/s", "bytes/s"],
@@ -54,7 +53,7 @@ def status(url: str, as_json: bool) -> None:
 @click.option("--finish", is_flag=True, help="Raise the feature level to the highest that all living brokers know.")
 @url_option
 @json_option
-def upgrade(finish: bool, url: str, as_json: bool) -> None:
+def upgrade(finish: bool, url: str) -> None:
     """Show how far the upgrade to a newer release is, and finish it.
 
     The feature level says what brokers may write to the metadata. A newer release can know a higher LEVEL than the one
@@ -65,8 +64,7 @@ def upgrade(finish: bool, url: str, as_json: bool) -> None:
     while an older broker is present. A broker that is away is not asked: upgrade it before it is started again.
     """
     found = with_client(url, lambda client: client.finish_upgrade() if finish else client.describe_upgrade())
-    if as_json:
-        emit_json({**asdict(found), "behind": [one.name for one in found.behind]})
+    if shown_as_json({**asdict(found), "behind": [one.name for one in found.behind]}):
         return
     table(
         ["broker", "version", "level"],

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from . import output
 from .options import config_option, examples, json_option
-from .output import emit_json, table
+from .output import table
 
 if TYPE_CHECKING:
     from pydanube.settings import Settings
@@ -48,27 +49,27 @@ DANUBE_LOG_FILE_BYTES=64MiB danube config show --changed
 @config_option
 @click.option("--changed", is_flag=True, help="Only what the file or the environment gives.")
 @json_option
-def show(path: Path | None, changed: bool, as_json: bool) -> None:
+def show(path: Path | None, changed: bool) -> None:
     """Show every setting, its value, and whether a file, the environment or a default gave it.
 
     The command line goes before the environment, the environment before the file, the file before the default.
     """
     described = [one for one in load(path).describe() if not changed or one.source != "default"]
-    if as_json:
-        emit_json([asdict(one) for one in described])
-    else:
-        table(
+    output.show(
+        [asdict(one) for one in described],
+        lambda: table(
             ["setting", "value", "source", "meaning"], [(one.key, one.value, one.source, one.help) for one in described]
-        )
+        ),
+    )
 
 
 @config.command("validate", epilog=examples("danube config validate --config danube.toml"))
 @config_option
 @json_option
-def validate(path: Path | None, as_json: bool) -> None:
+def validate(path: Path | None) -> None:
     """Check the file and the environment; says which key is wrong and what is allowed."""
     sources = load(path).sources
-    if as_json:
-        emit_json({"valid": True, "changed": dict(sources)})
-    else:
-        click.echo(f"valid: {len(sources)} setting{'s' * (len(sources) != 1)} given, the others have their defaults")
+    output.show(
+        {"valid": True, "changed": dict(sources)},
+        f"valid: {len(sources)} setting{'s' * (len(sources) != 1)} given, the others have their defaults",
+    )

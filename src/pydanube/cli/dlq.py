@@ -14,7 +14,7 @@ from pydanube.model.names import TopicName
 
 from . import messages
 from .options import PLACE, SUBSCRIPTION, TOPIC, confirm, examples, json_option, url_option, yes_option
-from .output import emit_json, fail, note, plural, table
+from .output import emit_json, fail, note, plural, shown_as_json, table, wants_json
 from .session import LEAVE_SECONDS, Stop, with_client
 from .streams import is_terminal
 
@@ -101,18 +101,12 @@ danube dlq list /default/orders-dlq -n 1000 --json | jq -r '.[].failure_reason' 
 @url_option
 @json_option
 def list_(
-    topic: TopicName,
-    count: int,
-    redriven: bool,
-    from_topic: TopicName | None,
-    from_subscription: str | None,
-    url: str,
-    as_json: bool,
+    topic: TopicName, count: int, redriven: bool, from_topic: TopicName | None, from_subscription: str | None, url: str
 ) -> None:
     """List the letters that are left: where each came from, and why it failed."""
     where = LetterFilter(from_topic, from_subscription)
     letters, more = with_client(url, lambda client: _list(client, str(topic), count, redriven, where))
-    if as_json:
+    if wants_json():
         emit_json([as_dict(letter) for letter in letters])
     elif letters:
         _table(letters)
@@ -206,11 +200,10 @@ def as_dict(letter: DeadLetter) -> dict[str, Any]:
 @click.argument("place", type=PLACE)
 @url_option
 @json_option
-def show(topic: TopicName, place: tuple[int, int], url: str, as_json: bool) -> None:
+def show(topic: TopicName, place: tuple[int, int], url: str) -> None:
     """Show everything about one letter. PLACE is PARTITION:OFFSET, as 'danube dlq list' shows it."""
     letter = with_client(url, lambda client: client.dead_letters(str(topic)).get(place))
-    if as_json:
-        emit_json(as_dict(letter))
+    if shown_as_json(as_dict(letter)):
         return
     origin = f"{letter.original_topic or 'unknown'}, subscription {letter.original_subscription or 'unknown'}"
     more: list[tuple[str, object]] = [
@@ -252,7 +245,6 @@ def redrive(
     rate: float | None,
     yes: bool,
     url: str,
-    as_json: bool,
 ) -> None:
     """Send letters back to the topics they came from: those at PLACES (PARTITION:OFFSET), or all that match.
 
@@ -271,7 +263,7 @@ def redrive(
     def start(letters: DeadLetters, progress: Progress) -> Coroutine[Any, Any, Redriven]:
         return letters.redrive(wanted, where=where or None, to=target, rate=rate, progress=progress)
 
-    _finish(url, str(topic), where, start, "sent back", "redriven", as_json)
+    _finish(url, str(topic), where, start, "sent back", "redriven")
 
 
 @dlq.command(
@@ -299,7 +291,6 @@ def drop(
     from_subscription: str | None,
     yes: bool,
     url: str,
-    as_json: bool,
 ) -> None:
     """Give letters up: those at PLACES (PARTITION:OFFSET), or all that match.
 
@@ -314,7 +305,7 @@ def drop(
     def start(letters: DeadLetters, progress: Progress) -> Coroutine[Any, Any, Redriven]:
         return letters.drop(wanted, where=where or None, progress=progress)
 
-    _finish(url, str(topic), where, start, "dropped", "dropped", as_json)
+    _finish(url, str(topic), where, start, "dropped", "dropped")
 
 
 Place = tuple[int, int]
@@ -329,7 +320,7 @@ def _check_choice(places: tuple[Place, ...], everything: bool, where: LetterFilt
     return list(places) or None
 
 
-def _finish(url: str, topic: str, where: LetterFilter, start: Start, verb: str, name: str, as_json: bool) -> None:
+def _finish(url: str, topic: str, where: LetterFilter, start: Start, verb: str, name: str) -> None:
     """Run the operation and print how far it got."""
 
     async def work(client: Client) -> tuple[Redriven, bool, str]:
@@ -338,7 +329,7 @@ def _finish(url: str, topic: str, where: LetterFilter, start: Start, verb: str, 
         return done, ended, await _empty_note(client, topic, where) if idle else ""
 
     done, ended, nothing = with_client(url, work)
-    if as_json:
+    if wants_json():
         told = {"topic": topic, name: done.done, "stayed": done.stayed, "interrupted": not ended}
         emit_json(told if ended else told | {"total": done.total})
     elif ended:

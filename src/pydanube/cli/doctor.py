@@ -12,7 +12,7 @@ import click
 from . import checks, store_check
 from .config import load
 from .options import config_option, examples, json_option
-from .output import emit_json, fail, table
+from .output import fail, show, table
 
 COLOURS: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -35,7 +35,7 @@ danube doctor --json | jq '.findings[] | select(.status != "ok")'
 @click.option("--no-sync", is_flag=True, help="Do not measure how fast the disk syncs.")
 @config_option
 @json_option
-def doctor(data_dir: Path | None, no_sync: bool, path: Path | None, as_json: bool) -> None:
+def doctor(data_dir: Path | None, no_sync: bool, path: Path | None) -> None:
     """Check whether this machine is ready for a broker.
 
     Looks at Python, the platform, the disk and how fast it syncs, the ports, the object store (where storage.url names
@@ -44,10 +44,7 @@ def doctor(data_dir: Path | None, no_sync: bool, path: Path | None, as_json: boo
     """
     findings = list(_findings(data_dir, path, measure=not no_sync))
     failed = [finding for finding in findings if finding.status == "fail"]
-    if as_json:
-        emit_json({"ready": not failed, "findings": [asdict(finding) for finding in findings]})
-    else:
-        _show(findings)
+    show({"ready": not failed, "findings": [asdict(finding) for finding in findings]}, lambda: _show(findings))
     if failed:
         fail(f"{len(failed)} of {len(findings)} checks failed: {', '.join(finding.check for finding in failed)}")
 

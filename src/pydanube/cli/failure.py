@@ -15,7 +15,7 @@ from pydanube.model.topics import SubscriptionDescription
 
 from . import values
 from .options import DURATION, SUBSCRIPTION, TOPIC, Parsed, examples, expected_option, json_option, url_option
-from .output import emit_json, fields, note, span
+from .output import emit_json, fields, note, span, wants_json
 from .session import with_client
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -121,7 +121,7 @@ danube subscriptions failure-policy /default/orders billing --max-redeliveries u
 @expected_option
 @url_option
 @json_option
-def failure_policy(topic: TopicName, subscription: str, expected: str, url: str, as_json: bool, **given: Any) -> None:
+def failure_policy(topic: TopicName, subscription: str, expected: str, url: str, **given: Any) -> None:
     """Show what happens to messages that fail, or change it.
 
     Only what is given changes, at once and for what is running too. A message fails when its consumer gives it back
@@ -144,7 +144,7 @@ def failure_policy(topic: TopicName, subscription: str, expected: str, url: str,
 
     found = with_client(url, work)
     policy = found.failure_policy
-    if as_json:
+    if wants_json():
         told = {"topic": str(topic), "subscription": subscription, "version": found.version}
         emit_json({**told, **as_dict(policy)})
     else:

@@ -12,8 +12,8 @@ import click
 from pydanube.model.positions import datetime_from_micros
 
 from .inspect_segment import segment
-from .options import examples, json_option
-from .output import emit_json, fail, fields, note, payload_json, table, to_json
+from .options import examples, json_option, json_option_with
+from .output import emit_json, fail, fields, note, payload_json, shown_as_json, table, to_json, wants_json
 
 if TYPE_CHECKING:
     from pydanube.codec.batch import Batch, BatchHeader
@@ -57,10 +57,8 @@ danube inspect wal --json | jq 'select(.kind == "DATA") | .batch.count'
 @click.option("--ledger", type=int, help="Only records of this ledger.")
 @click.option("--problems", is_flag=True, help="Only what is torn, damaged or stale.")
 @click.option("--limit", type=click.IntRange(min=0), help="Records to show; 0: all.  [default: 100, with --json all]")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for scripts.")
-def wal(
-    directory: Path | None, data_dir: Path | None, ledger: int | None, problems: bool, limit: int | None, as_json: bool
-) -> None:
+@json_option_with("One JSON object a line, for scripts.")
+def wal(directory: Path | None, data_dir: Path | None, ledger: int | None, problems: bool, limit: int | None) -> None:
     """Show the records of the write-ahead log: where each is, what it is, and whether it counts.
 
     DIRECTORY is the log's own directory, or a data directory. Reads only; a running broker does not mind. States: ok;
@@ -75,10 +73,10 @@ def wal(
         for record in records(OsDisk(), _log_directory(directory, data_dir))
         if (ledger is None or record.ledger_id == ledger) and (not problems or record.state != "ok")
     )
-    wanted = limit if limit is not None else 0 if as_json else 100
+    wanted = limit if limit is not None else 0 if wants_json() else 100
     shown = list(islice(found, wanted)) if wanted else found
     damaged = 0
-    if as_json:
+    if wants_json():
         for record in shown:
             damaged += record.state == "damaged"
             emit_json(_record(record), compact=True)
@@ -149,14 +147,13 @@ def _record(record: InspectedRecord) -> dict[str, Any]:
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="Messages to show.")
 @json_option
-def batch(file: Path, limit: int, as_json: bool) -> None:
+def batch(file: Path, limit: int) -> None:
     """Check a batch (header, checksums, structure) and show what is in it."""
     from pydanube.codec.batch import Batch
 
     found = Batch.open(bytearray(file.read_bytes()))
     about = {**batch_header(found.header), "producer": found.producer_name}
-    if as_json:
-        emit_json({**about, "messages": list(_messages(found, limit))})
+    if shown_as_json({**about, "messages": list(_messages(found, limit))}):
         return
     fields([(name.replace("_", " "), value) for name, value in about.items()])
     click.echo()

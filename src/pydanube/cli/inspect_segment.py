@@ -12,7 +12,7 @@ import click
 from pydanube.model.positions import datetime_from_micros
 
 from .options import STORE_OPTION, examples, json_option
-from .output import emit_json, fail, fields, plural, size, table
+from .output import fail, fields, plural, show, size, table
 
 if TYPE_CHECKING:
     from pydanube.codec.segment import SegmentFooter, SegmentSection
@@ -51,9 +51,7 @@ danube inspect segment FILE --index --json | jq '.sections[].index'
 @click.option("--index", "with_index", is_flag=True, help="Show the index: the first batch of every block.")
 @click.option("--check", is_flag=True, help="Read all batches too, and check them.")
 @json_option
-def segment(
-    target: str, key: str | None, options: tuple[tuple[str, str], ...], with_index: bool, check: bool, as_json: bool
-) -> None:
+def segment(target: str, key: str | None, options: tuple[tuple[str, str], ...], with_index: bool, check: bool) -> None:
     """Show a segment: its header, and what lies where in it. A FILE, or the URL of a store and an object's KEY.
 
     Reads both ends, and with --check everything. Damage is an error that says what and where, with exit code 1.
@@ -62,10 +60,7 @@ def segment(
         found = _of_file(Path(target), check)
     else:
         found = asyncio.run(_of_store(target, key, dict(options), check))
-    if as_json:
-        emit_json(_as_dict(found, with_index, check))
-    else:
-        _show(found, with_index, check)
+    show(_as_dict(found, with_index, check), lambda: _show(found, with_index, check))
     if found.problems:
         fail(f"{plural(len(found.problems), 'section')} damaged; first {found.problems[0]}")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .options import config_option, examples, json_option
-from .output import emit_json, fail, fields, note, plural, size
+from .output import fail, fields, note, plural, show, size
 
 if TYPE_CHECKING:
     from pydanube.copying import MetadataCopied
@@ -43,7 +43,7 @@ danube metadata copy --from etcd://10.0.0.1/danube --to ./metadata.db           
 @click.option("--to", "target", required=True, metavar="PLACE", help="A metadata.db that does not exist, or etcd://...")
 @config_option
 @json_option
-def copy(source: str, target: str, path: Path | None, as_json: bool) -> None:
+def copy(source: str, target: str, path: Path | None) -> None:
     """Copy metadata to an empty place, from SQLite to etcd or back, and compare the copy with its source.
 
     Stop the broker first, and all brokers of a cluster. The source stays as it is; the data directory refuses it once
@@ -60,10 +60,7 @@ def copy(source: str, target: str, path: Path | None, as_json: bool) -> None:
     if isinstance(given, Path) and any(one.exists() for one in (given, given.with_suffix(".journal"))):
         fail(f"{given} exists: copy to a place where there is nothing")
     copied = asyncio.run(copy_metadata(taken, given, SystemClock()))
-    if as_json:
-        emit_json(asdict(copied))
-    else:
-        _show(copied, isinstance(given, Path))
+    show(asdict(copied), lambda: _show(copied, isinstance(given, Path)))
 
 
 def _place(text: str, path: Path | None) -> MetadataPlace:

@@ -7,7 +7,7 @@ import click
 from pydanube.model.paging import PageQuery
 
 from .options import NAMESPACE, confirm, examples, expected_option, json_option, url_option, yes_option
-from .output import emit_json, fields
+from .output import fields, show, shown_as_json
 from .paging import PageOptions, page_options
 from .policies import namespace_policies
 from .session import with_client
@@ -35,13 +35,10 @@ namespaces.add_command(namespace_policies)
 @click.argument("namespace", type=NAMESPACE)
 @url_option
 @json_option
-def create(namespace: str, url: str, as_json: bool) -> None:
+def create(namespace: str, url: str) -> None:
     """Create a namespace."""
     with_client(url, lambda client: client.create_namespace(namespace))
-    if as_json:
-        emit_json({"namespace": namespace, "created": True})
-    else:
-        click.echo(f"created {namespace}")
+    show({"namespace": namespace, "created": True}, f"created {namespace}")
 
 
 @namespaces.command(
@@ -50,7 +47,7 @@ def create(namespace: str, url: str, as_json: bool) -> None:
 @page_options()
 @url_option
 @json_option
-def list_(page: PageOptions, url: str, as_json: bool) -> None:
+def list_(page: PageOptions, url: str) -> None:
     """List namespaces by name.
 
     With --limit one page is printed, and on stderr what to add for the next one. With --json a page is an object with
@@ -67,14 +64,14 @@ def list_(page: PageOptions, url: str, as_json: bool) -> None:
 
         return await page.collect(ask)
 
-    page.show("namespaces", *with_client(url, work), as_json=as_json)
+    page.show("namespaces", *with_client(url, work))
 
 
 @namespaces.command("describe", epilog=examples("danube namespaces describe default"))
 @click.argument("namespace", type=NAMESPACE)
 @url_option
 @json_option
-def describe(namespace: str, url: str, as_json: bool) -> None:
+def describe(namespace: str, url: str) -> None:
     """Show a namespace and the topics in it."""
     from pydanube.client import Client
     from pydanube.model.errors import NotFound
@@ -85,8 +82,7 @@ def describe(namespace: str, url: str, as_json: bool) -> None:
         return await client.list_topics(namespace)
 
     topics = with_client(url, work)
-    if as_json:
-        emit_json({"namespace": namespace, "topics": topics})
+    if shown_as_json({"namespace": namespace, "topics": topics}):
         return
     fields([("namespace", namespace), ("topics", len(topics))])
     for topic in topics:
@@ -99,11 +95,8 @@ def describe(namespace: str, url: str, as_json: bool) -> None:
 @expected_option
 @url_option
 @json_option
-def delete(namespace: str, yes: bool, expected: str, url: str, as_json: bool) -> None:
+def delete(namespace: str, yes: bool, expected: str, url: str) -> None:
     """Delete a namespace that has no topics."""
     confirm(f"Delete namespace {namespace}?", yes)
     with_client(url, lambda client: client.delete_namespace(namespace, expected=expected))
-    if as_json:
-        emit_json({"namespace": namespace, "deleted": True})
-    else:
-        click.echo(f"deleted {namespace}")
+    show({"namespace": namespace, "deleted": True}, f"deleted {namespace}")

@@ -14,7 +14,7 @@ from pydanube.model.names import TopicName, parse_namespace, parse_subscription
 from pydanube.model.schemas import parse_subject
 from pydanube.runtime.environment import DEFAULT_URL, URL_VARIABLE
 
-from . import message_format, values
+from . import message_format, output, values
 from .credential_options import choose_broker, credential_options
 from .streams import is_terminal
 from .tls_options import tls_file_options
@@ -110,7 +110,16 @@ def url_option(command: Any) -> Any:
     return _plain_url_option(credential_options(tls_file_options(command)))
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of a table.")
+def json_option_with(text: str) -> Callable[[Any], Any]:
+    """Return the option --json with a help text of its own; `output.show` and `output.wants_json` read it."""
+    return click.option("--json", is_flag=True, expose_value=False, callback=_remember_json, help=text)
+
+
+def _remember_json(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    context.meta[output.JSON] = wanted
+
+
+json_option = json_option_with("Print JSON for scripts instead of a table.")
 config_option = click.option(
     "--config",
     "path",
@@ -123,7 +132,7 @@ expected_option = click.option(
     "--expected",
     default="",
     metavar="VERSION",
-    help="Only if it still has this version, which --json of describe, policies and failure-policy shows.",
+    help="Only if it still has this version, as --json shows it.",
 )
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 

@@ -9,14 +9,15 @@ import base64
 import io
 import json
 import sys
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Literal, NoReturn, TextIO
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final, NoReturn, TextIO
 
 import click
 
 from .streams import is_terminal
 
-Align = Literal["left", "right"]
+JSON: Final = "pydanube.cli.json"
+"""Where the context of a command has whether --json was given."""
 
 
 def fail(message: str) -> NoReturn:
@@ -27,6 +28,28 @@ def fail(message: str) -> NoReturn:
 def note(message: str) -> None:
     """Print a note for people on stderr."""
     click.echo(message, err=True)
+
+
+def wants_json() -> bool:
+    """Return whether the command was given --json, the `json_option` of options.py."""
+    return bool(click.get_current_context().meta.get(JSON))
+
+
+def show(value: Any, text: str | Callable[[], object]) -> None:
+    """Print a result: with --json the value, otherwise the text or what the function prints."""
+    if shown_as_json(value):
+        return
+    if callable(text):
+        text()
+    else:
+        click.echo(text)
+
+
+def shown_as_json(value: Any) -> bool:
+    """Print the value and return True with --json; otherwise return False."""
+    if wants_json():
+        emit_json(value)
+    return wants_json()
 
 
 def emit_json(value: Any, *, compact: bool = False) -> None:

@@ -11,7 +11,7 @@ import click
 from pydanube.model.errors import Invalid
 from pydanube.model.paging import PAGE_MAX, PageQuery
 
-from .output import emit_json, note
+from .output import note, shown_as_json
 
 
 class PageOptions(NamedTuple):
@@ -43,10 +43,9 @@ class PageOptions(NamedTuple):
             if not after or len(found) == self.limit:
                 return found, after
 
-    def show(self, what: str, names: Sequence[str], following: str, *, as_json: bool) -> None:
+    def show(self, what: str, names: Sequence[str], following: str) -> None:
         """Print names, one a line, or as JSON."""
-        if as_json:
-            emit_json(names if self.limit is None else {what: names, "next": following})
+        if shown_as_json(names if self.limit is None else {what: names, "next": following}):
             return
         for name in names:
             click.echo(name)

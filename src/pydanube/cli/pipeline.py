@@ -14,7 +14,7 @@ from pydanube.model.errors import Invalid, Unavailable
 
 from .credential_options import choose_broker, credential_options, show_to_children
 from .options import Parsed, examples, json_option
-from .output import emit_json, fail, note, plural, table
+from .output import emit_json, fail, note, plural, shown_as_json, table, wants_json
 from .streams import is_terminal, need_stdout
 
 if TYPE_CHECKING:
@@ -114,7 +114,6 @@ def run(
     variables: tuple[tuple[str, str], ...],
     metrics_file: Path | None,
     metrics_port: int | None,
-    as_json: bool,
 ) -> None:
     """Check a pipeline file and run it.
 
@@ -141,7 +140,7 @@ def run(
         stack.callback(spark.stop)
         signals = stack.enter_context(StopSignals())
         is_ending = False
-        live = is_terminal(sys.stdout) and not as_json
+        live = is_terminal(sys.stdout) and not wants_json()
         view = stack.enter_context(live_view(loaded) if live else json_view(loaded))
 
         def on_status(status: PipelineStatus) -> None:
@@ -186,9 +185,7 @@ danube pipeline validate orders.yaml --json
 @url_option
 @set_option
 @json_option
-def validate(
-    files: tuple[Path, ...], offline: bool, url: str | None, variables: tuple[tuple[str, str], ...], as_json: bool
-) -> None:
+def validate(files: tuple[Path, ...], offline: bool, url: str | None, variables: tuple[tuple[str, str], ...]) -> None:
     """Check pipeline files without starting Spark.
 
     Every problem is printed as FILE:LINE:COLUMN: message. Checked are keys and values, names, references and cycles,
@@ -207,7 +204,7 @@ def validate(
             checked = check_file(file, variables=dict(variables))
         found.append(checked)
     problems = [problem for checked in found for problem in checked.problems]
-    if as_json:
+    if wants_json():
         emit_json(
             [
                 {"file": one.place.file, "line": one.place.line, "column": one.place.column, "message": one.message}
@@ -236,7 +233,7 @@ danube pipeline list pipelines/ --json
 @click.argument("paths", type=click.Path(path_type=Path, exists=True), nargs=-1, required=True, metavar="FILE|DIR...")
 @set_option
 @json_option
-def list_pipelines(paths: tuple[Path, ...], variables: tuple[tuple[str, str], ...], as_json: bool) -> None:
+def list_pipelines(paths: tuple[Path, ...], variables: tuple[tuple[str, str], ...]) -> None:
     """List pipelines with their sources and sinks, and how far each has come.
 
     The last batch that a query has completed, and when, comes from its checkpoint; no broker and no Spark is needed.
@@ -245,8 +242,7 @@ def list_pipelines(paths: tuple[Path, ...], variables: tuple[tuple[str, str], ..
         from pydanube.spark.pipelines.loading import check_file
     files = [file for path in paths for file in _files(path)]
     checked = [(file, check_file(file, variables=dict(variables))) for file in files]
-    if as_json:
-        emit_json([_as_dict(file, one) for file, one in checked])
+    if shown_as_json([_as_dict(file, one) for file, one in checked]):
         return
     rows = [row for file, one in checked for row in _rows(file, one)]
     table(["file", "pipeline", "sources", "query", "target", "state", "when"], rows)

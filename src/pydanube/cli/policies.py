@@ -11,7 +11,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.policies import FIELDS, BacklogAction, Policies
 
 from .options import NAMESPACE, POLICY, POLICY_NAME, TOPIC, examples, expected_option, json_option, url_option
-from .output import emit_json, note, size, span, table
+from .output import emit_json, note, size, span, table, wants_json
 from .session import with_client
 
 if TYPE_CHECKING:
@@ -44,12 +44,7 @@ danube topics policies /default/orders --set publish_messages_per_s=5000 --unset
 @url_option
 @json_option
 def topic_policies(
-    topic: TopicName,
-    changes: tuple[tuple[str, int], ...],
-    unset: tuple[str, ...],
-    expected: str,
-    url: str,
-    as_json: bool,
+    topic: TopicName, changes: tuple[tuple[str, int], ...], unset: tuple[str, ...], expected: str, url: str
 ) -> None:
     """Show a topic's policies, or change some of them.
 
@@ -57,7 +52,7 @@ def topic_policies(
     may have units: 10GiB, 30m, 7d. 0 means no limit, or never, but for retention: there -1 means for ever, and 0 that
     nothing is kept once every subscription has acked it; where there is no subscription, nothing at all.
     """
-    _show_or_change("topic", str(topic), changes, unset, expected, url, as_json)
+    _show_or_change("topic", str(topic), changes, unset, expected, url)
 
 
 @click.command(
@@ -77,29 +72,18 @@ danube namespaces policies shop --unset ttl_s --json
 @url_option
 @json_option
 def namespace_policies(
-    namespace: str,
-    changes: tuple[tuple[str, int], ...],
-    unset: tuple[str, ...],
-    expected: str,
-    url: str,
-    as_json: bool,
+    namespace: str, changes: tuple[tuple[str, int], ...], unset: tuple[str, ...], expected: str, url: str
 ) -> None:
     """Show a namespace's policies, or change some of them.
 
     They count for every topic in it that does not set its own. What is not set here is inherited from the broker.
     Values as for 'danube topics policies'.
     """
-    _show_or_change("namespace", namespace, changes, unset, expected, url, as_json)
+    _show_or_change("namespace", namespace, changes, unset, expected, url)
 
 
 def _show_or_change(
-    kind: str,
-    target: str,
-    changes: tuple[tuple[str, int], ...],
-    unset: tuple[str, ...],
-    expected: str,
-    url: str,
-    as_json: bool,
+    kind: str, target: str, changes: tuple[tuple[str, int], ...], unset: tuple[str, ...], expected: str, url: str
 ) -> None:
     wanted: dict[str, int | None] = dict(changes)
     for name in unset:
@@ -121,7 +105,7 @@ def _show_or_change(
     for warning in warnings:
         note(warning)
     sources = {name: _source(kind, own, namespace, name) for name in FIELDS}
-    if as_json:
+    if wants_json():
         told = {kind: target, "version": report.version, "own": as_dict(own), "effective": as_dict(effective)}
         emit_json(told | {"from": sources})
         return

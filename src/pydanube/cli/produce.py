@@ -38,7 +38,7 @@ from .options import (
     json_option,
     url_option,
 )
-from .output import emit_json, note, number, size
+from .output import note, number, show, size
 from .schema_payloads import PayloadEncoder
 from .session import with_client
 from .streams import is_terminal
@@ -185,7 +185,6 @@ def produce(
     delimiter: bytes | None,
     crlf: bool,
     url: str,
-    as_json: bool,
     **given: Any,
 ) -> None:
     """Publish messages to a topic.
@@ -217,10 +216,7 @@ def produce(
     are_lines = not messages and not whole
     parsed = _parsed(source, key_delimiter, json_lines, encoded=wanted.schema is not None, are_lines=are_lines)
     told = with_client(url, lambda client: _publish(client, wanted, parsed))
-    if as_json:
-        emit_json(told)
-    else:
-        _summarise(told)
+    show(told, lambda: _summarise(told))
 
 
 def _check_lines(options: list[str], has_texts: bool, whole: bool, given: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import click
 from pydanube.model.errors import Invalid
 
 from .options import Parsed, examples, json_option
-from .output import emit_json, note, table
+from .output import emit_json, note, show, table, wants_json
 from .profiles import Profile, Profiles, check_name
 from .streams import is_terminal
 
@@ -85,7 +85,6 @@ def add(
     token: str | None,
     api_key: str | None,
     replace: bool,
-    as_json: bool,
     **tls: Path | None,
 ) -> None:
     """Add a profile: where a broker is, and how to show it who you are.
@@ -99,7 +98,7 @@ def add(
     profiles = Profiles.load()
     profiles.add(name, Profile(url, _checked(url, token_file, token, api_key), files), replace=replace)
     profiles.save()
-    if as_json:
+    if wants_json():
         emit_json({"profile": name, "file": str(profiles.path)})
     else:
         click.echo(f"added profile {name}")
@@ -126,52 +125,44 @@ def _checked(url: str, token_file: Path | None, token: str | None, api_key: str 
 @profile.command(epilog=examples("danube profile use prod"))
 @click.argument("name", type=NAME)
 @json_option
-def use(name: str, as_json: bool) -> None:
+def use(name: str) -> None:
     """Make commands use a profile unless something else is said."""
     profiles = Profiles.load()
     profiles.use(name)
     profiles.save()
-    if as_json:
-        emit_json({"profile": name, "current": True})
-    else:
-        click.echo(f"commands use profile {name}")
+    show({"profile": name, "current": True}, f"commands use profile {name}")
 
 
 @profile.command("list", epilog=examples("danube profile list\ndanube profile list --json"))
 @json_option
-def list_(as_json: bool) -> None:
+def list_() -> None:
     """List the profiles, without their secrets."""
     profiles = Profiles.load()
     rows = [(name, profiles.by_name[name]) for name in sorted(profiles.by_name)]
-    if as_json:
-        emit_json(
-            [
-                {
-                    "profile": name,
-                    "url": one.url,
-                    "credentials": one.how,
-                    **one.tls_files,
-                    "current": name == profiles.current,
-                }
-                for name, one in rows
-            ]
-        )
-    else:
-        table(
+    show(
+        [
+            {
+                "profile": name,
+                "url": one.url,
+                "credentials": one.how,
+                **one.tls_files,
+                "current": name == profiles.current,
+            }
+            for name, one in rows
+        ],
+        lambda: table(
             ["profile", "url", "credentials", "in use"],
             [(name, one.url, one.how or "-", "yes" if name == profiles.current else "") for name, one in rows],
-        )
+        ),
+    )
 
 
 @profile.command(epilog=examples("danube profile remove prod"))
 @click.argument("name", type=NAME)
 @json_option
-def remove(name: str, as_json: bool) -> None:
+def remove(name: str) -> None:
     """Remove a profile, and the credentials that it keeps."""
     profiles = Profiles.load()
     profiles.remove(name)
     profiles.save()
-    if as_json:
-        emit_json({"profile": name, "removed": True})
-    else:
-        click.echo(f"removed profile {name}")
+    show({"profile": name, "removed": True}, f"removed profile {name}")

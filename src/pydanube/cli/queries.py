@@ -10,7 +10,7 @@ import click
 from pydanube.model.staging import check_query
 
 from .options import Parsed, confirm, examples, json_option, url_option, yes_option
-from .output import emit_json, fields, plural, table
+from .output import fields, plural, show, shown_as_json, table
 from .session import with_client
 
 if TYPE_CHECKING:
@@ -40,11 +40,10 @@ def queries() -> None:
 @queries.command("list", epilog=examples("danube queries list --json"))
 @url_option
 @json_option
-def list_(url: str, as_json: bool) -> None:
+def list_(url: str) -> None:
     """List queries by name, with their last batch and what is still to be published of it."""
     found = with_client(url, lambda client: client.staged_queries())
-    if as_json:
-        emit_json([_as_json(one) for one in found])
+    if shown_as_json([_as_json(one) for one in found]):
         return
     table(
         ["query", "last batch", "committed", "pending"],
@@ -57,11 +56,10 @@ def list_(url: str, as_json: bool) -> None:
 @click.argument("query", type=QUERY)
 @url_option
 @json_option
-def describe(query: str, url: str, as_json: bool) -> None:
+def describe(query: str, url: str) -> None:
     """Show a query: its current run, its last batch, and what keeps partitions from getting it."""
     one = with_client(url, lambda client: _find(client, query))
-    if as_json:
-        emit_json(_as_json(one))
+    if shown_as_json(_as_json(one)):
         return
     pairs: list[tuple[str, object]] = [
         ("query", one.query),
@@ -83,7 +81,7 @@ def describe(query: str, url: str, as_json: bool) -> None:
 @yes_option
 @url_option
 @json_option
-def forget(query: str, owner: str, yes: bool, url: str, as_json: bool) -> None:
+def forget(query: str, owner: str, yes: bool, url: str) -> None:
     """Forget a query, with what it staged, or committed and is not published yet.
 
     Its batch ids count as new afterwards: a commit of one of them publishes it again. A query that is not
@@ -93,10 +91,7 @@ def forget(query: str, owner: str, yes: bool, url: str, as_json: bool) -> None:
         f"Forget query {query}? Its batches could be published twice.", yes, verb="forget", not_done="not forgotten"
     )
     with_client(url, lambda client: client.forget_staged_query(query, owner=owner))
-    if as_json:
-        emit_json({"query": query, "forgotten": True})
-    else:
-        click.echo(f"forgot {query}")
+    show({"query": query, "forgotten": True}, f"forgot {query}")
 
 
 async def _find(client: Client, query: str) -> StagedQuery:

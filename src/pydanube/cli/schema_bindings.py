@@ -11,7 +11,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.schemas import Binding, Framing, ValidationPolicy
 
 from .options import SUBJECT, TOPIC, examples, expected_option, json_option, url_option
-from .output import emit_json, fields
+from .output import fields, show, shown_as_json
 from .session import with_client
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ def bind(
     framing: str,
     expected: str,
     url: str,
-    as_json: bool,
 ) -> None:
     """Bind a topic to a subject, or change how its messages are checked.
 
@@ -103,10 +102,7 @@ def bind(
             expected=expected,
         ),
     )
-    if as_json:
-        emit_json({"topic": str(topic), "binding": binding_dict(made)})
-    else:
-        click.echo(f"bound {topic} to {binding_text(made)}")
+    show({"topic": str(topic), "binding": binding_dict(made)}, f"bound {topic} to {binding_text(made)}")
 
 
 @click.command(epilog=examples("danube schemas unbind /default/orders"))
@@ -114,24 +110,20 @@ def bind(
 @expected_option
 @url_option
 @json_option
-def unbind(topic: TopicName, expected: str, url: str, as_json: bool) -> None:
+def unbind(topic: TopicName, expected: str, url: str) -> None:
     """Let a topic carry anything again. Messages keep the schemas that they were published with."""
     with_client(url, lambda client: client.schemas.unbind(str(topic), expected=expected))
-    if as_json:
-        emit_json({"topic": str(topic), "binding": None})
-    else:
-        click.echo(f"unbound {topic}")
+    show({"topic": str(topic), "binding": None}, f"unbound {topic}")
 
 
 @click.command(epilog=examples("danube schemas binding /default/orders\ndanube schemas binding /default/orders --json"))
 @click.argument("topic", type=TOPIC)
 @url_option
 @json_option
-def binding(topic: TopicName, url: str, as_json: bool) -> None:
+def binding(topic: TopicName, url: str) -> None:
     """Show which subject a topic carries, and how that is checked."""
     found = with_client(url, lambda client: client.schemas.binding(str(topic)))
-    if as_json:
-        emit_json({"topic": str(topic), "binding": None if found is None else binding_dict(found)})
+    if shown_as_json({"topic": str(topic), "binding": None if found is None else binding_dict(found)}):
         return
     if found is None:
         click.echo(f"{topic} is not bound to a subject")

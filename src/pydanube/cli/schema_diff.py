@@ -16,7 +16,7 @@ from pydanube.model.errors import Invalid, NotFound
 from pydanube.model.schemas import Incompatibility, SchemaDefinition, SchemaFormat
 
 from .options import SUBJECT, VERSION, examples, json_option, url_option
-from .output import emit_json, note, printable
+from .output import note, printable, shown_as_json
 from .schema_files import FORMATS, read_definition, reference_option, with_references
 from .session import with_client
 from .streams import is_terminal
@@ -73,7 +73,6 @@ def diff(
     format_: str | None,
     references: tuple[tuple[str, SchemaName], ...],
     url: str,
-    as_json: bool,
 ) -> None:
     """Show what changed between two versions of a subject.
 
@@ -87,17 +86,16 @@ def diff(
         raise click.UsageError("--format and --reference are about a --file")
     compared = with_client(url, lambda client: _compare(client, subject, old, new, file, format_, references))
     lines = list(_diff_lines(compared))
-    if as_json:
-        emit_json(
-            {
-                "subject": subject,
-                "old": compared.old_name,
-                "new": compared.new_name,
-                "diff": lines,
-                "backward": _verdict_json(compared.backward),
-                "forward": _verdict_json(compared.forward),
-            }
-        )
+    if shown_as_json(
+        {
+            "subject": subject,
+            "old": compared.old_name,
+            "new": compared.new_name,
+            "diff": lines,
+            "backward": _verdict_json(compared.backward),
+            "forward": _verdict_json(compared.forward),
+        }
+    ):
         return
     colors = {"+": "green", "-": "red", "@": "cyan"}
     terminal = is_terminal(sys.stdout)

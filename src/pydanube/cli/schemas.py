@@ -19,7 +19,7 @@ from pydanube.model.schemas import (
 )
 
 from .options import SUBJECT, confirm, examples, json_option, url_option, yes_option
-from .output import emit_json, fields, note, plural, table
+from .output import emit_json, fields, note, plural, show, shown_as_json, table, wants_json
 from .schema_bindings import bind, binding, unbind
 from .schema_diff import diff
 from .schema_files import chosen_version, definition_options, read_definition, version_options, with_references
@@ -85,7 +85,6 @@ def register(
     references: tuple[tuple[str, SchemaName], ...],
     tags: tuple[str, ...],
     url: str,
-    as_json: bool,
 ) -> None:
     """Register a definition as the next version of a subject.
 
@@ -112,17 +111,16 @@ def register(
     registered, reasons = with_client(url, work)
     if reasons is not None:
         refuse(registered.message, reasons)
-    if as_json:
-        emit_json(
-            {
-                "subject": subject,
-                "schema_id": registered.schema_id,
-                "version": registered.version,
-                "global_id": registered.global_id,
-                "is_new": registered.is_new,
-                "fingerprint": registered.fingerprint,
-            }
-        )
+    if shown_as_json(
+        {
+            "subject": subject,
+            "schema_id": registered.schema_id,
+            "version": registered.version,
+            "global_id": registered.global_id,
+            "is_new": registered.is_new,
+            "fingerprint": registered.fingerprint,
+        }
+    ):
         return
     what = "registered" if registered.is_new else "already registered"
     ids = f"schema id {registered.schema_id}, version {registered.version}, global id {registered.global_id}"
@@ -166,7 +164,6 @@ def check(
     latest: bool,
     level: str | None,
     url: str,
-    as_json: bool,
 ) -> None:
     """Check whether a definition may be the next version of a subject.
 
@@ -186,7 +183,7 @@ def check(
         return found, level or str(await client.schemas.compatibility(subject))
 
     reasons, used = with_client(url, work)
-    if as_json:
+    if wants_json():
         emit_json({"subject": subject, "level": used, "compatible": not reasons, "reasons": reasons_json(reasons)})
         if reasons:
             sys.exit(1)
@@ -229,7 +226,6 @@ def get(
     global_id: int | None,
     deleted: bool,
     url: str,
-    as_json: bool,
 ) -> None:
     """Print a definition as it was registered; with --json, everything about the version."""
     if sum(one is not None for one in (subject, schema_id, global_id)) != 1:
@@ -247,8 +243,7 @@ def get(
         return await client.schemas.get(subject, chosen or "latest", deleted=deleted)
 
     found = with_client(url, work)
-    if as_json:
-        emit_json(version_dict(found))
+    if shown_as_json(version_dict(found)):
         return
     if is_terminal(sys.stdout):
         note(f"{found.subject} version {found.version}, {found.definition.format}, global id {found.global_id}")
@@ -289,7 +284,7 @@ danube schemas list --deleted --json
 @click.option("--deleted", is_flag=True, help="Also those that are deleted.")
 @url_option
 @json_option
-def list_(prefix: str, is_long: bool, deleted: bool, url: str, as_json: bool) -> None:
+def list_(prefix: str, is_long: bool, deleted: bool, url: str) -> None:
     """List subjects by name, those that begin with PREFIX."""
 
     async def work(client: Client) -> tuple[list[str], list[SubjectDescription]]:
@@ -298,12 +293,12 @@ def list_(prefix: str, is_long: bool, deleted: bool, url: str, as_json: bool) ->
 
     names, found = with_client(url, work)
     if not is_long:
-        if as_json:
+        if wants_json():
             emit_json(names)
         else:
             for name in names:
                 click.echo(name)
-    elif as_json:
+    elif wants_json():
         emit_json([subject_dict(one) for one in found])
     else:
         table(
@@ -327,11 +322,10 @@ def list_(prefix: str, is_long: bool, deleted: bool, url: str, as_json: bool) ->
 @click.argument("subject", type=SUBJECT)
 @url_option
 @json_option
-def describe(subject: str, url: str, as_json: bool) -> None:
+def describe(subject: str, url: str) -> None:
     """Show a subject: its ids, versions, compatibility, and the topics that are bound to it."""
     found = with_client(url, lambda client: client.schemas.describe(subject))
-    if as_json:
-        emit_json(subject_dict(found))
+    if shown_as_json(subject_dict(found)):
         return
     inherited = " (the broker's default)" if found.compatibility is None else ""
     fields(
@@ -371,7 +365,7 @@ def subject_dict(found: SubjectDescription) -> dict[str, Any]:
 @click.option("--deleted", is_flag=True, help="Also those that are deleted.")
 @url_option
 @json_option
-def versions(subject: str, deleted: bool, url: str, as_json: bool) -> None:
+def versions(subject: str, deleted: bool, url: str) -> None:
     """List the versions of a subject with their ids, tags and references."""
 
     async def work(client: Client) -> list[SchemaVersion]:
@@ -379,8 +373,7 @@ def versions(subject: str, deleted: bool, url: str, as_json: bool) -> None:
         return [await client.schemas.get(subject, number, deleted=True) for number in numbers]
 
     found = with_client(url, work)
-    if as_json:
-        emit_json([version_dict(one) for one in found])
+    if shown_as_json([version_dict(one) for one in found]):
         return
     table(
         ["version", "global id", "format", "created", "state", "tags", "references"],
@@ -420,9 +413,7 @@ danube schemas delete orders --permanent --yes               for good, after it 
 @yes_option
 @url_option
 @json_option
-def delete(
-    subject: str, version: int | None, latest: bool, permanent: bool, yes: bool, url: str, as_json: bool
-) -> None:
+def delete(subject: str, version: int | None, latest: bool, permanent: bool, yes: bool, url: str) -> None:
     """Delete a version of a subject, or without --version the whole subject.
 
     A deleted version takes no new messages; messages that have it can still be decoded. --permanent removes what was
@@ -433,8 +424,7 @@ def delete(
     what = subject if chosen is None else f"version {chosen} of {subject}"
     confirm(f"Delete {what}{' for good' * permanent}?", yes)
     deleted = with_client(url, lambda client: client.schemas.delete(subject, chosen, permanent=permanent))
-    if as_json:
-        emit_json({"subject": subject, "deleted": deleted, "permanent": permanent})
+    if shown_as_json({"subject": subject, "deleted": deleted, "permanent": permanent}):
         return
     how = "removed" if permanent else "deleted"
     click.echo(f"{how} {plural(len(deleted), 'version')} of {subject}: {', '.join(map(str, deleted))}")
@@ -455,7 +445,7 @@ danube schemas set-compatibility --default forward           changes the broker'
 @click.option("--default", "is_default", is_flag=True, help="Set the broker's default: leave out SUBJECT.")
 @url_option
 @json_option
-def set_compatibility(words: tuple[str, ...], is_default: bool, url: str, as_json: bool) -> None:
+def set_compatibility(words: tuple[str, ...], is_default: bool, url: str) -> None:
     """Set what a new version must be able to do with those before it.
 
     none, backward (reads what the last one wrote), forward (is read by the last one), full (both), or with -transitive
@@ -469,7 +459,7 @@ def set_compatibility(words: tuple[str, ...], is_default: bool, url: str, as_jso
     except Invalid as error:
         raise click.UsageError(error.message) from None
     used = with_client(url, lambda client: client.schemas.set_compatibility(subject, level))
-    _show_level(subject, used, as_json)
+    _show_level(subject, used)
 
 
 @schemas.command(
@@ -478,16 +468,13 @@ def set_compatibility(words: tuple[str, ...], is_default: bool, url: str, as_jso
 @click.argument("subject", type=SUBJECT, required=False)
 @url_option
 @json_option
-def compatibility(subject: str | None, url: str, as_json: bool) -> None:
+def compatibility(subject: str | None, url: str) -> None:
     """Show the compatibility level of a subject, or the broker's default."""
-    _show_level(subject, with_client(url, lambda client: client.schemas.compatibility(subject)), as_json)
+    _show_level(subject, with_client(url, lambda client: client.schemas.compatibility(subject)))
 
 
-def _show_level(subject: str | None, level: Compatibility, as_json: bool) -> None:
-    if as_json:
-        emit_json({"subject": subject, "compatibility": str(level)})
-    else:
-        click.echo(f"{subject or 'default'}: {level}")
+def _show_level(subject: str | None, level: Compatibility) -> None:
+    show({"subject": subject, "compatibility": str(level)}, f"{subject or 'default'}: {level}")
 
 
 @schemas.command(
@@ -505,16 +492,14 @@ danube schemas tag orders reviewed --version 2 --remove
 @click.option("--remove", is_flag=True, help="Remove the tags instead of adding them.")
 @url_option
 @json_option
-def tag(
-    subject: str, tags: tuple[str, ...], version: int | None, latest: bool, remove: bool, url: str, as_json: bool
-) -> None:
+def tag(subject: str, tags: tuple[str, ...], version: int | None, latest: bool, remove: bool, url: str) -> None:
     """Add tags to a version, or remove them. A tag is any text."""
     chosen = chosen_version(version, latest) or "latest"
     number, left = with_client(url, lambda client: _change_tags(client, subject, chosen, tags, remove))
-    if as_json:
-        emit_json({"subject": subject, "version": number, "tags": left})
-    else:
-        click.echo(f"{subject} version {number}: {', '.join(left) or 'no tags'}")
+    show(
+        {"subject": subject, "version": number, "tags": left},
+        f"{subject} version {number}: {', '.join(left) or 'no tags'}",
+    )
 
 
 async def _change_tags(

@@ -17,7 +17,7 @@ from pydanube.model.errors import DanubeError, Invalid
 
 from .credential_options import show_to_children
 from .options import examples, json_option, url_option
-from .output import fail, note, plural
+from .output import fail, note, plural, wants_json
 from .session import ANSWER_SECONDS, REACH_SECONDS
 from .sql_output import FORMATS, write_rows
 from .streams import is_terminal, need_stdout
@@ -86,7 +86,6 @@ def sql(
     on_decode_error: str | None,
     master: str,
     url: str,
-    as_json: bool,
 ) -> None:
     """Query topics with SQL.
 
@@ -95,7 +94,7 @@ def sql(
     starts. Filters on partition, offset, append_time, publish_time and key are applied before messages are read.
     """
     show_to_children()
-    form = _form(form, as_json, output)
+    form = _form(form, output)
     text = _text(query, file)
     need_stdout()
     try:
@@ -119,11 +118,11 @@ def sql(
         raise click.Abort from None
 
 
-def _form(form: str | None, as_json: bool, output: Path | None) -> str:
+def _form(form: str | None, output: Path | None) -> str:
     """Return the format that was chosen. Raises UsageError for a contradiction."""
-    if as_json and form not in (None, "json"):
+    if wants_json() and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form} contradict each other: give one of them")
-    chosen = "json" if as_json else form or "table"
+    chosen = "json" if wants_json() else form or "table"
     if chosen == "parquet" and output is None:
         raise click.UsageError("--format parquet needs --output FILE")
     if output is not None and not (output.parent.is_dir() and os.access(output.parent, os.W_OK | os.X_OK)):

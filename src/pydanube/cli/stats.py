@@ -12,7 +12,7 @@ from pydanube.model.paging import TOPIC_NUMBERS, PageQuery
 from pydanube.model.statistics import PartitionStatistics, SubscriptionStatistics, TopicSummary
 
 from .options import TOPIC, examples, json_option, url_option
-from .output import emit_json, fields, number, plural, size, span, table
+from .output import emit_json, fields, number, plural, shown_as_json, size, span, table, wants_json
 from .paging import PageOptions, page_options
 from .session import with_client
 from .topic_totals import TopicTotals, as_dict, sum_topic
@@ -37,7 +37,7 @@ danube topics stats --sort backlog --limit 20               a table of topics; o
 @click.option("-v", "--verbose", is_flag=True, help="Show consumers and partitions too, and what is 0.")
 @url_option
 @json_option
-def stats(topic: TopicName | None, page: PageOptions, verbose: bool, url: str, as_json: bool) -> None:
+def stats(topic: TopicName | None, page: PageOptions, verbose: bool, url: str) -> None:
     """Show a topic's rates, and the backlog of its subscriptions; without TOPIC, a table of all topics.
 
     Rates are averages over the last seconds; totals count since the broker opened the topic. Bytes are those of
@@ -48,13 +48,12 @@ def stats(topic: TopicName | None, page: PageOptions, verbose: bool, url: str, a
     --sort, --limit and --after.
     """
     if topic is None:
-        summaries(page, url, as_json)
+        summaries(page, url)
         return
     if page:
         raise click.UsageError("--filter, --sort, --reverse, --limit and --after are for a table: leave out the topic")
     figures = sum_topic(with_client(url, lambda client: client.topic_statistics(str(topic))))
-    if as_json:
-        emit_json(as_dict(figures))
+    if shown_as_json(as_dict(figures)):
         return
     fields(_topic(figures))
     for subscription in figures.subscriptions:
@@ -180,7 +179,7 @@ def _rate(one: PartitionStatistics | SubscriptionStatistics) -> str:
     return f"{number(one.messages_per_s)} msg/s, {size(one.bytes_per_s)}/s"
 
 
-def summaries(page: PageOptions, url: str, as_json: bool) -> None:
+def summaries(page: PageOptions, url: str) -> None:
     """Print the summaries of the topics that were chosen."""
 
     async def work(client: Client) -> tuple[list[TopicSummary], str]:
@@ -191,7 +190,7 @@ def summaries(page: PageOptions, url: str, as_json: bool) -> None:
         return await page.collect(ask)
 
     found, following = with_client(url, work)
-    if as_json:
+    if wants_json():
         topics = [asdict(one) for one in found]
         emit_json(topics if page.limit is None else {"topics": topics, "next": following})
         return

@@ -19,7 +19,7 @@ from pydanube.model.addresses import host_port, is_loopback
 from pydanube.model.positions import datetime_from_micros
 
 from .options import STORE_OPTION, config_option, examples, json_option
-from .output import emit_json, fail, fields, note, plural, size
+from .output import fail, fields, note, plural, show, size
 from .storage_admin import gc, segments, upload, usage, verify
 from .streams import write_in_background
 
@@ -168,7 +168,6 @@ def restore(
     options: tuple[tuple[str, str], ...],
     options_file: Path | None,
     path: Path | None,
-    as_json: bool,
 ) -> None:
     """Make a data directory from an object store alone: topics, policies, subscriptions, schemas and history.
 
@@ -182,10 +181,7 @@ def restore(
     overrides = {"server.data_dir": data_dir, "storage.url": url, "storage.options": given or None}
     settings = Settings.load(path, os.environ, overrides)
     report = asyncio.run(_restore(settings))
-    if as_json:
-        emit_json(asdict(report))
-    else:
-        _show(report, settings)
+    show(asdict(report), lambda: _show(report, settings))
     if report.missing:
         fail(f"{plural(len(report.missing), 'object')} of the catalog are not in the store; first {report.missing[0]}")
 

@@ -12,7 +12,7 @@ from pydanube.model.positions import Position, datetime_from_micros
 from pydanube.model.storage import PartitionUsage, StorageDamage, StorageStatus, StorageUsage, StorageVerified
 
 from .options import POSITION, TOPIC, Parsed, examples, json_option, url_option
-from .output import emit_json, fail, fields, note, plural, printable, size, span, table
+from .output import emit_json, fail, fields, note, plural, printable, show, shown_as_json, size, span, table, wants_json
 from .session import with_client
 from .values import TakesAgo, some_bytes
 
@@ -40,7 +40,7 @@ danube storage usage --json | jq '.status.uploads, .total.waiting_bytes'
 @click.argument("topic", type=TOPIC, required=False)
 @url_option
 @json_option
-def usage(topic: TopicName | None, url: str, as_json: bool) -> None:
+def usage(topic: TopicName | None, url: str) -> None:
     """Show what is in the log and in object storage, what waits to be uploaded, and how uploads are doing.
 
     Without TOPIC, all topics, added up over their partitions. 'waiting' is in the log and not yet in object storage; of
@@ -48,8 +48,7 @@ def usage(topic: TopicName | None, url: str, as_json: bool) -> None:
     have them, and 'uploads', 'log on disk' and 'slices' are those of the broker that is asked.
     """
     found = with_client(url, lambda client: client.storage_usage(_text(topic)), answer_seconds=PATIENCE_SECONDS)
-    if as_json:
-        emit_json(_usage_json(found))
+    if shown_as_json(_usage_json(found)):
         return
     fields(_status(found.status, found.total))
     click.echo()
@@ -141,7 +140,7 @@ danube storage segments /default/orders -n 0 --json | jq -r '.[].object'
 @click.option("-n", "--count", type=click.IntRange(min=0), default=100, show_default=True, help="How many; 0: all.")
 @url_option
 @json_option
-def segments(topic: TopicName, partition: int, start: Position, count: int, url: str, as_json: bool) -> None:
+def segments(topic: TopicName, partition: int, start: Position, count: int, url: str) -> None:
     """List the objects that hold a partition's history: which offsets and times are in which object.
 
     One partition at a time: --partition says which.
@@ -153,7 +152,7 @@ def segments(topic: TopicName, partition: int, start: Position, count: int, url:
 
     found, partitions = with_client(url, ask, answer_seconds=PATIENCE_SECONDS)
     shown = found[:count] if count else found
-    if as_json:
+    if wants_json():
         emit_json([asdict(one) for one in shown])
     elif shown:
         _segments_table(shown)
@@ -199,7 +198,7 @@ danube storage upload && systemctl stop danube
 @click.argument("topic", type=TOPIC, required=False)
 @url_option
 @json_option
-def upload(topic: TopicName | None, url: str, as_json: bool) -> None:
+def upload(topic: TopicName | None, url: str) -> None:
     """Upload what waits in the log now, however little it is, and wait until it is done.
 
     Brokers upload by themselves, once a partition has enough (storage.segment_bytes) or has waited long enough
@@ -216,10 +215,10 @@ def upload(topic: TopicName | None, url: str, as_json: bool) -> None:
             return await client.upload_storage(_text(topic), progress=progress)
 
         done = with_client(url, work, answer_seconds=PATIENCE_SECONDS)
-    if as_json:
-        emit_json({"uploaded_bytes": done.total_bytes})
-    else:
-        click.echo(f"uploaded {size(done.total_bytes)}" if done.total_bytes else "nothing was waiting")
+    show(
+        {"uploaded_bytes": done.total_bytes},
+        f"uploaded {size(done.total_bytes)}" if done.total_bytes else "nothing was waiting",
+    )
 
 
 @click.command(
@@ -237,7 +236,7 @@ danube storage verify --json | jq '.damages[] | {object, detail}'
 @click.option("--rate", type=SIZE, help="Read at most this many bytes a second.")
 @url_option
 @json_option
-def verify(topic: TopicName | None, rate: int | None, url: str, as_json: bool) -> None:
+def verify(topic: TopicName | None, rate: int | None, url: str) -> None:
     """Let the broker read every object of a topic, or of all topics, and report what is damaged or missing.
 
     Reads footers, every batch and every checksum, and compares them with the catalog. Changes nothing. Damage is one
@@ -251,7 +250,7 @@ def verify(topic: TopicName | None, rate: int | None, url: str, as_json: bool) -
             return await client.verify_storage(_text(topic), rate=rate, progress=lambda found: bar(found.bytes))
 
     found = with_client(url, work, answer_seconds=PATIENCE_SECONDS)
-    if as_json:
+    if wants_json():
         emit_json({"sound": not found.damages, **asdict(found)})
     else:
         for one in found.damages:
@@ -259,7 +258,7 @@ def verify(topic: TopicName | None, rate: int | None, url: str, as_json: bool) -
     read = f"{plural(found.segments, 'segment')}, {plural(found.messages, 'message')}, {size(found.bytes)} read"
     if found.damages:
         fail(f"{plural(len(found.damages), 'segment')} damaged or missing ({read}): see 'Damage' in docs/operations.md")
-    if not as_json:
+    if not wants_json():
         click.echo(f"sound: {read}")
 
 
@@ -282,7 +281,7 @@ danube storage gc --orphans                     also what uploads that were cut 
 @click.option("--orphans", is_flag=True, help="Also objects that no upload came to list; reads the whole listing.")
 @url_option
 @json_option
-def gc(dry_run: bool, orphans: bool, url: str, as_json: bool) -> None:
+def gc(dry_run: bool, orphans: bool, url: str) -> None:
     """Delete objects that are no longer needed: their topic was deleted, or retention has passed them.
 
     Only after the grace period (storage.grace_s), so that their readers can finish. Brokers do this by
@@ -297,8 +296,7 @@ def gc(dry_run: bool, orphans: bool, url: str, as_json: bool) -> None:
             )
 
     done = with_client(url, work, answer_seconds=PATIENCE_SECONDS)
-    if as_json:
-        emit_json({"dry_run": dry_run, **asdict(done)})
+    if shown_as_json({"dry_run": dry_run, **asdict(done)}):
         return
     verb = "would delete" if dry_run else "deleted"
     more = f", {size(done.deleted_bytes)} of orphans" if done.deleted_bytes else ""

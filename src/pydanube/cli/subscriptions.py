@@ -28,7 +28,7 @@ from .options import (
     url_option,
     yes_option,
 )
-from .output import emit_json, fields, table
+from .output import emit_json, fields, show, shown_as_json, table, wants_json
 from .session import with_client
 from .stats import consumers
 from .topic_totals import sum_topic
@@ -83,7 +83,6 @@ def create(
     type_: SubscriptionTypeName,
     start: Position,
     url: str,
-    as_json: bool,
     **given: Any,
 ) -> None:
     """Create a subscription; what is published from now on waits for it.
@@ -99,17 +98,14 @@ def create(
             str(topic), subscription, type=type_, start=start, failure_policy=policy
         ),
     )
-    if as_json:
-        emit_json({"topic": str(topic), "subscription": subscription, "created": True})
-    else:
-        click.echo(f"created {subscription} on {topic}")
+    show({"topic": str(topic), "subscription": subscription, "created": True}, f"created {subscription} on {topic}")
 
 
 @subscriptions.command("list", epilog=examples("danube subscriptions list /default/orders\ndanube subscriptions list"))
 @click.argument("topic", type=TOPIC, required=False)
 @url_option
 @json_option
-def list_(topic: TopicName | None, url: str, as_json: bool) -> None:
+def list_(topic: TopicName | None, url: str) -> None:
     """List the subscriptions of a topic, or of all topics, with how far each is behind."""
 
     async def work(client: Client) -> list[tuple[str, SubscriptionStatistics]]:
@@ -117,7 +113,7 @@ def list_(topic: TopicName | None, url: str, as_json: bool) -> None:
         return [(name, one) for name in names for one in await _subscriptions(client, name, topic is not None)]
 
     found = with_client(url, work)
-    if as_json:
+    if wants_json():
         emit_json(
             [
                 {
@@ -153,7 +149,7 @@ async def _subscriptions(client: Client, topic: str, wanted: bool) -> list[Subsc
 @click.argument("subscription", type=SUBSCRIPTION)
 @url_option
 @json_option
-def describe(topic: TopicName, subscription: str, url: str, as_json: bool) -> None:
+def describe(topic: TopicName, subscription: str, url: str) -> None:
     """Show where a subscription is, how far behind, who consumes it, and what happens to messages that fail."""
 
     async def work(client: Client) -> tuple[SubscriptionDescription, SubscriptionStatistics | None]:
@@ -161,8 +157,7 @@ def describe(topic: TopicName, subscription: str, url: str, as_json: bool) -> No
         return described, sum_topic(await client.topic_statistics(str(topic))).subscription(subscription)
 
     found, figures = with_client(url, work)
-    if as_json:
-        emit_json(_as_dict(found, figures))
+    if shown_as_json(_as_dict(found, figures)):
         return
     fields(
         [
@@ -240,9 +235,7 @@ danube subscriptions unacked-max /default/orders billing unlimited
 @expected_option
 @url_option
 @json_option
-def unacked_max(
-    topic: TopicName, subscription: str, messages: int | None, expected: str, url: str, as_json: bool
-) -> None:
+def unacked_max(topic: TopicName, subscription: str, messages: int | None, expected: str, url: str) -> None:
     """Show how many messages may be delivered and not acked yet, or change it to MESSAGES.
 
     The limit is that of each partition, over all consumers of the subscription. It takes effect at once; 'unlimited'
@@ -256,10 +249,7 @@ def unacked_max(
         return messages
 
     limit = with_client(url, work)
-    if as_json:
-        emit_json({"topic": str(topic), "subscription": subscription, "unacked_max": limit})
-    else:
-        click.echo(_limit_text(limit))
+    show({"topic": str(topic), "subscription": subscription, "unacked_max": limit}, _limit_text(limit))
 
 
 @subscriptions.command("delete", epilog=examples("danube subscriptions delete /default/orders billing --yes"))
@@ -269,11 +259,8 @@ def unacked_max(
 @expected_option
 @url_option
 @json_option
-def delete(topic: TopicName, subscription: str, yes: bool, expected: str, url: str, as_json: bool) -> None:
+def delete(topic: TopicName, subscription: str, yes: bool, expected: str, url: str) -> None:
     """Delete a subscription and its position. The messages stay."""
     confirm(f"Delete subscription {subscription} of {topic}?", yes)
     with_client(url, lambda client: client.delete_subscription(str(topic), subscription, expected=expected))
-    if as_json:
-        emit_json({"topic": str(topic), "subscription": subscription, "deleted": True})
-    else:
-        click.echo(f"deleted {subscription} of {topic}")
+    show({"topic": str(topic), "subscription": subscription, "deleted": True}, f"deleted {subscription} of {topic}")

@@ -14,7 +14,7 @@ from pydanube.model.positions import datetime_from_micros
 
 from .credential_options import show_to_children
 from .options import DURATION, POSITION, STORE_OPTION, SUBSCRIPTION, TOPIC, examples, json_option, url_option
-from .output import emit_json, plural, size, table
+from .output import emit_json, plural, shown_as_json, size, table, wants_json
 from .storage_admin import SIZE
 from .values import TakesAgo
 
@@ -110,7 +110,7 @@ danube table land /default/orders s3://lake/orders --option aws_region=eu-centra
 @store_option
 @url_option
 @json_option
-def land(topic: TopicName, place: str, url: str, master: str, as_json: bool, **given: Any) -> None:
+def land(topic: TopicName, place: str, url: str, master: str, **given: Any) -> None:
     """Land a topic in a table: continuously, or what there is now.
 
     The table is created if it does not exist, and appended to if its columns fit; a table of other columns is refused
@@ -123,7 +123,7 @@ def land(topic: TopicName, place: str, url: str, master: str, as_json: bool, **g
     from .table_landing import run_landing
 
     show_to_children()
-    run_landing(str(topic), place, url, master, as_json, given)
+    run_landing(str(topic), place, url, master, given)
 
 
 @table_.command(
@@ -137,14 +137,13 @@ danube table list /lake/orders --json | jq '.[].landings[].topics'
 )
 @click.argument("places", metavar="DIRECTORY...", nargs=-1, required=True)
 @json_option
-def list_(places: tuple[str, ...], as_json: bool) -> None:
+def list_(places: tuple[str, ...]) -> None:
     """List the tables in directories, and what was landed in them: topics, offsets, queries.
 
     Read from the tables themselves, where each commit records it. A table that nothing was landed in has no topic.
     """
     found = [_description(one) for one in _find(places)]
-    if as_json:
-        emit_json(found)
+    if shown_as_json(found):
         return
     rows = []
     for one in found:
@@ -178,7 +177,7 @@ danube table lag /lake/orders --json | jq '[.[].behind] | add'
 @click.argument("places", metavar="TABLE...", nargs=-1, required=True)
 @url_option
 @json_option
-def lag(places: tuple[str, ...], url: str, as_json: bool) -> None:
+def lag(places: tuple[str, ...], url: str) -> None:
     """Show how many messages the landings of tables are behind, for each partition.
 
     Compares the offsets that the table records with the ends of the topic's partitions.
@@ -194,8 +193,7 @@ def lag(places: tuple[str, ...], url: str, as_json: bool) -> None:
         for one in _find(places):
             for record in _landings(one):
                 lags += [{"table": one.home, "query": record.query, **asdict(part)} for part in lag_of(record, queries)]
-    if as_json:
-        emit_json(lags)
+    if shown_as_json(lags):
         return
     if not lags:
         click.echo("nothing was landed in this table by 'danube table land'")
@@ -229,7 +227,6 @@ def compact(
     format_: Format | None,
     catalog: tuple[tuple[str, str], ...],
     store: tuple[tuple[str, str], ...],
-    as_json: bool,
 ) -> None:
     """Rewrite small files into larger ones, and delete what no version needs any more.
 
@@ -246,7 +243,7 @@ def compact(
     done = one.compact(target)
     orphans = remove_orphans(one)
     expired = one.expire(retain)
-    if as_json:
+    if wants_json():
         orphan_bytes = sum(file.size for file in orphans)
         emit_json(
             {

@@ -15,7 +15,7 @@ import click
 from pydanube.model.errors import Refused
 from pydanube.model.positions import Position
 
-from .output import emit_json, note, number, plural
+from .output import emit_json, note, number, plural, wants_json
 from .session import with_client
 from .streams import is_terminal
 from .table import table_options
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pydanube.spark.tables.landing import Landing
 
 
-def run_landing(topic: str, place: str, url: str, master: str, as_json: bool, given: dict[str, Any]) -> None:
+def run_landing(topic: str, place: str, url: str, master: str, given: dict[str, Any]) -> None:
     """Check everything that needs no Spark, then run the stream until it ends or is stopped."""
     from pydanube.spark.tables.landing import check_landing
 
@@ -43,8 +43,8 @@ def run_landing(topic: str, place: str, url: str, master: str, as_json: bool, gi
 
     with_client(url, check)
     check_landing(landing)
-    progress = _Progress(topic, place, as_json)
-    if not as_json:
+    progress = _Progress(topic, place)
+    if not wants_json():
         note(f"landing {topic} in {place}: starting Spark")
     with quiet_session(f"land {topic}", master, given["spark_log"]) as spark:
         from pydanube.runtime.signals import StopSignals
@@ -118,16 +118,16 @@ def _read_options(url: str, given: dict[str, Any]) -> dict[str, str]:
 class _Progress:
     """What was landed so far, from the progress that Spark reports after each batch."""
 
-    def __init__(self, topic: str, place: str, as_json: bool) -> None:
+    def __init__(self, topic: str, place: str) -> None:
         self._topic = topic
         self._place = place
-        self._as_json = as_json
+        self._as_json = wants_json()
         self._seen = -1
         self._landed = 0
         self._behind = 0
         self._seconds = 0.0
         self._begin = time.perf_counter()
-        self._terminal = is_terminal(sys.stderr) and not as_json
+        self._terminal = is_terminal(sys.stderr) and not self._as_json
         self._width = 0
 
     def show(self, query: StreamingQuery) -> None:

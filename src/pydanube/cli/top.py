@@ -16,7 +16,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.positions import datetime_from_micros
 
 from .options import DURATION, TOPIC, examples, json_option, url_option
-from .output import emit_json, span, table
+from .output import emit_json, span, table, wants_json
 from .session import Stop, with_client
 from .streams import is_terminal, need_stdout
 from .topic_totals import TopicTotals, as_dict, sum_topic
@@ -48,7 +48,7 @@ danube top --json --interval 10 >> figures.jsonl            one JSON document a 
 @click.option("--sort", "order", type=click.Choice(SORTS), default="worst", show_default=True, help="What comes first.")
 @url_option
 @json_option
-def top(topics: tuple[TopicName, ...], interval: float, once: bool, order: str, url: str, as_json: bool) -> None:
+def top(topics: tuple[TopicName, ...], interval: float, once: bool, order: str, url: str) -> None:
     """Watch topics and subscriptions: rates, backlogs, redeliveries.
 
     In a terminal the view stays until q or Ctrl-C (exit code 0); otherwise it is printed once. The worst come first:
@@ -61,17 +61,13 @@ def top(topics: tuple[TopicName, ...], interval: float, once: bool, order: str, 
         raise click.BadParameter(f"use {INTERVAL_SECONDS_MIN:g} seconds or more", param_hint="--interval")
     need_stdout()
     names = [str(topic) for topic in topics]
-    live = is_terminal(sys.stdout) and not once and not as_json
-    with_client(
-        url, lambda client: _watch(client, names, interval, order, live, as_json, once or not (live or as_json))
-    )
+    live = is_terminal(sys.stdout) and not once and not wants_json()
+    with_client(url, lambda client: _watch(client, names, interval, order, live, once or not (live or wants_json())))
 
 
-async def _watch(
-    client: Client, names: Sequence[str], interval: float, order: str, live: bool, as_json: bool, once: bool
-) -> None:
+async def _watch(client: Client, names: Sequence[str], interval: float, order: str, live: bool, once: bool) -> None:
     stop = Stop()
-    with _screen(order, interval, stop) if live else nullcontext(_json if as_json else _text(order)) as show:
+    with _screen(order, interval, stop) if live else nullcontext(_json if wants_json() else _text(order)) as show:
         async for snapshot in _snapshots(client, names, interval, stop):
             show(snapshot)
             if once:

@@ -30,7 +30,7 @@ from .options import (
     url_option,
     yes_option,
 )
-from .output import emit_json, fields, note, plural, size, table
+from .output import emit_json, fields, note, plural, show, shown_as_json, size, table, wants_json
 from .paging import PageOptions, page_options
 from .policies import topic_policies
 from .schema_bindings import binding_dict, binding_text, find_binding
@@ -91,13 +91,7 @@ danube topics create /default/prices --non-reliable         never stored; who is
 @url_option
 @json_option
 def create(
-    topic: TopicName,
-    partitions: int,
-    ack_level: AckLevelName | None,
-    reliable: bool,
-    if_not_exists: bool,
-    url: str,
-    as_json: bool,
+    topic: TopicName, partitions: int, ack_level: AckLevelName | None, reliable: bool, if_not_exists: bool, url: str
 ) -> None:
     """Create a topic.
 
@@ -127,10 +121,7 @@ def create(
         return True
 
     created = with_client(url, work)
-    if as_json:
-        emit_json({"topic": str(topic), "created": created})
-    else:
-        click.echo(f"{'created' if created else 'exists'} {topic}")
+    show({"topic": str(topic), "created": created}, f"{'created' if created else 'exists'} {topic}")
 
 
 @topics.command("grow", epilog=examples("danube topics grow /default/clicks 16"))
@@ -139,7 +130,7 @@ def create(
 @expected_option
 @url_option
 @json_option
-def grow(topic: TopicName, partitions: int, expected: str, url: str, as_json: bool) -> None:
+def grow(topic: TopicName, partitions: int, expected: str, url: str) -> None:
     """Give a partitioned topic more partitions, PARTITIONS in all.
 
     This breaks the order per key across the change: a key's partition follows from their number, so that new messages
@@ -147,27 +138,21 @@ def grow(topic: TopicName, partitions: int, expected: str, url: str, as_json: bo
     consumers finish first. A topic never shrinks.
     """
     with_client(url, lambda client: client.grow_topic(str(topic), partitions, expected=expected))
-    if as_json:
-        emit_json({"topic": str(topic), "partitions": partitions})
-    else:
-        click.echo(f"{topic} has {partitions} partitions")
+    show({"topic": str(topic), "partitions": partitions}, f"{topic} has {partitions} partitions")
 
 
 @topics.command("unload", epilog=examples("danube topics unload /default/orders"))
 @click.argument("topic", type=TOPIC)
 @url_option
 @json_option
-def unload(topic: TopicName, url: str, as_json: bool) -> None:
+def unload(topic: TopicName, url: str) -> None:
     """Close a topic at its broker; it is opened again when it is used next.
 
     What was published and acked is synced first. Connected producers and consumers continue by themselves; messages
     that were delivered and not acked come again.
     """
     with_client(url, lambda client: client.unload_topic(str(topic)))
-    if as_json:
-        emit_json({"topic": str(topic), "unloaded": True})
-    else:
-        click.echo(f"unloaded {topic}")
+    show({"topic": str(topic), "unloaded": True}, f"unloaded {topic}")
 
 
 @topics.command("set-ack-level", epilog=examples("danube topics set-ack-level /default/orders stored"))
@@ -175,7 +160,7 @@ def unload(topic: TopicName, url: str, as_json: bool) -> None:
 @click.argument("ack_level", type=click.Choice(["durable", "stored"]))
 @url_option
 @json_option
-def set_ack_level(topic: TopicName, ack_level: Literal["durable", "stored"], url: str, as_json: bool) -> None:
+def set_ack_level(topic: TopicName, ack_level: Literal["durable", "stored"], url: str) -> None:
     """Change the ack level of a topic between durable and stored.
 
     What is published from then on is acked under the new level. A topic that becomes stored is uploaded first, so that
@@ -189,8 +174,7 @@ def set_ack_level(topic: TopicName, ack_level: Literal["durable", "stored"], url
         return [one.index for one in described.partitions if not one.owner]
 
     waiting = with_client(url, change)
-    if as_json:
-        emit_json({"topic": str(topic), "ack_level": ack_level, "waiting": waiting})
+    if shown_as_json({"topic": str(topic), "ack_level": ack_level, "waiting": waiting}):
         return
     click.echo(f"{topic} has the ack level {ack_level}")
     if waiting:
@@ -212,7 +196,7 @@ danube topics takeover /default/orders --partition 3 --accept-loss
 @click.option("--accept-loss", is_flag=True, help="Give up what the lost broker has not uploaded.")
 @url_option
 @json_option
-def takeover(topic: TopicName, partition: int | None, accept_loss: bool, url: str, as_json: bool) -> None:
+def takeover(topic: TopicName, partition: int | None, accept_loss: bool, url: str) -> None:
     """Take partitions over from a broker that is lost.
 
     Partitions of durable and written topics wait for their broker, because only its disk has what was not uploaded.
@@ -222,8 +206,7 @@ def takeover(topic: TopicName, partition: int | None, accept_loss: bool, url: st
     lost = with_client(
         url, lambda client: client.take_over_topic(str(topic), partition=partition, accept_loss=accept_loss)
     )
-    if as_json:
-        emit_json([asdict(one) for one in lost])
+    if shown_as_json([asdict(one) for one in lost]):
         return
     for one in lost:
         gone = "nothing is lost" if one.is_empty else f"offsets {one.start} to {one.end - 1} are given up"
@@ -246,7 +229,7 @@ danube topics salvage /default/orders --partition 3 --to /default/salvaged --dro
 @click.option("--drop", is_flag=True, help="Drop the leftovers when they are published.")
 @url_option
 @json_option
-def salvage(topic: TopicName, partition: int, to: TopicName, broker: str, drop: bool, url: str, as_json: bool) -> None:
+def salvage(topic: TopicName, partition: int, to: TopicName, broker: str, drop: bool, url: str) -> None:
     """Publish leftovers of a partition to another topic.
 
     Each message says where it was, in the attributes x-original-topic, x-original-partition and x-original-offset.
@@ -255,7 +238,7 @@ def salvage(topic: TopicName, partition: int, to: TopicName, broker: str, drop: 
     published = with_client(
         url, lambda client: client.salvage_topic(str(topic), partition, str(to), broker=broker, drop=drop)
     )
-    if as_json:
+    if wants_json():
         emit_json({"topic": str(topic), "partition": partition, "to": str(to), "published": published, "dropped": drop})
     else:
         told = f"published {plural(published, 'message')} to {to}" if published else f"nothing new to publish to {to}"
@@ -280,7 +263,7 @@ danube topics truncate /default/clicks --before latest --yes        deletes all 
 @yes_option
 @url_option
 @json_option
-def truncate(topic: TopicName, before: Position, partition: int | None, yes: bool, url: str, as_json: bool) -> None:
+def truncate(topic: TopicName, before: Position, partition: int | None, yes: bool, url: str) -> None:
     """Delete everything before an offset, a time or the end of a topic, also what subscriptions have not consumed.
 
     Offsets are not used again. Subscriptions that stand before that position move up to it. This cannot be undone.
@@ -289,10 +272,10 @@ def truncate(topic: TopicName, before: Position, partition: int | None, yes: boo
     question = f"Delete everything before {before} in {where}, also what subscriptions have not consumed?"
     confirm(question, yes, not_done="nothing was deleted")
     starts = with_client(url, lambda client: client.truncate_topic(str(topic), before, partition=partition))
-    if as_json:
-        emit_json({"topic": str(topic), "starts": {str(index): start for index, start in sorted(starts.items())}})
-    else:
-        click.echo(f"truncated {topic} ({format_positions(starts)})")
+    show(
+        {"topic": str(topic), "starts": {str(index): start for index, start in sorted(starts.items())}},
+        f"truncated {topic} ({format_positions(starts)})",
+    )
 
 
 @topics.command(
@@ -309,7 +292,7 @@ danube topics list --filter '/shop/*' --sort backlog --limit 20
 @page_options(TOPIC_NUMBERS)
 @url_option
 @json_option
-def list_(namespace: str | None, page: PageOptions, url: str, as_json: bool) -> None:
+def list_(namespace: str | None, page: PageOptions, url: str) -> None:
     """List topics by name.
 
     With --limit one page is printed, and on stderr what to add for the next one. With --json a page is an object with
@@ -321,7 +304,7 @@ def list_(namespace: str | None, page: PageOptions, url: str, as_json: bool) -> 
             return await client.list_topics(namespace), ""
         return await page.collect(lambda query: _topic_names(client, namespace, query))
 
-    page.show("topics", *with_client(url, work), as_json=as_json)
+    page.show("topics", *with_client(url, work))
 
 
 async def _topic_names(client: Client, namespace: str | None, query: PageQuery) -> tuple[list[str], str]:
@@ -337,7 +320,7 @@ async def _topic_names(client: Client, namespace: str | None, query: PageQuery) 
 @click.argument("topic", type=TOPIC)
 @url_option
 @json_option
-def describe(topic: TopicName, url: str, as_json: bool) -> None:
+def describe(topic: TopicName, url: str) -> None:
     """Show a topic's partitions, offsets, size and subscriptions, and the schema that it carries."""
 
     async def work(client: Client) -> tuple[TopicDescription, list[BrokerStatus], Binding | None]:
@@ -347,8 +330,7 @@ def describe(topic: TopicName, url: str, as_json: bool) -> None:
     found, brokers, binding = with_client(url, work)
     names = {one.addresses.native: one.name for one in brokers if one.addresses.native}
     is_cluster = any(one.incarnation or one.state == AWAY for one in brokers)
-    if as_json:
-        emit_json(as_dict(found, names) | {"schema": None if binding is None else binding_dict(binding)})
+    if shown_as_json(as_dict(found, names) | {"schema": None if binding is None else binding_dict(binding)}):
         return
     fields(
         [
@@ -434,11 +416,8 @@ def as_dict(found: TopicDescription, names: Mapping[str, str]) -> dict[str, Any]
 @expected_option
 @url_option
 @json_option
-def delete(topic: TopicName, yes: bool, expected: str, url: str, as_json: bool) -> None:
+def delete(topic: TopicName, yes: bool, expected: str, url: str) -> None:
     """Delete a topic with its messages and subscriptions."""
     confirm(f"Delete {topic} with all its messages and subscriptions?", yes)
     with_client(url, lambda client: client.delete_topic(str(topic), expected=expected))
-    if as_json:
-        emit_json({"topic": str(topic), "deleted": True})
-    else:
-        click.echo(f"deleted {topic}")
+    show({"topic": str(topic), "deleted": True}, f"deleted {topic}")

@@ -13,7 +13,7 @@ import click
 
 from pydanube.cli.credential_options import choose_broker, credential_options, show_to_children
 from pydanube.cli.options import ACK_LEVEL, COMPRESSION, examples, json_option
-from pydanube.cli.output import emit_json, fail, note, table
+from pydanube.cli.output import fail, note, show, table
 
 
 @click.command(
@@ -81,7 +81,6 @@ danube bench --suite                                    every target of the proj
 def bench(
     url: str | None,
     data_dir: Path | None,
-    as_json: bool,
     baselines: bool,
     suite: bool,
     full: bool,
@@ -100,9 +99,9 @@ def bench(
         data_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="danube-bench-", dir=data_dir) as name:
         if suite:
-            _run(_suite(Path(name), rounds, full, as_json))
+            _run(_suite(Path(name), rounds, full))
         else:
-            _run(_scenario(Path(name), url, baselines, as_json, options))
+            _run(_scenario(Path(name), url, baselines, options))
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
@@ -120,8 +119,8 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         raise click.Abort from None
 
 
-async def _scenario(directory: Path, url: str | None, baselines: bool, as_json: bool, options: dict[str, Any]) -> None:
-    from .report import show
+async def _scenario(directory: Path, url: str | None, baselines: bool, options: dict[str, Any]) -> None:
+    from . import report
     from .runs import broker_for, measure, measure_baselines
     from .scenario import Scenario
 
@@ -143,15 +142,12 @@ async def _scenario(directory: Path, url: str | None, baselines: bool, as_json: 
         result = await measure(scenario, address, broker)
     if baselines:
         result.baselines = await measure_baselines(scenario, directory)
-    if as_json:
-        emit_json(result.to_dict())
-    else:
-        show(result)
+    show(result.to_dict(), lambda: report.show(result))
     if result.faults:
         fail("the integrity check failed: " + ", ".join(f"{count:,} {kind}" for kind, count in result.faults.items()))
 
 
-async def _suite(directory: Path, rounds: int, full: bool, as_json: bool) -> None:
+async def _suite(directory: Path, rounds: int, full: bool) -> None:
     import msgspec
 
     from .report import BUSY_CORES
@@ -161,17 +157,17 @@ async def _suite(directory: Path, rounds: int, full: bool, as_json: bool) -> Non
         verdict
         async for verdict in run(directory, rounds=rounds, full=full, says=lambda name: note(f"measuring: {name}"))
     ]
-    if as_json:
-        emit_json([msgspec.to_builtins(verdict) for verdict in verdicts])
-    else:
-        table(
+    show(
+        [msgspec.to_builtins(verdict) for verdict in verdicts],
+        lambda: table(
             ["scenario", "target", "measured", "ratio", "verdict"],
             [
                 (v.name, v.target, v.measured, "" if v.ratio is None else f"{v.ratio:.2f}", _word(v.reached))
                 for v in verdicts
             ],
             right=["ratio"],
-        )
+        ),
+    )
     busy = [detail["busiest_cores"] for v in verdicts for detail in v.details if "busiest_cores" in detail]
     if busy and max(busy) > BUSY_CORES:
         note(f"other programs kept up to {max(busy):.1f} cores busy meanwhile: run it again on a quiet machine")
