@@ -24,9 +24,10 @@ from pydanube.model.cluster import BrokerSession
 from pydanube.model.dead_letters import LETTER_PRODUCER
 from pydanube.model.errors import Corrupt, Invalid, NotFound, NotOwner, Unavailable
 from pydanube.model.names import TopicName
+from pydanube.model.policies import PolicyReport
 from pydanube.model.settings.sections import LimitSettings
 from pydanube.model.topics import BrokerDescription
-from pydanube.operations import Request, brokers
+from pydanube.operations import Request, brokers, namespaces
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.tasks import Tasks
 
@@ -46,7 +47,7 @@ async def test_a_broker_asks_another_over_one_connection(tmp_path: Path) -> None
         assert {info.node for info in await asyncio.gather(*calls)} == {"b"}
         assert b.server.connections == 1
         with pytest.raises(NotFound, match="/default/nowhere"):
-            await a.peers.request("b", requests.GetPolicies(target="/default/nowhere"), requests.PolicyReport)
+            await a.peers.request("b", namespaces.GetPolicies(target="/default/nowhere"), PolicyReport)
 
 
 async def test_a_forwarded_batch_keeps_its_producer_and_sequence(tmp_path: Path) -> None:

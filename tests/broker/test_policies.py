@@ -28,7 +28,8 @@ async def a_topic(broker, **policies: int) -> BrokerClient:
 async def test_a_topic_inherits_from_its_namespace_and_that_from_the_broker(tmp_path):
     async with open_broker(tmp_path) as broker:
         await a_topic(broker)
-        own, effective, _ = await broker.policies.get(ANONYMOUS, TOPIC)
+        report = await broker.policies.get(ANONYMOUS, TOPIC)
+        own, effective = report.own, report.effective
         assert own == Policies()
         broker_own = replace(
             DEFAULTS,
@@ -69,7 +70,8 @@ async def test_policies_survive_a_restart_and_are_deleted_with_their_topic(tmp_p
         await a_topic(broker, backlog_action=BacklogAction.EVICT, retention_s=-1)
         await broker.policies.set(ANONYMOUS, "default", {"consumers_max": 5})
     async with open_broker(tmp_path) as broker:
-        own, effective, _ = await broker.policies.get(ANONYMOUS, TOPIC)
+        report = await broker.policies.get(ANONYMOUS, TOPIC)
+        own, effective = report.own, report.effective
         assert own == Policies(backlog_action=BacklogAction.EVICT, retention_s=-1)
         assert isinstance(own.backlog_action, BacklogAction)
         assert effective.consumers_max == 5

@@ -10,6 +10,7 @@ from pydanube.cli import session
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.model.errors import Unavailable
+from pydanube.model.paging import NamePage
 
 
 async def answer_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -27,9 +28,7 @@ async def answer_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
             elif frame.kind is FrameKind.PING:
                 writer.write(frames.encode(FrameKind.PONG, b"", frame.correlation))
             else:
-                names = frames.encode(
-                    FrameKind.RESPONSE, requests.encode(requests.Names(["/default/t"])), frame.correlation
-                )
+                names = frames.encode(FrameKind.RESPONSE, requests.encode(NamePage(["/default/t"])), frame.correlation)
                 loop.call_later(3.5, writer.write, names)
     except (asyncio.IncompleteReadError, ConnectionError):
         writer.close()

@@ -19,6 +19,7 @@ from pydanube.codec.batch import Batch, encode
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Frame, FrameKind
 from pydanube.model.errors import DanubeError
+from pydanube.model.paging import NamePage
 from pydanube.model.positions import Position
 from pydanube.runtime.clock import SystemClock
 
@@ -97,8 +98,8 @@ async def test_opening_may_be_cancelled_at_any_step_and_leaves_nothing_unheard(u
 async def test_a_request_whose_answer_cannot_be_read_fails_with_the_connection() -> None:
     async with broker_that(nonsense) as address, asyncio.timeout(60):
         connection = await Connection.open(BrokerAddress.parse(address), SystemClock())
-        with pytest.raises(Unavailable, match="sent what cannot be read: Names"):
-            await connection.request(requests.ListTopics(), requests.Names)
+        with pytest.raises(Unavailable, match="sent what cannot be read: NamePage"):
+            await connection.request(requests.ListTopics(), NamePage)
         heard: asyncio.Future[DanubeError | None] = asyncio.get_running_loop().create_future()
         connection = await Connection.open(BrokerAddress.parse(address), SystemClock())
         connection.ack(1, [(0, 1)], on_done=heard.set_result)
@@ -232,7 +233,7 @@ class HeldFetches:
         fetched = [
             frames.encode(FrameKind.FETCHED, frames.FETCHED.pack(7, 0, 7, 0), correlation) for correlation in held
         ]
-        names = frames.encode(FrameKind.RESPONSE, requests.encode(requests.Names([])), frame.correlation)
+        names = frames.encode(FrameKind.RESPONSE, requests.encode(NamePage([])), frame.correlation)
         return b"".join([*fetched, names])
 
 
@@ -250,7 +251,7 @@ async def test_more_fetches_than_a_broker_takes_at_once_wait_for_their_turn() ->
             abandoned.cancel()
         for turn in range(3):
             assert len(broker.held) == (10 if turn == 2 else FETCHES_MAX)  # the abandoned still count there
-            await connection.request(requests.ListTopics(), requests.Names)
+            await connection.request(requests.ListTopics(), NamePage)
             await until(lambda: len(broker.waits) == len(fetches) or len(broker.held) == FETCHES_MAX)
         assert {answer.next_offset for answer in await asyncio.gather(*fetches[100:])} == {7}
         await connection.close()

@@ -9,8 +9,7 @@ import pytest
 import pydanube
 from pydanube import Client, Invalid
 from pydanube.client.admin.area import name_page
-from pydanube.codec.native import requests
-from pydanube.model.paging import PageQuery
+from pydanube.model.paging import NamePage, PageQuery
 
 TOPIC = "/default/orders"
 
@@ -48,7 +47,7 @@ async def test_a_wrong_query_is_refused_before_it_is_sent(client: Client, wrong:
 
 
 def test_a_page_is_cut_from_the_whole_list_of_an_earlier_broker() -> None:
-    everything = requests.Names([f"n{number}" for number in range(7)] + ["other"])
+    everything = NamePage([f"n{number}" for number in range(7)] + ["other"])
     listed, after = list[str](), ""
     while True:
         page = name_page(everything, PageQuery(filter="n*", sort="-name", limit=3, after=after))

@@ -6,7 +6,9 @@ import msgspec
 from native_samples import unhex
 
 from pydanube.codec.native import requests
+from pydanube.model.paging import NamePage
 from pydanube.model.statistics import SubscriptionSummary, TopicSummary
+from pydanube.operations import namespaces
 
 SUBSCRIPTION = SubscriptionSummary(
     name="billing",
@@ -98,13 +100,13 @@ LISTING_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.ListNamespaces(),
+        namespaces.ListNamespaces(),
         unhex("""
         81a26f70 ae6e616d 65737061 63652e6c 697374
         """),
     ),
     (
-        requests.ListNamespaces(filter="shop*", sort="-name", limit=20, after="WyJh"),
+        namespaces.ListNamespaces(filter="shop*", sort="-name", limit=20, after="WyJh"),
         unhex("""
         85a26f70 ae6e616d 65737061 63652e6c 697374a6 66696c74 6572a573 686f702a
         a4736f72 74a52d6e 616d65a5 6c696d69 7414a561 66746572 a457794a 68
@@ -125,13 +127,13 @@ LISTING_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.Names(["a", "b"]),
+        NamePage(["a", "b"]),
         unhex("""
         81a56e61 6d657392 a161a162
         """),
     ),
     (
-        requests.Names(["a", "b"], "WyJh"),
+        NamePage(["a", "b"], "WyJh"),
         unhex("""
         82a56e61 6d657392 a161a162 a46e6578 74a45779 4a68
         """),

@@ -11,10 +11,10 @@ from pydanube.model.cluster import BrokerLevel, BrokerStatus, ClusterDescription
 from pydanube.model.errors import NotFound, NotOwner, Unavailable
 from pydanube.model.failure import Backoff, FailurePolicy, Poison
 from pydanube.model.names import TopicName
-from pydanube.model.policies import DEFAULTS, BacklogAction, Policies
+from pydanube.model.policies import DEFAULTS, BacklogAction, Policies, PolicyReport
 from pydanube.model.positions import Position
 from pydanube.model.statistics import ConsumerStatistics, PartitionStatistics, SubscriptionStatistics, TopicStatistics
-from pydanube.operations import brokers, topics
+from pydanube.operations import brokers, namespaces, topics
 
 BODY = bytes(range(1, 17))
 TOPIC, AT_1000 = "/default/orders", Position("offset", 1000)
@@ -309,7 +309,7 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
         frames.encode(
             FrameKind.REQUEST,
             requests.encode(
-                requests.SetPolicies(target="/default/orders", changes={"ttl_s": 3600, "retention_s": None})
+                namespaces.SetPolicies(target="/default/orders", changes={"ttl_s": 3600, "retention_s": None})
             ),
             14,
         ),
@@ -458,7 +458,7 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.SetPolicies(
+        namespaces.SetPolicies(
             target="/default/orders", changes={"ttl_s": 3600, "backlog_action": 1, "retention_s": None}
         ),
         unhex("""
@@ -468,7 +468,7 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.GetPolicies(target="default"),
+        namespaces.GetPolicies(target="default"),
         unhex("82a26f70 ac706f6c 69636965 732e6765 74a67461 72676574 a7646566 61756c74"),
     ),
     (
@@ -546,9 +546,7 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         unhex("81a67261 6e676573 9292cd03 e8cd03eb 92cd03ed cd03ee"),
     ),
     (
-        requests.PolicyReport(
-            Policies(ttl_s=3600, backlog_action=BacklogAction.EVICT), Policies(ttl_s=3600).over(DEFAULTS)
-        ),
+        PolicyReport(Policies(ttl_s=3600, backlog_action=BacklogAction.EVICT), Policies(ttl_s=3600).over(DEFAULTS)),
         unhex("""
         82a36f77 6ede0014 ad70726f 64756365 72735f6d 6178c0ad 636f6e73 756d6572
         735f6d61 78c0b173 75627363 72697074 696f6e73 5f6d6178 c0b16d65 73736167

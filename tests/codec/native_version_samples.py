@@ -7,15 +7,15 @@ from native_samples import POLICY, unhex
 
 from pydanube.codec.native import requests
 from pydanube.model.names import TopicName
-from pydanube.model.policies import Policies
+from pydanube.model.policies import Policies, PolicyReport
 from pydanube.model.schemas import Binding
-from pydanube.operations import topics
+from pydanube.operations import namespaces, topics
 
 VERSION = "b76255caea64b413"
 
 VERSION_HEADS: list[tuple[msgspec.Struct, bytes]] = [
     (
-        requests.SetPolicies(target="shop", changes={"ttl_s": 5}, expected=VERSION),
+        namespaces.SetPolicies(target="shop", changes={"ttl_s": 5}, expected=VERSION),
         unhex("""
         84a26f70 ac706f6c 69636965 732e7365 74a67461 72676574 a473686f 70a76368
         616e6765 7381a574 746c5f73 05a86578 70656374 6564b062 37363235 35636165
@@ -39,7 +39,7 @@ VERSION_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.DeleteNamespace(namespace="shop", expected=VERSION),
+        namespaces.DeleteNamespace(namespace="shop", expected=VERSION),
         unhex("""
         83a26f70 b06e616d 65737061 63652e64 656c6574 65a96e61 6d657370 616365a4
         73686f70 a8657870 65637465 64b06237 36323535 63616561 36346234 3133
@@ -132,7 +132,7 @@ VERSION_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.PolicyReport(Policies(ttl_s=5), Policies(ttl_s=5), VERSION),
+        PolicyReport(Policies(ttl_s=5), Policies(ttl_s=5), VERSION),
         unhex("""
         83a36f77 6ede0014 ad70726f 64756365 72735f6d 6178c0ad 636f6e73 756d6572
         735f6d61 78c0b173 75627363 72697074 696f6e73 5f6d6178 c0b16d65 73736167

@@ -19,7 +19,7 @@ from pydanube.codec.native.frames import Frame, FrameKind
 from pydanube.model.errors import Invalid
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import FRAME_BYTES_MAX
-from pydanube.model.policies import FIELDS, Policies
+from pydanube.model.policies import FIELDS, Policies, PolicyReport
 
 
 def header(length: int, kind: int = 3, zero: int = 0, head_length: int = 0) -> bytes:
@@ -148,7 +148,7 @@ def test_any_failure_policy_is_read_or_invalid(policy: dict[str, object]) -> Non
 def test_any_policies_are_read_or_invalid(own: dict[str, object], unknown: dict[str, object]) -> None:
     head = memoryview(msgspec.msgpack.encode({"own": {**unknown, **own}, "effective": {}}))
     with contextlib.suppress(Invalid):
-        report = requests.decode(head, requests.PolicyReport)
+        report = requests.decode(head, PolicyReport)
         assert report.effective == Policies()
 
 

@@ -22,6 +22,7 @@ from pydanube.gateway.http import HttpServer
 from pydanube.gateway.native import NativeServer
 from pydanube.model.errors import NotFound, Unavailable
 from pydanube.model.names import TopicName
+from pydanube.model.paging import NamePage
 from pydanube.model.quotas import QuotaSubject
 from pydanube.model.schemas import Binding, SchemaDefinition, SchemaFormat, ValidationPolicy
 from pydanube.model.settings.sections import LimitSettings, Sections
@@ -118,7 +119,7 @@ async def test_a_native_client_is_warned_of_an_old_answer_and_told_unavailable(
         with pytest.raises(Unavailable, match=r"the changes of the last 42 s; as it was then: topic /default/nowhere"):
             await connection.request(wire.DescribeTopic(topic="/default/nowhere"), wire.Topic)
         for _ in range(2):
-            assert (await connection.request(wire.ListTopics(), wire.Names)).names == [str(TOPIC)]
+            assert (await connection.request(wire.ListTopics(), NamePage)).names == [str(TOPIC)]
     assert capsys.readouterr().err.count("broker.answers_old") == 1
 
 

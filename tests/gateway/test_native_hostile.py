@@ -15,7 +15,9 @@ from pydanube.codec.native.frames import FrameKind
 from pydanube.gateway.native.publish_memory import PauseReason
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
 from pydanube.model.limits import FRAME_BYTES_MAX, KIB, MIB
+from pydanube.model.paging import NamePage
 from pydanube.model.positions import Position
+from pydanube.operations import namespaces
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.file_descriptors import log_files, plan_connections
 from pydanube.runtime.network import counted_address
@@ -329,7 +331,7 @@ async def test_connections_over_the_limit_are_refused_and_places_come_free_again
             peer.close()
         await there.until(lambda: there.server.connections == 1)
         async with await Peer.greet(there) as peer:
-            await peer.request(requests.ListNamespaces(), requests.Names)
+            await peer.request(namespaces.ListNamespaces(), NamePage)
 
 
 async def test_connections_leave_descriptors_for_the_log(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.gateway.native.publish_memory import PauseReason
 from pydanube.model.errors import Full, Invalid, NotFound, Refused, StaleEpoch, Unavailable
-from pydanube.model.policies import Policies
+from pydanube.model.policies import Policies, PolicyReport
 from pydanube.model.positions import Position
+from pydanube.operations import namespaces
 
 
 def exclusive(**identity: int) -> requests.OpenProducer:
@@ -22,24 +23,24 @@ def exclusive(**identity: int) -> requests.OpenProducer:
 async def test_policies_are_set_and_read_on_topics_and_namespaces() -> None:
     async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
-        asked = requests.SetPolicies(target="default", changes={"ttl_s": 60, "producers_max": 5})
-        report = await peer.request(asked, requests.PolicyReport)
+        asked = namespaces.SetPolicies(target="default", changes={"ttl_s": 60, "producers_max": 5})
+        report = await peer.request(asked, PolicyReport)
         assert report.own == Policies(ttl_s=60, producers_max=5)
-        asked = requests.SetPolicies(target=TOPIC, changes={"producers_max": 1, "backlog_action": 1})
-        await peer.request(asked, requests.PolicyReport)
-        report = await peer.request(requests.GetPolicies(target=TOPIC), requests.PolicyReport)
+        asked = namespaces.SetPolicies(target=TOPIC, changes={"producers_max": 1, "backlog_action": 1})
+        await peer.request(asked, PolicyReport)
+        report = await peer.request(namespaces.GetPolicies(target=TOPIC), PolicyReport)
         assert (report.own.producers_max, report.own.ttl_s) == (1, None)
         assert (report.effective.producers_max, report.effective.ttl_s) == (1, 60)
         for target, error in (("/default", Invalid), ("/default/unknown", NotFound), ("unknown", NotFound)):
             with pytest.raises(error):
-                await peer.request(requests.GetPolicies(target=target), requests.PolicyReport)
+                await peer.request(namespaces.GetPolicies(target=target), PolicyReport)
 
 
 async def test_a_producer_whose_connection_is_gone_does_not_fill_the_limit() -> None:
     async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         limits = {"producers_max": 1, "consumers_max": 1}
-        await peer.request(requests.SetPolicies(target=TOPIC, changes=limits), requests.PolicyReport)
+        await peer.request(namespaces.SetPolicies(target=TOPIC, changes=limits), PolicyReport)
         for _ in range(3):
             async with await Peer.greet(there) as other:
                 await other.open_producer()
@@ -113,7 +114,7 @@ async def test_a_publish_past_the_rate_is_answered_later_and_the_window_bounds_w
     async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         rate = {"publish_messages_per_s": 20}
-        await peer.request(requests.SetPolicies(target=TOPIC, changes=rate), requests.PolicyReport)
+        await peer.request(namespaces.SetPolicies(target=TOPIC, changes=rate), PolicyReport)
         producer = await peer.open_producer()
         sent = [peer.publish(producer.handle, one_batch(producer, sequence=n * 3)) for n in range(8)]
         session = await there.session_of(peer)
@@ -127,7 +128,7 @@ async def test_publishers_that_a_rate_holds_back_leave_room_for_the_others() -> 
         async with await Peer.greet(there) as peer:
             await peer.create_topic()
             rate = {"publish_messages_per_s": 1}
-            await peer.request(requests.SetPolicies(target=TOPIC, changes=rate), requests.PolicyReport)
+            await peer.request(namespaces.SetPolicies(target=TOPIC, changes=rate), PolicyReport)
         hogs = [await Peer.greet(there) for _ in range(5)]
         for hog in hogs:
             producer = await hog.open_producer()
@@ -147,7 +148,7 @@ async def test_a_listener_that_closes_does_not_wait_for_a_rate() -> None:
     async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         rate = {"publish_messages_per_s": 1}
-        await peer.request(requests.SetPolicies(target=TOPIC, changes=rate), requests.PolicyReport)
+        await peer.request(namespaces.SetPolicies(target=TOPIC, changes=rate), PolicyReport)
         producer = await peer.open_producer()
         stored = peer.publish(producer.handle, one_batch(producer, count=100, sequence=0))
         late = peer.publish(producer.handle, one_batch(producer, sequence=100))
@@ -166,7 +167,7 @@ async def test_a_publisher_that_is_held_back_and_goes_away_gives_up_its_subscrip
     ):
         await peer.create_topic()
         rate = {"publish_messages_per_s": 1}
-        await peer.request(requests.SetPolicies(target=TOPIC, changes=rate), requests.PolicyReport)
+        await peer.request(namespaces.SetPolicies(target=TOPIC, changes=rate), PolicyReport)
         gone = await Peer.greet(there)
         await gone.subscribe("billing")
         producer = await gone.open_producer()

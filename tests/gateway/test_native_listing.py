@@ -9,8 +9,9 @@ from native_peer import TOPIC, Peer, open_listener
 from pydanube.codec.native import requests
 from pydanube.gateway.native.requests import cut_page
 from pydanube.model.errors import Invalid
-from pydanube.model.paging import Order, TopicPage
+from pydanube.model.paging import NamePage, Order, TopicPage
 from pydanube.model.statistics import SubscriptionSummary, TopicSummary
+from pydanube.operations import namespaces
 
 
 async def test_topics_come_in_pages_with_their_numbers() -> None:
@@ -33,15 +34,15 @@ async def test_names_come_in_pages_when_that_is_asked_for() -> None:
     async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         for name in ("a", "b", "c"):
-            await peer.request(requests.CreateNamespace(namespace=name), requests.Done)
+            await peer.request(namespaces.CreateNamespace(namespace=name), requests.Done)
             await peer.request(requests.CreateSubscription(topic=TOPIC, subscription=name), requests.Done)
-        everything = await peer.request(requests.ListNamespaces(), requests.Names)
+        everything = await peer.request(namespaces.ListNamespaces(), NamePage)
         assert (everything.names, everything.next) == (["a", "b", "c", "default"], "")
-        page = await peer.request(requests.ListNamespaces(limit=3), requests.Names)
+        page = await peer.request(namespaces.ListNamespaces(limit=3), NamePage)
         assert page.names == ["a", "b", "c"]
-        page = await peer.request(requests.ListNamespaces(limit=3, after=page.next), requests.Names)
+        page = await peer.request(namespaces.ListNamespaces(limit=3, after=page.next), NamePage)
         assert (page.names, page.next) == (["default"], "")
-        page = await peer.request(requests.ListSubscriptions(topic=TOPIC, filter="[bc]"), requests.Names)
+        page = await peer.request(requests.ListSubscriptions(topic=TOPIC, filter="[bc]"), NamePage)
         assert (page.names, page.next) == (["b", "c"], "")
 
 

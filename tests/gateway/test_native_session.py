@@ -28,9 +28,10 @@ from pydanube.model.errors import (
 )
 from pydanube.model.limits import FRAME_BYTES_MAX
 from pydanube.model.names import TopicName
+from pydanube.model.paging import NamePage
 from pydanube.model.positions import Position
 from pydanube.model.topics import BrokerDescription
-from pydanube.operations import brokers, topics
+from pydanube.operations import brokers, namespaces, topics
 from pydanube.runtime.clock import ManualClock
 
 
@@ -57,11 +58,11 @@ async def test_a_client_is_welcomed_with_what_it_has_to_know() -> None:
 async def test_requests_may_follow_hello_without_waiting_for_welcome() -> None:
     async with open_listener() as there, await Peer.connect(there) as peer:
         hello = frames.encode(FrameKind.HELLO, requests.encode(requests.Hello()))
-        request = frames.encode(FrameKind.REQUEST, requests.encode(requests.ListNamespaces()), 5)
+        request = frames.encode(FrameKind.REQUEST, requests.encode(namespaces.ListNamespaces()), 5)
         peer.write(frames.PREAMBLE + hello + request)
         await peer.receive(FrameKind.WELCOME)
         answer = await peer.receive(FrameKind.RESPONSE)
-        assert requests.decode(answer.head, requests.Names).names == ["default"]
+        assert requests.decode(answer.head, NamePage).names == ["default"]
 
 
 async def test_a_version_that_is_not_spoken_is_refused_with_both_ranges() -> None:
@@ -86,17 +87,17 @@ async def test_credentials_are_refused_while_there_is_nobody_to_check_them() -> 
 
 async def test_topics_namespaces_and_subscriptions_are_administered() -> None:
     async with open_listener() as there, await Peer.greet(there) as peer:
-        await peer.request(requests.CreateNamespace(namespace="shop"), requests.Done)
+        await peer.request(namespaces.CreateNamespace(namespace="shop"), requests.Done)
         await peer.request(requests.CreateTopic(topic="/shop/orders", partitions=2), requests.Done)
         with pytest.raises(AlreadyExists):
             await peer.request(requests.CreateTopic(topic="/shop/orders", partitions=2), requests.Done)
-        assert (await peer.request(requests.ListTopics(namespace="shop"), requests.Names)).names == ["/shop/orders"]
-        assert (await peer.request(requests.ListNamespaces(), requests.Names)).names == ["default", "shop"]
+        assert (await peer.request(requests.ListTopics(namespace="shop"), NamePage)).names == ["/shop/orders"]
+        assert (await peer.request(namespaces.ListNamespaces(), NamePage)).names == ["default", "shop"]
         described = await peer.request(requests.DescribeTopic(topic="/shop/orders"), requests.Topic)
         assert [one.index for one in described.partition_infos] == [0, 1]
         made = requests.CreateSubscription(topic="/shop/orders", subscription="billing")
         await peer.request(made, requests.Done)
-        listed = await peer.request(requests.ListSubscriptions(topic="/shop/orders"), requests.Names)
+        listed = await peer.request(requests.ListSubscriptions(topic="/shop/orders"), NamePage)
         assert listed.names == ["billing"]
         billing = requests.DescribeSubscription(topic="/shop/orders", subscription="billing")
         assert len((await peer.request(billing, requests.Subscription)).partitions) == 2
@@ -111,7 +112,7 @@ async def test_topics_namespaces_and_subscriptions_are_administered() -> None:
         gone = requests.DeleteSubscription(topic="/shop/orders", subscription="billing")
         await peer.request(gone, requests.Done)
         await peer.request(topics.DeleteTopic(topic=TopicName.parse("/shop/orders")), requests.Done)
-        await peer.request(requests.DeleteNamespace(namespace="shop"), requests.Done)
+        await peer.request(namespaces.DeleteNamespace(namespace="shop"), requests.Done)
         about = await peer.request(brokers.DescribeBroker(), BrokerDescription)
         assert (about.state, about.topics) == ("ok", 0)
 
@@ -131,7 +132,7 @@ async def test_a_lookup_names_the_owner_of_each_partition() -> None:
         (requests.Lookup(topic="orders"), "not a full name"),
         (requests.CreateTopic(topic=TOPIC, ack_level="sure"), "ack level 'sure' is unknown"),
         (requests.CreateTopic(topic=TOPIC, partitions=-1), "out of range"),
-        (requests.CreateNamespace(namespace="a/b"), "not a name"),
+        (namespaces.CreateNamespace(namespace="a/b"), "not a name"),
         (requests.Subscribe(topic=TOPIC, partition=0, subscription="s", consumer=""), "1 to 200 characters"),
     ],
 )
@@ -141,7 +142,7 @@ async def test_a_request_that_makes_no_sense_is_refused_and_the_connection_lives
     async with open_listener() as there, await Peer.greet(there) as peer:
         with pytest.raises(Invalid, match=complaint):
             await peer.request(request_, requests.Done)
-        await peer.request(requests.ListNamespaces(), requests.Names)
+        await peer.request(namespaces.ListNamespaces(), NamePage)
 
 
 async def test_an_operation_of_a_later_release_is_refused_by_name_and_the_connection_lives() -> None:
@@ -149,7 +150,7 @@ async def test_an_operation_of_a_later_release_is_refused_by_name_and_the_connec
         peer.send(FrameKind.REQUEST, b"\x81\xa2op\xa7unheard", 3)
         error = await peer.error(correlation=3)
         assert isinstance(error, Invalid) and "unheard" in error.message
-        await peer.request(requests.ListNamespaces(), requests.Names)
+        await peer.request(namespaces.ListNamespaces(), NamePage)
 
 
 async def test_requests_are_answered_as_they_finish_and_find_their_way_by_correlation() -> None:
@@ -164,7 +165,7 @@ async def test_requests_are_answered_as_they_finish_and_find_their_way_by_correl
 
     async with open_listener(wrap=SlowLookup) as there, await Peer.greet(there) as peer:
         peer.send(FrameKind.REQUEST, requests.encode(requests.Lookup(topic=TOPIC, create=True)), 1)
-        peer.send(FrameKind.REQUEST, requests.encode(requests.ListNamespaces()), 2)
+        peer.send(FrameKind.REQUEST, requests.encode(namespaces.ListNamespaces()), 2)
         assert (await peer.receive(FrameKind.RESPONSE)).correlation == 2
         there.broker.go.set()
         assert (await peer.receive(FrameKind.RESPONSE)).correlation == 1

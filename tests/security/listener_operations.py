@@ -51,12 +51,12 @@ from operations import (
     UNSUBSCRIBE,
 )
 from pydanube.codec.native import requests as wire
-from pydanube.gateway.http.api.declared import rest_operation
+from pydanube.gateway.http.api.declared import rest_operations
 from pydanube.gateway.http.api.operations import BASE
 from pydanube.model.failure import NATIVE as NATIVE_POLICY
 from pydanube.model.positions import Position
 from pydanube.model.schemas import Binding
-from pydanube.operations import Operation, Rest, access, brokers, topics
+from pydanube.operations import Operation, access, brokers, namespaces, rests_of, topics
 
 _SALVAGE: Final = f"{READ} + produce on the dead letter topic + {DELETE}"
 _T: Final = str(TOPIC)
@@ -72,13 +72,15 @@ class Sent(NamedTuple):
     """A native request; the fields of a gRPC request; the body of a REST operation, None if it has none."""
     path: str = ""
     """Of a REST operation, where the examples do not fit."""
+    rest: str = ""
+    """Which REST operation it is, where an operation has several."""
 
 
-def asked(operation: Operation[Any]) -> Sent:
+def asked(operation: Operation[Any], rest: str = "") -> Sent:
     """Return the row of an operation that says what it needs."""
     assert operation.needs is not None
     names = {resource: name for name, resource in RESOURCES.items()}
-    return Sent(f"{operation.needs.action} on {names[operation.needs.resource(operation)]}", operation)
+    return Sent(f"{operation.needs.action} on {names[operation.needs.resource(operation)]}", operation, rest=rest)
 
 
 DECLARED: Final[tuple[Sent, ...]] = (
@@ -104,6 +106,13 @@ DECLARED: Final[tuple[Sent, ...]] = (
     asked(brokers.DescribeUpgrade()),
     asked(brokers.FinishUpgrade()),
     Sent(ANYONE, brokers.ListLeftovers()),
+    asked(namespaces.CreateNamespace(namespace="default")),
+    asked(namespaces.DeleteNamespace(namespace="default")),
+    Sent(ANYONE, namespaces.ListNamespaces()),
+    asked(namespaces.GetPolicies(target="default"), "getNamespacePolicies"),
+    asked(namespaces.GetPolicies(target=_T), "getTopicPolicies"),
+    asked(namespaces.SetPolicies(target="default", changes={"producers_max": 9}), "setNamespacePolicies"),
+    asked(namespaces.SetPolicies(target=_T, changes={"producers_max": 9}), "setTopicPolicies"),
     asked(topics.DeleteTopic(topic=TOPIC)),
     asked(topics.UnloadTopic(topic=TOPIC)),
     asked(topics.SetAckLevel(topic=TOPIC, ack_level="durable")),
@@ -124,9 +133,6 @@ NATIVE: Final[tuple[Sent, ...]] = (
     Sent(CLUSTER, wire.SummarizeTopics(topics=[_T])),
     Sent(CLUSTER, wire.ListConsumers(topic=_T)),
     Sent(DESCRIBE, wire.DescribeTopic(topic=_T)),
-    Sent(MAKE_NAMESPACE, wire.CreateNamespace(namespace="default")),
-    Sent(DROP_NAMESPACE, wire.DeleteNamespace(namespace="default")),
-    Sent(ANYONE, wire.ListNamespaces()),
     Sent(PRODUCE, wire.OpenProducer(topic=_T, partition=0)),
     Sent(CLUSTER, wire.OpenForwarder(topic=_T, partition=0)),
     Sent(CLUSTER, wire.FenceProducers(topic=_T, topic_id=1, producer_id=1, producer_epoch=0)),
@@ -151,8 +157,6 @@ NATIVE: Final[tuple[Sent, ...]] = (
     Sent(REDRIVING, wire.RedriveLetters(topic=str(LETTERS), partition=0)),
     Sent(MOVE, wire.SetFailurePolicy(**_S, failure_policy=NATIVE_POLICY)),
     Sent(MOVE, wire.SetUnackedMax(**_S, unacked_max=5)),
-    Sent(ADMINISTER, wire.SetPolicies(target=_T, changes={"producers_max": 9})),
-    Sent(DESCRIBE, wire.GetPolicies(target=_T)),
     Sent(ADMINISTER, wire.GrowTopic(topic=_T, partitions=2)),
     Sent(DESCRIBE, wire.GetStatistics(topic=_T)),
     Sent(READ, wire.FindOffset(topic=_T, partition=0, position=Position("latest"))),
@@ -188,7 +192,10 @@ _LETTERS: Final = "/api/v1/topics/default/letters/dead-letters"
 
 def in_rest(sent: Sent) -> tuple[str, Sent]:
     """Return an operation of REST and its row, made of the row of the native request."""
-    operation, rest = sent.request, type(sent.request).rest
+    operation, kind = sent.request, type(sent.request)
+    made = dict(zip((one.name for one in rest_operations(kind)), rests_of(kind), strict=True))
+    name = sent.rest or next(iter(made))
+    rest = made[name]
     fields = msgspec.to_builtins(operation, enc_hook=str)
     del fields["op"]
     if rest.body:
@@ -196,26 +203,21 @@ def in_rest(sent: Sent) -> tuple[str, Sent]:
     shown = {field: name for name, field in rest.names.items()}
     path = rest.path
     if "{namespace}/{topic}" in path:
-        path = path.replace("/{namespace}/{topic}", fields.pop("topic"))
+        path = path.replace("/{namespace}/{topic}", fields.pop(rest.names.get("topic", "topic")))
     for field in list(fields):
         parameter = f"{{{shown.get(field, field)}}}"
         if parameter in path:
             path = path.replace(parameter, quote(fields.pop(field), safe=""))
     is_query = rest.method in ("GET", "DELETE")
     path += f"?{urlencode(fields)}" if is_query and fields else ""
-    return rest_operation(type(operation)).name, Sent(sent.needs, None if is_query else fields or None, BASE + path)
+    return name, Sent(sent.needs, None if is_query else fields or None, BASE + path)
 
 
 REST: Final[dict[str, Sent]] = {
-    **dict(in_rest(one) for one in DECLARED if isinstance(one.request.rest, Rest)),
+    **dict(in_rest(one) for one in DECLARED if rests_of(type(one.request))),
     "listBrokers": Sent(SEE_CLUSTER, None),
     "describeBroker": Sent(SEE_CLUSTER, None),
     "getHealth": Sent(ANYONE, None),
-    "listNamespaces": Sent(ANYONE, None),
-    "createNamespace": Sent(MAKE_NAMESPACE, None),
-    "deleteNamespace": Sent(DROP_NAMESPACE, None),
-    "getNamespacePolicies": Sent(SEE_NAMESPACE, None),
-    "setNamespacePolicies": Sent(SET_NAMESPACE, {"producers_max": 9}),
     "listTopics": Sent(ANYONE, None),
     "createTopic": Sent(CREATE, {}),
     "describeTopic": Sent(DESCRIBE, None),
@@ -223,8 +225,6 @@ REST: Final[dict[str, Sent]] = {
     "addPartitions": Sent(ADMINISTER, {"partitions": 2}),
     "salvageTopic": Sent(_SALVAGE, {"partition": 0, "to": str(LETTERS), "drop": True}),
     "getTopicStatistics": Sent(DESCRIBE, None),
-    "getTopicPolicies": Sent(DESCRIBE, None),
-    "setTopicPolicies": Sent(ADMINISTER, {"producers_max": 9}),
     "findOffset": Sent(READ, None),
     "listSubscriptions": Sent(DESCRIBE, None),
     "createSubscription": Sent(CONSUME, {"type": "shared"}),

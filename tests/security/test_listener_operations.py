@@ -239,7 +239,7 @@ async def status_of_call(peer: grpc_peer.GrpcPeer, name: str, fields: dict) -> t
 
 @pytest.mark.parametrize("name", GRPC)
 async def test_grpc_methods(name: str, tmp_path: Path):
-    needs, fields, _ = GRPC[name]
+    needs, fields, *_ = GRPC[name]
     async with open_grpc(tmp_path) as (world, peers):
         peer = peers[name.startswith("danube_admin")]
         if name.endswith("/UpdateTopicValidationPolicy"):  # it is refused for a topic without a binding

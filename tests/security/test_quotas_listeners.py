@@ -35,10 +35,12 @@ from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import Conflict, Denied, Full, Invalid, NotFound, Unavailable
 from pydanube.model.limits import MIB
 from pydanube.model.names import TopicName
+from pydanube.model.paging import NamePage
 from pydanube.model.quotas import QuotaSubject
 from pydanube.model.settings.sections import HttpSettings, LimitSettings, Sections
 from pydanube.model.topics import TopicConfig
 from pydanube.model.webhooks import Webhook, WebhookScheme
+from pydanube.operations import namespaces
 from pydanube.runtime.clock import Clock, ManualClock, SystemClock
 from pydanube.runtime.tasks import Tasks
 
@@ -381,8 +383,8 @@ async def test_other_brokers_have_no_quota_without_authentication_either(tmp_pat
         async with await native_peer.Peer.greet(listener) as client:
             async with await native_peer.Peer.greet(listener, hello) as peer:
                 for _ in range(20):
-                    await peer.request(wire.ListNamespaces(), wire.Names)
-            await client.request(wire.ListNamespaces(), wire.Names)
+                    await peer.request(namespaces.ListNamespaces(), NamePage)
+            await client.request(namespaces.ListNamespaces(), NamePage)
         await server.close(0)
 
 

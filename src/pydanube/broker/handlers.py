@@ -11,7 +11,8 @@ import msgspec
 from pydanube.codec.native.requests import fitting
 from pydanube.core.access import Principal
 from pydanube.core.identity import NOBODY, Identity
-from pydanube.operations import AnswerT, Done, Operation, access, brokers, topics
+from pydanube.model.paging import PAGE_MAX, NamePage, PageQuery
+from pydanube.operations import AnswerT, Done, Operation, access, brokers, namespaces, topics
 
 from .facade import Broker
 
@@ -77,6 +78,21 @@ async def _list_leftovers(broker: Broker, caller: Caller, asked: brokers.ListLef
     return brokers.LeftoversListed(await broker.leftovers.describe(caller.principal, asked.broker, asked.own_only))
 
 
+# -- namespaces and policies -------------------------------------------------------------------------------------------
+
+
+async def _list_namespaces(broker: Broker, caller: Caller, asked: namespaces.ListNamespaces) -> Outcome:
+    if not (asked.limit or asked.filter or asked.after):  # as earlier releases ask
+        return NamePage(await broker.list_namespaces(caller.principal))
+    query = PageQuery(filter=asked.filter, sort=asked.sort, limit=asked.limit or PAGE_MAX, after=asked.after)
+    return await broker.listing.namespaces(caller.principal, query)
+
+
+async def _set_policies(broker: Broker, caller: Caller, asked: namespaces.SetPolicies) -> Outcome:
+    target = namespaces.policy_target(asked.target)
+    return await broker.policies.set(caller.principal, target, asked.changes, asked.expected)
+
+
 # -- topics ------------------------------------------------------------------------------------------------------------
 
 
@@ -130,6 +146,17 @@ HANDLERS: Final[Mapping[type[Operation[Any]], Handler]] = dict(
         _by(brokers.DescribeUpgrade, lambda b, c, _: brokers.UpgradeInfo(b.upgrade.describe(c.principal))),
         _by(brokers.FinishUpgrade, _finish_upgrade),
         _by(brokers.ListLeftovers, _list_leftovers),
+        _by(namespaces.CreateNamespace, lambda b, c, asked: b.create_namespace(c.principal, asked.namespace)),
+        _by(
+            namespaces.DeleteNamespace,
+            lambda b, c, asked: b.delete_namespace(c.principal, asked.namespace, asked.expected),
+        ),
+        _by(namespaces.ListNamespaces, _list_namespaces),
+        _by(
+            namespaces.GetPolicies,
+            lambda b, c, asked: b.policies.get(c.principal, namespaces.policy_target(asked.target)),
+        ),
+        _by(namespaces.SetPolicies, _set_policies),
         _by(topics.DeleteTopic, lambda b, c, asked: b.delete_topic(c.principal, asked.topic, asked.expected)),
         _by(topics.UnloadTopic, lambda b, _, asked: b.topics.unload(asked)),
         _by(topics.SetAckLevel, lambda b, _, asked: b.topics.set_ack_level(asked)),

@@ -6,7 +6,6 @@ See registry.policies for how policies are inherited. Limits on producers and co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.registry.policies import EffectivePolicies
@@ -15,19 +14,10 @@ from pydanube.core.access import Action, Authorizer, Principal
 from pydanube.metadata.packing import version_of
 from pydanube.model.errors import Refused
 from pydanube.model.names import TopicName
-from pydanube.model.policies import STORED, Policies
+from pydanube.model.policies import STORED, PolicyReport
 from pydanube.runtime.telemetry import get_logger
 
 log = get_logger(__name__)
-
-
-class PolicyReport(NamedTuple):
-    """The policies that a namespace or topic sets itself, and the effective ones, with everything inherited."""
-
-    own: Policies
-    effective: Policies
-    version: str = ""
-    """The version of the topic or namespace, for `expected`."""
 
 
 class PolicyAdministration:

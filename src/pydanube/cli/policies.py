@@ -16,7 +16,7 @@ from .session import with_client
 
 if TYPE_CHECKING:
     from pydanube.client import Client
-    from pydanube.codec.native.requests import PolicyReport
+    from pydanube.model.policies import PolicyReport
 
 set_option = click.option(
     "--set", "changes", type=POLICY, multiple=True, metavar="NAME=VALUE", help="Set a policy; may be repeated."

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from fnmatch import translate
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from .errors import Invalid
 from .limits import NAME_CHARACTERS_MAX
 from .statistics import TopicSummary
@@ -24,6 +26,9 @@ PAGE_MAX: Final = 1_000
 
 FILTER_CHARACTERS_MAX: Final = 2 * NAME_CHARACTERS_MAX + 2
 """The longest filter: as long as the full name of a topic."""
+
+AFTER_CHARACTERS_MAX: Final = 2_000
+"""The longest token of a page."""
 
 TOPIC_NUMBERS: Final = (
     "created_at",
@@ -115,11 +120,10 @@ def _refuse(text: str) -> None:
     raise ValueError(text)
 
 
-@dataclass(frozen=True, slots=True)
-class NamePage:
-    """One page of names. `next` is the `after` of the next page; empty: there is none."""
+class NamePage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One page of names, or all of them. `next` is the `after` of the next page; empty: there is none."""
 
-    names: list[str] = field(default_factory=list)
+    names: list[str]
     next: str = ""
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
+import msgspec
+
 from .errors import Invalid
 from .limits import KIB, MIB
 from .text import Word
@@ -99,6 +101,15 @@ class Policies:
         changed = replace(self, **changes)  # type: ignore[arg-type]
         action = changed.backlog_action
         return changed if action is None else replace(changed, backlog_action=BacklogAction.of(action))
+
+
+class PolicyReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The policies that a namespace or topic sets itself, and the effective ones, with everything inherited."""
+
+    own: Policies
+    effective: Policies
+    version: str = ""
+    """The version of the topic or namespace, for `expected`; brokers of earlier releases send none."""
 
 
 FIELDS: Final = tuple(one.name for one in fields(Policies))

@@ -8,6 +8,8 @@ Never           how anything is carried out; how it looks as bytes
 operation       what an operation is
 access          roles, bindings, API keys, quotas
 brokers         brokers and their cluster
+namespaces      namespaces, and the policies of namespaces and topics
+paging          the fields of lists that come in pages
 topics          topics and what is done to their partitions
 """
 
@@ -23,6 +25,7 @@ from .operation import (
     Request,
     Rest,
     answer_of,
+    rests_of,
 )
 
 __all__ = [
@@ -37,4 +40,5 @@ __all__ = [
     "Request",
     "Rest",
     "answer_of",
+    "rests_of",
 ]

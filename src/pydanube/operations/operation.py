@@ -119,19 +119,30 @@ class Rest:
     tag: str
     name: str = ""
     """The operationId; empty: the name of the class."""
+    summary: str = ""
+    description: str = ""
+    """Empty: the first paragraph of the docstring of the class, and the others."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Parameters of the path or the query that have another name than their field, with the name of that."""
-    body: tuple[str, type[msgspec.Struct]] | None = None
-    """The field that is the body as a whole, and how that looks."""
+    hides: tuple[str, ...] = ()
+    """Fields that REST does not have: they keep their defaults."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Fields with another default than that of the native protocol, which never changes."""
+    body: tuple[str, type] | None = None
+    """The field that is the body as a whole, and how that looks: what the body has becomes a dict."""
     example: Mapping[str, Any] | None = None
     """A body."""
     answer: msgspec.Struct | None = None
-    """An example of the answer; None for Done, which is the status 204."""
+    """An example of the answer; None for Done, which has no body."""
     shows: str = ""
-    """The field of the answer that is shown; empty: the whole answer."""
-    status: int = 200
+    """The field or property of the answer that is shown; empty: the whole answer."""
+    then: Callable[[Any], Operation[Any]] | None = None
+    """Returns what is asked afterwards, whose answer is that of REST; None: nothing."""
+    status: int = 0
+    """0: 200, or 204 without a body."""
     location: str = ""
-    """The path, below `/api/v1`, of what was made: a format of the answer, such as `/access/roles/{0.name}`."""
+    """The path, below `/api/v1`, of what was made: a format of the answer and the operation, such as
+    `/access/roles/{0.name}`."""
     errors: tuple[int, ...] = ()
     """The statuses of errors beyond those that every operation may have."""
     has_etag: bool = False
@@ -147,14 +158,25 @@ class Operation(Request, Generic[AnswerT_co]):
     """Who carries it out. None: the broker that is asked."""
     is_repeatable: ClassVar[bool] = True
     """Whether a client may send it again after a lost connection."""
-    rest: ClassVar[Rest | str]
-    """How REST offers it, or the reason why it does not."""
+    rest: ClassVar[Rest | tuple[Rest, ...] | str]
+    """How REST offers it, in one way or in several, or the reason why it does not."""
 
     @property
     def may_repeat(self) -> bool:
         """Whether this one may be sent again. A change that compares is sent once: repeated after a lost answer, it
         would find what it has changed itself."""
         return self.is_repeatable and not getattr(self, "expected", "")
+
+
+def rests_of(kind: type[Operation[Any]]) -> tuple[Rest, ...]:
+    """Return in which ways REST offers an operation."""
+    match kind.rest:
+        case Rest() as rest:
+            return (rest,)
+        case tuple() as rests:
+            return rests
+        case _:
+            return ()
 
 
 def answer_of(kind: type[Operation[AnswerT]]) -> type[AnswerT]:

@@ -84,9 +84,7 @@ class Admin(StorageAdmin):
         await self._request_once(request)
 
     async def list_subscriptions(self, topic: str) -> list[str]:
-        return (
-            await self._request(requests.ListSubscriptions(topic=str(TopicName.parse(topic))), requests.Names)
-        ).names
+        return (await self._request(requests.ListSubscriptions(topic=str(TopicName.parse(topic))), NamePage)).names
 
     async def subscription_page(self, topic: str, **query: Unpack[PageArguments]) -> NamePage:
         """Return one page of the names of a topic's subscriptions, sorted by name only; the arguments as for
@@ -99,7 +97,7 @@ class Admin(StorageAdmin):
             limit=checked.limit,
             after=checked.after,
         )
-        return name_page(await self._request(request, requests.Names), checked)
+        return name_page(await self._request(request, NamePage), checked)
 
     async def describe_subscription(self, topic: str, subscription: str) -> SubscriptionDescription:
         request = requests.DescribeSubscription(

@@ -58,7 +58,7 @@ class PageArguments(TypedDict, total=False):
     after: str
 
 
-def name_page(answer: requests.Names, query: PageQuery) -> NamePage:
+def name_page(answer: NamePage, query: PageQuery) -> NamePage:
     """Return the page of an answer. A broker of an earlier release answers with all names: the page is cut from
     them."""
-    return NamePage(answer.names, answer.next) if answer.next else page_of_names(sorted(answer.names), query)
+    return answer if answer.next else page_of_names(sorted(answer.names), query)

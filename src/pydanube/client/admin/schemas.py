@@ -20,6 +20,7 @@ from pydanube.codec.native import requests
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import SCHEMA_REFERENCES_MAX
 from pydanube.model.names import TopicName
+from pydanube.model.paging import NamePage
 from pydanube.model.schemas import (
     Binding,
     Compatibility,
@@ -149,7 +150,7 @@ class Schemas(Area):
         while True:
             after = found[-1] if found else ""
             request = requests.ListSubjects(prefix=prefix, deleted=deleted, after=after, count=SUBJECTS_AT_ONCE)
-            names = (await self._client._request(request, requests.Names)).names
+            names = (await self._client._request(request, NamePage)).names
             found += names
             if len(names) < SUBJECTS_AT_ONCE:
                 return found

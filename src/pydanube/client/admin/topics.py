@@ -30,11 +30,11 @@ from pydanube.model.leftovers import Leftover, Loss
 from pydanube.model.limits import PARTITIONS_MAX
 from pydanube.model.names import TopicName, parse_namespace
 from pydanube.model.paging import TOPIC_NUMBERS, NamePage, PageQuery, TopicPage
-from pydanube.model.policies import BacklogAction, Policies
+from pydanube.model.policies import BacklogAction, Policies, PolicyReport
 from pydanube.model.positions import LATEST, Position
 from pydanube.model.statistics import TopicStatistics, TopicSummary
 from pydanube.model.topics import AckLevel, AckLevelName, PartitionDescription, TopicDescription
-from pydanube.operations import brokers, topics
+from pydanube.operations import brokers, namespaces, topics
 
 from .area import Area, PageArguments, name_page
 
@@ -44,21 +44,19 @@ TOPICS_AT_ONCE: Final = 500
 class PolicyArea(Area):
     """The policies of topics and of namespaces, which topics inherit."""
 
-    async def policies(self, target: str) -> requests.PolicyReport:
+    async def policies(self, target: str) -> PolicyReport:
         """Return the policies of a topic (``/namespace/topic``) or a namespace: its `own`, and the `effective` ones."""
-        return await self._client._request(requests.GetPolicies(target=_checked_target(target)), requests.PolicyReport)
+        return await self._client._do(namespaces.GetPolicies(target=_checked_target(target)))
 
-    async def set_policies(
-        self, target: str, /, *, expected: str = "", **changes: int | str | None
-    ) -> requests.PolicyReport:
+    async def set_policies(self, target: str, /, *, expected: str = "", **changes: int | str | None) -> PolicyReport:
         """Change policies of a topic or a namespace, by the names of `pydanube.Policies`. They take effect at once.
 
         None removes a policy, so that it is inherited again. Returns the new policies, as `policies` does.
         """
         values = {name: _checked_policy(name, value) for name, value in changes.items()}
         Policies().changed(values)
-        request = requests.SetPolicies(target=_checked_target(target), changes=values, expected=expected)
-        return await self._client._change(request, requests.PolicyReport, expected)
+        asked = namespaces.SetPolicies(target=_checked_target(target), changes=values, expected=expected)
+        return await self._client._do(asked)
 
 
 class Topics(PolicyArea):
@@ -93,7 +91,7 @@ class Topics(PolicyArea):
     async def list(self, namespace: str | None = None) -> builtins.list[str]:
         """Return the full names of the topics of one namespace, or of all."""
         request = requests.ListTopics(namespace=parse_namespace(namespace) if namespace is not None else "")
-        return (await self._client._request(request, requests.Names)).names
+        return (await self._client._request(request, NamePage)).names
 
     async def page(self, namespace: str | None = None, **query: Unpack[PageArguments]) -> TopicPage:
         """Return one page of topics, of one namespace or of all, each with its `TopicSummary`.
@@ -241,24 +239,23 @@ class Namespaces(PolicyArea):
     """The namespaces of a client's cluster. Made by `client.namespaces`."""
 
     async def create(self, namespace: str) -> None:
-        await self._client._request_once(requests.CreateNamespace(namespace=parse_namespace(namespace)))
+        await self._client._do(namespaces.CreateNamespace(namespace=parse_namespace(namespace)))
 
     async def delete(self, namespace: str, *, expected: str = "") -> None:
         """Delete a namespace. Raises Refused while it has topics."""
-        request = requests.DeleteNamespace(namespace=parse_namespace(namespace), expected=expected)
-        await self._client._request_once(request)
+        await self._client._do(namespaces.DeleteNamespace(namespace=parse_namespace(namespace), expected=expected))
 
     async def list(self) -> builtins.list[str]:
-        return (await self._client._request(requests.ListNamespaces(), requests.Names)).names
+        return (await self._client._do(namespaces.ListNamespaces())).names
 
     async def page(self, **query: Unpack[PageArguments]) -> NamePage:
         """Return one page of the names of namespaces, sorted by name only; the arguments as for
         `client.topics.page`."""
         checked = PageQuery(**query)
-        request = requests.ListNamespaces(
+        asked = namespaces.ListNamespaces(
             filter=checked.filter, sort=checked.sort, limit=checked.limit, after=checked.after
         )
-        return name_page(await self._client._request(request, requests.Names), checked)
+        return name_page(await self._client._do(asked), checked)
 
 
 def _checked_target(text: str) -> str:

@@ -32,6 +32,7 @@ from pydanube.client.settings import ConsumerSettings
 from pydanube.codec.native import requests
 from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.failure import FailurePolicy
+from pydanube.model.paging import NamePage
 from pydanube.model.positions import Position
 from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.tasks import Tasks, run_together
@@ -369,7 +370,7 @@ class PartitionSources:
         for pattern in self._options.patterns:
             namespace = pattern.split("/")[1]
             request = requests.ListTopics(namespace="" if is_pattern(namespace) else namespace)
-            listed = await self._brokers.call(request, requests.Names)
+            listed = await self._brokers.call(request, NamePage)
             found.update(topic for topic in listed.names if fnmatchcase(topic, pattern))
         return sorted(found)
 

@@ -20,7 +20,6 @@ from pydanube.model.leftovers import SalvageStep
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.messages import StoredMessage
 from pydanube.model.pending import BacklogMessage, PendingMessage
-from pydanube.model.policies import Policies
 from pydanube.model.positions import Position
 from pydanube.model.schemas import (
     Binding,
@@ -47,6 +46,7 @@ from pydanube.operations import Done as Done
 from pydanube.operations import Request as Request
 from pydanube.operations.access import AccessOperation
 from pydanube.operations.brokers import BrokerOperation
+from pydanube.operations.namespaces import NamespaceOperation
 from pydanube.operations.topics import TopicOperation
 
 from .frames import GENERATION_UNKNOWN, PROTOCOL_VERSION
@@ -258,28 +258,6 @@ class DescribeTopic(Request, tag="topic.describe"):
 
     topic: str
     own_only: bool = False
-
-
-class CreateNamespace(Request, tag="namespace.create"):
-    """-> Done"""
-
-    namespace: str
-
-
-class DeleteNamespace(Request, tag="namespace.delete"):
-    """-> Done; Refused while topics are in it."""
-
-    namespace: str
-    expected: str = ""
-
-
-class ListNamespaces(Request, tag="namespace.list"):
-    """-> Names. With a `limit`, one page of them: see `model.paging.PageQuery`."""
-
-    filter: str = ""
-    sort: str = "name"
-    limit: int = 0
-    after: str = ""
 
 
 class OpenProducer(Request, tag="producer.open"):
@@ -589,23 +567,6 @@ class SetUnackedMax(Request, tag="subscription.unacked_max"):
     expected: str = ""
 
 
-class SetPolicies(Request, tag="policies.set"):
-    """Change policies of a topic or a namespace (`target`: /namespace/topic, or a namespace) -> PolicyReport.
-
-    A value of None inherits again.
-    """
-
-    target: str
-    changes: dict[str, int | None]
-    expected: str = ""
-
-
-class GetPolicies(Request, tag="policies.get"):
-    """-> PolicyReport"""
-
-    target: str
-
-
 class GrowTopic(Request, tag="topic.grow"):
     """Add partitions to a partitioned topic -> Done. Afterwards a key may go to another partition."""
 
@@ -842,9 +803,6 @@ AnyRequest = (
     | SummarizeTopics
     | ListConsumers
     | DescribeTopic
-    | CreateNamespace
-    | DeleteNamespace
-    | ListNamespaces
     | OpenProducer
     | OpenForwarder
     | FenceProducers
@@ -869,8 +827,6 @@ AnyRequest = (
     | RedriveLetters
     | SetFailurePolicy
     | SetUnackedMax
-    | SetPolicies
-    | GetPolicies
     | GrowTopic
     | GetStatistics
     | FindOffset
@@ -900,6 +856,7 @@ AnyRequest = (
     | Authenticate
     | BrokerOperation
     | AccessOperation
+    | NamespaceOperation
     | TopicOperation
 )
 
@@ -918,13 +875,6 @@ class Authenticated(msgspec.Struct, omit_defaults=True):
     """The newer credentials are in force. `credentials_ms`: as in Welcome."""
 
     credentials_ms: int = 0
-
-
-class Names(msgspec.Struct, omit_defaults=True):
-    """`next`: the `after` of the next page, where a page was asked for; empty: there is none."""
-
-    names: list[str]
-    next: str = ""
 
 
 class PartitionRoute(msgspec.Struct, omit_defaults=True):
@@ -1098,15 +1048,6 @@ class PendingMessages(msgspec.Struct):
     messages: list[PendingMessage]
     type: str
     now_us: int
-
-
-class PolicyReport(msgspec.Struct, omit_defaults=True):
-    """The policies set on the target itself, and the effective ones, with inherited values."""
-
-    own: Policies
-    effective: Policies
-    version: str = ""
-    """The version of the topic or namespace, for `expected`; brokers of earlier releases send none."""
 
 
 class StatisticsReport(msgspec.Struct):

@@ -36,7 +36,7 @@ from pydanube.model.dead_letters import LetterSelection
 from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, internal_error
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
-from pydanube.model.paging import PAGE_MAX, TOPIC_NUMBERS, Order, PageQuery, TopicPage
+from pydanube.model.paging import PAGE_MAX, TOPIC_NUMBERS, NamePage, Order, PageQuery, TopicPage
 from pydanube.model.schemas import Compatibility
 from pydanube.model.statistics import TopicSummary
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
@@ -159,9 +159,9 @@ async def _create_topic(caller: Caller, request: wire.CreateTopic) -> wire.Done:
     return wire.Done()
 
 
-async def _list_topics(caller: Caller, request: wire.ListTopics) -> wire.Names:
+async def _list_topics(caller: Caller, request: wire.ListTopics) -> NamePage:
     namespace = parse_namespace(request.namespace) if request.namespace else None
-    return wire.Names(await caller.broker.list_topics(caller.principal, namespace))
+    return NamePage(await caller.broker.list_topics(caller.principal, namespace))
 
 
 async def _list_topic_page(caller: Caller, request: wire.ListTopicPage) -> wire.TopicsListed:
@@ -238,40 +238,7 @@ async def _grow_topic(caller: Caller, request: wire.GrowTopic) -> wire.Done:
     return wire.Done()
 
 
-async def _set_policies(caller: Caller, request: wire.SetPolicies) -> wire.PolicyReport:
-    target = _target(request.target)
-    return wire.PolicyReport(
-        *await caller.broker.policies.set(caller.principal, target, request.changes, request.expected)
-    )
-
-
-async def _get_policies(caller: Caller, request: wire.GetPolicies) -> wire.PolicyReport:
-    return wire.PolicyReport(*await caller.broker.policies.get(caller.principal, _target(request.target)))
-
-
-def _target(text: str) -> TopicName | str:
-    """Parse the target of policies: a topic's full name, or a namespace."""
-    return TopicName.parse(text) if text.startswith("/") else parse_namespace(text)
-
-
-async def _create_namespace(caller: Caller, request: wire.CreateNamespace) -> wire.Done:
-    await caller.broker.create_namespace(caller.principal, parse_namespace(request.namespace))
-    return wire.Done()
-
-
-async def _delete_namespace(caller: Caller, request: wire.DeleteNamespace) -> wire.Done:
-    await caller.broker.delete_namespace(caller.principal, parse_namespace(request.namespace), request.expected)
-    return wire.Done()
-
-
-async def _list_namespaces(caller: Caller, request: wire.ListNamespaces) -> wire.Names:
-    if (query := _page_query(request)) is None:
-        return wire.Names(await caller.broker.list_namespaces(caller.principal))
-    page = await caller.broker.listing.namespaces(caller.principal, query)
-    return wire.Names(page.names, page.next)
-
-
-def _page_query(request: wire.ListNamespaces | wire.ListSubscriptions) -> PageQuery | None:
+def _page_query(request: wire.ListSubscriptions) -> PageQuery | None:
     """Return which page is asked for; None, as in the requests of earlier releases: everything."""
     if not (request.limit or request.filter or request.after):
         return None
@@ -394,12 +361,12 @@ async def _delete_subscription(caller: Caller, request: wire.DeleteSubscription)
     return wire.Done()
 
 
-async def _list_subscriptions(caller: Caller, request: wire.ListSubscriptions) -> wire.Names:
+async def _list_subscriptions(caller: Caller, request: wire.ListSubscriptions) -> NamePage:
     topic = TopicName.parse(request.topic)
     if (query := _page_query(request)) is None:
-        return wire.Names(await caller.broker.subscriptions.names(caller.principal, topic))
+        return NamePage(await caller.broker.subscriptions.names(caller.principal, topic))
     page = await caller.broker.listing.subscriptions(caller.principal, topic, query)
-    return wire.Names(page.names, page.next)
+    return NamePage(page.names, page.next)
 
 
 async def _describe_subscription(caller: Caller, request: wire.DescribeSubscription) -> wire.Subscription:
@@ -736,12 +703,12 @@ async def _get_schema(caller: Caller, request: wire.GetSchema) -> wire.Schema:
     return wire.Schema(await schemas.by_global_id(caller.principal, request.global_id))
 
 
-async def _list_subjects(caller: Caller, request: wire.ListSubjects) -> wire.Names:
+async def _list_subjects(caller: Caller, request: wire.ListSubjects) -> NamePage:
     if not 0 < request.count <= _SUBJECTS_MAX:
         raise Invalid(f"count={request.count} is out of range: use 1 to {_SUBJECTS_MAX}")
     names = await caller.broker.schemas.subjects(caller.principal, request.prefix, request.deleted)
     start = bisect_right(names, request.after) if request.after else 0
-    return wire.Names(names[start : start + request.count])
+    return NamePage(names[start : start + request.count])
 
 
 async def _list_schema_versions(caller: Caller, request: wire.ListSchemaVersions) -> wire.SchemaVersions:
@@ -815,11 +782,6 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.DescribeTopic: _describe_topic,
     wire.GrowTopic: _grow_topic,
     wire.SalvageTopic: _salvage_topic,
-    wire.SetPolicies: _set_policies,
-    wire.GetPolicies: _get_policies,
-    wire.CreateNamespace: _create_namespace,
-    wire.DeleteNamespace: _delete_namespace,
-    wire.ListNamespaces: _list_namespaces,
     wire.OpenProducer: _open_producer,
     wire.OpenForwarder: _open_forwarder,
     wire.FenceProducers: _fence_producers,

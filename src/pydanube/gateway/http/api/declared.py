@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated, Any, Final, get_args, get_origin
+from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from pydanube.broker.handlers import Caller, carry_out
 from pydanube.gateway.http.requests import identity_of
 from pydanube.operations import Operation as Declared
-from pydanube.operations import Rest, answer_of
+from pydanube.operations import Rest, rests_of
 
 from .etags import expected_version, tagged
 from .json_forms import NO_DEFAULT, FieldForm, fields_of
@@ -22,13 +22,21 @@ _NOT_SHOWN: Final = frozenset({_EXPECTED, "own_only"})
 _BODY_METHODS: Final = frozenset({"PUT", "POST", "PATCH"})
 
 
-def rest_operation(kind: type[Declared[Any]]) -> Operation:
-    """Return the REST operation of an operation that has one."""
-    rest = kind.rest
-    assert isinstance(rest, Rest)
+def rest_operations(kind: type[Declared[Any]]) -> list[Operation]:
+    """Return the REST operations of an operation."""
+    return [_rest_operation(kind, one) for one in rests_of(kind)]
+
+
+def _rest_operation(kind: type[Declared[Any]], rest: Rest) -> Operation:
     summary, description = _described(kind)
     in_path = {rest.names.get(one[1:-1], one[1:-1]) for one in rest.path.split("/") if one.startswith("{")}
-    fields = [one for one in fields_of(kind) if one.name not in in_path and one.name not in _NOT_SHOWN]
+    left_out = in_path | _NOT_SHOWN | set(rest.hides)
+    all_fields = fields_of(kind)
+    fields = [
+        one._replace(default=rest.defaults.get(one.name, one.default)) for one in all_fields if one.name not in left_out
+    ]
+    topic = rest.names.get("topic", "topic")
+    is_text = any(one.name == topic and one.type is str for one in all_fields)
     is_body = rest.method in _BODY_METHODS
     given = _struct(kind, rest, fields)
     lists = [one.name for one in fields if not is_body and _is_list(one.type)]
@@ -39,30 +47,35 @@ def rest_operation(kind: type[Declared[Any]]) -> Operation:
         values = {rest.names.get(name, name): value for name, value in call.path.items()}
         if _TOPIC in rest.path:
             del values["namespace"]
-            values["topic"] = call.topic
-        found = _given(call.body if is_body else call.query)
+            values[topic] = str(call.topic) if is_text else call.topic
+        found = {one: getattr(call.body, one) for one in call.given} if whole else _given(call)
         values |= {whole: found} if whole else found
         values |= {name: [one] if (one := found[name]) else [] for name in lists}
         if takes_if_match:
             values[_EXPECTED] = expected_version(call)
         caller = Caller(call.principal, identity_of(call.request))
-        return _answer(rest, await carry_out(call.broker, caller, kind(**values)))
+        asked = kind(**values)
+        answer = await carry_out(call.broker, caller, asked)
+        made = _answer(rest, answer if rest.then is None else await carry_out(call.broker, caller, rest.then(asked)))
+        if not rest.location:
+            return made
+        return made._replace(headers={**made.headers, "location": BASE + rest.location.format(answer, asked)})
 
     return Operation(
         method=rest.method,
         path=BASE + rest.path,
         name=rest.name or kind.__name__[0].lower() + kind.__name__[1:],
-        summary=summary,
-        description=description,
+        summary=rest.summary or summary,
+        description=rest.description or description,
         tag=rest.tag,
         handler=handler,
         query=given if fields and not is_body else NoQuery,
         body=body if fields and is_body else None,
         body_optional=not whole and all(one.default is not NO_DEFAULT for one in fields),
         body_example=rest.example,
-        reply=None if rest.answer is None else _shown_type(answer_of(kind), rest),
+        reply=None if rest.answer is None else _shown_type(type(rest.answer), rest),
         reply_example=_shown(rest.answer, rest),
-        status=204 if rest.answer is None else rest.status,
+        status=rest.status,
         errors=rest.errors,
         has_etag=rest.has_etag,
         takes_if_match=takes_if_match,
@@ -71,6 +84,8 @@ def rest_operation(kind: type[Declared[Any]]) -> Operation:
 
 
 def _shown_type(answer: type[msgspec.Struct], rest: Rest) -> Any:
+    if isinstance(made := getattr(answer, rest.shows, None), property):
+        return get_type_hints(made.fget)["return"]
     return next((one.type for one in fields_of(answer) if one.name == rest.shows), answer)
 
 
@@ -105,17 +120,14 @@ def _is_list(annotation: Any) -> bool:
     return get_origin(_plain(annotation)) is list
 
 
-def _given(read: Any) -> dict[str, Any]:
-    """Return the fields of a body or a query that are there."""
-    if not isinstance(read, msgspec.Struct):
-        return {}
-    return {name: one for name, one in msgspec.structs.asdict(read).items() if one is not msgspec.UNSET}
+def _given(call: ApiCall) -> dict[str, Any]:
+    """Return the fields of the body or the query; a REST operation has one of them."""
+    read = call.query if call.body is None else call.body
+    return msgspec.structs.asdict(read)
 
 
 def _answer(rest: Rest, answer: msgspec.Struct) -> Answer:
     if rest.answer is None:
         return Answer()
-    made = tagged(answer, str(getattr(answer, "version", ""))) if rest.has_etag else Answer(_shown(answer, rest))
-    if not rest.location:
-        return made
-    return made._replace(headers={**made.headers, "location": BASE + rest.location.format(answer)})
+    shown = _shown(answer, rest)
+    return tagged(shown, str(getattr(answer, "version", ""))) if rest.has_etag else Answer(shown)

@@ -14,7 +14,7 @@ import msgspec
 from pydanube.gateway.http.errors import PROBLEM, Problem
 from pydanube.model.failure import DELAY_MS_MAX, FailurePolicy
 from pydanube.model.limits import NAME_CHARACTERS_MAX, PARTITIONS_MAX, SCHEMA_BYTES_MAX, SCHEMA_REFERENCES_MAX
-from pydanube.model.paging import FILTER_CHARACTERS_MAX, PAGE_MAX, TOPIC_NUMBERS, PageQuery
+from pydanube.model.paging import AFTER_CHARACTERS_MAX, FILTER_CHARACTERS_MAX, PAGE_MAX, TOPIC_NUMBERS, PageQuery
 from pydanube.model.policies import FIELDS, SEGMENT_BYTES_MAX, Policies
 from pydanube.model.schemas import Binding, SchemaDefinition, SchemaReference
 from pydanube.model.topics import TopicConfig
@@ -22,7 +22,6 @@ from pydanube.version import __version__
 
 from . import json_forms
 from .operations import JSON, PATH_PARAMETERS, NoQuery, Operation, Schema
-from .paging import AFTER_CHARACTERS_MAX
 from .topics import TopicQuery
 
 _REFERENCE: Final = "#/components/schemas/{name}"

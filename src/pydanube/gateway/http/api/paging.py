@@ -7,9 +7,9 @@ from typing import Annotated, Final
 import msgspec
 
 from pydanube.model.limits import PARTITIONS_MAX
+from pydanube.model.paging import AFTER_CHARACTERS_MAX
 
 LIMIT_MAX: Final = 1_000
-AFTER_CHARACTERS_MAX: Final = 2_000
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX)]
 After = Annotated[str, msgspec.Meta(max_length=AFTER_CHARACTERS_MAX)]

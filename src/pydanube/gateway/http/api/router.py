@@ -126,7 +126,7 @@ class _Endpoint:
             return value
         answer = value if isinstance(value, Answer) else Answer(value)
         status, headers = answer.status or self.operation.success, {**_NO_STORE, **answer.headers}
-        if status == 204:
+        if self.operation.reply is None and answer.value is None:
             return Response(None, status, headers)
         return Response(msgspec.json.encode(json_forms.dump(answer.value)), status, headers, JSON)
 

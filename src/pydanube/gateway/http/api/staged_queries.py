@@ -7,10 +7,11 @@ from typing import Annotated, Final
 import msgspec
 
 from pydanube.codec.native import requests as wire
+from pydanube.model.paging import AFTER_CHARACTERS_MAX
 from pydanube.model.staging import StagedQuery
 
 from .operations import BASE, ApiCall, Operation
-from .paging import AFTER_CHARACTERS_MAX, AfterQuery
+from .paging import AfterQuery
 
 
 class StagedQueryPage(msgspec.Struct):

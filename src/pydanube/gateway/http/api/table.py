@@ -6,14 +6,12 @@ from typing import Any, Final
 
 from pydanube.broker.handlers import HANDLERS
 from pydanube.codec.native import requests as wire
-from pydanube.operations import Rest
 
 from . import (
     backlogs,
     brokers,
     consuming,
     dead_letters,
-    namespaces,
     publishing,
     schemas,
     staged_queries,
@@ -22,12 +20,11 @@ from . import (
     topic_schemas,
     topics,
 )
-from .declared import rest_operation
+from .declared import rest_operations
 from .operations import Operation
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
     *brokers.OPERATIONS,
-    *namespaces.OPERATIONS,
     *topics.OPERATIONS,
     *subscriptions.OPERATIONS,
     *backlogs.OPERATIONS,
@@ -38,7 +35,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *staged_queries.OPERATIONS,
     *publishing.OPERATIONS,
     *consuming.OPERATIONS,
-    *(rest_operation(one) for one in HANDLERS if isinstance(one.rest, Rest)),
+    *(one for kind in HANDLERS for one in rest_operations(kind)),
 )
 
 NOT_OFFERED: Final[dict[type[Any], str]] = {

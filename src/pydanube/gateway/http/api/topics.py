@@ -15,7 +15,6 @@ from pydanube.model.leftovers import SalvageStep
 from pydanube.model.limits import MIB, NAME_CHARACTERS_MAX, PARTITIONS_MAX
 from pydanube.model.names import TopicName, parse_namespace
 from pydanube.model.paging import TOPIC_NUMBERS, PageQuery, TopicPage
-from pydanube.model.policies import DEFAULTS, Policies
 from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.statistics import PartitionStatistics, TopicStatistics, TopicSummary
 from pydanube.model.topics import AckLevel, NewTopic, PartitionDescription, TopicConfig, TopicDescription
@@ -23,7 +22,6 @@ from pydanube.model.topics import AckLevel, NewTopic, PartitionDescription, Topi
 from .etags import expected_version, tagged
 from .operations import BASE, Answer, ApiCall, Operation
 from .paging import Offset, PartitionIndex
-from .policies import PATCH_TEXT, changes_of, report
 
 TOPIC_PATH: Final = f"{BASE}/topics/{{namespace}}/{{topic}}"
 _PAGE_BYTES_MAX: Final = MIB
@@ -120,15 +118,6 @@ async def _statistics(call: ApiCall) -> TopicStatistics:
     return await call.broker.statistics.topic(call.principal, call.topic)
 
 
-async def _policies(call: ApiCall) -> Answer:
-    return report(await call.broker.policies.get(call.principal, call.topic))
-
-
-async def _set_policies(call: ApiCall) -> Answer:
-    expected = expected_version(call)
-    return report(await call.broker.policies.set(call.principal, call.topic, changes_of(call), expected))
-
-
 async def _brief(call: ApiCall) -> wire.Route:
     """Describe the topic and its owners without opening its partitions."""
     topic = await call.broker.lookup(call.principal, call.topic, create=False)
@@ -158,7 +147,6 @@ _ROUTE: Final = wire.Route(
     _NAME, 7, True, True, "durable", [wire.PartitionRoute(0, _ADDRESSES.native, 1)], [_ADDRESSES]
 )
 _STATISTICS: Final = TopicStatistics(_NAME, True, [PartitionStatistics(0, end_offset=1_000, published=1_000)])
-_REPORT: Final = wire.PolicyReport(Policies(retention_s=86_400), DEFAULTS)
 
 OPERATIONS: Final = (
     Operation(
@@ -254,34 +242,6 @@ OPERATIONS: Final = (
         reply=TopicStatistics,
         reply_example=_STATISTICS,
         native=(wire.GetStatistics,),
-    ),
-    Operation(
-        method="GET",
-        path=f"{TOPIC_PATH}/policies",
-        name="getTopicPolicies",
-        summary="Get the policies of a topic",
-        tag="topics",
-        handler=_policies,
-        reply=wire.PolicyReport,
-        reply_example=_REPORT,
-        has_etag=True,
-        native=(wire.GetPolicies,),
-    ),
-    Operation(
-        method="PATCH",
-        path=f"{TOPIC_PATH}/policies",
-        name="setTopicPolicies",
-        summary="Change policies of a topic",
-        description=PATCH_TEXT,
-        tag="topics",
-        handler=_set_policies,
-        body=Policies,
-        body_example={"retention_s": 86_400, "ttl_s": None},
-        reply=wire.PolicyReport,
-        reply_example=_REPORT,
-        has_etag=True,
-        takes_if_match=True,
-        native=(wire.SetPolicies,),
     ),
     Operation(
         method="GET",
