@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import pydanube
+from pydanube.client.tables.columns import COLUMNS
 from pydanube.spark import DanubeDataSource
-from pydanube.spark.options import COLUMNS
 
 if TYPE_CHECKING:
     from conftest import Broker

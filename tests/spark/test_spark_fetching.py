@@ -118,13 +118,13 @@ def test_a_range_that_was_cut_in_pieces_is_read_exactly(history: pydanube.Blocki
 
 
 def test_stretches_alternate_between_store_and_broker() -> None:
-    from pydanube.client.history.coverage import SegmentInfo
+    from pydanube.client.history.coverage import SegmentInfo, split_by_storage
 
     def segment(first: int, end: int) -> SegmentInfo:
         return SegmentInfo(f"{first}.seg", 0, 1, 0, first, end)
 
     held = (segment(0, 10), segment(10, 20), segment(30, 40), segment(40, 60))
-    found = direct.split_by_storage(OffsetRange(TOPIC, 1, 0, 5, 50, held))
+    found = split_by_storage(held, 5, 50)
     assert [(start, end, [one.object for one in of]) for start, end, of in found] == [
         (5, 20, ["0.seg", "10.seg"]),
         (20, 30, []),

@@ -7,8 +7,9 @@ import pickle
 import pytest
 
 from pydanube import Invalid
+from pydanube.client.tables.columns import COLUMNS
 from pydanube.runtime.tls import ClientTls
-from pydanube.spark.options import COLUMNS, ReadOptions, WriteOptions
+from pydanube.spark.options import ReadOptions, WriteOptions
 from pydanube.spark.reading.bounds import Bound, Bounds
 
 TOPIC = {"topic": "/default/orders"}

@@ -15,8 +15,9 @@ from pyspark.sql.streaming import StreamingQuery
 from spark_broker import Broker, restore_into
 
 from pydanube import BlockingClient, connect_blocking
+from pydanube.client.tables.arrow_rows import arrow_schema
 from pydanube.spark import DanubeDataSource
-from pydanube.spark.schema import arrow_schema, spark_schema
+from pydanube.spark.schema import spark_schema
 from pydanube.testing import broker_thread
 
 TOPIC = "/default/orders"

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pydanube.client.tables import arrow_rows as rows
+from pydanube.client.tables.arrow_rows import RowForm, RowSlice, arrow_schema
+from pydanube.client.tables.columns import COLUMNS
 from pydanube.codec.batch import Batch, Codec, encode
-from pydanube.spark.options import COLUMNS
-from pydanube.spark.reading import arrow_rows as rows
-from pydanube.spark.reading.arrow_rows import RowForm, RowSlice
-from pydanube.spark.schema import arrow_schema
 
 TOPIC = "/default/orders"
 APPENDED = 1_700_000_000_000_000

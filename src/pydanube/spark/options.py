@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from pydanube.client.connection.address import parse_servers
+from pydanube.client.tables.columns import COLUMNS, DECODED_COLUMNS
 from pydanube.codec.batch import Codec
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import KEY_BYTES_MAX, PARTITIONS_MAX, PRODUCER_NAME_BYTES_MAX
@@ -23,24 +24,6 @@ from pydanube.spark.reading.bounds import Bound, Bounds, parse_json
 
 if TYPE_CHECKING:
     from pydanube.spark.decoding.typed_read import TypedRead
-
-COLUMNS: Final = (
-    "topic",
-    "partition",
-    "offset",
-    "append_time",
-    "publish_time",
-    "key",
-    "payload",
-    "attributes",
-    "producer",
-    "schema_id",
-    "schema_version",
-)
-"""In the default order."""
-
-DECODED_COLUMNS: Final = ("topic", "partition", "offset", "append_time", "publish_time", "key")
-"""The default with `decode`: the columns of the schema are behind them."""
 
 DEFAULT_SERVERS: Final = "danube://127.0.0.1:6655"
 DEFAULT_TIMEOUT_S: Final = 120.0

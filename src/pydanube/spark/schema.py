@@ -8,29 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
-
+from pydanube.client.tables.arrow_rows import ARROW_TYPES
+from pydanube.client.tables.columns import COLUMNS
 from pydanube.model.errors import Invalid
 from pydanube.model.text import did_you_mean
-
-from .options import COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-ARROW_TYPES: Final[dict[str, pa.DataType]] = {
-    "topic": pa.string(),
-    "partition": pa.int32(),
-    "offset": pa.int64(),
-    "append_time": pa.timestamp("us", tz="UTC"),
-    "publish_time": pa.timestamp("us", tz="UTC"),
-    "key": pa.string(),
-    "payload": pa.binary(),
-    "attributes": pa.map_(pa.string(), pa.string()),
-    "producer": pa.string(),
-    "schema_id": pa.int64(),
-    "schema_version": pa.int32(),
-}
 SPARK_TYPES: Final = {
     "topic": "string",
     "partition": "int",
@@ -45,10 +30,6 @@ SPARK_TYPES: Final = {
     "schema_version": "int",
 }
 assert tuple(ARROW_TYPES) == tuple(SPARK_TYPES) == COLUMNS
-
-
-def arrow_schema(columns: Iterable[str] = COLUMNS) -> pa.Schema:
-    return pa.schema([pa.field(name, ARROW_TYPES[name]) for name in columns])
 
 
 def spark_schema(columns: Iterable[str] = COLUMNS) -> StructType:

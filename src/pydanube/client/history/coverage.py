@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -194,6 +194,30 @@ def check_covered(segments: Sequence[SegmentInfo], first_offset: int | None, end
         offset = info.end_offset if offset is None else max(offset, info.end_offset)
     if end_offset is not None and (offset or 0) < end_offset:
         raise _missing(offset or 0, end_offset)
+
+
+def split_by_storage(
+    segments: Iterable[SegmentInfo], start: int, end: int
+) -> Iterator[tuple[int, int, list[SegmentInfo]]]:
+    """Split the offsets [start, end) into parts (start, end, segments): one part for offsets that the sorted segments
+    hold without a gap, and one, with no segments, for offsets between them."""
+    reached = start
+    covering: list[SegmentInfo] = []
+    covered_from = reached
+    for segment in segments:
+        if segment.end_offset <= reached or segment.first_offset >= end:
+            continue
+        if segment.first_offset > reached:
+            if covering:
+                yield covered_from, reached, covering
+            yield reached, segment.first_offset, []
+            covering, covered_from = [], segment.first_offset
+        covering.append(segment)
+        reached = min(segment.end_offset, end)
+    if covering:
+        yield covered_from, reached, covering
+    if reached < end:
+        yield reached, end, []
 
 
 def _missing(start: int, end: int) -> NotFound:

@@ -17,6 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
 from pydanube.client.blocking.areas import BlockingSchemas
+from pydanube.client.tables.definitions import Definition, TopicForm, VersionKey
 from pydanube.formats.columns import column_fields
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Refused
 from pydanube.model.schemas import Binding, SchemaVersion
@@ -24,7 +25,7 @@ from pydanube.spark.options import ReadOptions
 from pydanube.spark.reading.broker_queries import BrokerQueries
 from pydanube.spark.schema import spark_schema
 
-from .typed_read import DECODE_ERROR, PAYLOAD, Definition, TopicForm, TypedRead, VersionKey, unbound_error
+from .typed_read import DECODE_ERROR, PAYLOAD, TypedRead, unbound_error
 
 METADATA: Final = "danube"
 """The key in the metadata of decoded columns: {"subject": "orders", "version": 3}."""

@@ -4,55 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
 import pyarrow as pa
 
-from pydanube.formats import ParsedSchema, parse_schema
+from pydanube.client.tables.arrow_rows import ARROW_TYPES
+from pydanube.client.tables.definitions import Definition, TopicForm, VersionKey
 from pydanube.model.errors import Refused
-from pydanube.model.schemas import Binding, Framing, SchemaDefinition
 from pydanube.spark.options import OnDecodeError
-from pydanube.spark.schema import ARROW_TYPES
 
 DECODE_ERROR: Final = "decode_error"
 PAYLOAD: Final = "payload"
 _FOR_DECODING: Final = ("topic", "partition", "offset", PAYLOAD, "schema_id", "schema_version")
-
-VersionKey = tuple[int, int]
-"""A schema id and a version, as batches carry them."""
-
-
-class Definition(NamedTuple):
-    """A definition with those that it refers to."""
-
-    own: SchemaDefinition
-    references: tuple[tuple[str, SchemaDefinition], ...] = ()
-
-    def parse(self) -> ParsedSchema:
-        """Parse the definition. The result is kept in this process: every task of a micro-batch needs it again."""
-        return _parse(self)
-
-
-@lru_cache(maxsize=200)
-def _parse(definition: Definition) -> ParsedSchema:
-    return parse_schema(definition.own, dict(definition.references))
-
-
-class TopicForm(NamedTuple):
-    """How the payloads of a topic are written."""
-
-    framed: bool = False
-    """Each payload begins with the prefix of Confluent's serializers, which says its schema."""
-    tombstones: bool = False
-    """An empty payload is a message without a value, and not an error."""
-
-    @classmethod
-    def of(cls, binding: Binding | None) -> TopicForm:
-        if binding is None:
-            return cls()
-        framed = binding.framing is Framing.CONFLUENT
-        return cls(framed, binding.tombstones or framed)
 
 
 @dataclass(frozen=True, slots=True)

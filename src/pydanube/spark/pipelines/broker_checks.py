@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pydanube.client.blocking.client import BlockingClient, connect_blocking
+from pydanube.client.tables.columns import DECODED_COLUMNS
 from pydanube.formats.registry import parse_schema
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.schemas import SchemaVersion
 from pydanube.model.text import did_you_mean
 from pydanube.spark.credentials import BrokerCredentials
-from pydanube.spark.options import DECODED_COLUMNS, ReadOptions
+from pydanube.spark.options import ReadOptions
 
 from .definition import Pipeline, Source
 from .places import Place, Problems

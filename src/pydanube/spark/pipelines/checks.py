@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
+from pydanube.client.tables.columns import COLUMNS
 from pydanube.model.errors import Invalid
 from pydanube.model.text import did_you_mean
 from pydanube.spark.local_directories import not_a_directory
-from pydanube.spark.options import COLUMNS, ReadOptions
+from pydanube.spark.options import ReadOptions
 from pydanube.spark.writing.columns import WRITTEN
 
 from .definition import Pipeline, Sink, Source, Transform

@@ -8,7 +8,6 @@ bounds, offsets         where reading starts and ends; the progress of a stream 
 broker_queries          what the driver asks the brokers
 fetching                reads the ranges of a task, from the broker or the object store
 direct_reads            the object store: finds and reads the segments of a range
-arrow_rows              makes record batches of stored batches
 pushdown, data_loss     what filters rule out; what should have been read and is gone
 progress                a subscription that follows the stream
 """

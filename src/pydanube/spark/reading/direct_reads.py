@@ -20,6 +20,7 @@ from pydanube.client.blocking.client import BlockingClient
 from pydanube.client.blocking.loop_thread import LoopThread
 from pydanube.client.history.coverage import SegmentInfo
 from pydanube.client.segments import BlockingSegments, Segments
+from pydanube.client.tables.arrow_rows import RowSlice
 from pydanube.model.errors import DanubeError, Refused, Unavailable
 from pydanube.model.limits import MIB
 from pydanube.runtime.clock import SystemClock
@@ -29,7 +30,6 @@ from pydanube.runtime.telemetry import get_logger
 from pydanube.spark import connections
 from pydanube.spark.options import ReadOptions
 
-from .arrow_rows import RowSlice
 from .planning import OffsetRange
 
 log = get_logger(__name__)
@@ -88,27 +88,6 @@ def _query_of(wanted: OffsetRange) -> tuple[str, int, int, int]:
 
 
 # -- a task ------------------------------------------------------------------------------------------------------------
-
-
-def split_by_storage(wanted: OffsetRange) -> Iterator[tuple[int, int, list[SegmentInfo]]]:
-    """Split a range into (start, end, segments): parts that segments hold without a gap, and parts in no segment."""
-    reached = wanted.start
-    covering: list[SegmentInfo] = []
-    covered_from = reached
-    for segment in wanted.segments:
-        if segment.end_offset <= reached or segment.first_offset >= wanted.end:
-            continue
-        if segment.first_offset > reached:
-            if covering:
-                yield covered_from, reached, covering
-            yield reached, segment.first_offset, []
-            covering, covered_from = [], segment.first_offset
-        covering.append(segment)
-        reached = min(segment.end_offset, wanted.end)
-    if covering:
-        yield covered_from, reached, covering
-    if reached < wanted.end:
-        yield reached, wanted.end, []
 
 
 class SegmentStore:

@@ -21,17 +21,17 @@ from dataclasses import replace
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from pydanube.client.history.coverage import split_by_storage
 from pydanube.client.history.range_fetch import RangeFetch
 from pydanube.client.history.reader import split_batches
+from pydanube.client.tables.arrow_rows import RowForm, RowSlice, arrow_schema
 from pydanube.codec.batch import Batch
 from pydanube.model.errors import DanubeError, Invalid, NotFound
 from pydanube.spark import connections
 from pydanube.spark.options import ReadOptions
-from pydanube.spark.schema import arrow_schema
 from pydanube.spark.workers import hide_traceback
 
 from . import direct_reads as direct
-from .arrow_rows import RowForm, RowSlice
 from .data_loss import LostRange, fail_or_log, lost_to_retention
 from .planning import DanubePartition, OffsetRange
 from .pushdown import RowFilter
@@ -107,7 +107,7 @@ def _like_pattern(glob: str) -> str:
 
 
 def _row_slices(wanted: OffsetRange, options: ReadOptions) -> Iterator[RowSlice]:
-    for start, end, segments in direct.split_by_storage(wanted):
+    for start, end, segments in split_by_storage(wanted.segments, wanted.start, wanted.end):
         part = wanted.part(start, end)
         if not part.size:
             continue  # a gap between two segments

@@ -1,9 +1,9 @@
-"""Converts rows of stored batches to Arrow record batches with exactly the columns that Spark expects. The hot path.
+"""Converts rows of stored batches to Arrow record batches with exactly the wanted columns. The hot path.
 
-A stored batch usually has a few hundred rows. A record batch for Spark has about ROWS_AIM, because each one has a fixed
-cost on both sides. So slices of several stored batches become one record batch. Their payloads are copied once, into
-the contiguous buffer that an Arrow column needs; the payloads of a batch that is large enough by itself are not copied.
-Numbers are written by numpy, with a few calls per slice and none per row.
+A stored batch usually has a few hundred rows. A record batch has about ROWS_AIM, because each one has a fixed cost,
+here and where it is read. So slices of several stored batches become one record batch. Their payloads are copied once,
+into the contiguous buffer that an Arrow column needs; the payloads of a batch that is large enough by itself are not
+copied. Numbers are written by numpy, with a few calls per slice and none per row.
 
 Columns with the same value in every row (topic, partition, schema id, usually the producer) are made once per process
 and reused as slices of a cached array.
@@ -25,6 +25,8 @@ from pydanube.codec.batch.layout import ATTRIBUTES, KEY, KEY_VALIDITY, OFFSETS, 
 from pydanube.model.limits import MIB
 from pydanube.runtime.cache import Cache
 
+from .columns import COLUMNS
+
 ROWS_AIM: Final = 10_000
 BYTES_AIM: Final = 2 * MIB
 """A record batch is complete when it has this many rows, or this many bytes of payloads."""
@@ -34,6 +36,24 @@ CACHED_ARRAYS_MAX: Final = 64
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 ATTRIBUTES_TYPE: Final = pa.map_(pa.string(), pa.string())
+ARROW_TYPES: Final[dict[str, pa.DataType]] = {
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "append_time": TIMESTAMP,
+    "publish_time": TIMESTAMP,
+    "key": pa.string(),
+    "payload": pa.binary(),
+    "attributes": ATTRIBUTES_TYPE,
+    "producer": pa.string(),
+    "schema_id": pa.int64(),
+    "schema_version": pa.int32(),
+}
+assert tuple(ARROW_TYPES) == COLUMNS
+
+
+def arrow_schema(columns: Iterable[str] = COLUMNS) -> pa.Schema:
+    return pa.schema([pa.field(name, ARROW_TYPES[name]) for name in columns])
 
 
 class RowSlice(NamedTuple):
