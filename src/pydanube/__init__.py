@@ -13,7 +13,7 @@ imported when the name is used first.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from .model.errors import (
     AlreadyExists,
@@ -50,6 +50,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from . import testing
+    from .app import App, Depends, PartialFailure, Reject, Retries, Retry
     from .client import (
         BlockingClient,
         BlockingConsumer,
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyExists",
+    "App",
     "BacklogAction",
     "Backoff",
     "Binding",
@@ -97,6 +99,7 @@ __all__ = [
     "DeadLetter",
     "DeadLetters",
     "Denied",
+    "Depends",
     "FailurePolicy",
     "Framing",
     "Full",
@@ -106,6 +109,7 @@ __all__ = [
     "Message",
     "NotFound",
     "NotOwner",
+    "PartialFailure",
     "PeekedMessage",
     "Poison",
     "Policies",
@@ -117,6 +121,9 @@ __all__ = [
     "Redriven",
     "Refused",
     "RegisteredVersion",
+    "Reject",
+    "Retries",
+    "Retry",
     "SchemaDefinition",
     "SchemaFormat",
     "SchemaReference",
@@ -134,13 +141,16 @@ __all__ = [
     "testing",
 ]
 
+_APP: Final = frozenset({"App", "Depends", "PartialFailure", "Reject", "Retries", "Retry"})
+
 
 def __getattr__(name: str) -> object:
-    """Import the client, or the broker for tests, when one of its names is used first."""
+    """Import the client, the app, or the broker for tests, when one of its names is used first."""
     if name == "testing":
         return import_module(".testing", __name__)
     if name in __all__:
-        value: object = getattr(import_module(".client", __name__), name)
+        package = ".app" if name in _APP else ".client"
+        value: object = getattr(import_module(package, __name__), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,6 +14,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Final, Self, TypeVar
@@ -127,6 +128,15 @@ class Tasks:
         self._running.add(task)
         task.add_done_callback(self._finished)
         return task
+
+    async def drain(self, seconds: float) -> int:
+        """Wait until every task has ended, also those that begin meanwhile, at most for so many seconds. Returns how
+        many still run."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._running:
+                    await asyncio.wait(self._running)
+        return len(self._running)
 
     async def close(self) -> None:
         """Cancel every task and wait until all have finished; without an `on_crash`, raise the exceptions of tasks.

@@ -1,0 +1,50 @@
+"""SERVICES. Functions that are called with messages, on a schedule, and what runs them.
+
+Lives here      `App` and what its decorators take; handlers and their parameters; subscribers; schedules
+May import      client, codec, runtime, model
+Flows through   a received message becomes a value, the function's result becomes a message, then the first one is acked
+Never           anything that a program could not do with the public client itself; broker or gateway code
+
+application     `App`: collects handlers, and runs them
+outcomes        `Reject`, `Retry`, `PartialFailure`, which a handler may raise; `Retries`: how often it is tried again
+handlers        reads the annotations of a function, and calls it; `Depends`
+subscribers     one subscription: receives, calls the handler, publishes its result, acks
+lanes           several messages at once, those of one key in order
+
+Importing this package is cheap, as for `pydanube` itself: a module is imported when one of its names is used first.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from .application import App
+    from .handlers import Depends
+    from .outcomes import PartialFailure, Reject, Retries, Retry
+
+__all__ = ["App", "Depends", "PartialFailure", "Reject", "Retries", "Retry"]
+
+_MODULES: Final = {
+    "App": ".application",
+    "Depends": ".handlers",
+    "PartialFailure": ".outcomes",
+    "Reject": ".outcomes",
+    "Retries": ".outcomes",
+    "Retry": ".outcomes",
+}
+"""The module of each name that is exported here."""
+
+
+def __getattr__(name: str) -> object:
+    """Import the module of an exported name when the name is used first."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_MODULES[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__
