@@ -30,14 +30,8 @@ from pydanube.model.errors import DanubeError
 from pydanube.model.limits import MIB
 from pydanube.runtime.clock import MICROSECONDS, ManualClock, SystemClock
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.catalog import (
-    Catalog,
-    CatalogSegment,
-    SegmentRecord,
-    entries,
-    uploading,
-)
-from pydanube.storage.tiering.garbage_collector import GarbageCollector
+from pydanube.storage.segments.catalog import Catalog, CatalogSegment, SegmentRecord, entries, uploading
+from pydanube.storage.segments.garbage_collector import GarbageCollector
 
 sys.path[:0] = [str(Path(__file__).parent.parent / "tests" / one) for one in ("metadata", "process")]
 from etcd_cluster import EtcdMember, etcd_cluster, missing_etcd  # noqa: E402 -- found by the path above

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from pydanube import testing
-from pydanube.broker import statistics as statistics_of_broker
+from pydanube.broker.observe import statistics as statistics_of_broker
 from pydanube.cli.bench.broker import BrokerProcess
 from pydanube.client import Client, connect
 from pydanube.gateway.http import metrics

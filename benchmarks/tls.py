@@ -26,7 +26,7 @@ from pathlib import Path
 from pydanube.cli.bench.broker import BrokerProcess
 from pydanube.cli.bench.runs import measure
 from pydanube.cli.bench.scenario import Scenario
-from pydanube.cli.certificate_files import make_certificates
+from pydanube.cli.security.certificate_files import make_certificates
 from pydanube.runtime.clock import SystemClock
 
 TARGET = 0.5

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Literal, overload
 from .model.errors import Invalid
 
 if TYPE_CHECKING:
+    from pydanube.server.server import Server
+
     from .client import BlockingClient, Client
-    from .server import Server
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,8 @@ def _server_thread(data_dir: Path | str | None, overrides: dict[str, object]) ->
 
 @asynccontextmanager
 async def _server(data_dir: Path | str | None, overrides: dict[str, object]) -> AsyncIterator[Server]:
-    from .server import Server
+    from pydanube.server.server import Server
+
     from .settings import Settings
 
     with TemporaryDirectory(prefix="danube-test-") as temporary:

@@ -13,7 +13,7 @@ from metadata_harness import FaultyStore
 
 from pydanube.broker import Attachment, Broker, BrokerParts, Consumer, FetchResult, Producer, Published
 from pydanube.broker.handlers import Caller, carry_out
-from pydanube.broker.producers import Access
+from pydanube.broker.producers.producers import Access
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.audit import AuditParts
 from pydanube.broker.security.security import SecurityParts

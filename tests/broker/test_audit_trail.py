@@ -11,7 +11,7 @@ from datetime import datetime
 import pytest
 from audit_harness import ListSink
 
-from pydanube.broker.metrics import BrokerMetrics
+from pydanube.broker.observe.metrics import BrokerMetrics
 from pydanube.broker.security import audit
 from pydanube.broker.security.audit import AuditTrail, EventWindows
 from pydanube.broker.security.audit_operations import (

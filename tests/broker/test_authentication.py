@@ -27,7 +27,7 @@ from pydanube.model.security import BoundSubject
 from pydanube.model.settings.sections import AuthSettings
 from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.runtime.disk import OsDisk
-from pydanube.securing import check_settings, is_super_user_by_default, unused_credentials
+from pydanube.server.securing import check_settings, is_super_user_by_default, unused_credentials
 from pydanube.settings import Settings
 
 ALICE = BoundSubject.parse("user:alice")

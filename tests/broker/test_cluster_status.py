@@ -7,7 +7,7 @@ from broker_harness import TOPIC, BrokerClient, open_broker
 from placing_harness import open_cluster, until
 
 from pydanube.broker.cluster.loads import LoadRecord, load_key
-from pydanube.broker.cluster_status import is_noticeable
+from pydanube.broker.observe.cluster_status import is_noticeable
 from pydanube.broker.registry.records import PartitionRecord, partition_key
 from pydanube.core.access import ANONYMOUS, Action, Principal
 from pydanube.metadata.packing import pack

@@ -22,7 +22,7 @@ from pydanube.model.positions import LATEST
 from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.clock import MICROSECONDS, ManualClock, SystemClock
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.store_ownership import StoreOwner
+from pydanube.storage.segments.store_ownership import StoreOwner
 
 GOLDEN_KEY = "/consumers/0000000000000003/0000000000000007/59fc13d9dd68cc23"
 

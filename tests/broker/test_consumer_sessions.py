@@ -9,7 +9,7 @@ import pytest
 from broker_harness import TOPIC, BrokerClient, Collector, open_broker
 
 from pydanube.broker import Broker
-from pydanube.broker.consumer_sessions import PLACE_S
+from pydanube.broker.subscriptions.consumer_sessions import PLACE_S
 from pydanube.core.access import ANONYMOUS, Action, Principal
 from pydanube.model.errors import Denied, Held, NotFound, Refused, Unavailable
 from pydanube.model.names import TopicAddress

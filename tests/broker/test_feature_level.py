@@ -22,7 +22,6 @@ from pydanube.broker.cluster.upgrade import Upgrade
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.codec.manifest import ManifestBuilder
-from pydanube.copying import copy_metadata
 from pydanube.core.access import ANONYMOUS, AllowAll
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.levels import LEVEL_KEY, FeatureLevel, parse_level, put_level
@@ -34,10 +33,11 @@ from pydanube.model.levels import FIRST, THIS_RELEASE, Levels
 from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.server import Components, Server
+from pydanube.server.copying import copy_metadata
+from pydanube.server.server import Components, Server
 from pydanube.settings import Settings
-from pydanube.storage.tiering.manifest import PREFIX, SUFFIX
-from pydanube.storage.tiering.store_ownership import StoreOwner
+from pydanube.storage.segments.manifest import PREFIX, SUFFIX
+from pydanube.storage.segments.store_ownership import StoreOwner
 
 NEWER = Levels(1, 2)
 OLDER = Levels(1, 1)

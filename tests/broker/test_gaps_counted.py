@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from broker_harness import TIERING, TOPIC, BrokerClient, open_broker
 
-from pydanube.broker.lifecycle.expiration import PartitionExpiration
 from pydanube.broker.tiering.disaster_recovery import rebuild
+from pydanube.broker.topics.expiration import PartitionExpiration
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.model.errors import Full
@@ -19,7 +19,7 @@ from pydanube.model.storage import StoragePlace
 from pydanube.model.topics import AckLevel, SubscriptionType
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.store_ownership import StoreOwner
+from pydanube.storage.segments.store_ownership import StoreOwner
 
 SMALL = replace(TIERING, segment_bytes=1 << 14, shared_below_bytes=1 << 8, segment_age_s=0)
 BEFORE, AFTER = 30, 20

@@ -19,7 +19,7 @@ from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import Refused
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.disk import OsDisk
-from pydanube.server import Server
+from pydanube.server.server import Server
 from pydanube.settings import Settings
 from pydanube.storage.directory import DataDirectory
 

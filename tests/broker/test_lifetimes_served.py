@@ -8,7 +8,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.disk import OsDisk
-from pydanube.server import Components, Server
+from pydanube.server.server import Components, Server
 from pydanube.settings import Settings
 
 TOPIC = TopicName.parse("/default/orders")

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydanube.core.access import ANONYMOUS, AllowAll
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.disk import OsDisk, Usage
-from pydanube.server import DISK_CHECK_INTERVAL_S, METADATA_FREE_BYTES_MIN, Components, Server
+from pydanube.server.server import DISK_CHECK_INTERVAL_S, METADATA_FREE_BYTES_MIN, Components, Server
 from pydanube.settings import Settings
 
 

@@ -14,7 +14,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.runtime.disk import OsDisk
-from pydanube.server import REVISION_INTERVAL_S, Components, Server
+from pydanube.server.server import REVISION_INTERVAL_S, Components, Server
 from pydanube.settings import Settings
 from pydanube.storage.metadata_seen import REVISION_FILE, read_seen
 

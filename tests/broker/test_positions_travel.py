@@ -8,8 +8,8 @@ from broker_harness import BrokerClient
 from moving_harness import MovingBroker, moving_cluster
 
 from pydanube.model.topics import AckLevel
-from pydanube.storage.tiering.manifest import known_positions
-from pydanube.storage.tiering.positions import PositionParts
+from pydanube.storage.segments.manifest import known_positions
+from pydanube.storage.segments.positions import PositionParts
 
 CLUSTER = "cluster"
 

@@ -6,7 +6,7 @@ import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
 
 from pydanube.broker import Broker
-from pydanube.broker import dead_letters as module
+from pydanube.broker import redrive as module
 from pydanube.codec.batch import encode
 from pydanube.core.access import ANONYMOUS, Action, AllowAll, Principal
 from pydanube.model.dead_letters import (

@@ -12,8 +12,8 @@ import pytest
 from following_harness import Member, act_at_random, check_equal, open_members
 
 from pydanube.broker.registry import records
+from pydanube.broker.registry.effective_policies import EffectivePolicies
 from pydanube.broker.registry.ids import IdBlocks
-from pydanube.broker.registry.policies import EffectivePolicies
 from pydanube.broker.registry.records import (
     ConsumerRecord,
     LedgerRecord,

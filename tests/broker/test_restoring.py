@@ -20,8 +20,8 @@ from pydanube.model.topics import AckLevel, SubscriptionType
 from pydanube.runtime.clock import Clock, ManualClock, SystemClock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.manifest import KEPT
-from pydanube.storage.tiering.store_ownership import StoreOwner
+from pydanube.storage.segments.manifest import KEPT
+from pydanube.storage.segments.store_ownership import StoreOwner
 
 SMALL = replace(TIERING, segment_bytes=1 << 18, shared_below_bytes=1 << 12, segment_age_s=0)
 

@@ -33,7 +33,7 @@ from pydanube.model.security import BoundSubject, ResourcePattern
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.store_ownership import StoreOwner
+from pydanube.storage.segments.store_ownership import StoreOwner
 
 STRING = SchemaDefinition(SchemaFormat.STRING, "a name")
 NUMBER = SchemaDefinition(SchemaFormat.NUMBER, "a price")

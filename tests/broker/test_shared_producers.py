@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
 
-from pydanube.broker.producers import SHARED_PRODUCER, shared_id
+from pydanube.broker.producers.producers import SHARED_PRODUCER, shared_id
 from pydanube.core.access import ANONYMOUS
 from pydanube.core.staging import STAGED_PRODUCER
 from pydanube.model.errors import Full, Invalid, Refused, StaleEpoch

@@ -25,10 +25,10 @@ from pydanube.model.ledgers import CursorEntry
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.clock import MICROSECONDS, ManualClock
-from pydanube.storage.tiering.catalog import UPLOADS
-from pydanube.storage.tiering.garbage_collector import ORPHAN_US_MIN, UPLOAD_US_MAX, CollectionStep
-from pydanube.storage.tiering.positions import join, join_own
-from pydanube.storage.tiering.store_ownership import StoreOwner
+from pydanube.storage.segments.catalog import UPLOADS
+from pydanube.storage.segments.garbage_collector import ORPHAN_US_MIN, UPLOAD_US_MAX, CollectionStep
+from pydanube.storage.segments.positions import join, join_own
+from pydanube.storage.segments.store_ownership import StoreOwner
 
 LONGER_THAN_AN_ORPHAN_S = 2 * ORPHAN_US_MIN / MICROSECONDS
 LONGER_THAN_AN_UPLOAD_S = 2 * UPLOAD_US_MAX / MICROSECONDS

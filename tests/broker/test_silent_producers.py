@@ -9,8 +9,8 @@ import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
 
 from pydanube.broker import Broker
-from pydanube.broker.producers import shared_id
-from pydanube.broker.shared_producers import ROUND_S, SILENT_S
+from pydanube.broker.producers.producers import shared_id
+from pydanube.broker.producers.shared_producers import ROUND_S, SILENT_S
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import NotFound, Unavailable
 from pydanube.model.names import TopicAddress

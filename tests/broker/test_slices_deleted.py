@@ -23,9 +23,9 @@ from pydanube.model.errors import DanubeError
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects import ObjectInfo
 from pydanube.runtime.objects.memory import MemoryStore
+from pydanube.storage.segments.catalog import SEGMENTS
 from pydanube.storage.slices import SliceCollector, seal
 from pydanube.storage.slices.collecting import KEPT_S, WHOLE_EVERY_S
-from pydanube.storage.tiering.catalog import SEGMENTS
 
 ROWS = [(n, b"%d" % n) for n in range(40)]
 

@@ -22,7 +22,7 @@ from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects import ObjectInfo
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.store_ownership import StoreOwner
+from pydanube.storage.segments.store_ownership import StoreOwner
 
 
 class Counting(MemoryStore):

@@ -21,7 +21,7 @@ from pydanube.model.errors import Unavailable
 from pydanube.model.topics import AckLevel, TopicConfig
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.store_ownership import StoreOwner
+from pydanube.storage.segments.store_ownership import StoreOwner
 
 
 class Hiding(MemoryStore):

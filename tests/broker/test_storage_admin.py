@@ -19,7 +19,7 @@ from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.storage import StorageCollected, StoragePlace, StorageVerified, added_up
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.catalog import segment_key
+from pydanube.storage.segments.catalog import segment_key
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from pydanube.model.errors import Corrupt, Denied, Refused
 from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.runtime.objects import Capabilities
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.manifest import candidates
-from pydanube.storage.tiering.store_ownership import (
+from pydanube.storage.segments.manifest import candidates
+from pydanube.storage.segments.store_ownership import (
     CHECK_S,
     DELETE_CHECK_S,
     OWNER_KEY,

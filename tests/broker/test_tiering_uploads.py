@@ -72,7 +72,7 @@ class Broken:
 
 
 async def test_a_bug_in_an_upload_is_reported_and_uploads_continue(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("pydanube.storage.tiering.uploader.RETRY_S_MIN", 0.01)
+    monkeypatch.setattr("pydanube.storage.segments.uploader.RETRY_S_MIN", 0.01)
     soon = replace(SMALL, upload_interval_s=0.01)
     objects = MemoryStore()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=soon) as broker:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
 
+from pydanube.broker.cluster.addresses import Place
 from pydanube.broker.registry.records import TopicRecord
-from pydanube.broker.topic_addresses import Place
 from pydanube.core.access import ANONYMOUS, Action, Principal
 from pydanube.core.access_rules import AccessRules
 from pydanube.model.errors import AlreadyExists, Denied, Invalid, NotFound, Refused

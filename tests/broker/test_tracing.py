@@ -10,7 +10,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from trace_collector import open_collector
 
 from pydanube import connect, connect_blocking, testing
-from pydanube.broker.tracing import LINKS_MAX, SPANS_PER_S, BatchTracer, contexts_of
+from pydanube.broker.observe.tracing import LINKS_MAX, SPANS_PER_S, BatchTracer, contexts_of
 from pydanube.codec.batch import Batch, Codec, encode
 from pydanube.model.errors import Refused
 from pydanube.model.limits import ATTRIBUTES_PER_MESSAGE_MAX

@@ -27,7 +27,7 @@ from pydanube.operations.topics import UnloadTopic
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.tiering.catalog import SEGMENTS
+from pydanube.storage.segments.catalog import SEGMENTS
 
 LIMIT = 64 << 10
 LIMITED = SliceSettings(unlisted_bytes_max=LIMIT)

@@ -12,7 +12,7 @@ import pytest
 from commands import Ended
 
 from pydanube import testing
-from pydanube.cli.certificate_files import make_certificates
+from pydanube.cli.security.certificate_files import make_certificates
 from pydanube.runtime.clock import SystemClock
 from pydanube.testing import SecuredBroker
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pydanube.cli.reading import Bounds
+from pydanube.cli.messages.reading import Bounds
 from pydanube.model.gaps import Gaps
 from pydanube.model.topics import PartitionDescription
 

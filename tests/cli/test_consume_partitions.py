@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pydanube.cli.consume import _next_batch
-from pydanube.cli.reading import AllPartitions, Bounds
+from pydanube.cli.messages.consume import _next_batch
+from pydanube.cli.messages.reading import AllPartitions, Bounds
 from pydanube.cli.session import Stop
 
 MANY = 1_100

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 from packaging.requirements import Requirement
 
-from pydanube.cli import checks, store_check
 from pydanube.cli.app import cli
+from pydanube.cli.setup import checks, store_check
 from pydanube.model.errors import Unavailable
 from pydanube.runtime.objects import ObjectInfo
 from pydanube.runtime.objects.memory import MemoryStore

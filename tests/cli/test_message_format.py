@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pydanube.cli.message_format import MessageFormat, delimiter, escaped, unescaped
+from pydanube.cli.messages.format_strings import MessageFormat, delimiter, escaped, unescaped
 from pydanube.model.errors import Invalid
 
 

@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from pydanube.cli.pipeline_view import JsonLines, draw
+from pydanube.cli.spark.pipeline_view import JsonLines, draw
 from pydanube.spark.pipelines.progress import BatchReport, PipelineStatus, QueryStatus
 
 REPORT = BatchReport(

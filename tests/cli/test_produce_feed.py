@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.cli import feed
+from pydanube.cli.messages import feed
 from pydanube.model.errors import Invalid
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import pytest
 
-from pydanube.cli import table_landing
+from pydanube.cli.spark import table_landing
 from pydanube.runtime.signals import StopSignals
 
 

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pydanube.cli.top_view import ORDERS, TopSnapshot, View, rows_of, short
-from pydanube.cli.topic_totals import as_dict, sum_topic
+from pydanube.cli.topics.top_view import ORDERS, TopSnapshot, View, rows_of, short
+from pydanube.cli.topics.totals import as_dict, sum_topic
 from pydanube.model.statistics import (
     ConsumerStatistics,
     PartitionStatistics,

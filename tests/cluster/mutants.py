@@ -99,7 +99,7 @@ MUTANTS = [
     ),
     Mutant(
         "a collector that knows only its own uploads",
-        "storage/tiering/garbage_collector.py",
+        "storage/segments/garbage_collector.py",
         "        return await self._catalog.condemn(key, self._uploads_begun_before_us)\n",
         "        return True\n",
         "tests/broker/test_shared_work.py::test_an_object_that_another_broker_is_about_to_list_is_not_deleted",

@@ -13,7 +13,7 @@ from etcd_cluster import EtcdCluster, etcd_cluster, missing_etcd
 
 import pydanube
 from pydanube.model.errors import Unauthenticated
-from pydanube.server import Server
+from pydanube.server.server import Server
 from pydanube.settings import Settings
 
 pytestmark = [

@@ -24,9 +24,9 @@ from pydanube.metadata.store import Put
 from pydanube.model.errors import Refused, Unavailable
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.server import Server
+from pydanube.server.server import Server
 from pydanube.settings import Settings
-from pydanube.storage.tiering.manifest import ManifestWriter, candidates, lacks_newest
+from pydanube.storage.segments.manifest import ManifestWriter, candidates, lacks_newest
 
 pytestmark = [pytest.mark.etcd, pytest.mark.skipif(bool(missing_etcd()), reason=missing_etcd() or "etcd is there")]
 STORED, DURABLE = "/default/stored", "/default/durable"

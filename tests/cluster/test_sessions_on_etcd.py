@@ -22,7 +22,7 @@ from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError
 from pydanube.model.levels import THIS_RELEASE
 from pydanube.runtime.disk import OsDisk
-from pydanube.server import Server
+from pydanube.server.server import Server
 from pydanube.settings import Settings
 from pydanube.storage.directory import DataDirectory
 

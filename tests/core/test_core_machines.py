@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from pydanube.codec.batch import encode, read_header
 from pydanube.core.appends import Append, Stored
 from pydanube.core.log import PartitionLog
-from pydanube.core.producers import ProducerTable
+from pydanube.core.producer_table import ProducerTable
 from pydanube.model.errors import Refused, StaleEpoch, Unavailable
 
 HEADERS = {

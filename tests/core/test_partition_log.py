@@ -5,7 +5,7 @@ import pytest
 from pydanube.codec.batch import encode, read_header
 from pydanube.core.appends import Append, Stored
 from pydanube.core.log import PartitionLog
-from pydanube.core.producers import ProducerTable
+from pydanube.core.producer_table import ProducerTable
 from pydanube.model.errors import Invalid, Refused, StaleEpoch, Unavailable
 from pydanube.model.limits import PRODUCER_BATCHES_IN_FLIGHT_MAX
 

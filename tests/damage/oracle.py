@@ -30,9 +30,9 @@ from pydanube.codec.native import requests
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.model.errors import Corrupt, DanubeError, Refused
 from pydanube.model.policies import FIELDS
-from pydanube.restoring import restore
 from pydanube.runtime.clock import SystemClock
-from pydanube.server import Server
+from pydanube.server.restoring import restore
+from pydanube.server.server import Server
 from pydanube.settings import Settings
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.dead_letters import LETTER_PRODUCER
-from pydanube.server import Server
+from pydanube.server.server import Server
 
 _SESSIONS: dict[str, BrokerSession] = {}
 """By URL: those of the brokers that are running in this process."""

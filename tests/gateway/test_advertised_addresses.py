@@ -14,7 +14,7 @@ from pydanube import testing
 from pydanube.codec.native import requests
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.topics import BrokerDescription
-from pydanube.server import Server
+from pydanube.server.server import Server
 
 ALL = {"server_http": True, "grpc_data": True, "grpc_admin": True}
 

@@ -28,7 +28,7 @@ from pydanube.gateway.http.connection import STRANGER_LINGER_BYTES
 from pydanube.model.errors import Denied, Invalid, Unauthenticated, Unavailable
 from pydanube.model.security import BoundSubject
 from pydanube.runtime.clock import ManualClock, SystemClock
-from pydanube.server import Server
+from pydanube.server.server import Server
 from pydanube.testing import _server
 
 SECRET = "s3cret-of-the-cluster-0123456789abcdef"

@@ -23,7 +23,7 @@ from danube_peer import (
 )
 
 import pydanube
-from pydanube.broker import consumer_sessions
+from pydanube.broker.subscriptions import consumer_sessions
 from pydanube.gateway.grpc.messages import API
 from pydanube.model.failure import DANUBE
 from pydanube.model.names import TopicName

@@ -422,7 +422,7 @@ async def test_each_listener_can_be_turned_off(tmp_path):
 async def test_without_grpcio_there_is_no_listener_and_the_log_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "grpc", None)  # as if it were not installed
     logged: dict[str, Any] = {}
-    monkeypatch.setattr("pydanube.server.log.info", lambda event, **data: logged.update({event: data}))
+    monkeypatch.setattr("pydanube.server.server.log.info", lambda event, **data: logged.update({event: data}))
     async with testing._server(tmp_path, {"grpc_data": True, "grpc_admin": True}) as server:
         assert "grpc=127.0.0.1:0 admin=127.0.0.1:0" in server.ready_line
     assert "pip install 'pydanube[grpc]'" in logged["grpc.not_installed"]["advice"]

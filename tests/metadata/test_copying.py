@@ -19,7 +19,6 @@ from pydanube.broker.cluster.node_records import NodeRecord, node_key, pack, ses
 from pydanube.broker.registry.records import PartitionRecord, TopicRecord, partition_key, topic_key
 from pydanube.cli.app import cli
 from pydanube.codec.wal import NodeIdentity
-from pydanube.copying import copy_metadata
 from pydanube.metadata import Put, Succession, list_all
 from pydanube.metadata.etcd.place import EtcdPlace
 from pydanube.metadata.opening import MetadataPlace, open_metadata
@@ -28,9 +27,10 @@ from pydanube.model.cluster import BrokerAddresses, BrokerSession
 from pydanube.model.errors import Refused
 from pydanube.model.names import TopicName
 from pydanube.runtime.clock import SystemClock
-from pydanube.server import IDENTITY_KEY, Server
+from pydanube.server.copying import copy_metadata
+from pydanube.server.server import IDENTITY_KEY, Server
 from pydanube.settings import Settings
-from pydanube.storage.tiering.manifest import number_at
+from pydanube.storage.segments.manifest import number_at
 
 TOPIC = "/default/orders"
 IDENTITY = msgspec.json.encode(NodeIdentity("danube-1", "broker-1", "log-1"))
@@ -223,7 +223,7 @@ async def test_a_source_that_changes_meanwhile_is_noticed_and_its_copy_cannot_be
             return await self._store.transact(compares, writes)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pydanube.copying.open_metadata", changing)
+        patch.setattr("pydanube.server.copying.open_metadata", changing)
         with pytest.raises(Refused, match="was changed while it was copied"):
             await copy_metadata(source, target, SystemClock())
     async with opened(target) as store:

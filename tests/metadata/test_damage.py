@@ -16,7 +16,7 @@ import pytest
 
 from exhaustive import several
 from pydanube.metadata.database import Database
-from pydanube.metadata.recovery import DAMAGED_KEPT_MAX, open_database
+from pydanube.metadata.repair import DAMAGED_KEPT_MAX, open_database
 from pydanube.metadata.store import Compare, Delete, KeyValue, Put, StoreIdentity, Succession
 from pydanube.model.errors import Corrupt, DanubeError, Refused
 from pydanube.runtime.disk import OsDisk

@@ -35,7 +35,7 @@ from pydanube.metadata import EmbeddedStore
 from pydanube.metadata import journal as journal_module
 from pydanube.metadata.database import Database
 from pydanube.metadata.journal import journal_path
-from pydanube.metadata.recovery import open_database
+from pydanube.metadata.repair import open_database
 from pydanube.metadata.store import Delete, KeyValue, Put
 from pydanube.model.errors import Corrupt, Refused, Unavailable
 from pydanube.runtime.clock import SystemClock

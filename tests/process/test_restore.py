@@ -8,10 +8,10 @@ from brokers import BrokerProcess
 
 import pydanube
 from pydanube.model.errors import Refused
-from pydanube.restoring import restore
 from pydanube.runtime.objects.opening import open_store
+from pydanube.server.restoring import restore
 from pydanube.settings import Settings
-from pydanube.storage.tiering.manifest import newest_first
+from pydanube.storage.segments.manifest import newest_first
 
 pytestmark = pytest.mark.process
 TOPIC, PARTITIONED = "/default/orders", "/shop/events"

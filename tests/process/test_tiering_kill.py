@@ -14,8 +14,8 @@ import pydanube
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.runtime.objects.local import LocalStore
-from pydanube.storage.tiering.catalog import Catalog
-from pydanube.storage.tiering.garbage_collector import GarbageCollector
+from pydanube.storage.segments.catalog import Catalog
+from pydanube.storage.segments.garbage_collector import GarbageCollector
 
 TOPIC = "/default/load"
 SETTINGS = {

@@ -31,8 +31,8 @@ from access_world import (
 )
 
 from pydanube.broker import Attachment, shared_id
+from pydanube.broker.cluster.addresses import Place
 from pydanube.broker.quotas.throttle import Kind
-from pydanube.broker.topic_addresses import Place
 from pydanube.codec.batch import encode
 from pydanube.codec.native import requests as wire
 from pydanube.core.access import Action, Principal

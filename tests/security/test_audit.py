@@ -35,7 +35,7 @@ from pydanube.model.security import BoundSubject
 from pydanube.operations import topics
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.tasks import Tasks
-from pydanube.server import Server
+from pydanube.server.server import Server
 from pydanube.testing import _server
 
 TOPIC = "/default/orders"

@@ -16,7 +16,7 @@ from tls_files import Authority, Pair, tls_broker
 
 import pydanube
 from pydanube.model.errors import Denied, Unauthenticated
-from pydanube.server import Server
+from pydanube.server.server import Server
 
 RULE = r"SAN DNS:([a-z]+)\.example => service_account:{1}"
 

@@ -189,7 +189,7 @@ async def test_the_name_of_a_producer_belongs_to_who_opened_it_first(tmp_path: P
 
 async def test_two_principals_with_one_name_have_two_shared_producers(tmp_path: Path):
     async with open_world(tmp_path) as world:
-        from pydanube.broker.topic_addresses import Place
+        from pydanube.broker.cluster.addresses import Place
 
         shared, other = world.broker.shared_producers, Principal("other")
         give(world.rules, other, "producer")

@@ -20,7 +20,7 @@ from pydanube.model.errors import Invalid, Refused, Unavailable
 from pydanube.runtime.certificates import read_certificate, read_pem
 from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.runtime.tls import ServerCertificates, ServerTls
-from pydanube.server import Server
+from pydanube.server.server import Server
 
 QUICK_S = 30.0
 """A failure of TLS must come before any retry or time-out of a minute would end it."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import trustme
 
-from pydanube.server import Server
+from pydanube.server.server import Server
 from pydanube.settings import Settings
 
 

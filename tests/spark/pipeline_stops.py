@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from pydanube.cli import pipeline as command
+from pydanube.cli.spark import pipeline as command
 from pydanube.spark.pipelines import load, runner
 
 MOMENT_SECONDS = 0.0005

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydanube.restoring import restore
+from pydanube.server.restoring import restore
 from pydanube.settings import Settings
 
 

@@ -21,7 +21,7 @@ from spark_broker import Broker
 
 import pydanube
 from pydanube.cli.app import cli
-from pydanube.cli.sql_output import write_rows
+from pydanube.cli.spark.sql_output import write_rows
 from pydanube.model.errors import Invalid, NotFound
 from pydanube.spark.sql.failures import explain
 from pydanube.spark.sql.query import parse_query

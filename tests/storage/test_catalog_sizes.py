@@ -4,7 +4,7 @@ import pytest
 
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.runtime.clock import SystemClock
-from pydanube.storage.tiering.catalog import SIZES_READ_MAX, Catalog, CatalogSegment, SegmentRecord, entries
+from pydanube.storage.segments.catalog import SIZES_READ_MAX, Catalog, CatalogSegment, SegmentRecord, entries
 
 
 @pytest.fixture

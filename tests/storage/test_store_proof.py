@@ -13,8 +13,8 @@ from pydanube.model.errors import Full, Refused
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.objects.opening import open_store
-from pydanube.storage.tiering.store_ownership import OWNER_KEY
-from pydanube.storage.tiering.store_proof import OBJECTS, PROOFS, StoreProof, refuse_missing
+from pydanube.storage.segments.store_ownership import OWNER_KEY
+from pydanube.storage.segments.store_proof import OBJECTS, PROOFS, StoreProof, refuse_missing
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pydanube.metadata.store import Put
 from pydanube.model.positions import Position
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.catalog import CatalogSegment, SegmentRecord, entries
+from pydanube.storage.segments.catalog import CatalogSegment, SegmentRecord, entries
 
 SEGMENT_BYTES = 1 << 20
 SEGMENTS = 20 * 1024

@@ -17,8 +17,8 @@ from pydanube.model.storage import StoragePlace
 from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.catalog import Catalog, CatalogSegment, segment_key
-from pydanube.storage.tiering.store_ownership import StoreOwner
+from pydanube.storage.segments.catalog import Catalog, CatalogSegment, segment_key
+from pydanube.storage.segments.store_ownership import StoreOwner
 
 
 async def segments_of(catalog: Catalog) -> list[CatalogSegment]:

@@ -47,7 +47,7 @@ async def test_uploads_recover_by_themselves_while_publishes_go_on(tmp_path: Pat
 
 
 async def test_the_running_broker_uploads_again_once_the_store_is_back(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("pydanube.storage.tiering.uploader.RETRY_S_MIN", 0.01)
+    monkeypatch.setattr("pydanube.storage.segments.uploader.RETRY_S_MIN", 0.01)
     objects = FaultyObjectStore()
     objects.fault = "hanging"
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=IMPATIENT) as broker:

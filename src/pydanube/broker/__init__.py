@@ -1,44 +1,42 @@
 """OWNERSHIP. Each partition and subscription has one owner, and all listeners call one facade.
 
-Lives here      the facade (facade.py) and what every call passes: producers, publish checks, policies, statistics,
-                metrics, traces, listing in pages, the status of the cluster
-                for clients without a connection of their own: topic addresses, shared producers, consumer sessions
-                dead_letters lists and redrives dead letters; message_reading reads single messages
-                leftovers lists and salvages what a broker has of partitions that others took over
+Lives here      the facade (facade.py), and handlers.py: which function carries out each operation
+                redrive lists dead letters and sends them back; leftovers lists and salvages what a broker has of
+                partitions that others took over
                 unread_memory bounds what is read for clients and not received by them
-                visibility says what a caller may see; access_review asks again when rules change
                 peer_requests answers what only other brokers may ask
-                publishing publishes single batches to partitions wherever they are
                 cluster/        the other brokers: who lives, who owns which partition, how to reach them
                 registry/       the namespaces, topics, subscriptions and producers that exist, and their records
                 partitions/     open partitions: publish, fetch, recovery, ownership, limits
+                topics/         lists, policies, changes, retention, time to live, deletion
+                producers/      who publishes, and publishing wherever a partition is
                 subscriptions/  delivery to attached consumers, acks, redelivery, dead letters
                 schemas/        the schema registry, and the check of published payloads
                 security/       who callers are, the rules of what they may do, and the audit
                 quotas/         how much principals and namespaces may use, and those that wait for it
-                lifecycle/      retention, time to live, deletion of topics
                 staging/        batches of Spark queries, staged and published all at once
                 tiering/        object storage: uploads, restore, administration
+                observe/        statistics, metrics, traces
 May import      model, operations, codec, formats, core, runtime, metadata, storage
 Flows through   a listener hands over a batch; decide, stamp, log, visible, answer, deliver
 Never           sockets, frames, HTTP; a decision that core/ could make without I/O
 """
 
+from pydanube.broker.observe.metrics import ListenerMetrics
 from pydanube.broker.partitions.partition import FetchResult
 from pydanube.broker.partitions.publish_queue import PublishDone
+from pydanube.broker.producers.producers import Producer, shared_id
+from pydanube.broker.producers.shared_producers import SharedProducer
 from pydanube.broker.quotas.throttle import PEER, FetchTurn
 from pydanube.broker.quotas.throttle import WAIT_S_MAX as QUOTA_WAIT_S_MAX
 from pydanube.broker.staging.stage_writer import SectionRequest, StageRequest
 from pydanube.broker.staging.staging import CommitRequest, Committed
 from pydanube.broker.subscriptions.consumer import Consumer, Sink, close_calls
+from pydanube.broker.subscriptions.consumer_sessions import ConsumerSessions
 from pydanube.broker.subscriptions.subscriptions import Attachment
 from pydanube.model.messages import Published
 
-from .consumer_sessions import ConsumerSessions
 from .facade import Broker, BrokerParts
-from .metrics import ListenerMetrics
-from .producers import Producer, shared_id
-from .shared_producers import SharedProducer
 from .unread_memory import SMALL_BYTES as UNREAD_SMALL_BYTES
 from .unread_memory import STALLED_S as UNREAD_STALLED_S
 from .unread_memory import UnreadMemory, UnreadPart

@@ -13,43 +13,61 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+from pydanube.broker.cluster.addresses import TopicAddresses
 from pydanube.broker.cluster.compaction import MetadataCompaction
+from pydanube.broker.cluster.freshness import Freshness
 from pydanube.broker.cluster.gathering import Gathering
 from pydanube.broker.cluster.membership import Membership
 from pydanube.broker.cluster.parts import ClusterParts, sole_cluster
 from pydanube.broker.cluster.routing import answer_inside, client_addresses
 from pydanube.broker.cluster.takeover import Takeover, no_cursors
 from pydanube.broker.cluster.upgrade import Upgrade
-from pydanube.broker.lifecycle.expiration import Expiration
-from pydanube.broker.lifecycle.topic_deletion import TopicDeletion
+from pydanube.broker.observe.cluster_status import ClusterStatus
+from pydanube.broker.observe.metric_families import MetricSources
+from pydanube.broker.observe.metrics import BrokerMetrics
+from pydanube.broker.observe.statistics import Statistics
 from pydanube.broker.partitions.broker_slices import BrokerSlices, SliceCounts
+from pydanube.broker.partitions.decompression import DecompressionBudget
 from pydanube.broker.partitions.draining import Draining
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.own_partitions import OwnPartitions
 from pydanube.broker.partitions.partition import FetchResult
+from pydanube.broker.partitions.partition_recovery import PartitionRecovery
 from pydanube.broker.partitions.partition_table import PartitionTable
+from pydanube.broker.partitions.publish_checks import PayloadCheck, check_publishable
 from pydanube.broker.partitions.publish_queue import PublishDone
-from pydanube.broker.partitions.recovery import PartitionRecovery
 from pydanube.broker.partitions.store_loss import StoreLoss
 from pydanube.broker.partitions.unlisted_bytes import UnlistedBytes
+from pydanube.broker.producers.producers import Access, Producer, Producers
+from pydanube.broker.producers.publishing import PartitionPublisher
+from pydanube.broker.producers.shared_producers import SharedProducers
 from pydanube.broker.quotas.administration import Quotas
 from pydanube.broker.quotas.stored_bytes import StoredBytes
 from pydanube.broker.quotas.throttle import PEER, Throttle
-from pydanube.broker.registry.policies import EffectivePolicies
+from pydanube.broker.redrive import DeadLetters
+from pydanube.broker.registry.effective_policies import EffectivePolicies
 from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.registry.registry import Registry, RegistryListener
 from pydanube.broker.schemas.schemas import Schemas
+from pydanube.broker.security.access_review import AccessReview
 from pydanube.broker.security.administration import AccessAdministration
 from pydanube.broker.security.audit import AuditParts, AuditTrail, EventSink
 from pydanube.broker.security.audit_operations import AuditedAuthorizer
 from pydanube.broker.security.audit_topic import TopicSink
 from pydanube.broker.security.security import Security, SecurityParts
+from pydanube.broker.security.visibility import Visibility
 from pydanube.broker.staging.staging import Staging
+from pydanube.broker.subscriptions.consumer_sessions import ConsumerSessions
 from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics, LetterRights
 from pydanube.broker.subscriptions.single_acks import SingleAcks
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
 from pydanube.broker.tiering.administration import StorageAdministration
 from pydanube.broker.tiering.object_storage import ObjectStorage
+from pydanube.broker.topics.changes import TopicChanges
+from pydanube.broker.topics.expiration import Expiration
+from pydanube.broker.topics.listing import Listing
+from pydanube.broker.topics.policies import PolicyAdministration
+from pydanube.broker.topics.topic_deletion import TopicDeletion
 from pydanube.codec.batch import Batch, Codec
 from pydanube.codec.native import requests as wire
 from pydanube.codec.native.conversions import topic_description
@@ -94,27 +112,9 @@ from pydanube.storage.slices import SliceWriter
 from pydanube.storage.wal import LogWriter
 from pydanube.version import __version__
 
-from .access_review import AccessReview
-from .cluster_status import ClusterStatus
-from .consumer_sessions import ConsumerSessions
-from .dead_letters import DeadLetters
-from .decompression import DecompressionBudget
-from .freshness import Freshness
 from .leftovers import Leftovers
-from .listing import Listing
-from .metric_families import MetricSources
-from .metrics import BrokerMetrics
 from .peer_requests import PeerRequests
-from .policies import PolicyAdministration
-from .producers import Access, Producer, Producers
-from .publish_checks import PayloadCheck, check_publishable
-from .publishing import PartitionPublisher
-from .shared_producers import SharedProducers
-from .statistics import Statistics
-from .topic_addresses import TopicAddresses
-from .topic_changes import TopicChanges
 from .unread_memory import UnreadMemory
-from .visibility import Visibility
 
 log = get_logger(__name__)
 

@@ -25,6 +25,9 @@ import msgspec
 from pydanube.broker.cluster.gathering import Gathering
 from pydanube.broker.cluster.owners import StoredRecord
 from pydanube.broker.cluster.parts import ClusterParts
+from pydanube.broker.partitions.decompression import DecompressionBudget
+from pydanube.broker.producers.producers import SHARED_PRODUCER
+from pydanube.broker.producers.publishing import PartitionPublisher
 from pydanube.broker.registry.records import (
     LedgerRecord,
     LostRecord,
@@ -36,6 +39,7 @@ from pydanube.broker.registry.records import (
 )
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.registry.tombstones import drop_writes
+from pydanube.broker.security.visibility import topic_filter
 from pydanube.codec.batch import Batch, Codec, encode
 from pydanube.codec.native import requests as wire
 from pydanube.core.access import Action, Authorizer, Principal
@@ -48,11 +52,6 @@ from pydanube.model.names import TopicName
 from pydanube.operations.brokers import LeftoversListed, ListLeftovers
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.wal import LedgerSummary, LogWriter
-
-from .decompression import DecompressionBudget
-from .producers import SHARED_PRODUCER
-from .publishing import PartitionPublisher
-from .visibility import topic_filter
 
 log = get_logger(__name__)
 

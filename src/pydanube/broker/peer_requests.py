@@ -6,15 +6,15 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 
-from pydanube.broker.lifecycle.unused import UnusedTopics
+from pydanube.broker.producers.producers import Producers
 from pydanube.broker.registry.records import AccessRecord, ProducerRecord
 from pydanube.broker.security.security import Security
+from pydanube.broker.topics.unused import UnusedTopics
 from pydanube.codec.native import requests as wire
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.model.errors import Denied, Invalid
 
 from .cluster.membership import Membership
-from .producers import Producers
 
 
 class PeerRequests:

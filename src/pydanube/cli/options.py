@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from pydanube.cli import output, values
+from pydanube.cli.messages import format_strings as message_format
 from pydanube.model.errors import Invalid
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
 from pydanube.model.schemas import parse_subject
 from pydanube.runtime.environment import DEFAULT_URL, URL_VARIABLE
 
-from . import message_format, output, values
 from .credential_options import choose_broker, credential_options
 from .streams import is_terminal
 from .tls_options import tls_file_options

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections import deque
 
 from pydanube.codec.batch import BatchHeader
+from pydanube.core.producer_table import ProducerTable
 
 from .appends import Append, Stored
-from .producers import ProducerTable
 
 
 class PartitionLog:

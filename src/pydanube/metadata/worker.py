@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydanube.metadata.repair import open_database
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.disk import Disk
 from pydanube.runtime.telemetry import get_logger
 
 from .database import Database, translate
-from .recovery import open_database
 from .store import Event
 
 log = get_logger(__name__)

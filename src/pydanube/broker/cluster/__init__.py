@@ -1,7 +1,9 @@
 """The brokers of a cluster as one of them sees it: who lives, who owns which partition, how to reach the others.
 
+addresses            where the partitions of a topic are, for clients that ask for it
 cluster_membership   the membership of a broker of a cluster: its session is kept alive, the others are followed
 compaction           the coordinator has the metadata forget old events
+freshness            how old answers from memory may be
 gathering            asks the owners of partitions, for requests about whole topics
 joining              which broker of which cluster a data directory is, when a broker starts
 loads                how much each broker does

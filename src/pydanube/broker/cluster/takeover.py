@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from pydanube.broker.metrics import BrokerMetrics
+from pydanube.broker.observe.metrics import BrokerMetrics
 from pydanube.broker.registry.records import (
     LedgerRecord,
     LostRecord,

@@ -3,10 +3,13 @@
 open_partitions         opens a partition when it is first needed, and keeps it open
 own_partitions          in a cluster: opens the partitions that are this broker's
 draining                in a cluster: gives partitions to other brokers when this one stops
-ownership, recovery     what opening does: fence the former owner, then read back what it left
+ownership, partition_recovery
+                        what opening does: fence the former owner, then read back what it left
 partition               what both kinds of partitions share
 stored_partition        a partition of a reliable topic: publish, fetch, trim
 non_reliable_partition  a partition of a non-reliable topic: delivers at once and keeps nothing
+publish_checks          whether a batch is whole and within the topic's limits
+decompression           how much one turn of the loop unpacks
 publish_queue           publishes that wait for the publish rate, a ledger or reserved offsets
 broker_slices           the slices of this broker: its writer for each session, and what they need
 store_loss              in a cluster: gives `stored` partitions away when this broker alone has lost the object store

@@ -23,10 +23,10 @@ from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.randomness import identity
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
+from pydanube.storage.segments.catalog import Catalog
+from pydanube.storage.segments.recovered_upload import RecoveredUpload
 from pydanube.storage.slices import SliceWriter, check_store, probe_store
 from pydanube.storage.slices.writer import PROOF_S
-from pydanube.storage.tiering.catalog import Catalog
-from pydanube.storage.tiering.recovered_upload import RecoveredUpload
 from pydanube.storage.wal import LogWriter
 
 from .slice_takeover import SliceTakeover

@@ -28,10 +28,11 @@ from pydanube.broker.cluster.owners import Key
 from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.cluster.placing import Placement
 from pydanube.broker.cluster.routing import Routing
-from pydanube.broker.metrics import BrokerMetrics
+from pydanube.broker.observe.metrics import BrokerMetrics
+from pydanube.broker.partitions.partition_recovery import PartitionRecovery, RecoveredPartition
 from pydanube.broker.quotas.throttle import Throttle
+from pydanube.broker.registry.effective_policies import EffectivePolicies
 from pydanube.broker.registry.ids import LEDGER_COUNTER, IdBlocks
-from pydanube.broker.registry.policies import EffectivePolicies
 from pydanube.broker.registry.records import SubscriptionRecord, TopicRecord, pending_of, pending_of_key
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.registry.tombstones import Tombstones
@@ -51,7 +52,7 @@ from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks, run_together
 from pydanube.runtime.telemetry import get_logger
-from pydanube.storage.tiering.history import PartitionHistory
+from pydanube.storage.segments.history import PartitionHistory
 from pydanube.storage.wal import LogListener, LogWriter
 
 from .non_reliable_partition import NonReliablePartition
@@ -59,7 +60,6 @@ from .ownership import Ownership
 from .partition import Partition, PartitionParts
 from .partition_table import PartitionTable
 from .rate_limits import dispatch_rate
-from .recovery import PartitionRecovery, RecoveredPartition
 from .stored_partition import StoredPartition, Tier
 
 log = get_logger(__name__)

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pydanube.broker.metrics import BrokerMetrics
-from pydanube.broker.publish_checks import PublishIntake
+from pydanube.broker.observe.metrics import BrokerMetrics
+from pydanube.broker.partitions.publish_checks import PublishIntake
 from pydanube.broker.subscriptions.subscription import LiveSubscription
 from pydanube.codec.batch import Batch
 from pydanube.core.append_times import AppendTimes
 from pydanube.core.log import PartitionLog
 from pydanube.core.meters import Traffic
-from pydanube.core.producers import ProducerTable
+from pydanube.core.producer_table import ProducerTable
 from pydanube.core.sizes import Sizes
 from pydanube.model.errors import DanubeError, NotOwner, Unavailable
 from pydanube.model.policies import Policies

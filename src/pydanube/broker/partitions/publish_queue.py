@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from pydanube.broker.metrics import BrokerMetrics
+from pydanube.broker.observe.metrics import BrokerMetrics
 from pydanube.codec.batch import Batch
 from pydanube.core.meters import Traffic
 from pydanube.model.errors import DanubeError

@@ -37,9 +37,9 @@ from pydanube.model.errors import Corrupt, DanubeError
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
+from pydanube.storage.segments.recovered_upload import RecoveredSection
 from pydanube.storage.slices import SliceReader, SliceWriter, seal
 from pydanube.storage.slices.reading import SliceRange
-from pydanube.storage.tiering.recovered_upload import RecoveredSection
 
 Ledgers = Sequence[tuple[int, LedgerRecord]]
 """The ids and records of a partition's ledgers, oldest first."""

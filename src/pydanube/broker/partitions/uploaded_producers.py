@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from pydanube.codec.batch import read_header
-from pydanube.core.producers import ProducerTable
+from pydanube.core.producer_table import ProducerTable
 from pydanube.model.ledgers import ProducerEntry
 
 

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Final
 
+from pydanube.broker.observe.statistics import SUMMARIES_AT_ONCE, Statistics
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.registry.registry import Registry
-from pydanube.broker.statistics import SUMMARIES_AT_ONCE, Statistics
 from pydanube.core.access import Principal
 from pydanube.model.errors import DanubeError
 from pydanube.model.names import TopicName

@@ -30,7 +30,7 @@ from enum import Enum
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
-from pydanube.broker.metrics import BrokerMetrics
+from pydanube.broker.observe.metrics import BrokerMetrics
 from pydanube.core.access import Action, Authorizer, Principal
 from pydanube.core.meters import Meter
 from pydanube.model.errors import DanubeError, Full, Unavailable

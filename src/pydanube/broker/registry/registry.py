@@ -45,7 +45,7 @@ from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.locks import SharedLock
 from pydanube.runtime.telemetry import get_logger
-from pydanube.storage.tiering.catalog import segments_of
+from pydanube.storage.segments.catalog import segments_of
 
 from . import records
 from .consumers import Consumers

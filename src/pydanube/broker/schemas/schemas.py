@@ -14,12 +14,12 @@ from functools import partial
 from typing import Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
-from pydanube.broker.metrics import BrokerMetrics
+from pydanube.broker.observe.metrics import BrokerMetrics
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.audit_operations import note_change
-from pydanube.broker.visibility import hide
+from pydanube.broker.security.visibility import hide
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.formats import ParsedSchema
 from pydanube.formats.compatibility import check_compatible

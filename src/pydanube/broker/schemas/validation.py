@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pydanube.broker.publish_checks import Fenceable, PayloadCheck, SchemaCheck
+from pydanube.broker.partitions.publish_checks import Fenceable, PayloadCheck, SchemaCheck
 from pydanube.codec.batch import Batch, Codec
 from pydanube.codec.batch.columns import Int32Array
 from pydanube.codec.batch.header import BatchHeader

@@ -6,6 +6,7 @@ Lives here      records (the keys and values in the metadata), security_store (f
                 authentication (who a caller is), over api_keys, tokens (JWT), jwks (their keys), certificates;
                 failures (slows down who fails often), first_key (made when there is none)
                 identity_sessions (ends connections whose credentials ended or were revoked)
+                visibility (what callers may see), access_review (asks again when rules change)
                 audit_operations (decides what is an audit event), audit (collects and writes them), over audit_file and
                 audit_topic
 May import      model, codec, core, runtime, metadata, the registry; audit_topic also partitions

@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
-from pydanube.broker.visibility import hide
+from pydanube.broker.security.visibility import hide
 from pydanube.core.access import BROKER, Action, Principal
 from pydanube.core.access_rules import BUILT_IN_ROLES, actions_of, built_in_roles, parse_actions
 from pydanube.core.identity import NOBODY, Identity

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
-from pydanube.broker.metrics import BrokerMetrics
+from pydanube.broker.observe.metrics import BrokerMetrics
 from pydanube.core.access import Action
 from pydanube.core.identity import Identity
 from pydanube.model.audit import AuditEvent, AuditKind, AuditOutcome

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from pydanube.broker.decompression import DecompressionBudget
+from pydanube.broker.partitions.decompression import DecompressionBudget
 from pydanube.broker.partitions.open_partitions import Partitions
-from pydanube.broker.producers import Producers
-from pydanube.broker.publish_checks import check_publishable
+from pydanube.broker.partitions.publish_checks import check_publishable
+from pydanube.broker.producers.producers import Producers
 from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.schemas.schemas import Schemas

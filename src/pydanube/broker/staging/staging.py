@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from pydanube.broker.cluster.parts import ClusterParts
-from pydanube.broker.decompression import DecompressionBudget
+from pydanube.broker.partitions.decompression import DecompressionBudget
 from pydanube.broker.partitions.open_partitions import Partitions
-from pydanube.broker.producers import Producers
+from pydanube.broker.producers.producers import Producers
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.schemas.schemas import Schemas
 from pydanube.broker.security.audit_operations import note_change, note_detail

@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from pydanube.broker.decompression import DecompressionBudget
-from pydanube.broker.message_reading import read_messages, read_rows
+from pydanube.broker.partitions.decompression import DecompressionBudget
 from pydanube.broker.partitions.partition import Partition
+from pydanube.broker.subscriptions.message_reading import read_messages, read_rows
 from pydanube.core.dispatch.ranges import IntArray, runs
 from pydanube.model.pending import BacklogMessage, Pending, PendingMessage
 from pydanube.model.topics import SubscriptionType

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Literal, NamedTuple, Protocol, Self, TypeAlias
 
-from pydanube.broker.metrics import BrokerMetrics
+from pydanube.broker.observe.metrics import BrokerMetrics
 from pydanube.broker.partitions.rate_limits import Rate
 from pydanube.broker.partitions.state_ledger import Done, NoState, StateLedger
 from pydanube.broker.quotas.throttle import Kind, Limits, Throttle

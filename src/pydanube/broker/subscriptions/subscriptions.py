@@ -14,14 +14,14 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from pydanube.broker.cluster.gathering import Gathering, Shares
-from pydanube.broker.decompression import DecompressionBudget
-from pydanube.broker.message_reading import MADE_TIMES
+from pydanube.broker.partitions.decompression import DecompressionBudget
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.partitions.state_ledger import Done
 from pydanube.broker.registry.records import SubscriptionRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.audit_operations import note_change
+from pydanube.broker.subscriptions.message_reading import MADE_TIMES
 from pydanube.broker.unread_memory import UnreadMemory, UnreadPart
 from pydanube.codec.native import requests as wire
 from pydanube.codec.native.conversions import subscription_description

@@ -5,5 +5,5 @@ tiered_partition        one open partition, as the uploader and the merger use i
 administration          the requests of administrators
 disaster_recovery       rebuilds the metadata of a lost broker from its object store
 
-`core.tiering` decides what is uploaded, and `storage.tiering` reads and writes the objects.
+`core.tiering` decides what is uploaded, and `storage.segments` reads and writes the objects.
 """

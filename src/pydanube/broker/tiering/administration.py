@@ -39,9 +39,9 @@ from pydanube.model.topics import AckLevel
 from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.tiering.catalog import CatalogSegment
-from pydanube.storage.tiering.garbage_collector import CollectionStep
-from pydanube.storage.tiering.verifier import CatalogBounds, PartitionToVerify, SegmentVerifier, VerificationStep
+from pydanube.storage.segments.catalog import CatalogSegment
+from pydanube.storage.segments.garbage_collector import CollectionStep
+from pydanube.storage.segments.verifier import CatalogBounds, PartitionToVerify, SegmentVerifier, VerificationStep
 from pydanube.storage.wal import LogWriter
 
 from .object_storage import ObjectStorage

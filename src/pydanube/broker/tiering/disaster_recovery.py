@@ -56,12 +56,12 @@ from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import ObjectInfo, ObjectStore
 from pydanube.runtime.telemetry import get_logger
-from pydanube.storage.tiering.catalog import SEGMENTS, CatalogSegment, entries, garbage, garbage_key, parse
-from pydanube.storage.tiering.garbage_collector import OBJECTS_PREFIX
-from pydanube.storage.tiering.manifest import BASE_KEY, newest_first
-from pydanube.storage.tiering.positions import join, positions_by_partition, read_parts
-from pydanube.storage.tiering.store_ownership import StoreOwner, next_restore
-from pydanube.storage.tiering.uploader import segment_of
+from pydanube.storage.segments.catalog import SEGMENTS, CatalogSegment, entries, garbage, garbage_key, parse
+from pydanube.storage.segments.garbage_collector import OBJECTS_PREFIX
+from pydanube.storage.segments.manifest import BASE_KEY, newest_first
+from pydanube.storage.segments.positions import join, positions_by_partition, read_parts
+from pydanube.storage.segments.store_ownership import StoreOwner, next_restore
+from pydanube.storage.segments.uploader import segment_of
 
 log = get_logger(__name__)
 

@@ -36,16 +36,16 @@ from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.randomness import identity
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
+from pydanube.storage.segments.catalog import Catalog
+from pydanube.storage.segments.garbage_collector import GarbageCollector
+from pydanube.storage.segments.history import PartitionHistory, SegmentReader
+from pydanube.storage.segments.manifest import ManifestWriter, known_positions
+from pydanube.storage.segments.merger import SegmentMerger
+from pydanube.storage.segments.positions import PositionParts
+from pydanube.storage.segments.store_ownership import CHECK_S, DELETE_CHECK_S, StoreOwnership
+from pydanube.storage.segments.time_limits import TimeLimitedStore
+from pydanube.storage.segments.uploader import Uploader, UploadSource
 from pydanube.storage.slices import SliceCollector
-from pydanube.storage.tiering.catalog import Catalog
-from pydanube.storage.tiering.garbage_collector import GarbageCollector
-from pydanube.storage.tiering.history import PartitionHistory, SegmentReader
-from pydanube.storage.tiering.manifest import ManifestWriter, known_positions
-from pydanube.storage.tiering.merger import SegmentMerger
-from pydanube.storage.tiering.positions import PositionParts
-from pydanube.storage.tiering.store_ownership import CHECK_S, DELETE_CHECK_S, StoreOwnership
-from pydanube.storage.tiering.time_limits import TimeLimitedStore
-from pydanube.storage.tiering.uploader import Uploader, UploadSource
 from pydanube.storage.wal import LogWriter
 
 from .tiered_partition import TieredPartition
@@ -84,7 +84,7 @@ ORPHANS_EVERY: Final = 60
 class OpenPositions:
     """Reads from open partitions what the metadata does not hold: their end offsets and the cursors of subscriptions.
 
-    Implements `storage.tiering.positions.PositionSource`.
+    Implements `storage.segments.positions.PositionSource`.
     """
 
     def __init__(self, registry: Registry, open_partitions: PartitionTable, clock: Clock) -> None:

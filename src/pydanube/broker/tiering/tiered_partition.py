@@ -17,10 +17,10 @@ from pydanube.model.errors import DanubeError, NotOwner, StaleEpoch
 from pydanube.model.ledgers import ProducerEntry
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.tasks import ignore, outcome_of
+from pydanube.storage.segments.catalog import Catalog, CatalogSegment, entries, uploading
+from pydanube.storage.segments.history import PartitionHistory
+from pydanube.storage.segments.uploader import elapsed_us
 from pydanube.storage.stream import LoggedStream
-from pydanube.storage.tiering.catalog import Catalog, CatalogSegment, entries, uploading
-from pydanube.storage.tiering.history import PartitionHistory
-from pydanube.storage.tiering.uploader import elapsed_us
 from pydanube.storage.wal import LogWriter
 
 SEGMENTS_PER_COMMIT: Final = 50

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from pydanube.cli.checks import sync_times
+from pydanube.cli.setup.checks import sync_times
 
 from .load import paced
 from .measure import MachineMeter, Percentiles, percentiles

@@ -6,18 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from pydanube.model.errors import Full, Invalid
-from pydanube.model.limits import (
-    BATCH_BYTES_MAX,
-    BATCH_MESSAGES_MAX,
-    KEY_BYTES_MAX,
-    MESSAGE_BYTES_MAX,
-    PRODUCER_NAME_BYTES_MAX,
-)
-
-from .assemble import EncodedRows, Origin, assemble, assemble_single
-from .header import TIME_MAX, TIME_MIN, ByteBuffer, Codec
-from .intake import (
+from pydanube.codec.batch.message_columns import (
     attribute_bytes,
     attribute_columns,
     check_lengths,
@@ -32,6 +21,17 @@ from .intake import (
     payload_column,
     publish_time_column,
 )
+from pydanube.model.errors import Full, Invalid
+from pydanube.model.limits import (
+    BATCH_BYTES_MAX,
+    BATCH_MESSAGES_MAX,
+    KEY_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    PRODUCER_NAME_BYTES_MAX,
+)
+
+from .assemble import EncodedRows, Origin, assemble, assemble_single
+from .header import TIME_MAX, TIME_MIN, ByteBuffer, Codec
 from .layout import HEADER_BYTES, KEY
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from pydanube.codec.batch.message_columns import check_origin, name_bytes
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import (
     ATTRIBUTES_PER_MESSAGE_MAX,
@@ -29,7 +30,6 @@ from .assemble import Draft, Origin
 from .columns import INT32, UINT8, BoolArray, Int32Array, Int64Array
 from .hashes import key_hashes
 from .header import TIME_MAX, TIME_MIN, BatchHeader, ByteBuffer, Codec
-from .intake import check_origin, name_bytes
 from .layout import ATTRIBUTES, KEY, KEY_VALIDITY, PUBLISH_TIME
 
 if TYPE_CHECKING:

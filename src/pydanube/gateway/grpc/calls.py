@@ -28,7 +28,7 @@ from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
 from pydanube.broker import UNREAD_SMALL_BYTES, ListenerMetrics, UnreadMemory
-from pydanube.broker.freshness import Freshness
+from pydanube.broker.cluster.freshness import Freshness
 from pydanube.broker.quotas.throttle import Throttle
 from pydanube.broker.security.audit import AuditTrail
 from pydanube.broker.security.audit_operations import UNAUDITED, AuditedOperation, Origin, Unaudited

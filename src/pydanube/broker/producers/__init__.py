@@ -1,0 +1,6 @@
+"""Producers: who publishes to which topic.
+
+producers           the producers that are connected, their exclusive access and what fences them
+shared_producers    producers of clients that have no connection of their own
+publishing          publishes single batches, wherever their partition is: dead letters, audit events, HTTP
+"""

@@ -1,0 +1,82 @@
+"""Publishes single batches to partitions wherever they are: at this broker, or through the broker that owns them.
+
+```
+ publish ─► may the principal? has it the rate? ─► another owner: sent on to it, over the native protocol
+                                                └► this broker: as if another one had sent it
+```
+
+A batch goes the same way through the checks and the quotas of its topic, whoever owns the partition. Producers of
+clients that stay open publish at the owner, with `Broker.publish`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Protocol
+
+from pydanube.broker.cluster.parts import ClusterParts
+from pydanube.broker.partitions.open_partitions import Partitions
+from pydanube.broker.partitions.publish_queue import PublishDone
+from pydanube.broker.producers.producers import Producer, Producers
+from pydanube.broker.quotas.throttle import Throttle
+from pydanube.broker.registry.registry import Registry
+from pydanube.broker.security.audit_operations import count_traffic
+from pydanube.codec.batch import Batch
+from pydanube.core.access import Action, Authorizer, Principal
+from pydanube.model.messages import Published
+from pydanube.model.names import TopicName
+from pydanube.runtime.tasks import outcome_of
+
+
+class Submit(Protocol):
+    """Takes one batch for an open producer: `Broker.publish`."""
+
+    def __call__(self, principal: Principal, producer: Producer, batch: memoryview, done: PublishDone) -> None: ...
+
+
+class PartitionPublisher:
+    """Publishes for callers that have no producer open, and for the broker itself."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        partitions: Partitions,
+        producers: Producers,
+        cluster: ClusterParts,
+        authorizer: Authorizer,
+        throttle: Throttle,
+        submit: Submit,
+    ) -> None:
+        self._registry = registry
+        self._partitions = partitions
+        self._producers = producers
+        self._cluster = cluster
+        self._authorizer = authorizer
+        self._throttle = throttle
+        self._submit = submit
+
+    async def publish(self, principal: Principal, topic: TopicName, partition: int, batch: memoryview) -> Published:
+        """Publish a batch and return where it is, once it has the ack level of the topic.
+
+        Its owner checks it as if a client had sent it there. Cancelled or Unavailable: it may have been appended.
+        """
+        self._authorizer.check(principal, Action.PRODUCE, str(topic))
+        if self._throttle.is_active:
+            await self._throttle.forward(principal, len(batch))
+        owner = self._cluster.other_owner(self._registry.topic(topic).topic_id, partition)
+        if owner is not None:
+            published = await self._cluster.peers.publish(owner.name, topic, partition, batch)
+        else:
+            producer = await self._producers.open_forwarder(principal, topic, partition)
+            published = await outcome_of(partial(self._submit, principal, producer, batch))
+        count_traffic(Action.PRODUCE, str(topic), Batch.trust(batch).count, len(batch))
+        return published
+
+    async def publish_own(self, topic: TopicName, partition: int, batch: memoryview) -> Published:
+        """Publish a batch by the broker's own authority: dead letters, and audit events. No principal is asked for, and
+        at this broker nothing is checked. Otherwise as `publish`."""
+        owner = self._cluster.other_owner(self._registry.topic(topic).topic_id, partition)
+        if owner is not None:
+            return await self._cluster.peers.publish(owner.name, topic, partition, batch)
+        opened = await self._partitions.get(topic, partition)
+        return await outcome_of(partial(opened.publish, Batch.open(batch)))

@@ -1,0 +1,1 @@
+"""The brokers of a cluster on the command line."""

@@ -1,0 +1,1 @@
+"""Messages on the command line: `danube produce` and `danube consume`."""

@@ -1,0 +1,1 @@
+"""Schemas on the command line: subjects, versions, bindings, differences."""

@@ -1,0 +1,1 @@
+"""Roles, keys and certificates on the command line."""

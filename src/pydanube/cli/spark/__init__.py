@@ -1,0 +1,1 @@
+"""The commands that run Spark: SQL, pipelines, tables, and the state of queries."""

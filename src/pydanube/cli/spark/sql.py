@@ -1,0 +1,232 @@
+"""`danube sql`: runs a query over topics in a Spark of its own, and prints the rows."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from pydanube.cli.credential_options import show_to_children
+from pydanube.cli.options import examples, json_option, url_option
+from pydanube.cli.output import fail, note, plural, wants_json
+from pydanube.cli.session import ANSWER_SECONDS, REACH_SECONDS
+from pydanube.cli.spark.sql_output import FORMATS, write_rows
+from pydanube.cli.streams import is_terminal, need_stdout
+from pydanube.cli.tls_options import spark_tls_options, tls_options
+from pydanube.model.errors import DanubeError, Invalid
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql import SparkSession
+
+    from pydanube.spark.sql.query import Query
+    from pydanube.spark.sql.topic_views import TopicTable
+
+SETTINGS: Final = {
+    "spark.log.level": "OFF",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+}
+"""Failures are reported by the command, and a JVM that runs one query had better start soon."""
+
+_OPTIONS_HERE: Final = {"the option onDecodeError=null": "--on-decode-error null", "the option columns=": "--columns "}
+"""Options of the data source that its errors advise, and the options of this command."""
+
+TABLE_ROWS: Final = 200
+"""The rows of a table if --limit does not say: more than anybody reads on a terminal."""
+
+
+@click.command(
+    epilog=examples(
+        """
+danube sql 'select * from `/default/orders` limit 10'
+danube sql 'select key, count(*) n from `/default/orders` group by key order by n desc'
+danube sql 'select * from `/default/orders` where offset >= 1000 and partition = 0'
+danube sql 'select * from `/default/orders` where append_time > now() - interval 10 minutes'
+danube sql 'select o.id, u.name from `/default/orders` o join `/default/users` u on o.key = u.key'
+danube sql --raw 'select cast(payload as string) from `/default/orders`'
+danube sql 'describe `/default/orders`'
+danube sql --file report.sql --format csv > report.csv
+danube sql 'select * from `/default/orders`' --format parquet --output orders.parquet
+"""
+    )
+)
+@click.argument("query", required=False)
+@click.option(
+    "-f", "--file", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Read the query from a file."
+)
+@click.option("--limit", type=click.IntRange(0), help=f"The most rows; 0: all.  [default: {TABLE_ROWS} for a table]")
+@click.option("--format", "form", type=click.Choice(FORMATS), help="How rows are written.  [default: table]")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file.")
+@click.option("--raw", is_flag=True, help="Do not decode: payloads are bytes, also where a topic has a schema.")
+@click.option("--columns", help="The columns of messages that typed topics have, with commas between them.")
+@click.option(
+    "--on-decode-error",
+    type=click.Choice(["fail", "null"]),
+    help="null: keep messages that cannot be decoded, with the columns payload and decode_error.",
+)
+@click.option("--master", default="local[*]", show_default=True, help="The Spark that runs the query.")
+@url_option
+@json_option
+def sql(
+    query: str | None,
+    file: Path | None,
+    limit: int | None,
+    form: str | None,
+    output: Path | None,
+    raw: bool,
+    columns: str | None,
+    on_decode_error: str | None,
+    master: str,
+    url: str,
+) -> None:
+    """Query topics with SQL.
+
+    A topic is a table: its name stands in backticks. One that is bound to a subject has the columns of its schema
+    beside those of messages, another one the payload as bytes. The query sees all messages that are stored when it
+    starts. Filters on partition, offset, append_time, publish_time and key are applied before messages are read.
+    """
+    show_to_children()
+    form = _form(form, output)
+    text = _text(query, file)
+    need_stdout()
+    try:
+        from pydanube.spark.sql.query import parse_query
+    except ModuleNotFoundError as error:
+        fail(f"danube sql needs {error.name}, which is not installed: pip install 'pydanube[spark]'")
+    parsed = parse_query(text)
+    most = limit if limit is not None else TABLE_ROWS if form == "table" else 0
+    given = {"servers": url, "columns": columns, "onDecodeError": on_decode_error, **spark_tls_options()}
+    options = {name: value for name, value in given.items() if value is not None}
+    try:
+        with _status() as say:
+            tables = _find_tables(parsed, url, raw, options)
+            say("starting Spark")
+            with _spark(master) as spark:
+                say(f"reading {plural(sum(one.messages for one in tables), 'message')}")
+                rows = _collect(spark, parsed, tables, most)
+                say("")
+                _write(rows, form, output, most)
+    except KeyboardInterrupt:
+        raise click.Abort from None
+
+
+def _form(form: str | None, output: Path | None) -> str:
+    """Return the format that was chosen. Raises UsageError for a contradiction."""
+    if wants_json() and form not in (None, "json"):
+        raise click.UsageError(f"--json and --format {form} contradict each other: give one of them")
+    chosen = "json" if wants_json() else form or "table"
+    if chosen == "parquet" and output is None:
+        raise click.UsageError("--format parquet needs --output FILE")
+    if output is not None and not (output.parent.is_dir() and os.access(output.parent, os.W_OK | os.X_OK)):
+        raise click.UsageError(f"--output {output}: there is no directory {output.parent} that can be written")
+    return chosen
+
+
+def _text(query: str | None, file: Path | None) -> str:
+    if (query is None) == (file is None):
+        raise click.UsageError("give a query, or --file with one; a query is one argument: put quotes around it")
+    try:
+        return query if query is not None else file.read_text()  # type: ignore[union-attr]
+    except UnicodeDecodeError:
+        raise Invalid(f"{file} is not text in UTF-8") from None
+
+
+def _find_tables(query: Query, url: str, raw: bool, options: dict[str, str]) -> list[TopicTable]:
+    from pydanube.client.blocking.client import connect_blocking
+    from pydanube.spark.sql.topic_views import find_tables
+
+    with connect_blocking(url, timeout=REACH_SECONDS, **tls_options()):
+        pass  # the broker is reachable
+    with connect_blocking(url, timeout=ANSWER_SECONDS, **tls_options()) as client:
+        return find_tables(client, query, raw=raw, options=options)
+
+
+def _collect(spark: SparkSession, query: Query, tables: list[TopicTable], most: int) -> pyarrow.Table:
+    """Return the rows: one more than `most` if there are more; 0: all of them."""
+    from pydanube.spark.sql.failures import explain
+    from pydanube.spark.sql.topic_views import run_query
+
+    logging.disable(logging.CRITICAL)  # PySpark and py4j log failures and Ctrl-C with stack traces; we report them
+    try:
+        frame = run_query(spark, query, tables)
+        return (frame.limit(most + 1) if most else frame).toArrow()
+    except DanubeError:
+        raise
+    except Exception as error:
+        if _was_interrupted(error):
+            raise KeyboardInterrupt from None
+        reason = explain(error)
+        for option, ours in _OPTIONS_HERE.items():
+            reason = reason.replace(option, ours)
+        fail(reason)
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """Return whether an error is what Spark makes of Ctrl-C: that the query failed because its jobs were cancelled."""
+    context = error.__context__
+    return isinstance(error, KeyboardInterrupt) or (context is not None and _was_interrupted(context))
+
+
+def _write(rows: pyarrow.Table, form: str, output: Path | None, most: int) -> None:
+    more = 0 < most < rows.num_rows
+    shown = rows.slice(0, most) if more else rows
+    write_rows(shown, form, output)
+    if output is not None:
+        note(f"wrote {plural(shown.num_rows, 'row')} to {output}")
+    if more:
+        note(f"there are more than {plural(most, 'row')}: --limit N shows more, --limit 0 all of them")
+
+
+@contextmanager
+def _spark(master: str) -> Iterator[SparkSession]:
+    """Yield a Spark session, and stop it. What its JVM says on stderr is shown only if it does not start."""
+    try:
+        from pydanube.spark import session
+    except ModuleNotFoundError as error:
+        fail(str(error))
+    with TemporaryFile() as log:
+        try:
+            with _stderr_to(log.fileno()):
+                spark = session("danube sql", master, **SETTINGS)
+        except (DanubeError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            log.seek(0)
+            note(log.read().decode(errors="replace").rstrip())
+            fail(f"Spark does not start on {master}: {' '.join(str(error).split())[:300]}")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _stderr_to(target: int) -> Iterator[None]:
+    """Let processes that are started in the block write their stderr to the file `target`."""
+    own = os.dup(2)
+    try:
+        os.dup2(target, 2)
+        yield
+    finally:
+        os.dup2(own, 2)
+        os.close(own)
+
+
+@contextmanager
+def _status() -> Iterator[Any]:
+    """Yield a function that shows what is being done on a terminal's stderr, until the block ends."""
+    if not is_terminal(sys.stderr):
+        yield lambda _text: None
+        return
+    from rich.console import Console
+
+    # A copy of stderr: the spinner goes on while the JVM, which starts meanwhile, gets another one.
+    with os.fdopen(os.dup(2), "w") as own, Console(file=own).status("connecting") as status:
+        yield lambda text: status.update(text) if text else status.stop()

@@ -1,0 +1,1 @@
+"""Stored data on the command line: object stores, the metadata of a stopped broker, single files."""

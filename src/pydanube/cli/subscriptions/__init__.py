@@ -1,0 +1,1 @@
+"""Subscriptions on the command line: positions, backlogs, failure policies and dead letters."""

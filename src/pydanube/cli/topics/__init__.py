@@ -1,0 +1,1 @@
+"""Topics and namespaces on the command line, their policies and rates."""
