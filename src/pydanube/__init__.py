@@ -32,7 +32,6 @@ from .model.errors import (
     Unavailable,
 )
 from .model.failure import Backoff, FailurePolicy, Poison
-from .model.policies import BacklogAction, Policies
 from .model.schemas import (
     Binding,
     Compatibility,
@@ -76,6 +75,7 @@ if TYPE_CHECKING:
         connect,
         connect_blocking,
     )
+    from .model.policies import BacklogAction, Policies
 
 __all__ = [
     "AlreadyExists",
@@ -141,16 +141,19 @@ __all__ = [
     "testing",
 ]
 
-_APP: Final = frozenset({"App", "Depends", "PartialFailure", "Reject", "Retries", "Retry"})
+_ELSEWHERE: Final = {
+    **dict.fromkeys(["App", "Depends", "PartialFailure", "Reject", "Retries", "Retry"], ".app"),
+    **dict.fromkeys(["BacklogAction", "Policies"], ".model.policies"),
+}
+"""Where the names are that are loaded late and are not the client's."""
 
 
 def __getattr__(name: str) -> object:
-    """Import the client, the app, or the broker for tests, when one of its names is used first."""
+    """Import the client, the app, policies, or the broker for tests, when one of its names is used first."""
     if name == "testing":
         return import_module(".testing", __name__)
     if name in __all__:
-        package = ".app" if name in _APP else ".client"
-        value: object = getattr(import_module(package, __name__), name)
+        value: object = getattr(import_module(_ELSEWHERE.get(name, ".client"), __name__), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
