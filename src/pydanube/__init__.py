@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         Redriven,
         Schemas,
         Stager,
+        TopicRows,
         connect,
         connect_blocking,
     )
@@ -132,6 +133,7 @@ __all__ = [
     "Stager",
     "StaleEpoch",
     "SubjectDescription",
+    "TopicRows",
     "Unauthenticated",
     "Unavailable",
     "ValidationPolicy",

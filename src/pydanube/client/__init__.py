@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pydanube.client.producing.producer import Producer
     from pydanube.client.producing.receipts import Receipt, Receipts
     from pydanube.client.producing.staged_writes import Stager
+    from pydanube.client.tables.topic_rows import TopicRows
 
 __all__ = [
     "Access",
@@ -57,6 +58,7 @@ __all__ = [
     "Redriven",
     "Schemas",
     "Stager",
+    "TopicRows",
     "connect",
     "connect_blocking",
 ]
@@ -85,6 +87,7 @@ _MODULES: Final = {
     "Redriven": ".admin.dead_letters",
     "Schemas": ".admin.schemas",
     "Stager": ".producing.staged_writes",
+    "TopicRows": ".tables.topic_rows",
     "connect": ".client",
     "connect_blocking": ".blocking.client",
 }

@@ -1,17 +1,18 @@
 """The keyword arguments of clients, producers, consumers and readers, for signatures that share them.
 
-What they mean is said by `connect`, `Client.producer`, `Client.consumer` and `Client.reader`.
+What they mean is said by `connect`, `Client.producer`, `Client.consumer`, `Client.reader` and `Client.read`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Required, TypedDict
 
 from pydanube.client.connection.credentials import AnyToken
 from pydanube.client.positions import AnyPosition
 from pydanube.client.producing.partitioning import PartitionBy
+from pydanube.client.tables.columns import AnyWhere, DirectRead, OnDecodeError
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.topics import SubscriptionTypeName
 
@@ -68,3 +69,16 @@ class ReaderArguments(TypedDict, total=False):
     start: AnyPosition
     end: AnyPosition | None
     fetch_bytes: int
+
+
+class ReadArguments(TypedDict, total=False):
+    start: AnyPosition
+    end: AnyPosition
+    columns: Sequence[str] | None
+    where: AnyWhere | None
+    errors: OnDecodeError
+    decode: bool
+    schema_version: int | None
+    direct_read: DirectRead
+    store: str | None
+    store_settings: Mapping[str, str] | None

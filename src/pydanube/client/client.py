@@ -14,8 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import replace
+from importlib import import_module
 from os import PathLike
-from typing import Any, TypeVar, Unpack, overload
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 from pydanube.client.admin.access import Access
@@ -54,9 +56,13 @@ from pydanube.runtime.environment import URL_VARIABLE, broker_url, client_tls
 from pydanube.runtime.randomness import seeded
 from pydanube.runtime.tls import ClientTls
 
-from .arguments import ConsumerArguments, ProducerArguments, ReaderArguments
+from .arguments import ConsumerArguments, ProducerArguments, ReadArguments, ReaderArguments
 from .lifecycle import Openable
 from .settings import AccessName, CompressionName, ConsumerSettings, ProducerSettings, check_count, check_number
+
+if TYPE_CHECKING:
+    from pydanube.client.tables.topic_batches import TopicBatches
+    from pydanube.client.tables.topic_rows import TopicRows
 
 OpenableT = TypeVar("OpenableT", bound=Openable)
 T = TypeVar("T")
@@ -320,6 +326,40 @@ class Client(Aliases, Admin, StagedWrites):
         values = self._value_reader(schema)
         return self._keep(Reader(self._brokers, topic, partition, start, end, fetch_bytes, values))
 
+    async def read(self, topic: str, **arguments: Unpack[ReadArguments]) -> TopicRows:
+        """Read a topic as a table: what is stored in all its partitions, ordered by partition and offset.
+
+        The columns are those of messages (topic, partition, offset, append_time, publish_time, key, payload,
+        attributes, producer, schema_id, schema_version). Of a topic that is bound to a schema, they are the first six
+        and the fields of the schema. A field `key` hides the column `key` of messages, which is `_key` then.
+
+        start, end          offsets or append times; without them, everything that is stored now
+        columns             the columns to return, in this order. None: as said above
+        where               which rows to return: [("amount", ">", 100), ("key", "in", ["a", "b"])]. All conditions must
+                            hold; of a list of such lists, those of one. Operators are = != < <= > >= in, not in.
+                            Conditions on partition, offset and append_time also limit what is read
+        errors              what happens to a message that cannot be decoded. "raise": Invalid names it. "skip": it is
+                            left out. "keep": its fields are null, the column payload has its bytes, and decode_error
+                            the reason. `undecoded` of the result counts them
+        decode              False: payloads are bytes, also where a schema is bound to the topic
+        schema_version      the version whose fields become columns. None: the one that the topic is pinned to, or the
+                            newest; older messages are converted to it
+        direct_read         "auto": ranges of 20,000 offsets and more are read from the object store as far as they are
+                            there, and from the broker if that fails; "always": fail instead; "never": from the broker
+        store, store_settings       the address of the object store as this machine sees it, and its settings, such as
+                            credentials. None: the broker's address, and what the environment says
+
+        Raises Refused for a topic that is not reliable. Needs pyarrow (the extra `arrow`).
+        """
+        async with self.read_batches(topic, **arguments) as batches:
+            return await batches.read_all()
+
+    def read_batches(self, topic: str, **arguments: Unpack[ReadArguments]) -> TopicBatches:
+        """Like `read`, but return an iterator of record batches, so that memory stays bounded. See `TopicBatches`."""
+        tables = _import_tables()
+        made: TopicBatches = tables.TopicBatches(self, tables.ReadRequest.parse(topic, **arguments))
+        return self._keep(made)
+
     def fetches(self, span: RangeFetch, *, fetch_bytes: int = RANGE_FETCH_BYTES) -> AsyncGenerator[FetchAnswer, None]:
         """Yield the broker's answers for a range of offsets, not verified; see `client.history.range_fetch`."""
         check_count("partition", span.partition, 0, 1 << 31)
@@ -393,6 +433,15 @@ def _where(url: str | None) -> tuple[str, Servers]:
         return url, parse_servers(url)
     except Invalid as error:
         raise Invalid(f"the environment variable {URL_VARIABLE} is wrong: {error.message}") from None
+
+
+def _import_tables() -> ModuleType:
+    try:
+        return import_module("pydanube.client.tables.topic_batches")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"reading a topic as a table needs {error.name}: pip install 'pydanube[arrow]'", name=error.name
+        ) from error
 
 
 def _with_tls(servers: Servers) -> str:

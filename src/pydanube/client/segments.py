@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 import msgspec
@@ -42,10 +43,12 @@ from pydanube.client.positions import AnyPosition
 from pydanube.codec.batch import Batch
 from pydanube.codec.batch.header import offsets_of
 from pydanube.codec.segment import END_BYTES, Block, SegmentFooter, SegmentSection, decode_footer, read_trailer
-from pydanube.model.errors import Corrupt, DanubeError, NotFound
+from pydanube.model.errors import Corrupt, DanubeError, NotFound, Unavailable
 from pydanube.model.limits import KIB, MIB
 from pydanube.runtime.cache import Cache
 from pydanube.runtime.objects import ObjectInfo, ObjectStore
+from pydanube.runtime.objects.address import StoreAddress
+from pydanube.runtime.objects.local import LocalStore
 from pydanube.runtime.objects.opening import open_store
 from pydanube.runtime.tasks import Tasks, run_together
 
@@ -190,6 +193,21 @@ class Segments(Openable):
             async for results in lists:
                 for batch in results:
                     yield batch
+
+    async def row_lists(
+        self,
+        segments: AnySegments,
+        *,
+        start: AnyPosition | None = None,
+        end: AnyPosition | None = None,
+        allow_gaps: bool = False,
+    ) -> AsyncGenerator[list[tuple[Batch, int, int]], None]:
+        """Like `batches`, without a copy at the edges: yields for each read whole batches, and the wanted rows
+        [start, end) of each. Batches are verified on another thread, so that the event loop is free meanwhile."""
+        async with aclosing(self._reads(segments, start, end, allow_gaps)) as reads:
+            async for read, content in reads:
+                if results := await asyncio.to_thread(_make_results, read, content, _row_range):
+                    yield results
 
     async def history(
         self,
@@ -396,6 +414,24 @@ def open_segments_blocking(
 ) -> BlockingSegments:
     """Like `open_segments`, for programs without an event loop: to be opened with `with`."""
     return BlockingSegments(open_segments(url, settings, read_ahead=read_ahead, range_bytes=range_bytes), LoopThread())
+
+
+def store_to_read(url: str, settings: Mapping[str, str] | None = None) -> LocalStore | str:
+    """Return what opens the store at `url` for reading only: a local one is neither created nor locked.
+
+    Raises Unavailable for a directory that this machine does not have.
+    """
+    address = StoreAddress.parse(url)
+    if address.scheme != "file" or (settings or {}).keys() - {"shared"}:
+        return url
+    address.expect(host=False)
+    directory = Path("/", address.path)
+    if not directory.is_dir():
+        raise Unavailable(
+            f"there is no directory {directory} on this machine: mount it, name another address of the store with the "
+            f"option `store`, or use a store that can be reached from here"
+        )
+    return LocalStore(directory)
 
 
 def _raised_where_awaited(task: asyncio.Task[Any], error: BaseException) -> None:

@@ -51,6 +51,7 @@ from .areas import (
 )
 from .loop_thread import Blocking, LoopThread, blocking, stands_for
 from .streams import BlockingConsumer, BlockingReader
+from .tables import BlockingTopicBatches
 
 log = get_logger(__name__)
 
@@ -286,6 +287,8 @@ class BlockingClient(BlockingAliases, Blocking[Client]):
     _make_consumer = _blocking_factory(Client.consumer, BlockingConsumer)
     _make_reader = _blocking_factory(Client.reader, BlockingReader)
     stager = _blocking_factory(Client.stager, BlockingStager)
+    read = blocking(Client.read)
+    read_batches = _blocking_factory(Client.read_batches, BlockingTopicBatches)
 
     @property
     def topics(self) -> BlockingTopics:

@@ -63,6 +63,14 @@ class RowSlice(NamedTuple):
     start: int
     end: int
 
+    @classmethod
+    def between(cls, batch: Batch, first_offset: int, end_offset: int) -> RowSlice:
+        """Return the rows of a batch whose offsets are in [first_offset, end_offset); there may be none."""
+        if first_offset <= batch.base_offset and batch.end_offset <= end_offset:
+            return cls(batch, 0, batch.count)
+        offsets = batch.offsets
+        return cls(batch, int(offsets.searchsorted(first_offset)), int(offsets.searchsorted(end_offset)))
+
 
 Slices: TypeAlias = Sequence[RowSlice]
 
@@ -83,18 +91,37 @@ class RowForm:
 
     def batches(self, slices: Iterable[RowSlice]) -> Iterator[pa.RecordBatch]:
         """Yield record batches of about ROWS_AIM rows or BYTES_AIM bytes; larger only if a single slice is larger."""
-        collected: list[RowSlice] = []
-        rows = size = 0
+        collector = RowCollector(self)
         for one in slices:
-            more_rows, more_bytes = one.end - one.start, one.batch.header.plain_length
-            if collected and (rows + more_rows > ROWS_AIM or size + more_bytes > BYTES_AIM):
-                yield self.make_batch(collected)
-                collected, rows, size = [], 0, 0
-            collected.append(one)
-            rows += more_rows
-            size += more_bytes
-        if collected:
-            yield self.make_batch(collected)
+            yield from collector.add(one)
+        yield from collector.finish()
+
+
+class RowCollector:
+    """Collects slices until there are enough for a record batch of about `rows_aim` rows or `bytes_aim` bytes."""
+
+    def __init__(self, form: RowForm, rows_aim: int = ROWS_AIM, bytes_aim: int = BYTES_AIM) -> None:
+        self._form = form
+        self._rows_aim = rows_aim
+        self._bytes_aim = bytes_aim
+        self._slices: list[RowSlice] = []
+        self._rows = self._bytes = 0
+
+    def add(self, one: RowSlice) -> Iterator[pa.RecordBatch]:
+        """Add a slice; yield the record batch that was complete before it, if one was."""
+        rows, size = one.end - one.start, one.batch.header.plain_length
+        if self._rows + rows > self._rows_aim or self._bytes + size > self._bytes_aim:
+            yield from self.finish()
+        self._slices.append(one)
+        self._rows += rows
+        self._bytes += size
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Yield a record batch of what was collected, if there is anything."""
+        if self._slices:
+            slices, self._slices = self._slices, []
+            self._rows = self._bytes = 0
+            yield self._form.make_batch(slices)
 
 
 Column: TypeAlias = Callable[[Slices, int], pa.Array]

@@ -13,19 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from pydanube.client.blocking.client import BlockingClient
 from pydanube.client.blocking.loop_thread import LoopThread
 from pydanube.client.history.coverage import SegmentInfo
-from pydanube.client.segments import BlockingSegments, Segments
+from pydanube.client.segments import BlockingSegments, Segments, store_to_read
 from pydanube.client.tables.arrow_rows import RowSlice
 from pydanube.model.errors import DanubeError, Refused, Unavailable
 from pydanube.model.limits import MIB
 from pydanube.runtime.clock import SystemClock
-from pydanube.runtime.objects.address import StoreAddress
-from pydanube.runtime.objects.local import LocalStore
 from pydanube.runtime.telemetry import get_logger
 from pydanube.spark import connections
 from pydanube.spark.options import ReadOptions
@@ -120,17 +117,6 @@ class SegmentStore:
         )
 
     def _make_reader(self) -> BlockingSegments:
-        """Open the store for reading. An executor must neither create a directory nor lock it."""
-        given: LocalStore | str = self._url
-        address = StoreAddress.parse(self._url)
-        if address.scheme == "file" and not self._settings.keys() - {"shared"}:
-            address.expect(host=False)
-            directory = Path("/", address.path)
-            if not directory.is_dir():
-                raise Unavailable(
-                    f"there is no directory {directory} on this machine: mount it, name another address of the store "
-                    f"with the option `store`, or use a store that executors can reach"
-                )
-            given = LocalStore(directory)
-        segments = Segments(given, self._settings, read_ahead=READ_AHEAD, range_bytes=RANGE_BYTES)
+        store = store_to_read(self._url, self._settings)
+        segments = Segments(store, self._settings, read_ahead=READ_AHEAD, range_bytes=RANGE_BYTES)
         return BlockingSegments(segments, LoopThread())

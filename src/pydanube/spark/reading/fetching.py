@@ -25,7 +25,6 @@ from pydanube.client.history.coverage import split_by_storage
 from pydanube.client.history.range_fetch import RangeFetch
 from pydanube.client.history.reader import split_batches
 from pydanube.client.tables.arrow_rows import RowForm, RowSlice, arrow_schema
-from pydanube.codec.batch import Batch
 from pydanube.model.errors import DanubeError, Invalid, NotFound
 from pydanube.spark import connections
 from pydanube.spark.options import ReadOptions
@@ -148,9 +147,9 @@ def _read_from_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[Row
                 fail_or_log([] if lost is None else [lost], options.fail_on_data_loss)
                 next_offset = max(next_offset, answer.start_offset)
                 for batch in split_batches(answer.body):
-                    start, end = _rows_between(batch, next_offset, wanted.end)
-                    if start < end:
-                        yield RowSlice(batch, start, end)
+                    rows = RowSlice.between(batch, next_offset, wanted.end)
+                    if rows.start < rows.end:
+                        yield rows
                 next_offset = max(next_offset, answer.next_offset)
                 loss_reason = f"the partition ends at {answer.end_offset} now: its log came back shorter after a crash"
     except (NotFound, Invalid) as error:  # the topic is gone, or its log ends before the range begins
@@ -159,11 +158,3 @@ def _read_from_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[Row
         fail_or_log(
             [LostRange(wanted.topic, wanted.partition, next_offset, wanted.end, loss_reason)], options.fail_on_data_loss
         )
-
-
-def _rows_between(batch: Batch, first_offset: int, end_offset: int) -> tuple[int, int]:
-    """Return the rows [start, end) of a batch whose offsets are in [first_offset, end_offset)."""
-    if first_offset <= batch.base_offset and batch.end_offset <= end_offset:
-        return 0, batch.count
-    offsets = batch.offsets
-    return int(offsets.searchsorted(first_offset)), int(offsets.searchsorted(end_offset))
