@@ -34,6 +34,7 @@ from typing import Final, Self, TypeVar
 
 from pydanube.model.errors import Corrupt, DanubeError, Full, Invalid, NotFound, Unavailable
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.closing import Closing
 from pydanube.runtime.disk import Disk, OsDisk
 from pydanube.runtime.events import Signal
 from pydanube.runtime.tasks import Tasks
@@ -162,7 +163,7 @@ class _Lease:
     expiry: asyncio.Task[None] | None = None
 
 
-class EmbeddedStore:
+class EmbeddedStore(Closing):
     """A `MetadataStore` in one SQLite file. Created by `open`, used on one event loop."""
 
     def __init__(
@@ -212,12 +213,6 @@ class EmbeddedStore:
             store._start_lease(lease, ttl_ms)
         log.info("metadata.opened", path=str(path), revision=revision, leases=len(leases))
         return store
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     @property
     def revision_seen(self) -> int:

@@ -17,10 +17,11 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydanube.model.errors import DanubeError, Unavailable
 
+from .closing import Closing
 from .telemetry import get_logger
 
 log = get_logger(__name__)
@@ -101,7 +102,7 @@ def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
         task.cancel()
 
 
-class Tasks:
+class Tasks(Closing):
     """The background tasks of one owner."""
 
     def __init__(self, on_crash: OnCrash | None = None) -> None:
@@ -112,12 +113,6 @@ class Tasks:
 
     def __len__(self) -> int:
         return len(self._running)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     def spawn(self, coro: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Run `coro` as a task until it returns or `close` cancels it. Raises Unavailable after `close`."""

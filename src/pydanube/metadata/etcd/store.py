@@ -43,6 +43,7 @@ from pydanube.metadata.store import (
 from pydanube.model.errors import Corrupt, DanubeError, Full, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.limits import METADATA_PAGE_BYTES_MAX
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.closing import Closing
 from pydanube.runtime.protobuf import ServiceMethod
 from pydanube.runtime.randomness import identity
 from pydanube.runtime.tasks import Tasks
@@ -102,7 +103,7 @@ class StoreRecord(msgspec.Struct):
     succeeds: list[tuple[str, int]] = []
 
 
-class EtcdStore:
+class EtcdStore(Closing):
     """A `MetadataStore` in etcd. Created by `open`, used on one event loop."""
 
     def __init__(self, place: EtcdPlace, clock: Clock) -> None:
@@ -142,12 +143,6 @@ class EtcdStore:
             raise
         log.info("metadata.opened", place=str(place), revision=revision)
         return store
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Wait for requests in progress, end watches, close all connections. May be called again."""

@@ -15,7 +15,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import obstore
 from obstore import exceptions
@@ -32,6 +32,7 @@ from pydanube.model.errors import (
     Unavailable,
 )
 from pydanube.runtime.clock import SystemClock
+from pydanube.runtime.closing import Closing
 from pydanube.runtime.randomness import identity
 
 from .address import Secrets, StoreAddress, StoreOptions
@@ -82,25 +83,19 @@ _ENVIRONMENT_SECRETS: Final = (
 )
 
 
-class CloudStore:
+class CloudStore(Closing):
     """A bucket or container, or one prefix of it."""
 
+    capabilities = Capabilities(if_match=True, durable=True, shared=True)
+
     def __init__(self, url: str, store: _Store, prefix: str, secrets: Secrets, *, ordered: bool = True) -> None:
-        self._url = url
+        self.url = url
         self._store = store
         self._prefix = f"{prefix}/" if prefix else ""
         self._secrets = secrets
         self._ordered = ordered
         self._clock = SystemClock()
         self._threads = Threads(THREADS, url)
-
-    @property
-    def url(self) -> str:
-        return self._url
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(if_match=True, durable=True, shared=True)
 
     async def put(
         self, key: str, data: Buffer | Sequence[Buffer], *, create: bool = False, if_match: str | None = None
@@ -117,7 +112,7 @@ class CloudStore:
         except exceptions.AlreadyExistsError:
             etag = await self._own_etag(path, mark)
             if etag is None:
-                raise AlreadyExists(f"object {key} exists already in {self._url}") from None
+                raise AlreadyExists(f"object {key} exists already in {self.url}") from None
         except _NOT_FOUND as error:
             if if_match is None:
                 raise self._unavailable(error) from None  # the bucket does not exist
@@ -174,7 +169,7 @@ class CloudStore:
                 info = self._info(meta)
                 if info.key <= last:
                     raise Refused(
-                        f"{self._url} lists {info.key} after {last}, which is not the order of keys: "
+                        f"{self.url} lists {info.key} after {last}, which is not the order of keys: "
                         f"set ordered_listing to false"
                     )
                 last = info.key
@@ -201,12 +196,6 @@ class CloudStore:
     async def close(self) -> None:
         """Wait for running requests. obstore closes its connections when they are garbage-collected."""
         await self._threads.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def _delete(self, paths: Sequence[str]) -> None:
         """Delete with one request; if one object is missing, which is an error for some providers, one by one."""
@@ -251,7 +240,7 @@ class CloudStore:
         self._threads.check_open()
         path = self._prefix + check_key(key)
         if len(path) > KEY_CHARACTERS_MAX:
-            raise Invalid(f"object key {key[:80]!r} is too long with the prefix of {self._url}")
+            raise Invalid(f"object key {key[:80]!r} is too long with the prefix of {self.url}")
         return path
 
     async def _run(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
@@ -264,28 +253,28 @@ class CloudStore:
         return ObjectInfo(key, meta["size"], _quoted(meta["e_tag"] or ""), round(modified.timestamp() * 1e6))
 
     def _changed(self, key: str, etag: str) -> Refused:
-        return Refused(f"object {key} in {self._url} is not the one with etag {etag}")
+        return Refused(f"object {key} in {self.url} is not the one with etag {etag}")
 
     def _unavailable(self, error: Exception) -> Unavailable:
-        return Unavailable(f"{self._url}: {self._secrets.scrub(_message(error))}")
+        return Unavailable(f"{self.url}: {self._secrets.scrub(_message(error))}")
 
     def _explained(self, error: Exception, key: str) -> DanubeError:
         match error:
             case DanubeError():
                 return error
             case exceptions.NotFoundError() | FileNotFoundError():
-                return NotFound(f"object {key} is not in {self._url}")
+                return NotFound(f"object {key} is not in {self.url}")
             case exceptions.PreconditionError():
-                return Refused(f"object {key} in {self._url} has changed")
+                return Refused(f"object {key} in {self.url} has changed")
             case exceptions.PermissionDeniedError():
-                return Denied(f"{self._url} does not allow it: {self._secrets.scrub(_message(error))}")
+                return Denied(f"{self.url} does not allow it: {self._secrets.scrub(_message(error))}")
             case exceptions.UnauthenticatedError():
-                return Unauthenticated(f"{self._url} does not know us: {self._secrets.scrub(_message(error))}")
+                return Unauthenticated(f"{self.url} does not know us: {self._secrets.scrub(_message(error))}")
             case exceptions.NotSupportedError() | exceptions.InvalidPathError():
-                return Refused(f"{self._url}: {self._secrets.scrub(_message(error))}")
+                return Refused(f"{self.url}: {self._secrets.scrub(_message(error))}")
         status = _STATUS.search(str(error))
         kind = _BY_STATUS.get(status[1], Unavailable) if status else Unavailable
-        return kind(f"{self._url}: {self._secrets.scrub(_message(error))}")
+        return kind(f"{self.url}: {self._secrets.scrub(_message(error))}")
 
 
 def _message(error: Exception) -> str:

@@ -19,6 +19,7 @@ from typing import Final, Self, TypeVar
 
 from pydanube.model.errors import DanubeError, Denied, Invalid, Refused, Unavailable
 from pydanube.runtime.clock import Clock, SystemClock
+from pydanube.runtime.closing import Closing
 from pydanube.runtime.telemetry import get_logger
 
 from .address import StoreAddress, StoreOptions
@@ -36,14 +37,14 @@ THREADS: Final = 8
 _DENIED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-class LocalStore:
+class LocalStore(Closing):
     """A directory as a store. Opened by `LocalStore.open`."""
 
     def __init__(self, root: Path, *, shared: bool = False, clock: Clock | None = None) -> None:
-        self._url = Path(os.path.abspath(root)).as_uri()  # noqa: PTH100 - links stay as they were given
+        self.url = Path(os.path.abspath(root)).as_uri()  # noqa: PTH100 - links stay as they were given
         self._tree = Tree(Path(os.path.abspath(root)), clock or SystemClock())  # noqa: PTH100
         self._shared = shared
-        self._threads = Threads(THREADS, self._url)
+        self._threads = Threads(THREADS, self.url)
         self._opening = Lock()
 
     @classmethod
@@ -61,10 +62,6 @@ class LocalStore:
             await store.close()
             raise
         return store
-
-    @property
-    def url(self) -> str:
-        return self._url
 
     @property
     def capabilities(self) -> Capabilities:
@@ -115,12 +112,6 @@ class LocalStore:
         await self._threads.close()
         self._tree.close()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     async def _write(self, work: Callable[[], T]) -> T:
         return await self._run(partial(self._with_open_tree, work))
 
@@ -148,10 +139,10 @@ class LocalStore:
     def _explained(self, error: OSError) -> DanubeError:
         reason = (error.strerror or str(error)).lower()
         if error.errno in _DENIED:
-            return Denied(f"{self._url}: {reason}: {error.filename or ''}")
+            return Denied(f"{self.url}: {reason}: {error.filename or ''}")
         if error.errno in (errno.EEXIST, errno.ENOTDIR):
-            return Refused(f"{self._url}: {reason}: {error.filename or ''} is in the way")
-        return Unavailable(f"{self._url}: {reason}")
+            return Refused(f"{self.url}: {reason}: {error.filename or ''} is in the way")
+        return Unavailable(f"{self.url}: {reason}")
 
 
 async def open_local(address: StoreAddress, settings: Mapping[str, str]) -> LocalStore:

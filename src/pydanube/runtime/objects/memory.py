@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from pydanube.model.errors import AlreadyExists, NotFound, Refused
 from pydanube.runtime.clock import Clock, SystemClock
+from pydanube.runtime.closing import Closing
 
 from .address import StoreAddress, StoreOptions
 from .store import Buffer, Capabilities, ObjectInfo, check_key, check_range, joined
@@ -34,21 +35,15 @@ class _Contents:
 _named: Final[dict[str, _Contents]] = {}
 
 
-class MemoryStore:
+class MemoryStore(Closing):
     """A dictionary with the interface of a store."""
 
+    capabilities = Capabilities(if_match=True, durable=False, shared=False)
+
     def __init__(self, url: str = "memory://", contents: _Contents | None = None, clock: Clock | None = None) -> None:
-        self._url = url
+        self.url = url
         self._contents = contents or _Contents()
         self._clock = clock or SystemClock()
-
-    @property
-    def url(self) -> str:
-        return self._url
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(if_match=True, durable=False, shared=False)
 
     async def put(
         self, key: str, data: Buffer | Sequence[Buffer], *, create: bool = False, if_match: str | None = None
@@ -56,9 +51,9 @@ class MemoryStore:
         contents = self._contents
         found = contents.objects.get(check_key(key))
         if create and found is not None:
-            raise AlreadyExists(f"object {key} exists already in {self._url}")
+            raise AlreadyExists(f"object {key} exists already in {self.url}")
         if if_match is not None and (found is None or found.info.etag != if_match):
-            raise Refused(f"object {key} in {self._url} is not the one with etag {if_match}")
+            raise Refused(f"object {key} in {self.url} is not the one with etag {if_match}")
         whole = bytes(joined(data))
         contents.puts += 1
         info = ObjectInfo(key, len(whole), f"{contents.puts:x}", self._clock.now_us())
@@ -90,16 +85,10 @@ class MemoryStore:
     async def close(self) -> None:
         """Do nothing: the objects of a named store stay for the next opening."""
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     def _find(self, key: str) -> _Object:
         found = self._contents.objects.get(check_key(key))
         if found is None:
-            raise NotFound(f"object {key} is not in {self._url}")
+            raise NotFound(f"object {key} is not in {self.url}")
         return found
 
 

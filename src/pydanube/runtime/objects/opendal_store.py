@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 import opendal.config
 from opendal import Operator, exceptions
@@ -21,6 +21,7 @@ from opendal.layers import TimeoutLayer
 
 from pydanube.model.errors import AlreadyExists, DanubeError, Denied, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.text import did_you_mean
+from pydanube.runtime.closing import Closing
 
 from .address import Secrets, StoreAddress
 from .store import Buffer, Capabilities, ObjectInfo, check_key, check_range, joined
@@ -46,19 +47,15 @@ _REFUSED: Final = {
 }
 
 
-class OpendalStore:
+class OpendalStore(Closing):
     """A service of opendal, or one root in it."""
 
     def __init__(self, url: str, operator: Operator, secrets: Secrets) -> None:
-        self._url = url
+        self.url = url
         self._operator = operator
         self._secrets = secrets
         self._if_match = bool(operator.capability().write_with_if_match)
         self._threads = Threads(THREADS, url)
-
-    @property
-    def url(self) -> str:
-        return self._url
 
     @property
     def capabilities(self) -> Capabilities:
@@ -73,18 +70,18 @@ class OpendalStore:
         condition: dict[str, Any] = {"if_not_exists": True} if create else {}
         if if_match is not None:
             if not self._if_match:
-                raise Refused(f"{self._url} cannot compare etags")
+                raise Refused(f"{self.url} cannot compare etags")
             condition["if_match"] = if_match
         try:
             await self._run(self._operator.write, key, bytes(joined(data)), **condition)
         except (exceptions.ConditionNotMatch, exceptions.AlreadyExists, exceptions.Conflict):
             if create:
-                raise AlreadyExists(f"object {key} exists already in {self._url}") from None
+                raise AlreadyExists(f"object {key} exists already in {self.url}") from None
             raise self._changed(key, if_match) from None
         except exceptions.NotFound:
             if if_match is not None:
                 raise self._changed(key, if_match) from None
-            raise Unavailable(f"{self._url} is not there") from None
+            raise Unavailable(f"{self.url} is not there") from None
         except OPENDAL_ERRORS as error:
             raise self._explained(error, key) from None
         return await self.head(key)
@@ -151,12 +148,6 @@ class OpendalStore:
         """Wait for running requests. opendal closes its connections when they are garbage-collected."""
         await self._threads.close()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     def _check(self, key: str) -> None:
         check_key(key)
         self._threads.check_open()
@@ -165,17 +156,17 @@ class OpendalStore:
         return await self._threads.run(partial(work, *arguments, **options))
 
     def _changed(self, key: str, etag: str | None) -> Refused:
-        return Refused(f"object {key} in {self._url} is not the one with etag {etag}")
+        return Refused(f"object {key} in {self.url} is not the one with etag {etag}")
 
     def _explained(self, error: Exception, key: str) -> DanubeError:
         match error:
             case exceptions.NotFound() | exceptions.IsADirectory() | exceptions.NotADirectory():
-                return NotFound(f"object {key} is not in {self._url}")
+                return NotFound(f"object {key} is not in {self.url}")
             case exceptions.PermissionDenied():
-                return Denied(f"{self._url} does not allow it: {self._secrets.scrub(error)}")
+                return Denied(f"{self.url} does not allow it: {self._secrets.scrub(error)}")
             case exceptions.Unsupported() | exceptions.ConfigInvalid():
-                return Refused(f"{self._url}: {self._secrets.scrub(error)}")
-        return Unavailable(f"{self._url}: {self._secrets.scrub(error)}")
+                return Refused(f"{self.url}: {self._secrets.scrub(error)}")
+        return Unavailable(f"{self.url}: {self._secrets.scrub(error)}")
 
 
 OPENDAL_ERRORS: Final = (

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import grpc
 import grpc.aio
 
 from pydanube.model.addresses import host_port
 from pydanube.model.errors import DanubeError, Invalid, Unavailable
+from pydanube.runtime.closing import Closing
 
 from .address import Secrets, StoreAddress, StoreOptions
 from .plugin_messages import ERROR_KEY, MESSAGES, METHODS, chunks, error_of, info_of, value_of
@@ -29,16 +30,16 @@ _CHANNEL: Final = [
 """Reconnect soon, notice a plug-in that hangs, and use a connection of its own for each store."""
 
 
-class PluginStore:
+class PluginStore(Closing):
     """A store in another process. Opened by `open_plugin`, which asks for its capabilities."""
 
     def __init__(self, url: str, channel: grpc.aio.Channel, token: str, timeout: float) -> None:
-        self._url = url
+        self.url = url
         self._channel = channel
         self._secrets = Secrets([token])
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._timeout = timeout
-        self._capabilities = Capabilities()
+        self.capabilities = Capabilities()
         self._closed = False
         makers = {
             (False, False): channel.unary_unary,
@@ -54,18 +55,10 @@ class PluginStore:
             for name, method in METHODS.items()
         }
 
-    @property
-    def url(self) -> str:
-        return self._url
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
-
     async def connect(self) -> None:
         """Connect, and ask for the capabilities of the store."""
         answer = await self._ask("Describe", MESSAGES["DescribeRequest"](), wait_for_ready=True)
-        self._capabilities = Capabilities(answer.if_match, answer.durable, answer.shared)
+        self.capabilities = Capabilities(answer.if_match, answer.durable, answer.shared)
 
     async def put(
         self, key: str, data: Buffer | Sequence[Buffer], *, create: bool = False, if_match: str | None = None
@@ -111,12 +104,6 @@ class PluginStore:
             self._closed = True
             await self._channel.close()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     async def _ask(self, name: str, request: Any, *, wait_for_ready: bool = False) -> Any:
         self._check_open()
         call = self._calls[name]
@@ -140,11 +127,11 @@ class PluginStore:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Unavailable(f"the store {self._url} is closed")
+            raise Unavailable(f"the store {self.url} is closed")
 
     def _explained(self, error: grpc.aio.AioRpcError) -> DanubeError:
         number = value_of(error.trailing_metadata(), ERROR_KEY)
-        return error_of(error.code(), number, f"{self._url}: {self._secrets.scrub(error.details())}")
+        return error_of(error.code(), number, f"{self.url}: {self._secrets.scrub(error.details())}")
 
 
 async def open_plugin(address: StoreAddress, settings: Mapping[str, str]) -> ObjectStore:

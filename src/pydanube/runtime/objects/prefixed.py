@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import Self
 
 from pydanube.model.errors import Invalid
+from pydanube.runtime.closing import Closing
 
 from .store import KEY_CHARACTERS_MAX, Buffer, Capabilities, ObjectInfo, ObjectStore, check_key
 
 
-class Prefixed:
+class Prefixed(Closing):
     """The objects with one prefix of a store, as a store. Closing it closes the underlying store."""
 
     def __init__(self, store: ObjectStore, prefix: str, url: str | None = None) -> None:
         """`prefix` is a path without a slash at its end."""
         self._store = store
         self._prefix = check_key(prefix) + "/"
-        self._url = url or f"{store.url.rstrip('/')}/{prefix}"
-
-    @property
-    def url(self) -> str:
-        return self._url
+        self.url = url or f"{store.url.rstrip('/')}/{prefix}"
 
     @property
     def capabilities(self) -> Capabilities:
@@ -51,16 +47,10 @@ class Prefixed:
     async def close(self) -> None:
         await self._store.close()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     def _with_prefix(self, key: str) -> str:
         whole = self._prefix + check_key(key)
         if len(whole) > KEY_CHARACTERS_MAX:
-            raise Invalid(f"object key {key[:80]!r} is too long with the prefix of {self._url}")
+            raise Invalid(f"object key {key[:80]!r} is too long with the prefix of {self.url}")
         return whole
 
     def _without_prefix(self, info: ObjectInfo) -> ObjectInfo:

@@ -15,7 +15,7 @@ store reports that it is not durable, and a server that may evict objects when m
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from typing import Any, Final, Self, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from redis import exceptions
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -31,6 +31,7 @@ from pydanube.model.errors import (
     Unauthenticated,
     Unavailable,
 )
+from pydanube.runtime.closing import Closing
 from pydanube.runtime.randomness import identity
 
 from .address import Secrets, StoreAddress, StoreOptions
@@ -66,21 +67,17 @@ return {'ok', info}
 """
 
 
-class RedisStore:
+class RedisStore(Closing):
     """One prefix of a Redis database. Opened by `open_redis`, which checks how durable the server is."""
 
     def __init__(self, url: str, client: Redis, prefix: str, secrets: Secrets) -> None:
-        self._url = url
+        self.url = url
         self._client = client
         self._names = f"{{{prefix}}}"
         self._secrets = secrets
         self._put = client.register_script(_PUT)
         self._durable = False
         self._closed = False
-
-    @property
-    def url(self) -> str:
-        return self._url
 
     @property
     def capabilities(self) -> Capabilities:
@@ -91,7 +88,7 @@ class RedisStore:
         told = await self._ask(self._client.info("everything"))
         if told.get("maxmemory", 0) and told.get("maxmemory_policy", "noeviction") != "noeviction":
             raise Refused(
-                f"{self._url} throws away objects when memory is short ({told['maxmemory_policy']}): "
+                f"{self.url} throws away objects when memory is short ({told['maxmemory_policy']}): "
                 f"set its maxmemory-policy to noeviction"
             )
         self._durable = bool(told.get("aof_enabled", 0))
@@ -109,9 +106,9 @@ class RedisStore:
         answer = await self._ask(self._put(names, arguments))
         match answer[0]:
             case b"exists":
-                raise AlreadyExists(f"object {key} exists already in {self._url}")
+                raise AlreadyExists(f"object {key} exists already in {self.url}")
             case b"changed":
-                raise Refused(f"object {key} in {self._url} is not the one with etag {if_match}")
+                raise Refused(f"object {key} in {self.url} is not the one with etag {if_match}")
         return _info(key, answer[1])
 
     async def get(self, key: str, start: int = 0, end: int | None = None) -> memoryview:
@@ -162,12 +159,6 @@ class RedisStore:
             self._closed = True
             await self._client.aclose()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     async def _ask(self, work: Awaitable[T]) -> T:
         try:
             self._check_open()
@@ -183,13 +174,13 @@ class RedisStore:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Unavailable(f"the store {self._url} is closed")
+            raise Unavailable(f"the store {self.url} is closed")
 
     def _missing(self, key: str) -> NotFound:
-        return NotFound(f"object {key} is not in {self._url}")
+        return NotFound(f"object {key} is not in {self.url}")
 
     def _explained(self, error: Exception) -> DanubeError:
-        message = f"{self._url}: {self._secrets.scrub(error)}"
+        message = f"{self.url}: {self._secrets.scrub(error)}"
         if isinstance(error, exceptions.NoPermissionError) or "can't run this command" in str(error):
             return Denied(message)  # the second is the message of a script
         if isinstance(error, exceptions.AuthenticationError) or str(error).startswith(("NOAUTH", "WRONGPASS")):

@@ -11,16 +11,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final, Self
+from typing import Final
 
 from pydanube.model.errors import DanubeError, Unavailable
+from pydanube.runtime.closing import Closing
 from pydanube.runtime.objects import Buffer, Capabilities, ObjectInfo, ObjectStore
 
 SLOWEST_BYTES_PER_S: Final = 256 * 1024
 """A slower store is treated as one that hangs."""
 
 
-class TimeLimitedStore:
+class TimeLimitedStore(Closing):
     """An object store with time limits."""
 
     def __init__(
@@ -72,12 +73,6 @@ class TimeLimitedStore:
 
     async def close(self) -> None:
         await self._store.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     @asynccontextmanager
     async def _limited(self, what: str, size: int = 0) -> AsyncIterator[None]:
