@@ -77,15 +77,15 @@ async def test_a_decision_between_reading_and_writing_the_record_by_an_expiry_wi
     query = Query(aging)
     stage = await query.stage(0, {0: [b"1"]})
     clock.advance(2 * DAY_S)
-    find = aging.staging.expiry._records.find_number
+    find = aging.staging.expiry.records.find_number
 
     async def commit_meanwhile(number):
         found = await find(number)
-        monkeypatch.setattr(aging.staging.expiry._records, "find_number", find)
+        monkeypatch.setattr(aging.staging.expiry.records, "find_number", find)
         await query.commit(0, stage)
         return found
 
-    monkeypatch.setattr(aging.staging.expiry._records, "find_number", commit_meanwhile)
+    monkeypatch.setattr(aging.staging.expiry.records, "find_number", commit_meanwhile)
     await aging.staging.expiry.expire_stages()
     assert await query.commit(0, stage) == (True, True)
     assert await payloads(aging) == [b"1"]

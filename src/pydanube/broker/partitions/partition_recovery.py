@@ -11,6 +11,7 @@ together must have every offset from the partition's start to its end, except wh
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from pydanube.broker.partitions.broker_slices import BrokerSlices
@@ -63,25 +64,19 @@ class RecoveredPartition(NamedTuple):
     """Of a `stored` partition: where its records go."""
 
 
+@dataclass(eq=False)
 class PartitionRecovery:
-    """Recovers the partitions of one broker."""
+    """Recovers the partitions of one broker.
 
-    def __init__(
-        self,
-        writer: LogWriter,
-        cache: TailCache,
-        memory_topic_bytes: int,
-        remembered_max: int,
-        segments: SegmentReader | None = None,
-        slices: BrokerSlices | None = None,
-    ) -> None:
-        """`segments` reads object storage; without it the log keeps everything. `slices`: for `stored` partitions."""
-        self._slices = slices
-        self._writer = writer
-        self._segments = segments
-        self._cache = cache
-        self._memory_topic_bytes = memory_topic_bytes
-        self._remembered_max = remembered_max
+    `segments` reads object storage; without it the log keeps everything. `slices`: for `stored` partitions.
+    """
+
+    writer: LogWriter
+    cache: TailCache
+    memory_topic_bytes: int
+    remembered_max: int
+    segments: SegmentReader | None = None
+    slices: BrokerSlices | None = None
 
     async def recover(
         self,
@@ -98,14 +93,14 @@ class PartitionRecovery:
         is in the log of another broker: that one is never taken for empty.
         """
         if not config.reliable:
-            empty = PartitionLog(0, ProducerTable(self._remembered_max, begin_anywhere=True))
+            empty = PartitionLog(0, ProducerTable(self.remembered_max, begin_anywhere=True))
             return RecoveredPartition(empty, None, {one: Cursor(0) for one in starts}, [])
         ack_level = config.ack_level
         if ack_level is AckLevel.MEMORY:
-            empty = PartitionLog(ownership.reserved_end, ProducerTable(self._remembered_max))
+            empty = PartitionLog(ownership.reserved_end, ProducerTable(self.remembered_max))
             if ownership.reserved_end:
                 log.info("partition.memory_gone", partition=name, next_offset=ownership.reserved_end)
-            in_memory = MemoryStream(self._memory_topic_bytes, ownership.reserved_end)
+            in_memory = MemoryStream(self.memory_topic_bytes, ownership.reserved_end)
             cursors = {one: Cursor(max(start, ownership.reserved_end)) for one, start in starts.items()}
             return RecoveredPartition(empty, in_memory, cursors, [])
         ledgers = await ownership.ledgers()
@@ -137,14 +132,14 @@ class PartitionRecovery:
 
         Cancelled or failed: the record still names the log, and the next opening does the rest.
         """
-        if self._slices is None:
+        if self.slices is None:
             raise Unavailable(f"{name} is to be kept in the object store, and this broker has none: set storage.url")
-        await self._slices.start()
+        await self.slices.start()
         for ledger_id, one in ledgers:
-            summary = self._writer.ledger(ledger_id) if one.kind == "data" else None
+            summary = self.writer.ledger(ledger_id) if one.kind == "data" else None
             while summary is not None and summary.end_offset > max(summary.first_offset, ownership.uploaded_end):
                 # Ends: each step moves the end of what is uploaded.
-                batches = await self._writer.read(ledger_id, ownership.uploaded_end, MOVED_BYTES)
+                batches = await self.writer.read(ledger_id, ownership.uploaded_end, MOVED_BYTES)
                 history = await self._open_history(ownership, AckLevel.DURABLE)
                 assert batches and history is not None
                 section = RecoveredSection(ledger_id, one.epoch, batches)
@@ -187,12 +182,12 @@ class PartitionRecovery:
         gaps = NO_GAPS
         if not _is_dense(ownership, ack_level):
             gaps = await _gaps(written, history, ownership.start_offset, end)
-        stream = LoggedStream(self._writer, self._cache, filled, end, history, gaps)
+        stream = LoggedStream(self.writer, self.cache, filled, end, history, gaps)
         stream.trim(ownership.start_offset)
         with_records = {one.ledger_id for one in written}
         if history is not None:
             for ledger_id in data:
-                self._writer.release(ledger_id, history.end)
+                self.writer.release(ledger_id, history.end)
         await self._drop_unwritten(ownership, [ledger_id for ledger_id in data if ledger_id not in with_records])
         last_time = max((one.last_time for one in written), default=0)
         if history is not None:
@@ -213,7 +208,7 @@ class PartitionRecovery:
 
         Cancelled or failed: the next taker finds everything, whatever was sealed and uploaded meanwhile.
         """
-        if (slices := self._slices) is None:
+        if (slices := self.slices) is None:
             raise Unavailable(f"{name} is in the object store, and this broker has none: set storage.url")
         await slices.start()
         with slices.takeover.running():
@@ -243,7 +238,7 @@ class PartitionRecovery:
         gaps = (
             NO_GAPS if _is_dense(ownership, AckLevel.STORED) else await _gaps([], history, ownership.start_offset, end)
         )
-        stream = LoggedStream(self._writer, self._cache, [], end, history, gaps)
+        stream = LoggedStream(self.writer, self.cache, [], end, history, gaps)
         stream.trim(ownership.start_offset)
         cursors = await _recovered_cursors(found.snapshot, found.changes, ownership, starts)
         stream.fill_cache(_needed_batches(found.sections, cursors))
@@ -259,10 +254,10 @@ class PartitionRecovery:
         kept: Collection[int],
     ) -> None:
         """Make segments of batches that are in slices only, and list them in the catalog."""
-        assert self._slices is not None
-        producers = UploadedProducers(await history.producers(), self._remembered_max, kept)
+        assert self.slices is not None
+        producers = UploadedProducers(await history.producers(), self.remembered_max, kept)
         total = await history.total()
-        async for segments in self._slices.upload.upload(ownership.topic_id, ownership.index, sections, producers):
+        async for segments in self.slices.upload.upload(ownership.topic_id, ownership.index, sections, producers):
             for one in segments:
                 total = one.record.total = total + one.bytes
             key = segments[0].record.object
@@ -280,7 +275,7 @@ class PartitionRecovery:
         replayed_from = offsets_of(found.sections[0].batches[0])[0] if found.sections else history.end
         if history.end and max((offset for offset, _ in bases), default=-1) < replayed_from:
             bases.append((history.end, await history.producers()))
-        table = ProducerTable(self._remembered_max, pinned=kept)
+        table = ProducerTable(self.remembered_max, pinned=kept)
         known, producers = max(bases, key=lambda base: base[0], default=(0, []))
         table.restore(producers)
         for section in found.sections:
@@ -291,19 +286,19 @@ class PartitionRecovery:
 
     def _written(self, data: list[int]) -> list[LedgerSummary]:
         """Return the data ledgers of which the log has records. Damaged ones are uploaded, and read from there."""
-        summaries = [self._writer.ledger(one) for one in data if one not in self._writer.recovered.damaged]
+        summaries = [self.writer.ledger(one) for one in data if one not in self.writer.recovered.damaged]
         return [one for one in summaries if one is not None and one.last_entry >= 0]
 
     async def _open_history(self, ownership: Ownership, ack_level: AckLevel) -> PartitionHistory | None:
         """Return the part of the partition that is in object storage."""
-        if self._segments is None:
+        if self.segments is None:
             return None
         is_dense = _is_dense(ownership, ack_level)
         start, end = ownership.start_offset, ownership.uploaded_end
         if not is_dense or start > end:
-            first = await self._segments.catalog.find(ownership.topic_id, ownership.index, start)
+            first = await self.segments.catalog.find(ownership.topic_id, ownership.index, start)
             start = first.first_offset if first is not None else end
-        history = PartitionHistory(self._segments, ownership.topic_id, ownership.index, start, end, is_dense)
+        history = PartitionHistory(self.segments, ownership.topic_id, ownership.index, start, end, is_dense)
         if end:
             await history.load_sizes()
         return history
@@ -311,8 +306,8 @@ class PartitionRecovery:
     def _refuse_damaged(self, ledgers: Ledgers, uploaded_end: int) -> None:
         """Raise Corrupt where a ledger is damaged that is not uploaded completely."""
         for ledger_id, _ in ledgers:
-            damage = self._writer.recovered.damaged.get(ledger_id)
-            summary = self._writer.ledger(ledger_id)
+            damage = self.writer.recovered.damaged.get(ledger_id)
+            summary = self.writer.ledger(ledger_id)
             if damage is not None and not (summary is not None and 0 < summary.end_offset <= uploaded_end):
                 raise Corrupt(damage.message)
 
@@ -322,7 +317,7 @@ class PartitionRecovery:
         # On a durable topic only a restore or a takeover sets `reserved_end`: it has reported what is missing below.
         position = max(ownership.start_offset, ownership.uploaded_end, ownership.reserved_end)
         filled = [one for one in written if one.end_offset > one.first_offset]
-        if self._segments is None:  # what the log was told to release is recorded nowhere
+        if self.segments is None:  # what the log was told to release is recorded nowhere
             position = max(position, filled[0].first_offset if filled else end)
         for start, reached in [*((one.first_offset, one.end_offset) for one in filled), (end, end)]:
             if start > position:
@@ -341,7 +336,7 @@ class PartitionRecovery:
         bases: list[tuple[int, list[ProducerEntry]]] = []
         replayed_from = last.first_offset if last is not None else 0
         if last is not None and last.first_entry == 0:
-            entries = await self._writer.read_entries(last.ledger_id)
+            entries = await self.writer.read_entries(last.ledger_id)
             body = next(body for _, kind, body in entries if kind == RecordKind.LEDGER_START)
             began = decode(body, LedgerStart)
             bases.append((began.next_offset, began.producers))
@@ -358,9 +353,9 @@ class PartitionRecovery:
     async def _state(self, state_ids: list[int]) -> tuple[StateSnapshot | None, list[CursorChange]]:
         """Read the newest state ledger that has a snapshot; after a crash, the newest ledger may have none yet."""
         for ledger_id in reversed(state_ids):
-            if self._writer.ledger(ledger_id) is None:
+            if self.writer.ledger(ledger_id) is None:
                 continue
-            body, deltas = await self._writer.read_state(ledger_id)
+            body, deltas = await self.writer.read_state(ledger_id)
             if body is not None:
                 changes = [change for delta in deltas for change in decode(delta, Delta).changes]
                 return decode(body, StateSnapshot), changes
@@ -375,7 +370,7 @@ class PartitionRecovery:
     ) -> tuple[ProducerTable, int]:
         """Return the producer table and the next offset. Only the last ledger is read: it begins with the whole
         table."""
-        table = ProducerTable(self._remembered_max, pinned=kept)
+        table = ProducerTable(self.remembered_max, pinned=kept)
         last = written[-1] if written else None
         bases = await self._bases(last, snapshot, history)
         if not bases:
@@ -389,7 +384,7 @@ class PartitionRecovery:
         end = max(known, last.end_offset if last is not None else 0)
         table.restore(producers)
         for ledger in written[-1:]:
-            for header in await self._writer.batch_headers(ledger.ledger_id, known):
+            for header in await self.writer.batch_headers(ledger.ledger_id, known):
                 table.replay(header)
         return table, end
 

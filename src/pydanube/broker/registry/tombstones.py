@@ -138,22 +138,17 @@ class KnownLedgers:
         self.lost.clear()
 
 
+@dataclass(eq=False)
 class Tombstones:
-    """Removes tombstones of this broker's log that are no longer needed. No publish waits for that."""
+    """Removes tombstones of this broker's log that are no longer needed. No publish waits for that.
 
-    def __init__(
-        self,
-        store: MetadataStore,
-        writer: LogWriter,
-        is_own_log: Callable[[str], bool] = _all_logs,
-        in_use: Callable[[], Set[int]] = frozenset,
-    ) -> None:
-        """`in_use` returns the ledgers that this broker may still append to, although another broker has deleted their
-        topic."""
-        self._store = store
-        self._writer = writer
-        self._is_own_log = is_own_log
-        self._in_use = in_use
+    `in_use` returns the ledgers that this broker may still append to, although another broker has deleted their topic.
+    """
+
+    store: MetadataStore
+    writer: LogWriter
+    is_own_log: Callable[[str], bool] = _all_logs
+    in_use: Callable[[], Set[int]] = frozenset
 
     async def sweep(self) -> int:
         """Remove the tombstones of ledgers that the log no longer holds, and return how many there were. Ledgers that
@@ -162,16 +157,16 @@ class Tombstones:
         Cancelled or failed: some are removed, and a later sweep removes the rest.
         """
         removed, after = 0, ""
-        while page := await self._store.list(records.DROPPED, start_after=after, limit=METADATA_OPERATIONS_MAX):
+        while page := await self.store.list(records.DROPPED, start_after=after, limit=METADATA_OPERATIONS_MAX):
             after = page[-1].key
-            own = {records.dropped_of_key(one.key) for one in page if self._is_own_log(one.value.decode())}
-            ledger_ids = sorted(own - self._in_use()) if own else []
+            own = {records.dropped_of_key(one.key) for one in page if self.is_own_log(one.value.decode())}
+            ledger_ids = sorted(own - self.in_use()) if own else []
             if not ledger_ids:
                 continue
-            held = await self._writer.held(ledger_ids)
-            self._writer.forget(held)
+            held = await self.writer.held(ledger_ids)
+            self.writer.forget(held)
             gone = [Delete(records.dropped_key(ledger_id)) for ledger_id in ledger_ids if ledger_id not in held]
             if gone:
-                await self._store.transact([], gone)
+                await self.store.transact([], gone)
             removed += len(gone)
         return removed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -25,43 +26,37 @@ from pydanube.runtime.clock import Clock
 PRODUCER: Final = "audit"
 
 
+@dataclass(eq=False)
 class TopicSink:
-    """Publishes events to the topic."""
+    """Publishes events to the topic.
 
-    def __init__(
-        self,
-        topic: TopicName,
-        registry: Registry,
-        publish: Callable[[TopicName, int, memoryview], Awaitable[Published]],
-        place: Callable[[TopicName], Awaitable[None]],
-        ack_level: Callable[[], Awaitable[AckLevel]],
-        clock: Clock,
-    ) -> None:
-        """`publish` publishes by the broker's own authority, `place` gives the partitions of the topic to brokers, and
-        `ack_level` chooses that of a new topic."""
-        self._topic = topic
-        self._registry = registry
-        self._publish = publish
-        self._place = place
-        self._ack_level = ack_level
-        self._clock = clock
+    `publish` publishes by the broker's own authority, `place` gives the partitions of the topic to brokers, and
+    `ack_level` chooses that of a new topic.
+    """
+
+    topic: TopicName
+    registry: Registry
+    publish: Callable[[TopicName, int, memoryview], Awaitable[Published]]
+    place: Callable[[TopicName], Awaitable[None]]
+    ack_level: Callable[[], Awaitable[AckLevel]]
+    clock: Clock
 
     async def write(self, events: Sequence[AuditEvent]) -> None:
         """See EventSink."""
-        record = await self._registry.refresh_topic(self._topic) or await self._create()
+        record = await self.registry.refresh_topic(self.topic) or await self._create()
         if not record.reliable:
-            raise Refused(f"the audit topic {self._topic} is not reliable, and would keep nothing: choose another")
+            raise Refused(f"the audit topic {self.topic} is not reliable, and would keep nothing: choose another")
         payloads = [msgspec.json.encode(one) for one in events]
-        batch = encode(payloads, publish_times=self._clock.now_us(), producer_name=PRODUCER)
-        await self._publish(self._topic, 0, memoryview(batch))
+        batch = encode(payloads, publish_times=self.clock.now_us(), producer_name=PRODUCER)
+        await self.publish(self.topic, 0, memoryview(batch))
 
     async def close(self) -> None:
         """Do nothing: the broker closes its partitions."""
 
     async def _create(self) -> TopicRecord:
         with suppress(AlreadyExists):
-            await self._registry.create_namespace(self._topic.namespace)
+            await self.registry.create_namespace(self.topic.namespace)
         with suppress(AlreadyExists):  # by another broker
-            await self._registry.create_topic(self._topic, TopicConfig(ack_level=await self._ack_level()))
-        await self._place(self._topic)
-        return self._registry.topic(self._topic)
+            await self.registry.create_topic(self.topic, TopicConfig(ack_level=await self.ack_level()))
+        await self.place(self.topic)
+        return self.registry.topic(self.topic)

@@ -10,6 +10,7 @@ Of a cluster the coordinator expires stages. Two brokers that do so at once do n
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Final
 
 from pydanube.broker.registry.records import DecisionRecord, decision_of_key, decisions_of
@@ -32,41 +33,32 @@ EVERY_S_MAX: Final = 600.0
 EVERY_S_MIN: Final = 1.0
 
 
+@dataclass(eq=False)
 class StageExpiry:
-    def __init__(
-        self,
-        objects: ObjectStore,
-        store: MetadataStore,
-        records: QueryRecords,
-        clock: Clock,
-        stage_keep_s: int,
-        query_keep_s: int,
-        is_coordinator: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """`is_coordinator` returns whether this broker expires stages; two that do so at once do no harm."""
-        self._is_coordinator = is_coordinator
-        self._objects = objects
-        self._store = store
-        self._records = records
-        self._clock = clock
-        self._stage_keep_s = stage_keep_s
-        self._query_keep_s = query_keep_s
+    objects: ObjectStore
+    store: MetadataStore
+    records: QueryRecords
+    clock: Clock
+    stage_keep_s: int
+    query_keep_s: int
+    is_coordinator: Callable[[], bool] = lambda: True
+    """Whether this broker expires stages; two that do so at once do no harm."""
 
     async def run(self) -> None:
         """Expire stages and queries periodically until cancelled. A failure is tried again in the next round."""
         while True:
-            await self._clock.sleep(min(EVERY_S_MAX, max(EVERY_S_MIN, self._stage_keep_s / 4)))
-            if not self._is_coordinator():
+            await self.clock.sleep(min(EVERY_S_MAX, max(EVERY_S_MIN, self.stage_keep_s / 4)))
+            if not self.is_coordinator():
                 continue
             try:
                 await self.expire_stages()
                 await self.forget_queries()
             except DanubeError as error:
-                log.warning("expiry.postponed", store=self._objects.url, error=error.message)
+                log.warning("expiry.postponed", store=self.objects.url, error=error.message)
 
     async def expire_stages(self) -> int:
         """Delete expired stages and return how many. Lists all stages. Cancelled: some are deleted."""
-        before_ms = self._clock.now_us() // 1000 - self._stage_keep_s * 1000
+        before_ms = self.clock.now_us() // 1000 - self.stage_keep_s * 1000
         deleted = 0
         async for number, keys in self._list_expired(before_ms):
             deleted += await self._expire(number, keys, before_ms)
@@ -77,7 +69,7 @@ class StageExpiry:
     async def _list_expired(self, before_ms: int) -> AsyncIterator[tuple[int, list[str]]]:
         """Yield the keys of stages older than `before_ms`, grouped by the number of their query."""
         number, keys = -1, list[str]()
-        async for info in self._objects.list(STAGES):
+        async for info in self.objects.list(STAGES):
             found = _parse_key(info.key)
             if found is None or found[1].staged_at_ms >= before_ms:
                 continue
@@ -98,35 +90,35 @@ class StageExpiry:
         if not await self._advance_expiry(number, before_ms):
             return 0
         needed: set[str] = set()
-        async for one in list_all(self._store, decisions_of(number)):
+        async for one in list_all(self.store, decisions_of(number)):
             prefix = stages_of(*decision_of_key(one.key))
             needed.update(prefix + name for name in unpack(one.value, DecisionRecord).stages)
         going = [key for key in keys if key not in needed]
         if going:
-            await self._objects.delete(going)
+            await self.objects.delete(going)
         return len(going)
 
     async def _advance_expiry(self, number: int, before_ms: int) -> bool:
         """Record that stages of this query older than `before_ms` are expired. Returns False if the record was changed
         too often by others. A query without a record cannot commit: its record is written before its first stage."""
         for _ in range(LOST_COMPARISONS_MAX):
-            known = await self._records.find_number(number)
+            known = await self.records.find_number(number)
             if known is None:
                 return True
             after = core.with_expiry(known.record, before_ms)
-            if after is None or await self._records.replace(known, after):
+            if after is None or await self.records.replace(known, after):
                 return True
         return False
 
     async def forget_queries(self) -> int:
         """Remove queries that have been idle for long and have no decision, and return how many."""
-        before_us = self._clock.now_us() - self._query_keep_s * MICROSECONDS
-        over = [known async for known in self._records.all() if core.is_idle(known.record, before_us)]
+        before_us = self.clock.now_us() - self.query_keep_s * MICROSECONDS
+        over = [known async for known in self.records.all() if core.is_idle(known.record, before_us)]
         forgotten = 0
         for known in over:
-            if not await self._store.list(decisions_of(known.record.number), limit=1):
-                async with self._records.locked(known.record.query):
-                    forgotten += await self._records.remove(known)
+            if not await self.store.list(decisions_of(known.record.number), limit=1):
+                async with self.records.locked(known.record.query):
+                    forgotten += await self.records.remove(known)
         if forgotten:
             log.info("queries.forgotten", count=forgotten)
         return forgotten

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from pydanube.broker.partitions.decompression import DecompressionBudget
@@ -52,30 +53,18 @@ class StageRequest(NamedTuple):
     sections: Sequence[SectionRequest]
 
 
+@dataclass(eq=False)
 class StageWriter:
-    def __init__(
-        self,
-        registry: Registry,
-        partitions: Partitions,
-        producers: Producers,
-        authorizer: Authorizer,
-        records: QueryRecords,
-        reader: StageReader,
-        tiers: ObjectStorage,
-        clock: Clock,
-        decompression: DecompressionBudget,
-        schemas: Schemas,
-    ) -> None:
-        self._registry = registry
-        self._partitions = partitions
-        self._producers = producers
-        self._authorizer = authorizer
-        self._records = records
-        self._reader = reader
-        self._tiers = tiers
-        self._clock = clock
-        self._decompression = decompression
-        self._schemas = schemas
+    registry: Registry
+    partitions: Partitions
+    producers: Producers
+    authorizer: Authorizer
+    records: QueryRecords
+    reader: StageReader
+    tiers: ObjectStorage
+    clock: Clock
+    decompression: DecompressionBudget
+    schemas: Schemas
 
     async def write(self, principal: Principal, request: StageRequest, body: memoryview) -> str:
         """Store a stage and return its name. It is durable on return, and not visible to consumers.
@@ -87,19 +76,19 @@ class StageWriter:
         check_batch_id(request.batch_id)
         check_attempt(request.task, request.attempt, request.part)
         for topic, partition in {one.topic: one.partition for one in sorted(request.sections)}.items():
-            await self._registry.refresh_topic(topic, partition)
+            await self.registry.refresh_topic(topic, partition)
         topics = self._check_topics(principal, request)
-        if (full := self._tiers.refusal()) is not None:
+        if (full := self.tiers.refusal()) is not None:
             raise full
         parts = await self._check_batches(request, topics, body)
-        await self._tiers.check_ours()
-        record = await self._records.enter_run(principal, request.query, request.run, _namespace(request))
+        await self.tiers.check_ours()
+        record = await self.records.enter_run(principal, request.query, request.run, _namespace(request))
         name = self._name(record, request)
         named = [(one.topic_id, str(topic)) for topic, one in topics.items()]
-        pieces, index = stage.encode(self._clock.now_us(), named, parts)
+        pieces, index = stage.encode(self.clock.now_us(), named, parts)
         key = f"{stages_of(record.number, request.batch_id)}{name}"
-        await self._tiers.objects.put(key, pieces, create=True)
-        self._reader.add_index(key, index)
+        await self.tiers.objects.put(key, pieces, create=True)
+        self.reader.add_index(key, index)
         for part, section in zip(parts, request.sections, strict=True):
             count_traffic(Action.PRODUCE, str(section.topic), part.messages, sum(map(len, part.batches)))
         return str(name)
@@ -123,11 +112,11 @@ class StageWriter:
         return topics
 
     def _check_topic(self, principal: Principal, topic: TopicName) -> TopicRecord:
-        self._authorizer.check(principal, Action.PRODUCE, str(topic))
-        record = self._registry.topic(topic)
+        self.authorizer.check(principal, Action.PRODUCE, str(topic))
+        record = self.registry.topic(topic)
         if not record.reliable:
             raise Invalid(f"topic {topic} is not reliable, and keeps nothing: stages go to reliable topics only")
-        if self._producers.is_held(record.topic_id):
+        if self.producers.is_held(record.topic_id):
             raise Refused(f"topic {topic} has a producer with exclusive access: wait until it is closed")
         return record
 
@@ -136,22 +125,22 @@ class StageWriter:
     ) -> list[stage.StagePart]:
         places = {topic: place for place, topic in enumerate(topics)}
         parts: list[stage.StagePart] = []
-        slices = Slices(self._clock)
+        slices = Slices(self.clock)
         views = _split_body(request, body)
         for section in request.sections:
-            policies, schema = self._partitions.policies_of(section.topic), self._schemas.check_of(section.topic)
+            policies, schema = self.partitions.policies_of(section.topic), self.schemas.check_of(section.topic)
             batches: list[memoryview] = []
             messages = 0
             for _ in section.lengths:
                 view = next(views)
                 if plain_bytes := unpacked_bytes(view):
-                    await self._decompression.turn(plain_bytes)
+                    await self.decompression.turn(plain_bytes)
                 batch = Batch.open(view)
                 check = check_publishable(batch, str(section.topic), policies, schema, section.partition)
                 if batch.header.first_sequence >= 0:
                     raise Invalid("a staged batch carries a sequence: leave it out, it gets one when it is published")
                 if check is not None:
-                    await self._schemas.validations.run(check)
+                    await self.schemas.validations.run(check)
                 batches.append(batch.view)
                 messages += batch.count
                 await slices.pause_if_spent()
@@ -159,7 +148,7 @@ class StageWriter:
         return parts
 
     def _name(self, record: QueryRecord, request: StageRequest) -> StageName:
-        at = stage_time(record, self._clock.now_us())
+        at = stage_time(record, self.clock.now_us())
         return StageName(at, request.task, request.attempt, request.part, identity()[:RANDOM_DIGITS])
 
 

@@ -58,41 +58,34 @@ class Collected:
     """The key after which the next step begins; empty when nothing is left."""
 
 
+@dataclass(eq=False)
 class GarbageCollector:
-    def __init__(
-        self,
-        objects: ObjectStore,
-        catalog: Catalog,
-        clock: Clock,
-        grace_us: int,
-        is_in_progress: Callable[[str], bool] = lambda _: False,
-    ) -> None:
-        """`is_in_progress` returns whether an object is being uploaded and may enter the catalog at any moment."""
-        self._is_in_progress = is_in_progress
-        self._objects = objects
-        self._catalog = catalog
-        self._clock = clock
-        self._grace_us = grace_us
+    objects: ObjectStore
+    catalog: Catalog
+    clock: Clock
+    grace_us: int
+    is_in_progress: Callable[[str], bool] = lambda _: False
+    """Whether an object is being uploaded and may enter the catalog at any moment."""
 
     async def collect_garbage(self, step: CollectionStep | None = None) -> Collected:
         """Delete objects whose last segment was removed from the catalog. Cancelled: some are deleted, the others are
         still recorded as garbage."""
         step, result = step or CollectionStep(), Collected()
-        async for key, since_us in self._catalog.garbage(step.after):
+        async for key, since_us in self.catalog.garbage(step.after):
             result.looked_at += 1
-            if self._is_in_progress(key):  # other segments of the object may be about to enter the catalog
+            if self.is_in_progress(key):  # other segments of the object may be about to enter the catalog
                 result.waiting += 1
-            elif await self._catalog.is_used(key):
+            elif await self.catalog.is_used(key):
                 if not step.dry_run:
-                    await self._catalog.forget_garbage(key)
-            elif self._clock.now_us() - since_us < self._grace_us or not await self._may_delete(key, step):
+                    await self.catalog.forget_garbage(key)
+            elif self.clock.now_us() - since_us < self.grace_us or not await self._may_delete(key, step):
                 result.waiting += 1
             else:
                 result.deleted += 1
                 await self._delete([key], step)
                 if not step.dry_run:
-                    await self._catalog.forget_garbage(key)
-            if self._clock.monotonic() >= step.deadline:
+                    await self.catalog.forget_garbage(key)
+            if self.clock.monotonic() >= step.deadline:
                 result.stopped_at = key
                 break
         if result.deleted and not step.dry_run:
@@ -104,10 +97,10 @@ class GarbageCollector:
         store."""
         step, result = step or CollectionStep(), Collected()
         found: list[str] = []
-        async for info in self._objects.list(OBJECTS_PREFIX, step.after):
+        async for info in self.objects.list(OBJECTS_PREFIX, step.after):
             result.looked_at += 1
             if not await self._is_needed(info.key):
-                is_young = self._clock.now_us() - info.modified_us < max(self._grace_us, ORPHAN_US_MIN)
+                is_young = self.clock.now_us() - info.modified_us < max(self.grace_us, ORPHAN_US_MIN)
                 if is_young or not await self._may_delete(info.key, step):
                     result.waiting += 1
                 else:
@@ -117,7 +110,7 @@ class GarbageCollector:
             if len(found) >= DELETED_AT_ONCE:
                 await self._delete(found, step)
                 found = []
-            if self._clock.monotonic() >= step.deadline:
+            if self.clock.monotonic() >= step.deadline:
                 result.stopped_at = info.key
                 break
         await self._delete(found, step)
@@ -133,24 +126,24 @@ class GarbageCollector:
         Uploads in progress are checked first: one that has just ended is either in the catalog by then or never will
         be. Garbage has its own grace period, which began when the object left the catalog.
         """
-        return self._is_in_progress(key) or await self._catalog.is_used(key) or await self._catalog.is_garbage(key)
+        return self.is_in_progress(key) or await self.catalog.is_used(key) or await self.catalog.is_garbage(key)
 
     @property
     def _uploads_begun_before_us(self) -> int:
-        return self._clock.now_us() - UPLOAD_US_MAX
+        return self.clock.now_us() - UPLOAD_US_MAX
 
     async def _may_delete(self, key: str, step: CollectionStep) -> bool:
         """Return whether no broker can list this object any more; unless this is a dry run, its upload is given up."""
         if step.dry_run:
-            return not await self._catalog.is_uploading(key, self._uploads_begun_before_us)
-        return await self._catalog.condemn(key, self._uploads_begun_before_us)
+            return not await self.catalog.is_uploading(key, self._uploads_begun_before_us)
+        return await self.catalog.condemn(key, self._uploads_begun_before_us)
 
     async def _give_up_uploads(self) -> None:
         """Remove the records of uploads that brokers which have stopped left behind."""
-        async for key in self._catalog.uploads(self._uploads_begun_before_us):
-            if not self._is_in_progress(key):
-                await self._catalog.end_upload(key)
+        async for key in self.catalog.uploads(self._uploads_begun_before_us):
+            if not self.is_in_progress(key):
+                await self.catalog.end_upload(key)
 
     async def _delete(self, keys: list[str], step: CollectionStep) -> None:
         if keys and not step.dry_run:
-            await self._objects.delete(keys)
+            await self.objects.delete(keys)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -58,32 +59,27 @@ class ClientFrame(msgspec.Struct, forbid_unknown_fields=True):
 _read_frame: Final = msgspec.json.Decoder(ClientFrame).decode
 
 
+@dataclass(eq=False)
 class WebSocketConsumer:
-    """One consumer on one WebSocket."""
+    """One consumer on one WebSocket.
 
-    def __init__(
-        self,
-        websocket: WebSocket,
-        sessions: Sessions,
-        session: Session,
-        form: PayloadForm,
-        permits: int | None,
-    ) -> None:
-        """`permits` is how many messages may be sent at first; None: there is no such limit."""
-        self._websocket = websocket
-        self._sessions = sessions
-        self._session = session
-        self._form = form
-        self._permits = permits
+    `permits` is how many messages may be sent at first; None: there is no such limit.
+    """
+
+    websocket: WebSocket
+    sessions: Sessions
+    session: Session
+    form: PayloadForm
+    permits: int | None
 
     async def run(self) -> None:
         """Serve the client until it leaves, does something wrong, or the broker ends the consumer."""
-        session, websocket = self._session, self._websocket
+        session, websocket = self.session, self.websocket
         code = GOING_AWAY
         try:
-            with self._sessions.using(session):
+            with self.sessions.using(session):
                 await websocket.accept()
-                await websocket.send_json({"consumer": session.id, "permits": self._permits})
+                await websocket.send_json({"consumer": session.id, "permits": self.permits})
                 async with asyncio.TaskGroup() as group:
                     receiving = group.create_task(self._receive_all())
                     sending = group.create_task(self._send_all())
@@ -98,47 +94,47 @@ class WebSocketConsumer:
         except* WebSocketDisconnect:
             pass
         finally:
-            self._sessions.close(session)
+            self.sessions.close(session)
         await self._close(code)
 
     async def _report(self, error: DanubeError) -> None:
         with contextlib.suppress(WebSocketDisconnect):
-            await self._websocket.send_text(msgspec.json.encode({"error": problem_of(error)}).decode())
+            await self.websocket.send_text(msgspec.json.encode({"error": problem_of(error)}).decode())
 
     async def _close(self, code: int) -> None:
-        websocket = self._websocket
+        websocket = self.websocket
         if WebSocketState.CONNECTED is websocket.client_state is websocket.application_state:
             await websocket.close(code)
 
     async def _receive_all(self) -> None:
         while True:
-            message = await self._websocket.receive()
+            message = await self.websocket.receive()
             if message["type"] == "websocket.disconnect":
                 return
             text = message.get("text")
             self._handle(_parse(message["bytes"] if text is None else text))
 
     def _handle(self, frame: ClientFrame) -> None:
-        subscriber = self._session.subscriber
+        subscriber = self.session.subscriber
         if frame.delay_ms is not None and not 0 <= frame.delay_ms <= DELAY_MS_MAX:
             raise Invalid(f"delay_ms={frame.delay_ms} is not allowed: use 0 to {DELAY_MS_MAX}")
-        if frame.permits and self._permits is None:
+        if frame.permits and self.permits is None:
             raise Invalid("permits are counted only if the URL has permits=N: connect again with it")
         if not 0 <= frame.permits <= PERMITS_MAX:
             raise Invalid(f"permits={frame.permits} is not allowed: use 1 to {PERMITS_MAX}")
         subscriber.settle(frame.ack, frame.nack, frame.delay_ms, frame.reason, frame.reject)
-        if self._permits is not None and frame.permits:
-            self._permits = min(PERMITS_MAX, self._permits + frame.permits)
+        if self.permits is not None and frame.permits:
+            self.permits = min(PERMITS_MAX, self.permits + frame.permits)
             subscriber.wake()
 
     async def _send_all(self) -> None:
-        session, subscriber = self._session, self._session.subscriber
+        session, subscriber = self.session, self.session.subscriber
         while not session.is_ending:
-            permits = WINDOW_MESSAGES if self._permits is None else min(self._permits, WINDOW_MESSAGES)
+            permits = WINDOW_MESSAGES if self.permits is None else min(self.permits, WINDOW_MESSAGES)
             if permits:
                 subscriber.want(permits)
             if permits and subscriber.has_messages:
-                with subscriber.sending(self._websocket.state.connection):
+                with subscriber.sending(self.websocket.state.connection):
                     await self._send_piece()
                 continue
             await subscriber.wait_idle(ATTACH_S)
@@ -148,28 +144,28 @@ class WebSocketConsumer:
 
     async def _send_piece(self) -> None:
         """Send some messages in one frame; a large one is alone, and counts until the client has read it."""
-        subscriber, size = self._session.subscriber, 0
+        subscriber, size = self.session.subscriber, 0
         encoded: list[bytes] = []
-        while size <= PIECE_BYTES and (self._permits is None or self._permits > 0):
+        while size <= PIECE_BYTES and (self.permits is None or self.permits > 0):
             first = subscriber.first()
             if first is None or (encoded and first.size_bytes > PIECE_BYTES):
                 break
             del first
             message = subscriber.take()
             assert message is not None
-            encoded.append(message.encode(self._form))
+            encoded.append(message.encode(self.form))
             del message
             size += len(encoded[-1])
-            if self._permits is not None:
-                self._permits -= 1
+            if self.permits is not None:
+                self.permits -= 1
         await self._send_frame(encoded)
-        await self._websocket.state.connection.until_writable()
+        await self.websocket.state.connection.until_writable()
         subscriber.flushed()
 
     async def _send_frame(self, encoded: list[bytes]) -> None:
         text = (b'{"messages":[%s]}' % b",".join(encoded)).decode()
         encoded.clear()
-        await self._websocket.send_text(text)
+        await self.websocket.send_text(text)
 
 
 def _parse(data: str | bytes) -> ClientFrame:
