@@ -21,7 +21,7 @@ from pydanube.model.names import parse_namespace
 from .calls import Call
 from .errors import not_implemented
 from .messages import ADMIN
-from .resources import ListenerResources
+from .resources import BrokerService
 from .topics import client_names
 
 BROKER_NUMBER: Final = 1
@@ -43,12 +43,8 @@ _NOT_MOVED: Final = "this broker cannot give its topics to another: each stays w
 _NO_MEMBERS: Final = "this broker adds and removes no nodes: a broker joins its cluster when it is started"
 
 
-class BrokerAdmin:
+class BrokerAdmin(BrokerService):
     """Describes the brokers of the cluster."""
-
-    def __init__(self, broker: Broker, resources: ListenerResources) -> None:
-        self._broker = broker
-        self._resources = resources
 
     async def list_brokers(self, call: Call, _request: Any) -> Any:
         about = self._broker.cluster.describe(call.principal)
@@ -116,11 +112,8 @@ def check_broker(broker: Broker, call: Call, broker_id: str) -> str:
     raise NotFound(f"there is no broker {broker_id!r}: there is {', '.join(repr(one.name) for one in known)}")
 
 
-class ClusterAdmin:
+class ClusterAdmin(BrokerService):
     """Administration of a cluster's members."""
-
-    def __init__(self, broker: Broker, _resources: ListenerResources) -> None:
-        self._broker = broker
 
     async def cluster_status(self, call: Call, _request: Any) -> Any:
         about = self._broker.cluster.describe(call.principal)
@@ -136,11 +129,8 @@ class ClusterAdmin:
     remove_node = _refusing(_NO_MEMBERS)
 
 
-class NamespaceAdmin:
+class NamespaceAdmin(BrokerService):
     """Namespaces, their topics and policies."""
-
-    def __init__(self, broker: Broker, _resources: ListenerResources) -> None:
-        self._broker = broker
 
     async def get_namespace_topics(self, call: Call, request: Any) -> Any:
         topics = await self._broker.list_topics(call.principal, parse_namespace(request.name))

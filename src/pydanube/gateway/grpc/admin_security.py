@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pydanube.broker import Broker
 from pydanube.core.access import Principal
 from pydanube.model.errors import Invalid, NotFound
 from pydanube.model.security import Binding, Role
@@ -17,14 +16,11 @@ from pydanube.model.security import Binding, Role
 from .calls import Call
 from .messages import ADMIN
 from .permissions import actions_of, permissions_of, resource_of, scope_of
-from .resources import ListenerResources
+from .resources import BrokerService
 
 
-class SecurityAdmin:
+class SecurityAdmin(BrokerService):
     """Roles and bindings."""
-
-    def __init__(self, broker: Broker, _resources: ListenerResources) -> None:
-        self._broker = broker
 
     async def create_role(self, call: Call, request: Any) -> Any:
         role = request.role

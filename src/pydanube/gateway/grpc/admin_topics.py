@@ -20,7 +20,7 @@ from pydanube.operations.topics import UnloadTopic
 from .admin_cluster import check_broker
 from .calls import Call
 from .messages import ADMIN
-from .resources import ListenerResources
+from .resources import BrokerService, ListenerResources
 from .schema_registry import mode_name, type_name
 from .topics import client_names, is_partition, topic_of
 
@@ -33,11 +33,11 @@ _RELIABLE: Final = 1
 Word = TypeVar("Word", Backoff, Poison)
 
 
-class TopicAdmin:
+class TopicAdmin(BrokerService):
     """The admin service for topics."""
 
-    def __init__(self, broker: Broker, _resources: ListenerResources) -> None:
-        self._broker = broker
+    def __init__(self, broker: Broker, resources: ListenerResources) -> None:
+        super().__init__(broker, resources)
         self._subscriptions = broker.subscriptions
 
     # -- topics --------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from pydanube.runtime.randomness import seeded
 from .calls import Call
 from .consumer_stream import MADE_TIMES, ConsumerStream
 from .messages import API
-from .resources import ListenerResources
+from .resources import BrokerService, ListenerResources
 
 REFUSED_AFTER_S: Final = (0.5, 1.0)
 """A refused or ended stream is reported to its client after a random time in this range."""
@@ -31,12 +31,11 @@ _AckResponse: Final = API["AckResponse"]
 _NackResponse: Final = API["NackResponse"]
 
 
-class ConsumerService:
+class ConsumerService(BrokerService):
     """Serves `danube.ConsumerService`."""
 
     def __init__(self, broker: Broker, resources: ListenerResources) -> None:
-        self._broker = broker
-        self._resources = resources
+        super().__init__(broker, resources)
         self._streams: dict[int, ConsumerStream] = {}
         """By consumer id: the stream that gets the messages."""
         self._random = seeded()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pydanube.broker import Broker
 from pydanube.model.errors import Unavailable
 
 from .calls import Call
 from .messages import API
-from .resources import ListenerResources
+from .resources import BrokerService
 from .topics import known_address
 
 _TopicLookupResponse: Final = API["TopicLookupResponse"]
@@ -18,12 +17,8 @@ _HealthCheckRequest: Final = API["HealthCheckRequest"]
 _HealthCheckResponse: Final = API["HealthCheckResponse"]
 
 
-class Discovery:
+class Discovery(BrokerService):
     """Serves `danube.Discovery`."""
-
-    def __init__(self, broker: Broker, resources: ListenerResources) -> None:
-        self._broker = broker
-        self._resources = resources
 
     async def topic_lookup(self, call: Call, request: Any) -> Any:
         """Send the client to the owner. A partitioned topic as a whole has none: its clients look each of its
@@ -53,11 +48,8 @@ class Discovery:
         return _TopicPartitionsResponse(request_id=request.request_id, partitions=names)
 
 
-class HealthCheck:
+class HealthCheck(BrokerService):
     """Serves `danube.HealthCheck`. CLOSE tells a client to create its producer or consumer again."""
-
-    def __init__(self, broker: Broker, resources: ListenerResources) -> None:
-        self._broker = broker
 
     async def health_check(self, call: Call, request: Any) -> Any:
         if request.client == _HealthCheckRequest.Producer:

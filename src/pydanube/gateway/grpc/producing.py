@@ -16,7 +16,7 @@ from pydanube.model.names import TopicAddress
 
 from .calls import Call
 from .messages import API
-from .resources import ListenerResources
+from .resources import BrokerService, ListenerResources
 
 EXCLUSIVE: Final = 1
 RELIABLE: Final = 1
@@ -25,11 +25,11 @@ _ProducerResponse: Final = API["ProducerResponse"]
 _MessageResponse: Final = API["MessageResponse"]
 
 
-class ProducerService:
+class ProducerService(BrokerService):
     """Serves `danube.ProducerService`."""
 
     def __init__(self, broker: Broker, resources: ListenerResources) -> None:
-        self._broker = broker
+        super().__init__(broker, resources)
         self._sends = Sends(broker)
 
     async def create_producer(self, call: Call, request: Any) -> Any:

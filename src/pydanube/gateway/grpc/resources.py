@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pydanube.broker import Broker
 from pydanube.model.settings.sections import GrpcSettings
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
@@ -19,8 +20,14 @@ class ListenerResources:
     tasks: Tasks
     data_url: Callable[[], str]
     """Returns the URL of the data listener for lookups, with its scheme; called only while it is open."""
-    admin_url: Callable[[], str]
-    """Returns the URL of the admin listener; empty if there is none."""
     data_scheme: str = "http"
     admin_scheme: str = "http"
     """"https" for listeners with TLS; the other brokers of the cluster have the same."""
+
+
+class BrokerService:
+    """The base of the services, which have a broker and the resources of their listener."""
+
+    def __init__(self, broker: Broker, resources: ListenerResources) -> None:
+        self._broker = broker
+        self._resources = resources

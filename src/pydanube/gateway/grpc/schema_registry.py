@@ -27,7 +27,7 @@ from pydanube.runtime.clock import MICROSECONDS
 
 from .calls import Call
 from .messages import REGISTRY
-from .resources import ListenerResources
+from .resources import BrokerService, ListenerResources
 from .topics import topic_of
 
 FORMATS: Final = {
@@ -51,11 +51,11 @@ _ERRORS_MAX: Final = 500
 """The most reasons in the answer of a compatibility check."""
 
 
-class SchemaRegistry:
+class SchemaRegistry(BrokerService):
     """The registry service."""
 
-    def __init__(self, broker: Broker, _resources: ListenerResources) -> None:
-        self._broker = broker
+    def __init__(self, broker: Broker, resources: ListenerResources) -> None:
+        super().__init__(broker, resources)
         self._schemas = broker.schemas
 
     async def register_schema(self, call: Call, request: Any) -> Any:

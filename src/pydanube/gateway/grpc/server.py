@@ -93,7 +93,7 @@ class GrpcServer:
         self._servers: list[Any] = []
         self._healths: list[health.Health] = []
         schemes = _scheme(data_certificates), _scheme(admin_certificates)
-        resources = ListenerResources(settings.grpc, clock, tasks, self._data_url, self._admin_url, *schemes)
+        resources = ListenerResources(settings.grpc, clock, tasks, self._data_url, *schemes)
         self._services = [(one, one.make(broker, resources)) for one in SERVICES]
         self._rounds: asyncio.Task[None] | None = None
         self.data_address = ("", 0)
@@ -221,10 +221,6 @@ class GrpcServer:
 
     def _data_url(self) -> str:
         return f"{_scheme(self._data_certificates)}://{self._broker.advertised.grpc}"
-
-    def _admin_url(self) -> str:
-        scheme = _scheme(self._admin_certificates)
-        return f"{scheme}://{address}" if (address := self._broker.advertised.admin) else ""
 
     async def _check_health(self) -> None:
         """Tell watching clients when the broker's health changes, and log refused calls as a number."""

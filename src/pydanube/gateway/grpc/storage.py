@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pydanube.broker import Broker
 from pydanube.core.access import Action
 from pydanube.model.positions import Position
 
 from .calls import Call
 from .messages import API
-from .resources import ListenerResources
+from .resources import BrokerService
 from .topics import known_address
 
 _PAGE: Final = 1_000
@@ -18,11 +17,8 @@ _SEGMENTS_MAX: Final = 10_000
 """Segments in one reply, which has about a megabyte then; a caller continues with the last end_offset."""
 
 
-class StorageService:
+class StorageService(BrokerService):
     """The storage service."""
-
-    def __init__(self, broker: Broker, _resources: ListenerResources) -> None:
-        self._broker = broker
 
     async def list_segment_descriptors(self, call: Call, request: Any) -> Any:
         address = await known_address(self._broker, request.topic)
