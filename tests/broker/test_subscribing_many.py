@@ -14,7 +14,7 @@ from pydanube.model.errors import Full, NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import SubscriptionType
-from pydanube.runtime.locks import SharedLock
+from pydanube.runtime.events import SharedLock
 from pydanube.runtime.objects.memory import MemoryStore
 
 

@@ -23,7 +23,7 @@ import pydanube
 from pydanube.cli.app import cli
 from pydanube.cli.spark.sql_output import write_rows
 from pydanube.model.errors import Invalid, NotFound
-from pydanube.spark.sql.failures import explain
+from pydanube.spark.failures import explain_sql
 from pydanube.spark.sql.query import parse_query
 from pydanube.spark.sql.topic_views import find_tables, run_query
 
@@ -89,13 +89,13 @@ def test_failures_of_spark_are_one_line_with_their_place() -> None:
         "following? [`id`]. SQLSTATE: 42703; line 2 pos 7;\n'Project ['x]\n+- View\n\n\tat org.apache.spark.Foo"
     )
     reason = "a column with name `x` cannot be resolved. Did you mean one of the following? [`id`]"
-    assert explain(Exception(column)) == f"line 2, column 8: {reason}"
+    assert explain_sql(Exception(column)) == f"line 2, column 8: {reason}"
     syntax = "\n[PARSE_SYNTAX_ERROR] Syntax error at or near 'x'. SQLSTATE: 42601 (line 1, pos 9)\n\n== SQL ==\nselect"
-    assert explain(Exception(syntax)) == "line 1, column 10: syntax error at or near 'x'"
+    assert explain_sql(Exception(syntax)) == "line 1, column 10: syntax error at or near 'x'"
     ours = (
         "Job aborted: An exception was thrown\npydanube.model.errors.Invalid: /default/o[0] offset 3: no JSON\n  at x"
     )
-    assert explain(Exception(ours)) == "/default/o[0] offset 3: no JSON"
+    assert explain_sql(Exception(ours)) == "/default/o[0] offset 3: no JSON"
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_a_filtered_query_reads_nothing_else_and_topics_are_joined(
     ]
     with pytest.raises(Exception, match=r"message \d of /default/orders") as failed:
         ask(f"select sum(o.id) from `{ORDERS}` o where o.offset > 8 or o.key in (select key from `{USERS}`)")
-    assert ORDERS in explain(failed.value) and "\n" not in explain(failed.value)
+    assert ORDERS in explain_sql(failed.value) and "\n" not in explain_sql(failed.value)
 
 
 @pytest.mark.spark_kill

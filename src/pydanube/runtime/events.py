@@ -1,10 +1,12 @@
-"""Waits that end early, on a clock that is passed in: for an event, or for something that is decided meanwhile."""
+"""Waits that end early, on a clock that is passed in: for an event, or for something that is decided meanwhile; and a
+lock with shared and exclusive holders.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from .clock import Clock
@@ -58,3 +60,39 @@ async def _first(*waits: asyncio.Future[Any]) -> None:
     finally:
         for one in waits:
             one.cancel()
+
+
+class SharedLock:
+    """`async with lock:` holds the lock exclusively, `async with lock.shared():` together with other shared holders.
+
+    The lock is fair: an exclusive request is not overtaken by later shared requests.
+    """
+
+    def __init__(self) -> None:
+        self._queue = asyncio.Lock()
+        self._sharing = 0
+        self._unshared = asyncio.Event()
+        self._unshared.set()
+
+    async def __aenter__(self) -> None:
+        await self._queue.acquire()
+        try:
+            await self._unshared.wait()
+        except BaseException:
+            self._queue.release()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._queue.release()
+
+    @asynccontextmanager
+    async def shared(self) -> AsyncIterator[None]:
+        async with self._queue:
+            self._sharing += 1
+            self._unshared.clear()
+        try:
+            yield
+        finally:
+            self._sharing -= 1
+            if self._sharing == 0:
+                self._unshared.set()

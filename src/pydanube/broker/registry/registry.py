@@ -43,7 +43,7 @@ from pydanube.model.names import DEFAULT_NAMESPACE, TopicName
 from pydanube.model.schemas import Binding
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.locks import SharedLock
+from pydanube.runtime.events import SharedLock
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.segments.catalog import segments_of
 

@@ -150,7 +150,7 @@ def _find_tables(query: Query, url: str, raw: bool, options: dict[str, str]) -> 
 
 def _collect(spark: SparkSession, query: Query, tables: list[TopicTable], most: int) -> pyarrow.Table:
     """Return the rows: one more than `most` if there are more; 0: all of them."""
-    from pydanube.spark.sql.failures import explain
+    from pydanube.spark.failures import explain_sql
     from pydanube.spark.sql.topic_views import run_query
 
     logging.disable(logging.CRITICAL)  # PySpark and py4j log failures and Ctrl-C with stack traces; we report them
@@ -162,7 +162,7 @@ def _collect(spark: SparkSession, query: Query, tables: list[TopicTable], most: 
     except Exception as error:
         if _was_interrupted(error):
             raise KeyboardInterrupt from None
-        reason = explain(error)
+        reason = explain_sql(error)
         for option, ours in _OPTIONS_HERE.items():
             reason = reason.replace(option, ours)
         fail(reason)

@@ -2,5 +2,4 @@
 
 query           finds the topics of a query, and what is wrong with its syntax, without Spark
 topic_views     makes a view of each topic, typed where it is bound to a subject, and runs the query
-failures        says in one line what Spark refused
 """
