@@ -27,10 +27,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
-from pydanube.broker import UNREAD_SMALL_BYTES, ListenerMetrics, UnreadMemory
-from pydanube.broker.cluster.freshness import Freshness
-from pydanube.broker.quotas.throttle import Throttle
-from pydanube.broker.security.audit import AuditTrail
+from pydanube.broker import UNREAD_SMALL_BYTES, Broker, ListenerMetrics
 from pydanube.broker.security.audit_operations import UNAUDITED, AuditedOperation, Origin, Unaudited
 from pydanube.broker.security.security import Security
 from pydanube.core.access import ANONYMOUS, Principal
@@ -134,27 +131,17 @@ class CallLimits:
         memory: Memory,
         intake: RequestIntake,
         work: UnprovenWork,
-        metrics: ListenerMetrics | None = None,
-        security: Security | None = None,
-        audit: AuditTrail | None = None,
-        throttle: Throttle | None = None,
-        freshness: Freshness | None = None,
-        unread: UnreadMemory | None = None,
         peers: Peers | None = None,
+        broker: Broker | None = None,
     ) -> None:
-        """`work` is what callers cost before they have shown who they are. `security` finds out who calls, and
-        `throttle` holds callers to their quotas; None: the services are open to everybody. `audit` records what callers
-        do, `freshness` knows how old answers may be, `unread` counts answers, and `peers` knows where calls come from.
-        """
+        """`work` is what callers cost before they have shown who they are, and `peers` knows where calls come from.
+        `broker` finds out who calls and what that may use; None: the services are open to everybody."""
         self.work = work
         self.peers = peers or Peers()
         self.intake = intake
-        self.security = security
-        self._audit = audit
-        self._throttle = throttle
-        self._freshness = freshness
-        self._unread = unread
-        self._metrics = metrics or ListenerMetrics()
+        self.security = None if broker is None else broker.security
+        self._broker = broker
+        self._metrics = ListenerMetrics() if broker is None else broker.metrics.listener("grpc")
         self._per_address_max = calls_per_address_max
         self._addresses: Counter[str] = Counter()
         self._memory = memory
@@ -178,20 +165,20 @@ class CallLimits:
         self, listener: str, method: ServiceMethod, peer: str, caller: Identity
     ) -> AuditedOperation | Unaudited:
         """Return what a call runs in."""
-        if self._audit is None or not self._audit.is_on:
+        if self._broker is None or not self._broker.audit.is_on:
             return UNAUDITED
         origin = Origin(listener, _host(peer)[1], caller.principal.id, caller.method)
-        return self._audit.operation(origin, method.path.lstrip("/"))
+        return self._broker.audit.operation(origin, method.path.lstrip("/"))
 
     @contextmanager
     def fresh(self, context: Any) -> Iterator[None]:
         """Surrounds a call: a client is told how old the answer may be."""
-        if self._freshness is None:
+        if self._broker is None:
             yield
             return
-        if age_s := self._freshness.age_s:
+        if age_s := self._broker.freshness.age_s:
             context.set_trailing_metadata(((_AGE, str(age_s)),))
-        with self._freshness.checked():
+        with self._broker.freshness.checked():
             yield
 
     @property
@@ -223,23 +210,24 @@ class CallLimits:
     def connect(self, principal: Principal, peer: str) -> Callable[[], None] | None:
         """Count the connection that a call came on for its principal, and return what ends that; None: there are no
         quotas. Raises Full."""
-        if self._throttle is None or not self._throttle.is_active:
+        if self._broker is None or not self._broker.throttle.is_active:
             return None
-        return self._throttle.connect(principal, peer)
+        return self._broker.throttle.connect(principal, peer)
 
     async def admit(self, caller: Identity, request: Any) -> None:
         """Wait until the rates of quotas allow the call. Raises Full, and Unauthenticated if the caller's credentials
         have ended: it may also have taken its time to send the request."""
-        if self._throttle is not None and self._throttle.is_active:
-            await self._throttle.request(caller.principal, _resource_of(request))
-        if self.security is not None:
-            self.security.check_believed(caller)
+        if self._broker is None:
+            return
+        if self._broker.throttle.is_active:
+            await self._broker.throttle.request(caller.principal, _resource_of(request))
+        self._broker.security.check_believed(caller)
 
     def counted(self, call: Call, answer: bytes) -> bytes:
         """Return an answer; a large one counts as unread until the call ends, which is when gRPC has sent it. Raises
         Unavailable if no memory is free."""
-        if self._unread is not None and len(answer) > UNREAD_SMALL_BYTES:
-            part = self._unread.part(call.principal, _ANSWER_TIMES)
+        if self._broker is not None and len(answer) > UNREAD_SMALL_BYTES:
+            part = self._broker.unread.part(call.principal, _ANSWER_TIMES)
             part.check_may_take(len(answer))
             part.take(len(answer))
             part.watch(call.disconnect)

@@ -80,14 +80,12 @@ class GrpcServer:
         self._clock = clock
         self._tasks = tasks
         intake = RequestIntake(clock)
-        metrics = broker.metrics.listener("grpc")
         calls_max = min(settings.grpc.calls_per_address_max, settings.grpc.calls_max)
         self._work = work = work or UnprovenWork(clock, lambda: broker.security.is_required)
         self._peers = peers = Peers()
-        checks = broker.security, broker.audit, broker.throttle, broker.freshness, broker.unread
-        self._limits = CallLimits(calls_max, memory, intake, work, metrics, *checks, peers=peers)
+        self._limits = CallLimits(calls_max, memory, intake, work, peers, broker)
         most = _TOOL_CALLS_PER_ADDRESS_MAX
-        self._tool_limits = CallLimits(most, memory, intake, work, peers=peers)  # never drains
+        self._tool_limits = CallLimits(most, memory, intake, work, peers)  # never drains
         self._fronts: list[Front] = []
         """Those of the ports that are open."""
         self._servers: list[Any] = []
