@@ -11,38 +11,23 @@ from typing import Final
 
 from grpc import StatusCode
 
-from pydanube.model.errors import (
-    AlreadyExists,
-    Conflict,
-    Corrupt,
-    DanubeError,
-    Denied,
-    Full,
-    Held,
-    Invalid,
-    NotFound,
-    NotOwner,
-    Refused,
-    StaleEpoch,
-    Unauthenticated,
-    Unavailable,
-)
+from pydanube.model import errors
 
-STATUS: Final[dict[type[DanubeError], StatusCode]] = {
-    DanubeError: StatusCode.INTERNAL,
-    Invalid: StatusCode.INVALID_ARGUMENT,
-    Refused: StatusCode.FAILED_PRECONDITION,
-    NotFound: StatusCode.NOT_FOUND,
-    AlreadyExists: StatusCode.ALREADY_EXISTS,
-    Denied: StatusCode.PERMISSION_DENIED,
-    Unauthenticated: StatusCode.UNAUTHENTICATED,
-    Held: StatusCode.PERMISSION_DENIED,
-    Conflict: StatusCode.ABORTED,
-    Full: StatusCode.RESOURCE_EXHAUSTED,
-    NotOwner: StatusCode.UNAVAILABLE,
-    StaleEpoch: StatusCode.UNAVAILABLE,
-    Unavailable: StatusCode.UNAVAILABLE,
-    Corrupt: StatusCode.DATA_LOSS,
+STATUS: Final[dict[type[errors.DanubeError], StatusCode]] = {
+    errors.DanubeError: StatusCode.INTERNAL,
+    errors.Invalid: StatusCode.INVALID_ARGUMENT,
+    errors.Refused: StatusCode.FAILED_PRECONDITION,
+    errors.NotFound: StatusCode.NOT_FOUND,
+    errors.AlreadyExists: StatusCode.ALREADY_EXISTS,
+    errors.Denied: StatusCode.PERMISSION_DENIED,
+    errors.Unauthenticated: StatusCode.UNAUTHENTICATED,
+    errors.Held: StatusCode.PERMISSION_DENIED,
+    errors.Conflict: StatusCode.ABORTED,
+    errors.Full: StatusCode.RESOURCE_EXHAUSTED,
+    errors.NotOwner: StatusCode.UNAVAILABLE,
+    errors.StaleEpoch: StatusCode.UNAVAILABLE,
+    errors.Unavailable: StatusCode.UNAVAILABLE,
+    errors.Corrupt: StatusCode.DATA_LOSS,
 }
 
 _DETAILS_CHARACTERS_MAX: Final = 1_000
@@ -64,7 +49,7 @@ def not_implemented(details: str) -> Status:
     return Status(StatusCode.UNIMPLEMENTED, details)
 
 
-def status_of(error: DanubeError) -> StatusCode:
+def status_of(error: errors.DanubeError) -> StatusCode:
     """Return the status of an error; a class that is not in the table has that of its nearest base."""
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 

@@ -17,41 +17,26 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from pydanube.broker import Broker
-from pydanube.model.errors import (
-    AlreadyExists,
-    Conflict,
-    Corrupt,
-    DanubeError,
-    Denied,
-    Full,
-    Held,
-    Invalid,
-    NotFound,
-    NotOwner,
-    Refused,
-    StaleEpoch,
-    Unauthenticated,
-    Unavailable,
-)
+from pydanube.model import errors
 
 PROBLEM: Final = "application/problem+json"
 REDIRECT: Final = 307
 
-STATUS: Final[dict[type[DanubeError], int]] = {
-    DanubeError: 500,
-    Invalid: 400,
-    Refused: 409,
-    NotFound: 404,
-    AlreadyExists: 409,
-    Denied: 403,
-    Unauthenticated: 401,
-    Full: 429,
-    NotOwner: 421,
-    StaleEpoch: 409,
-    Held: 409,
-    Conflict: 412,
-    Unavailable: 503,
-    Corrupt: 500,
+STATUS: Final[dict[type[errors.DanubeError], int]] = {
+    errors.DanubeError: 500,
+    errors.Invalid: 400,
+    errors.Refused: 409,
+    errors.NotFound: 404,
+    errors.AlreadyExists: 409,
+    errors.Denied: 403,
+    errors.Unauthenticated: 401,
+    errors.Full: 429,
+    errors.NotOwner: 421,
+    errors.StaleEpoch: 409,
+    errors.Held: 409,
+    errors.Conflict: 412,
+    errors.Unavailable: 503,
+    errors.Corrupt: 500,
 }
 
 _HEADERS: Final[dict[int, dict[str, str]]] = {
@@ -75,21 +60,21 @@ class Problem(msgspec.Struct, omit_defaults=True):
     """The address of the broker to ask instead, of a NotOwner."""
 
 
-def status_of(error: DanubeError) -> int:
+def status_of(error: errors.DanubeError) -> int:
     """Return the status of an error; a class that is not in the table has that of its nearest base.
 
     A NotOwner that names no owner is for clients with something to open again, when a partition was unloaded. A request
     over HTTP only has to be sent again.
     """
-    if isinstance(error, NotOwner) and not error.owner:
-        return STATUS[Unavailable]
+    if isinstance(error, errors.NotOwner) and not error.owner:
+        return STATUS[errors.Unavailable]
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
 
-def problem_of(error: DanubeError) -> Problem:
-    owner = error.owner if isinstance(error, NotOwner) else ""
+def problem_of(error: errors.DanubeError) -> Problem:
+    owner = error.owner if isinstance(error, errors.NotOwner) else ""
     kind, status = type(error), status_of(error)
-    is_retryable = kind.retryable or status == STATUS[Unavailable]
+    is_retryable = kind.retryable or status == STATUS[errors.Unavailable]
     return Problem(kind.__name__, status, error.message, kind.code, is_retryable, owner)
 
 
@@ -98,16 +83,16 @@ def problem_of_http(error: HTTPException) -> Problem:
     return Problem("HTTP", error.status_code, error.detail)
 
 
-def headers_of(error: DanubeError | HTTPException) -> dict[str, str]:
+def headers_of(error: errors.DanubeError | HTTPException) -> dict[str, str]:
     if isinstance(error, HTTPException):
         return {**_HEADERS.get(error.status_code, {}), **(error.headers or {})}
     return dict(_HEADERS.get(status_of(error), {}))
 
 
-def location_of(broker: Broker, scope: Scope, error: DanubeError) -> str:
+def location_of(broker: Broker, scope: Scope, error: errors.DanubeError) -> str:
     """Return where the request would be answered, of an error that another broker owns what it is about; empty if that
     broker is not known, or has no HTTP listener."""
-    if not isinstance(error, NotOwner) or not error.owner:
+    if not isinstance(error, errors.NotOwner) or not error.owner:
         return ""
     address = broker.http_address_of(error.owner)
     query = scope.get("query_string", b"").decode("ascii", "replace")
@@ -116,7 +101,7 @@ def location_of(broker: Broker, scope: Scope, error: DanubeError) -> str:
     return f"{scheme}://{address}{path}{'?' if query else ''}{query}" if address else ""
 
 
-def respond(error: DanubeError | HTTPException, location: str = "") -> Response:
+def respond(error: errors.DanubeError | HTTPException, location: str = "") -> Response:
     """Return the answer for an error; with a `location`, a redirect to it, which clients follow with the same method
     and body."""
     problem = problem_of_http(error) if isinstance(error, HTTPException) else problem_of(error)

@@ -49,28 +49,9 @@ from pydanube.runtime.randomness import identity
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from . import failures
+from . import failures, messages
 from .client import PAUSE_SECONDS, EtcdClient, EtcdStream, MemberFailed, danube_error
 from .failures import text_of
-from .messages import (
-    COMPACT,
-    LEASE_GRANT,
-    LEASE_KEEP_ALIVE,
-    LEASE_REVOKE,
-    RANGE,
-    TXN,
-    CompactionRequest,
-    CompareMessage,
-    DeleteRangeRequest,
-    EventMessage,
-    LeaseGrantRequest,
-    LeaseKeepAliveRequest,
-    LeaseRevokeRequest,
-    PutRequest,
-    RangeRequest,
-    RequestOp,
-    TxnRequest,
-)
 from .place import EtcdPlace
 from .watching import Watches
 
@@ -157,7 +138,7 @@ class EtcdStore(Closing):
     # -- keys ----------------------------------------------------------------------------------------------------------
 
     async def get(self, key: str) -> KeyValue | None:
-        request = RangeRequest(key=self._stored(key_bytes(key)))
+        request = messages.RangeRequest(key=self._stored(key_bytes(key)))
         try:
             reply = await self._read(request)
         except grpc.aio.AioRpcError as error:
@@ -182,9 +163,9 @@ class EtcdStore(Closing):
         page_bytes = revision = 0
         while True:
             asked = min(limit - len(page), self._keys_asked)
-            request = RangeRequest(key=start, range_end=end, limit=asked, revision=revision)
+            request = messages.RangeRequest(key=start, range_end=end, limit=asked, revision=revision)
             try:
-                reply = await (self._read(request) if not revision else self._ask(RANGE, request, reads=True))
+                reply = await (self._read(request) if not revision else self._ask(messages.RANGE, request, reads=True))
             except grpc.aio.AioRpcError as error:
                 if failures.TOO_LARGE in text_of(error) and asked > 1:
                     self._keys_asked = asked // 2
@@ -212,7 +193,7 @@ class EtcdStore(Closing):
     async def transact(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> TransactionResult:
         """See `MetadataStore.transact`. When cancelled, all of it may happen or nothing."""
         check_transaction(compares, writes)
-        request = TxnRequest(
+        request = messages.TxnRequest(
             compare=[self._compare(one) for one in compares], success=[self._operation(one) for one in writes]
         )
         leases = sorted({write.lease for write in writes if isinstance(write, Put) and write.lease})
@@ -220,7 +201,7 @@ class EtcdStore(Closing):
             if writes and not self._is_created:
                 await self._create_record()
             try:
-                reply = await self._ask(TXN, request, reads=not writes)
+                reply = await self._ask(messages.TXN, request, reads=not writes)
             except grpc.aio.AioRpcError as error:
                 if failures.LEASE_NOT_FOUND in text_of(error):
                     raise _no_lease(*leases) from None
@@ -243,7 +224,7 @@ class EtcdStore(Closing):
         with self._noting_failure(writes=True):
             if not self._is_created:
                 await self._create_record()
-            reply = await self._call(LEASE_GRANT, LeaseGrantRequest(TTL=-(-ttl_ms // 1000)))
+            reply = await self._call(messages.LEASE_GRANT, messages.LeaseGrantRequest(TTL=-(-ttl_ms // 1000)))
         return GrantedLease(reply.ID, reply.TTL * 1000)
 
     async def keep_alive(self, lease: int) -> int:
@@ -254,7 +235,7 @@ class EtcdStore(Closing):
         """See `MetadataStore.revoke`. When cancelled, the lease may have ended or not; if not, it ends after its time
         to live."""
         try:
-            await self._ask(LEASE_REVOKE, LeaseRevokeRequest(ID=lease))
+            await self._ask(messages.LEASE_REVOKE, messages.LeaseRevokeRequest(ID=lease))
         except grpc.aio.AioRpcError as error:
             if failures.LEASE_NOT_FOUND in text_of(error):
                 raise _no_lease(lease) from None
@@ -265,7 +246,7 @@ class EtcdStore(Closing):
     async def compact(self, revision: int) -> None:
         """See `MetadataStore.compact`. This compacts the history of all users of this etcd."""
         try:
-            await self._ask(COMPACT, CompactionRequest(revision=revision), reads=True)
+            await self._ask(messages.COMPACT, messages.CompactionRequest(revision=revision), reads=True)
         except grpc.aio.AioRpcError as error:
             if failures.COMPACTED in text_of(error):
                 return
@@ -274,7 +255,9 @@ class EtcdStore(Closing):
             raise danube_error(self._place, error) from None
 
     async def revision(self) -> int:
-        reply = await self._call(RANGE, RangeRequest(key=self._place.store_key, count_only=True), reads=True)
+        reply = await self._call(
+            messages.RANGE, messages.RangeRequest(key=self._place.store_key, count_only=True), reads=True
+        )
         return int(reply.header.revision)
 
     # -- identity ------------------------------------------------------------------------------------------------------
@@ -319,7 +302,7 @@ class EtcdStore(Closing):
 
     async def _load(self) -> tuple[StoreRecord | None, int]:
         """Return the store's record and the revision at which it was written; (None, 0) if there is none."""
-        reply = await self._call(RANGE, RangeRequest(key=self._place.store_key), reads=True)
+        reply = await self._call(messages.RANGE, messages.RangeRequest(key=self._place.store_key), reads=True)
         if not reply.kvs:
             return None, 0
         try:
@@ -339,17 +322,17 @@ class EtcdStore(Closing):
     async def _find_stranger(self) -> str:
         """Return a key below the prefix that is not the store's record; empty if there is none."""
         start = f"/{self._place.prefix}/".encode()
-        request = RangeRequest(key=start, range_end=_after(start), limit=1, keys_only=True)
-        reply = await self._call(RANGE, request, reads=True)
+        request = messages.RangeRequest(key=start, range_end=_after(start), limit=1, keys_only=True)
+        reply = await self._call(messages.RANGE, request, reads=True)
         found: bytes = reply.kvs[0].key if reply.kvs else self._place.store_key
         return "" if found == self._place.store_key else found.decode(errors="replace")
 
     async def _write_record(self, record: StoreRecord, revision: int) -> bool:
         """Write the store's record; return False if it is not as it was at `revision`."""
         key = self._place.store_key
-        compare = CompareMessage(key=key, target=CompareMessage.MOD, mod_revision=revision)
-        put = RequestOp(request_put=PutRequest(key=key, value=msgspec.json.encode(record)))
-        return bool((await self._call(TXN, TxnRequest(compare=[compare], success=[put]))).succeeded)
+        compare = messages.CompareMessage(key=key, target=messages.CompareMessage.MOD, mod_revision=revision)
+        put = messages.RequestOp(request_put=messages.PutRequest(key=key, value=msgspec.json.encode(record)))
+        return bool((await self._call(messages.TXN, messages.TxnRequest(compare=[compare], success=[put]))).succeeded)
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
@@ -443,23 +426,27 @@ class EtcdStore(Closing):
 
     def _to_event(self, message: Any) -> Event:
         entry = self._to_entry(message.kv)
-        return Event(entry.mod_revision, entry.key, None if message.type == EventMessage.DELETE else entry)
+        return Event(entry.mod_revision, entry.key, None if message.type == messages.EventMessage.DELETE else entry)
 
     def _compare(self, compare: Compare) -> Any:
         key = self._stored(key_bytes(compare.key))
         match compare.kind:
             case CompareKind.VALUE:
-                return CompareMessage(key=key, target=CompareMessage.VALUE, value=compare.expected)
+                return messages.CompareMessage(key=key, target=messages.CompareMessage.VALUE, value=compare.expected)
             case CompareKind.VERSION:
-                return CompareMessage(key=key, target=CompareMessage.VERSION, version=compare.expected)
+                return messages.CompareMessage(
+                    key=key, target=messages.CompareMessage.VERSION, version=compare.expected
+                )
             case CompareKind.MOD_REVISION:
-                return CompareMessage(key=key, target=CompareMessage.MOD, mod_revision=compare.expected)
+                return messages.CompareMessage(
+                    key=key, target=messages.CompareMessage.MOD, mod_revision=compare.expected
+                )
 
     def _operation(self, write: Put | Delete) -> Any:
         key = self._stored(key_bytes(write.key))
         if isinstance(write, Put):
-            return RequestOp(request_put=PutRequest(key=key, value=write.value, lease=write.lease))
-        return RequestOp(request_delete_range=DeleteRangeRequest(key=key))
+            return messages.RequestOp(request_put=messages.PutRequest(key=key, value=write.value, lease=write.lease))
+        return messages.RequestOp(request_delete_range=messages.DeleteRangeRequest(key=key))
 
 
 def _no_lease(*leases: int) -> NotFound:
@@ -513,10 +500,10 @@ class LeaseKeeper:
         stream, self._stream = self._stream, None  # an attempt that is cancelled leaves no stream behind
         try:
             if stream is None:
-                stream = await self._client.open_stream(LEASE_KEEP_ALIVE)
+                stream = await self._client.open_stream(messages.LEASE_KEEP_ALIVE)
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    await stream.send(LeaseKeepAliveRequest(ID=lease))
+                    await stream.send(messages.LeaseKeepAliveRequest(ID=lease))
                     reply = await stream.receive()
             except TimeoutError:
                 raise stream.fail("no answer to a keep-alive") from None
@@ -558,9 +545,9 @@ class _Reads(Group[_Read]):
             await asyncio.gather(*map(self._send_alone, self.members))
 
     async def _is_read(self) -> bool:
-        request = TxnRequest(success=[RequestOp(request_range=one.request) for one in self.members])
+        request = messages.TxnRequest(success=[messages.RequestOp(request_range=one.request) for one in self.members])
         try:
-            reply = await self._client.call(TXN, request, reads=True)
+            reply = await self._client.call(messages.TXN, request, reads=True)
         except grpc.aio.AioRpcError:
             return False
         except DanubeError as error:
@@ -576,7 +563,7 @@ class _Reads(Group[_Read]):
         if asked.answer.done():
             return
         try:
-            asked.succeed(await self._client.call(RANGE, asked.request, reads=True))
+            asked.succeed(await self._client.call(messages.RANGE, asked.request, reads=True))
         except (grpc.aio.AioRpcError, DanubeError) as error:
             asked.fail(error)
 
