@@ -7,16 +7,17 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker_harness import TOPIC, BrokerClient, open_broker
 
-from pydanube.broker import Broker, CommitRequest, Committed, SectionRequest, StageRequest
+from pydanube.broker import Broker, SectionRequest, StageRequest
 from pydanube.broker.staging.stage_publisher import LOST_RETRY_S
 from pydanube.codec.batch import encode
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.store import list_all
 from pydanube.model.names import TopicName
+from pydanube.operations.staging import CommitStages
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects import ObjectStore
 
@@ -35,6 +36,11 @@ async def staging_broker(
             yield broker
         finally:
             await broker.staging.close()
+
+
+class Committed(NamedTuple):
+    repeated: bool
+    applied: bool
 
 
 @dataclass
@@ -63,9 +69,9 @@ class Query:
         return await self.broker.staging.stage(ANONYMOUS, request, memoryview(body))
 
     async def commit(self, batch_id: int, *stages: str, wait_ms: int = 30_000) -> Committed:
-        return await self.broker.staging.commit(
-            ANONYMOUS, CommitRequest(self.name, self.run, batch_id, list(stages), wait_ms)
-        )
+        asked = CommitStages(query=self.name, run=self.run, batch_id=batch_id, stages=list(stages), wait_ms=wait_ms)
+        done = await self.broker.staging.commit(ANONYMOUS, asked)
+        return Committed(done.repeated, done.applied)
 
     async def write(self, batch_id: int, *stages: Rows) -> Committed:
         """Store each of `stages`, then commit all of them."""

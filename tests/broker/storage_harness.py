@@ -44,11 +44,12 @@ async def filled(client: BrokerClient, batches: int, partition: int = 0) -> None
 
 
 async def usage(broker: Broker, topic: TopicName | None = None) -> tuple[StorageStatus, list[PartitionUsage]]:
-    status, found, place = await broker.storage.usage(ANONYMOUS, topic, StoragePlace())
-    while place is not None:
-        status, some, place = await broker.storage.usage(ANONYMOUS, topic, place)
-        found += some
-    return status, found
+    page = await broker.storage.usage(ANONYMOUS, topic, StoragePlace())
+    found = page.partitions
+    while page.next is not None:
+        page = await broker.storage.usage(ANONYMOUS, topic, page.next)
+        found += page.partitions
+    return page.status, found
 
 
 async def uploaded(broker: Broker, topic: TopicName | None = None) -> StorageUpload:
@@ -64,16 +65,17 @@ async def verified(broker: Broker, topic: TopicName | None = None, bytes_max: in
     place: StoragePlace | None = StoragePlace()
     async with asyncio.timeout(60):
         while place is not None:
-            step, place = await broker.storage.verify(ANONYMOUS, topic, place, bytes_max)
-            found = found.plus(step)
+            step = await broker.storage.verify(ANONYMOUS, topic, place, bytes_max)
+            found, place = found.plus(step.verified), step.next
     return found
 
 
 async def collected(broker: Broker, orphans: bool = False, dry_run: bool = False) -> StorageCollected:
-    found, after = await broker.storage.collect(ANONYMOUS, orphans, dry_run, "")
-    while after:
-        more, after = await broker.storage.collect(ANONYMOUS, orphans, dry_run, after)
-        found = found.plus(more)
+    step = await broker.storage.collect(ANONYMOUS, orphans, dry_run, "")
+    found = step.collected
+    while step.next:
+        step = await broker.storage.collect(ANONYMOUS, orphans, dry_run, step.next)
+        found = found.plus(step.collected)
     return found
 
 

@@ -134,7 +134,7 @@ async def test_descriptions_and_statistics_count_messages(gapped: Gapped):
         assert all(one.unacked == 0 for one in subscriptions.values())
         place = (await client.broker.subscriptions.describe(ANONYMOUS, TOPIC, "some")).partitions[0]
         assert (place.position, place.acked_ahead) == (5, 10)
-        _, (usage,), _ = await client.broker.storage.usage(ANONYMOUS, TOPIC, StoragePlace())
+        (usage,) = (await client.broker.storage.usage(ANONYMOUS, TOPIC, StoragePlace())).partitions
         assert usage.messages + usage.waiting_messages == BEFORE + AFTER
 
 

@@ -21,6 +21,7 @@ from pydanube.model.paging import PageQuery
 from pydanube.model.positions import EARLIEST, LATEST, Position
 from pydanube.model.storage import StoragePlace
 from pydanube.model.topics import SubscriptionType
+from pydanube.operations import storage
 from pydanube.operations.topics import UnloadTopic
 from pydanube.runtime.objects.memory import MemoryStore
 
@@ -376,13 +377,14 @@ async def test_storage_is_described_with_what_the_owners_know(tmp_path: Path, mo
         await publish(cluster, 1, 2, 3, 0, 5, 0)
         a = cluster["a"]
         a.asked.clear()
-        _, found, stopped = await a.broker.storage.usage(ANONYMOUS, TOPIC, StoragePlace())
-        assert stopped is None
+        page = await a.broker.storage.usage(ANONYMOUS, TOPIC, StoragePlace())
+        assert page.next is None
+        found = page.partitions
         assert [one.waiting_messages for one in found] == [1, 2, 3, 0, 5, 0]
         assert [one.end_offset for one in found] == [1, 2, 3, 0, 5, 0]
-        assert a.asked == {("b", requests.DescribeStorage): 1, ("c", requests.DescribeStorage): 1}
+        assert a.asked == {("b", storage.DescribeStorage): 1, ("c", storage.DescribeStorage): 1}
         silence(cluster, "b", monkeypatch)
-        _, found, _ = await a.broker.storage.usage(ANONYMOUS, None, StoragePlace())
+        found = (await a.broker.storage.usage(ANONYMOUS, None, StoragePlace())).partitions
         assert [one.health == "ok" for one in found] == [True, False, True, True, False, True]
         assert "broker 'b'" in found[1].health
 
@@ -397,7 +399,7 @@ async def test_an_upload_runs_at_all_owners(tmp_path: Path, monkeypatch: pytest.
             while not upload.done:
                 upload = await storage.upload_state(ANONYMOUS, upload.run)
         assert (upload.left_bytes, upload.partitions_left, upload.failure) == (0, 0, "")
-        _, found, _ = await storage.usage(ANONYMOUS, TOPIC, StoragePlace())
+        found = (await storage.usage(ANONYMOUS, TOPIC, StoragePlace())).partitions
         assert [one.messages for one in found] == [1, 2, 3]
         assert [one.waiting_messages for one in found] == [0, 0, 0]
         silence(cluster, "c", monkeypatch)

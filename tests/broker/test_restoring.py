@@ -459,10 +459,10 @@ async def test_the_gap_of_a_restore_does_not_count_as_waiting(tmp_path: Path, ob
         await broker._tiers.manifests.write()
     await restored(tmp_path / "after", objects)
     async with opened(tmp_path / "after", objects) as broker:
-        _, (partition,), _ = await broker.storage.usage(ANONYMOUS, None, StoragePlace())
+        (partition,) = (await broker.storage.usage(ANONYMOUS, None, StoragePlace())).partitions
         assert (partition.messages, partition.waiting_messages, partition.waiting_bytes) == (10, 0, 0)
         await BrokerClient(broker).publish(await BrokerClient(broker).producer(), [b"y"] * 5)
-        _, (partition,), _ = await broker.storage.usage(ANONYMOUS, None, StoragePlace())
+        (partition,) = (await broker.storage.usage(ANONYMOUS, None, StoragePlace())).partitions
         assert partition.waiting_messages == 5
         assert 0 < partition.waiting_bytes < 2000
 

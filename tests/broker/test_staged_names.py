@@ -10,7 +10,7 @@ from broker_harness import BrokerClient
 from staging_harness import staging_broker
 from test_dead_letters import bind
 
-from pydanube.broker import Broker, CommitRequest, Committed, SectionRequest, StageRequest
+from pydanube.broker import Broker, SectionRequest, StageRequest
 from pydanube.broker.registry.records import QUERIES, query_key
 from pydanube.broker.staging import query_records
 from pydanube.codec.batch import encode
@@ -20,6 +20,7 @@ from pydanube.metadata.store import Put
 from pydanube.model.errors import Denied, Full, Refused
 from pydanube.model.names import TopicName
 from pydanube.model.topics import TopicConfig
+from pydanube.operations.staging import CommitStages
 from pydanube.runtime.objects.memory import MemoryStore
 
 SHOP, BANK = TopicName.parse("/shop/sales"), TopicName.parse("/bank/sales")
@@ -50,11 +51,13 @@ async def stage(broker: Broker, who: Principal, query: str, topic: TopicName, ba
     return await broker.staging.stage(who, request, memoryview(batch))
 
 
-async def commit(broker: Broker, who: Principal, query: str, batch_id: int = 0, *stages: str) -> Committed:
-    return await broker.staging.commit(who, CommitRequest(query, "run", batch_id, list(stages), 30_000))
+async def commit(broker: Broker, who: Principal, query: str, batch_id: int = 0, *stages: str) -> tuple[bool, bool]:
+    asked = CommitStages(query=query, run="run", batch_id=batch_id, stages=list(stages), wait_ms=30_000)
+    done = await broker.staging.commit(who, asked)
+    return done.repeated, done.applied
 
 
-async def write(broker: Broker, who: Principal, query: str, topic: TopicName, batch_id: int = 0) -> Committed:
+async def write(broker: Broker, who: Principal, query: str, topic: TopicName, batch_id: int = 0) -> tuple[bool, bool]:
     return await commit(broker, who, query, batch_id, await stage(broker, who, query, topic, batch_id))
 
 
@@ -66,9 +69,9 @@ async def owners(broker: Broker, page: int = 10) -> list[tuple[str, str, str]]:
     """Return name, principal and namespace of all queries, read in pages."""
     found, after = [], ""
     while True:
-        some, after = await broker.staging.queries(ANONYMOUS, after, page)
-        found += [(one.query, one.owner, one.namespace) for one in some]
-        if not after:
+        some = await broker.staging.queries(ANONYMOUS, after, page)
+        found += [(one.query, one.owner, one.namespace) for one in some.queries]
+        if not (after := some.next):
             return found
 
 
@@ -81,8 +84,8 @@ async def test_a_name_that_is_taken_in_another_namespace_is_free(tmp_path):
         both = [("nightly", "user:clerk", "bank"), ("nightly", "user:seller", "shop")]
         assert await owners(broker) == await owners(broker, page=1) == both
         for who in (SELLER, CLERK):
-            (own,), after = await broker.staging.queries(who, "", 1)
-            assert (own.owner, after) == (who.id, "")
+            own = await broker.staging.queries(who, "", 1)
+            assert ([one.owner for one in own.queries], own.next) == ([who.id], "")
 
         with pytest.raises(Refused, match="2 queries have the name 'nightly', of user:clerk, user:seller"):
             await broker.staging.forget(ANONYMOUS, "nightly")

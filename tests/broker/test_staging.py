@@ -8,7 +8,7 @@ from broker_harness import TOPIC, BrokerClient, open_broker
 from staging_harness import Query, payloads, quiet, staged_keys, stages_in, staging_broker, until
 from tiering_harness import FaultyObjectStore
 
-from pydanube.broker import CommitRequest, SectionRequest, StageRequest
+from pydanube.broker import SectionRequest, StageRequest
 from pydanube.codec.batch import Batch, encode
 from pydanube.core.access import ANONYMOUS, Action
 from pydanube.core.staging import STAGED_PRODUCER, QueryRecord
@@ -17,6 +17,7 @@ from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import TopicConfig
+from pydanube.operations.staging import CommitStages
 from pydanube.runtime.objects.memory import MemoryStore
 
 
@@ -303,8 +304,9 @@ async def test_a_commit_for_a_topic_that_was_deleted_meanwhile_publishes_nothing
 
 
 async def test_a_wait_that_is_negative_is_invalid(broker):
+    asked = CommitStages(query="query", run="run", batch_id=0, stages=[], wait_ms=-1)
     with pytest.raises(Invalid, match="wait_ms"):
-        await broker.staging.commit(ANONYMOUS, CommitRequest("query", "run", 0, [], -1))
+        await broker.staging.commit(ANONYMOUS, asked)
 
 
 # -- queries -------------------------------------------------------------------------------------------------------
@@ -316,9 +318,9 @@ async def test_queries_are_listed_in_order_page_by_page(broker):
     await quiet(broker)
     found, after = [], ""
     while True:
-        page, after = await broker.staging.queries(ANONYMOUS, after, 3)
-        found += page
-        if not after:
+        page = await broker.staging.queries(ANONYMOUS, after, 3)
+        found += page.queries
+        if not (after := page.next):
             break
     assert [(one.query, one.run, one.last_batch_id, one.pending) for one in found] == [
         (name, "run", 3, 0) for name in ("a", "b", "c/d", "ä")
@@ -333,9 +335,10 @@ async def test_a_page_of_queries_with_the_longest_names_fits_an_answer(broker):
         await book.replace(await book.new(ANONYMOUS, query, query, ""), QueryRecord(query, number + 1, query))
     found, after, pages = [], "", 0
     while after or not pages:
-        page, after = await broker.staging.queries(ANONYMOUS, after, 1000)
+        page = await broker.staging.queries(ANONYMOUS, after, 1000)
         assert len(msgspec.msgpack.encode(page)) < CONTROL_BYTES_MAX * 3 // 4
-        found += page
+        found += page.queries
+        after = page.next
         pages += 1
     assert [one.query[:3] for one in found] == [f"{number:03}" for number in range(400)]
     assert pages == 2
@@ -348,7 +351,7 @@ async def test_a_query_that_is_forgotten_begins_anew(broker, objects):
     await quiet(broker)
     await broker.staging.forget(ANONYMOUS, "query")
     assert await stages_in(objects) == []
-    assert (await broker.staging.queries(ANONYMOUS, "", 10))[0] == []
+    assert (await broker.staging.queries(ANONYMOUS, "", 10)).queries == []
     assert await query.write(0, {0: [b"2"]}) == (False, True)
     assert await payloads(broker) == [b"1", b"2"]
 

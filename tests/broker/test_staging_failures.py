@@ -63,7 +63,7 @@ async def test_a_decision_waits_until_the_store_can_be_read(tmp_path):
         stage = await query.stage(0, {0: [b"1"]})
         objects.fault = "unreadable"
         assert await query.commit(0, stage, wait_ms=50) == (False, False)
-        (about,), _ = await broker.staging.queries(ANONYMOUS, "", 10)
+        (about,) = (await broker.staging.queries(ANONYMOUS, "", 10)).queries
         assert (about.pending, about.last_batch_id) == (1, 0)
         await until(lambda: obstacle(broker))
         objects.fault = "none"
@@ -90,7 +90,7 @@ async def arrived(broker, partition: int, expected: list[bytes]) -> bool:
 
 
 async def obstacle(broker) -> str:
-    (about,), _ = await broker.staging.queries(ANONYMOUS, "", 10)
+    (about,) = (await broker.staging.queries(ANONYMOUS, "", 10)).queries
     return about.obstacle
 
 

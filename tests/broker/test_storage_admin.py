@@ -178,8 +178,8 @@ async def test_segments_are_listed_by_offset_and_time_page_by_page(tmp_path: Pat
             await uploaded(broker)
 
         async def firsts(start: Position, most: int = 1000) -> tuple[list[int], int]:
-            found, following = await broker.storage.segments(ANONYMOUS, TOPIC, 0, start, most)
-            return [one.first_offset for one in found], following
+            page = await broker.storage.segments(ANONYMOUS, TOPIC, 0, start, most)
+            return [one.first_offset for one in page.segments], page.next_offset
 
         assert await firsts(EARLIEST) == ([0, 100, 200, 300, 400], -1)
         assert await firsts(EARLIEST, 2) == ([0, 100], 200)
@@ -188,7 +188,7 @@ async def test_segments_are_listed_by_offset_and_time_page_by_page(tmp_path: Pat
         assert await firsts(Position("time", times[3])) == ([300, 400], -1)
         assert await firsts(Position("time", times[4] + 1)) == ([], -1)
         assert await firsts(Position("latest")) == ([], -1)
-        (one,), _ = await broker.storage.segments(ANONYMOUS, TOPIC, 0, Position("offset", 450), 1)
+        (one,) = (await broker.storage.segments(ANONYMOUS, TOPIC, 0, Position("offset", 450), 1)).segments
         assert (one.end_offset, one.messages, one.first_time, one.object in await keys(objects)) == (
             500,
             100,
@@ -251,7 +251,7 @@ async def test_bytes_between_batches_count_too(tmp_path: Path, objects: Unreacha
         await client.create()
         await filled(client, 2)
         await uploaded(broker)
-        (segment,), _ = await broker.storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 1)
+        (segment,) = (await broker.storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 1)).segments
         whole = bytearray(await objects.get(segment.object))
         assert whole[64 + segment.bytes - 1] == 0
         whole[64 + segment.bytes - 1] = 1
@@ -378,8 +378,8 @@ async def test_the_authorizer_is_asked_before_anything_else(tmp_path: Path, obje
             for topic in (None, TOPIC):
                 with pytest.raises(Denied):
                     await call(topic)
-        status, partitions, _ = await storage.usage(ANONYMOUS, None, place)
-        assert (status.url, status.uploads, partitions) == ("", "hidden", [])
+        seen = await storage.usage(ANONYMOUS, None, place)
+        assert (seen.status.url, seen.status.uploads, seen.partitions) == ("", "hidden", [])
         for call in (
             storage.usage(ANONYMOUS, TOPIC, place),
             storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 1),
@@ -458,13 +458,13 @@ async def test_segments_that_are_merged_while_they_are_verified_are_not_missed(
         for _ in range(60):
             await filled(client, 1)
             await uploaded(broker)
-        step, place = await broker.storage.verify(ANONYMOUS, None, StoragePlace(), 1)
+        step = await broker.storage.verify(ANONYMOUS, None, StoragePlace(), 1)
         steps = 0
-        while place is not None:
-            assert step.damages == []
+        while step.next is not None:
+            assert step.verified.damages == []
             if steps % 7 == 3:
                 await broker._tiers.merger.round()
-            step, place = await broker.storage.verify(ANONYMOUS, None, place, 1)
+            step = await broker.storage.verify(ANONYMOUS, None, step.next, 1)
             steps += 1
         assert broker._tiers.merger.merged > 0
         found = await verified(broker)
@@ -491,19 +491,19 @@ async def test_a_verification_gets_on_with_a_store_that_fails_now_and_then(tmp_p
         await client.create()
         await filled(client, 300)
         await uploaded(broker)
-        segments = await broker.storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 1000)
-        lost = segments[0][4]
+        segments = (await broker.storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 1000)).segments
+        lost = segments[4]
         await broker._tiers._store.transact([], [Delete(segment_key(1, 0, lost.end_offset))])
         objects.shaky = True
         found, place, failures = StorageVerified(), StoragePlace(), 0
         async with asyncio.timeout(60):
             while place is not None:
                 try:
-                    step, place = await broker.storage.verify(ANONYMOUS, None, place, 1 << 30)
+                    step = await broker.storage.verify(ANONYMOUS, None, place, 1 << 30)
                 except Unavailable:
                     failures += 1
                 else:
-                    found = found.plus(step)
-        assert found.segments == len(segments[0]) - 1
+                    found, place = found.plus(step.verified), step.next
+        assert found.segments == len(segments) - 1
         assert [(one.kind, one.first_offset) for one in found.damages] == [("missing", lost.first_offset)]
         assert failures < 50

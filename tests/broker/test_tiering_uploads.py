@@ -115,7 +115,8 @@ async def test_a_partition_whose_log_is_damaged_is_named_until_it_can_be_uploade
         first.write_bytes(whole[:where] + b"?" + whole[where + 1 :])
         await upload_all(broker)
         assert state_of(broker).startswith("a partition cannot be uploaded: ")
-        status, partitions, _ = await broker.storage.usage(ANONYMOUS, None, StoragePlace())
+        usage = await broker.storage.usage(ANONYMOUS, None, StoragePlace())
+        status, partitions = usage.status, usage.partitions
         assert status.uploads == "damaged" and status.failure
         assert [(one.topic, one.health == "ok") for one in partitions] == [
             ("/default/damaged", False),
@@ -125,7 +126,8 @@ async def test_a_partition_whose_log_is_damaged_is_named_until_it_can_be_uploade
         settings["clock"].advance(61)
         await upload_all(broker)
         assert state_of(broker) == "ok"
-        status, partitions, _ = await broker.storage.usage(ANONYMOUS, None, StoragePlace())
+        usage = await broker.storage.usage(ANONYMOUS, None, StoragePlace())
+        status, partitions = usage.status, usage.partitions
         assert status.uploads == "ok" and {one.health for one in partitions} == {"ok"}
 
 
@@ -145,7 +147,7 @@ async def test_a_clean_stop_uploads_what_is_waiting(tmp_path: Path):
         for client in clients:
             client.broker = broker
         usage = await broker.storage.usage(ANONYMOUS, None, StoragePlace())
-        assert [one.waiting_messages for one in usage[1]] == [0] * 5
+        assert [one.waiting_messages for one in usage.partitions] == [0] * 5
         assert await everything(clients[0]) == list(range(3300))
 
 

@@ -72,7 +72,7 @@ async def test_uploaded_history_is_deleted_too(tmp_path):
             await fill(peer, 1)
             await broker._tiers.uploader.round(everything=True)
         await truncate(broker, TOPIC, {0: 15})
-        segments, _ = await broker.storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 100)
+        segments = (await broker.storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 100)).segments
         assert [one.first_offset for one in segments] == [10, 20]
         assert (await peer.fetch()).start_offset == 15
     async with open_broker(tmp_path, objects=objects) as broker:

@@ -10,10 +10,11 @@ import pytest
 
 import pydanube
 from pydanube import Client, Invalid, NotFound, Unavailable
-from pydanube.client.admin.storage import StorageAdmin
+from pydanube.client.admin.area import Asking
+from pydanube.client.admin.storage import Storage
 from pydanube.client.segments import open_segments
-from pydanube.codec.native import requests
 from pydanube.model.storage import SegmentDescription, StorageCollected, StorageUpload, StorageVerified
+from pydanube.operations import AnswerT, Operation, answer_of, storage
 from pydanube.runtime.objects import open_store
 
 TOPIC = "/default/orders"
@@ -61,7 +62,7 @@ async def test_the_log_is_uploaded_counted_listed_and_verified(client: Client, d
     assert (found.messages, found.damages, seen[-1]) == (2000, [], found)
 
 
-class MergedMeanwhile(StorageAdmin):
+class MergedMeanwhile(Asking):
     """Lists small segments on a first page. Before the second one is asked for, a larger one takes their place."""
 
     def __init__(self, small: list[SegmentDescription], larger: SegmentDescription, topic_id: int) -> None:
@@ -70,12 +71,12 @@ class MergedMeanwhile(StorageAdmin):
         self._end = larger.end_offset
         self._topic_id = topic_id
 
-    async def _request(self, request: requests.Request, answer: type[requests.StructT]) -> requests.StructT:
-        assert isinstance(request, requests.ListSegments)
-        page = self._pages[request.start.value]
+    async def _do(self, operation: Operation[AnswerT]) -> AnswerT:
+        assert isinstance(operation, storage.ListSegments)
+        page = self._pages[operation.start.value]
         reached = page[-1].end_offset
-        found = requests.SegmentList(page, -1 if reached == self._end else reached, topic_id=self._topic_id)
-        assert isinstance(found, answer)
+        found = storage.SegmentList(page, -1 if reached == self._end else reached, topic_id=self._topic_id)
+        assert isinstance(found, answer_of(type(operation)))
         return found
 
 
@@ -85,7 +86,7 @@ async def test_segments_that_are_merged_while_they_are_listed_give_each_offset_o
     (whole,) = await client.storage_segments(TOPIC)
     small = [replace(whole, first_offset=first, end_offset=first + 50) for first in (0, 50)]
     listing = MergedMeanwhile(small, whole, (await client.describe_topic(TOPIC)).topic_id)
-    (history,) = await listing.storage_histories([(TOPIC, 0, 0, 300)])
+    (history,) = await Storage(listing).histories([(TOPIC, 0, 0, 300)])
     assert [(one.first_offset, one.end_offset) for one in history.segments] == [(0, 50), (50, 100), (100, 300)]
     async with open_segments((data / "objects").as_uri()) as segments:
         read = [batch async for batch in segments.batches(history.segments, start=0, end=300)]

@@ -20,13 +20,14 @@ from recorded_history import Kept, Outcome, Publish, StagedBatch, Tag
 from simulated_clients import SimulatedConsumer, SimulatedProducer, SimulatedSubscription, SimulatedTopic
 from simulated_cluster import PATIENCE_S, SimulatedCluster
 
-from pydanube.broker import Broker, CommitRequest, Committed, SectionRequest, StageRequest
+from pydanube.broker import Broker, SectionRequest, StageRequest
 from pydanube.codec.batch import encode
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import AlreadyExists, Conflict, NotFound, Refused, StaleEpoch
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import AckLevel, SubscriptionType
+from pydanube.operations.staging import CommitStages, StagesCommitted
 
 PARTITIONS_MAX: Final = 5
 REMADE: Final = TopicName.parse("/default/remade")
@@ -314,8 +315,10 @@ class StagedWrites:
         request = StageRequest(QUERY, self._run, batch_id, task, attempt, 0, sections)
         return await broker.staging.stage(ANONYMOUS, request, memoryview(bytes(body)))
 
-    async def _commit(self, batch_id: int, attempt: _Attempt, run: str = "") -> Committed:
-        request = CommitRequest(QUERY, run or attempt.run, batch_id, attempt.stages, WAIT_MS)
+    async def _commit(self, batch_id: int, attempt: _Attempt, run: str = "") -> StagesCommitted:
+        request = CommitStages(
+            query=QUERY, run=run or attempt.run, batch_id=batch_id, stages=attempt.stages, wait_ms=WAIT_MS
+        )
         _, committed = await self._world.at_owner(lambda broker: broker.staging.commit(ANONYMOUS, request))
         return committed
 

@@ -7,6 +7,7 @@ import msgspec
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.model.staging import StagedQuery
+from pydanube.operations import staging
 
 BODY = bytes(range(1, 17))
 STAGE = requests.Stage("sales", "run-2", 7, 1, 12, 0, [requests.StagedSection("/default/orders", 1, [16])])
@@ -39,7 +40,7 @@ STAGING_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.CommitStages(query="sales", run="run-2", batch_id=7, stages=[NAME], wait_ms=1000),
+        staging.CommitStages(query="sales", run="run-2", batch_id=7, stages=[NAME], wait_ms=1000),
         unhex("""
         86a26f70 ac737461 67652e63 6f6d6d69 74a57175 657279a5 73616c65 73a37275
         6ea57275 6e2d32a8 62617463 685f6964 07a67374 61676573 91be3138 66306330
@@ -47,17 +48,17 @@ STAGING_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         cd03e8
         """),
     ),
-    (requests.StagesCommitted(), unhex("80")),
-    (requests.StagesCommitted(repeated=True, applied=False), unhex("82a87265 70656174 6564c3a7 6170706c 696564c2")),
+    (staging.StagesCommitted(), unhex("80")),
+    (staging.StagesCommitted(repeated=True, applied=False), unhex("82a87265 70656174 6564c3a7 6170706c 696564c2")),
     (
-        requests.ListStagedQueries(after="sales", count=10),
+        staging.ListStagedQueries(after="sales", count=10),
         unhex("""
         83a26f70 ad737461 67652e71 75657269 6573a561 66746572 a573616c 6573a563
         6f756e74 0a
         """),
     ),
     (
-        requests.StagedQueries(
+        staging.StagedQueries(
             [
                 StagedQuery("sales", "run-2"),
                 StagedQuery("tax", "run-9", 7, 1_700_000_000_000_000, 3, "the store is away"),
@@ -73,7 +74,7 @@ STAGING_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.ForgetStagedQuery(query="sales"),
+        staging.ForgetStagedQuery(query="sales"),
         unhex("82a26f70 ac737461 67652e66 6f726765 74a57175 657279a5 73616c65 73"),
     ),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pydanube.codec.native import requests
+from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 from pydanube.model.storage import (
     PartitionUsage,
@@ -16,7 +16,9 @@ from pydanube.model.storage import (
     StorageUpload,
     StorageVerified,
 )
+from pydanube.operations import storage
 
+ORDERS = TopicName("default", "orders")
 PLACE = StoragePlace("/default/orders", 1, 900, "segments/a.seg", 4096, 77)
 
 
@@ -26,13 +28,13 @@ def unhex(text: str) -> bytes:
 
 STORAGE_HEADS: list[tuple[msgspec.Struct, bytes]] = [
     (
-        requests.DescribeStorage(),
+        storage.DescribeStorage(),
         unhex("""
         81a26f70 ad73746f 72616765 2e757361 6765
         """),
     ),
     (
-        requests.DescribeStorage(topic="/default/orders", place=StoragePlace("/default/orders", 1, 1000)),
+        storage.DescribeStorage(topic=ORDERS, place=StoragePlace("/default/orders", 1, 1000)),
         unhex("""
         83a26f70 ad73746f 72616765 2e757361 6765a574 6f706963 af2f6465 6661756c
         742f6f72 64657273 a5706c61 636586a5 746f7069 63af2f64 65666175 6c742f6f
@@ -41,7 +43,7 @@ STORAGE_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.ListSegments(topic="/default/orders", partition=1, start=Position("offset", 1000), count=10),
+        storage.ListSegments(topic=ORDERS, partition=1, start=Position("offset", 1000), count=10),
         unhex("""
         85a26f70 b073746f 72616765 2e736567 6d656e74 73a5746f 706963af 2f646566
         61756c74 2f6f7264 657273a9 70617274 6974696f 6e01a573 74617274 82a46b69
@@ -49,20 +51,20 @@ STORAGE_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.UploadStorage(topic="/default/orders"),
+        storage.UploadStorage(topic=ORDERS),
         unhex("""
         82a26f70 ae73746f 72616765 2e75706c 6f6164a5 746f7069 63af2f64 65666175
         6c742f6f 72646572 73
         """),
     ),
     (
-        requests.UploadStorage(run=3),
+        storage.UploadStorage(run=3),
         unhex("""
         82a26f70 ae73746f 72616765 2e75706c 6f6164a3 72756e03
         """),
     ),
     (
-        requests.VerifyStorage(topic="/default/orders", place=PLACE, bytes_max=65_536),
+        storage.VerifyStorage(topic=ORDERS, place=PLACE, bytes_max=65_536),
         unhex("""
         84a26f70 ae73746f 72616765 2e766572 696679a5 746f7069 63af2f64 65666175
         6c742f6f 72646572 73a5706c 61636586 a5746f70 6963af2f 64656661 756c742f
@@ -72,14 +74,14 @@ STORAGE_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.CollectGarbage(orphans=True, dry_run=True, after="segments/a.seg"),
+        storage.CollectGarbage(orphans=True, dry_run=True, after="segments/a.seg"),
         unhex("""
         84a26f70 af73746f 72616765 2e636f6c 6c656374 a76f7270 68616e73 c3a76472
         795f7275 6ec3a561 66746572 ae736567 6d656e74 732f612e 736567
         """),
     ),
     (
-        requests.StorageUsed(
+        storage.StorageUsed(
             StorageStatus("file:///objects", "failing", "no route", 5, "full", 100, 200, 300, 4, 2),
             [PartitionUsage("/default/orders", 1, 10, 900, 1000, 3, 90_000, 890, 50_000, 4000, 100, 1.5)],
             StoragePlace("/default/orders", 2),
@@ -105,7 +107,7 @@ STORAGE_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.SegmentList(
+        storage.SegmentList(
             [SegmentDescription(1, 10, 900, 890, 90_000, "segments/a.seg", 90_500, 2, 7, 8, 9, 4)], 900
         ),
         unhex("""
@@ -118,11 +120,11 @@ STORAGE_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.SegmentList([], -1, 12, "s3://bucket/danube"),
+        storage.SegmentList([], -1, 12, "s3://bucket/danube"),
         unhex("82a8746f 7069635f 69640ca5 73746f72 65b27333 3a2f2f62 75636b65 742f6461 6e756265"),
     ),
     (
-        requests.StorageUploading(StorageUpload(3, 1000, 400, 2, done=True, failure="no route")),
+        storage.StorageUploading(StorageUpload(3, 1000, 400, 2, done=True, failure="no route")),
         unhex("""
         81a67570 6c6f6164 86a37275 6e03ab74 6f74616c 5f627974 6573cd03 e8aa6c65
         66745f62 79746573 cd0190af 70617274 6974696f 6e735f6c 65667402 a4646f6e
@@ -130,7 +132,7 @@ STORAGE_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.StorageStep(
+        storage.StorageStep(
             StorageVerified(
                 3, 890, 90_000, [StorageDamage("/default/orders", 1, 10, 900, "missing", "gone", "segments/a.seg")]
             ),
@@ -148,7 +150,7 @@ STORAGE_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.GarbageCollected(StorageCollected(9, 3, 3000, 2), "segments/a.seg"),
+        storage.GarbageCollected(StorageCollected(9, 3, 3000, 2), "segments/a.seg"),
         unhex("""
         82a9636f 6c6c6563 74656484 a96c6f6f 6b65645f 617409a7 64656c65 74656403
         ad64656c 65746564 5f627974 6573cd0b b8a77761 6974696e 6702a46e 657874ae

@@ -103,6 +103,9 @@ def values_of(kind: object, name: str = "") -> st.SearchStrategy[typing.Any]:
     """Return a strategy for the values that a field of this type (and for some, of this name) may hold."""
     arguments = typing.get_args(kind)
     match typing.get_origin(kind):
+        case typing.Annotated:
+            (meta,) = kind.__metadata__  # type: ignore[attr-defined]
+            return st.integers(meta.ge, meta.le) if meta.ge is not None else values_of(arguments[0], name)
         case typing.Literal:
             return st.sampled_from(arguments)
         case builtin if builtin is list and name == "ranges":
@@ -123,6 +126,6 @@ def values_of(kind: object, name: str = "") -> st.SearchStrategy[typing.Any]:
     if issubclass(kind, enum.Enum):
         return st.sampled_from(kind)
     assert dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct | tuple), kind
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     names = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else [one for one in hints if one[0] != "_"]
     return st.builds(kind, **{name: values_of(hints[name], name) for name in names})

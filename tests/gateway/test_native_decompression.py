@@ -17,6 +17,7 @@ from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.gateway.native.publish_memory import PauseReason
 from pydanube.model.limits import MIB
+from pydanube.operations import staging
 from pydanube.runtime.clock import ManualClock
 
 TURN_BYTES = 4 * MIB
@@ -93,8 +94,8 @@ async def test_stages_are_unpacked_a_few_at_a_time(monkeypatch: pytest.MonkeyPat
         turns.stop()
         assert sum(turns.opened.values()) >= 20 * BOMB_BYTES
         assert max(turns.opened.values()) < 2 * TURN_BYTES + BOMB_BYTES
-        commit = requests.CommitStages(query="query", run="run", batch_id=0, stages=[name], wait_ms=20_000)
-        await peer.request(commit, requests.StagesCommitted)
+        commit = staging.CommitStages(query="query", run="run", batch_id=0, stages=[name], wait_ms=20_000)
+        await peer.request(commit, staging.StagesCommitted)
         assert await end_of(peer) == 20
 
 

@@ -12,7 +12,7 @@ from pydanube.codec.native.frames import FrameKind
 from pydanube.model.errors import Corrupt, DanubeError, Invalid, NotFound, StaleEpoch
 from pydanube.model.positions import Position
 from pydanube.model.quotas import Quota, QuotaSubject
-from pydanube.operations import access
+from pydanube.operations import access, staging
 
 Batches = dict[tuple[str, int], list[bytearray]]
 
@@ -47,10 +47,10 @@ async def test_what_is_staged_is_seen_by_nobody_until_it_is_committed():
             await stage(peer, {(TOPIC, 1): [one_batch(count=5)]}),
         ]
         assert [await end_of(peer, index) for index in (0, 1)] == [0, 0]
-        commit = requests.CommitStages(query="query", run="run", batch_id=0, stages=stages, wait_ms=10_000)
-        assert await peer.request(commit, requests.StagesCommitted) == requests.StagesCommitted(False, True)
+        commit = staging.CommitStages(query="query", run="run", batch_id=0, stages=stages, wait_ms=10_000)
+        assert await peer.request(commit, staging.StagesCommitted) == staging.StagesCommitted(False, True)
         assert [await end_of(peer, index) for index in (0, 1)] == [3, 9]
-        assert await peer.request(commit, requests.StagesCommitted) == requests.StagesCommitted(True, True)
+        assert await peer.request(commit, staging.StagesCommitted) == staging.StagesCommitted(True, True)
         assert [await end_of(peer, index) for index in (0, 1)] == [3, 9]
 
 
@@ -93,14 +93,14 @@ async def test_queries_are_listed_and_forgotten():
     async with open_listener() as one, await Peer.greet(one) as peer:
         await peer.create_topic()
         name = await stage(peer, {(TOPIC, 0): [one_batch()]})
-        commit = requests.CommitStages(query="query", run="run", batch_id=0, stages=[name], wait_ms=10_000)
-        await peer.request(commit, requests.StagesCommitted)
-        listed = await peer.request(requests.ListStagedQueries(), requests.StagedQueries)
+        commit = staging.CommitStages(query="query", run="run", batch_id=0, stages=[name], wait_ms=10_000)
+        await peer.request(commit, staging.StagesCommitted)
+        listed = await peer.request(staging.ListStagedQueries(), staging.StagedQueries)
         assert [(query.query, query.run, query.last_batch_id) for query in listed.queries] == [("query", "run", 0)]
-        await peer.request(requests.ForgetStagedQuery(query="query"), requests.Done)
-        assert (await peer.request(requests.ListStagedQueries(), requests.StagedQueries)).queries == []
+        await peer.request(staging.ForgetStagedQuery(query="query"), requests.Done)
+        assert (await peer.request(staging.ListStagedQueries(), staging.StagedQueries)).queries == []
         with pytest.raises(NotFound, match="query"):
-            await peer.request(requests.ForgetStagedQuery(query="query"), requests.Done)
+            await peer.request(staging.ForgetStagedQuery(query="query"), requests.Done)
 
 
 async def test_a_fenced_run_hears_so_on_its_own_request():

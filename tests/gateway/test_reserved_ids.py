@@ -23,6 +23,7 @@ from pydanube.model.dead_letters import LETTER_PRODUCER
 from pydanube.model.errors import DanubeError, Denied, Invalid
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
+from pydanube.operations import staging
 
 RESERVED = [LETTER_PRODUCER, STAGED_PRODUCER | 7]
 CLUSTER_TOKEN = "c1uster-token-0123456789abcdef-0123456789"
@@ -101,8 +102,8 @@ async def test_what_is_staged_gets_the_id_of_its_query(producer_id: int) -> None
     async with open_listener() as one, await Peer.greet(one) as peer:
         await peer.create_topic()
         name = await stage(peer, {(TOPIC, 0): [signed(producer_id)]})
-        commit = requests.CommitStages(query="query", run="run", batch_id=0, stages=[name], wait_ms=10_000)
-        await peer.request(commit, requests.StagesCommitted)
+        commit = staging.CommitStages(query="query", run="run", batch_id=0, stages=[name], wait_ms=10_000)
+        await peer.request(commit, staging.StagesCommitted)
         (known,) = [known.record async for known in one.broker.staging._records.all()]
         assert await stored_ids(one.broker) == [known.producer_id] != [producer_id]
 

@@ -12,7 +12,7 @@ from access_harness import TableAuthenticator
 from audit_harness import ListSink
 from broker_harness import open_broker
 
-from pydanube.broker import Broker, CommitRequest, Published, SectionRequest, StageRequest
+from pydanube.broker import Broker, Published, SectionRequest, StageRequest
 from pydanube.broker.security.audit import AuditParts
 from pydanube.broker.security.security import SecurityParts
 from pydanube.broker.security.security_store import SecurityStore
@@ -28,6 +28,7 @@ from pydanube.model.quotas import QuotaSubject
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 from pydanube.model.security import Binding, BoundSubject, ResourcePattern
 from pydanube.model.topics import SubscriptionType, TopicConfig
+from pydanube.operations.staging import CommitStages
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects.memory import MemoryStore
 
@@ -200,7 +201,7 @@ async def stage(broker: Broker, principal: Principal, query: str = QUERY) -> str
 
 
 async def commit(broker: Broker, principal: Principal) -> object:
-    return await broker.staging.commit(principal, CommitRequest(QUERY, "run", 7, []))
+    return await broker.staging.commit(principal, CommitStages(query=QUERY, run="run", batch_id=7, stages=[]))
 
 
 class NoSink:

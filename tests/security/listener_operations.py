@@ -56,7 +56,7 @@ from pydanube.gateway.http.api.operations import BASE
 from pydanube.model.failure import NATIVE as NATIVE_POLICY
 from pydanube.model.positions import Position
 from pydanube.model.schemas import Binding
-from pydanube.operations import Operation, access, brokers, namespaces, rests_of, topics
+from pydanube.operations import Operation, access, brokers, namespaces, rests_of, staging, storage, topics
 
 _SALVAGE: Final = f"{READ} + produce on the dead letter topic + {DELETE}"
 _T: Final = str(TOPIC)
@@ -113,6 +113,16 @@ DECLARED: Final[tuple[Sent, ...]] = (
     asked(namespaces.GetPolicies(target=_T), "getTopicPolicies"),
     asked(namespaces.SetPolicies(target="default", changes={"producers_max": 9}), "setNamespacePolicies"),
     asked(namespaces.SetPolicies(target=_T, changes={"producers_max": 9}), "setTopicPolicies"),
+    Sent(ANYONE, storage.DescribeStorage()),
+    asked(storage.ListSegments(topic=TOPIC)),
+    Sent(ADMINISTER, storage.UploadStorage(topic=TOPIC)),
+    Sent(CLUSTER, storage.UploadStorage(run=1), rest="getUpload"),
+    asked(storage.VerifyStorage(topic=TOPIC)),
+    asked(storage.VerifyStorage()),
+    asked(storage.CollectGarbage(dry_run=True)),
+    Sent(CLUSTER, staging.CommitStages(query=QUERY, run="run", batch_id=7, stages=[])),
+    Sent(ANYONE, staging.ListStagedQueries()),
+    Sent(CLUSTER, staging.ForgetStagedQuery(query=QUERY)),
     asked(topics.DeleteTopic(topic=TOPIC)),
     asked(topics.UnloadTopic(topic=TOPIC)),
     asked(topics.SetAckLevel(topic=TOPIC, ack_level="durable")),
@@ -160,14 +170,6 @@ NATIVE: Final[tuple[Sent, ...]] = (
     Sent(ADMINISTER, wire.GrowTopic(topic=_T, partitions=2)),
     Sent(DESCRIBE, wire.GetStatistics(topic=_T)),
     Sent(READ, wire.FindOffset(topic=_T, partition=0, position=Position("latest"))),
-    Sent(ANYONE, wire.DescribeStorage()),
-    Sent(READ, wire.ListSegments(topic=_T)),
-    Sent(ADMINISTER, wire.UploadStorage(topic=_T)),
-    Sent(ADMINISTER, wire.VerifyStorage(topic=_T)),
-    Sent(CLUSTER, wire.CollectGarbage(dry_run=True)),
-    Sent(CLUSTER, wire.CommitStages(query=QUERY, run="run", batch_id=7, stages=[])),
-    Sent(ANYONE, wire.ListStagedQueries()),
-    Sent(CLUSTER, wire.ForgetStagedQuery(query=QUERY)),
     Sent(REGISTER, wire.RegisterSchema(subject=SUBJECT, definition=BYTES)),
     Sent(SEE_SUBJECT, wire.CheckSchema(subject=SUBJECT, definition=STRING)),
     Sent(SEE_SUBJECT, wire.LookUpSchema(subject=SUBJECT, definition=STRING)),
@@ -198,19 +200,21 @@ def in_rest(sent: Sent) -> tuple[str, Sent]:
     rest = made[name]
     fields = msgspec.to_builtins(operation, enc_hook=str)
     del fields["op"]
-    if rest.body:
-        fields |= fields.pop(rest.body[0])
+    body = fields.pop(rest.body[0]) if rest.body else None
     shown = {field: name for name, field in rest.names.items()}
     path = rest.path
     if "{namespace}/{topic}" in path:
         path = path.replace("/{namespace}/{topic}", fields.pop(rest.names.get("topic", "topic")))
-    for field in list(fields):
+    for field in operation.__struct_fields__:
         parameter = f"{{{shown.get(field, field)}}}"
         if parameter in path:
-            path = path.replace(parameter, quote(fields.pop(field), safe=""))
-    is_query = rest.method in ("GET", "DELETE")
-    path += f"?{urlencode(fields)}" if is_query and fields else ""
-    return name, Sent(sent.needs, None if is_query else fields or None, BASE + path)
+            path = path.replace(parameter, quote(str(getattr(operation, field)), safe=""))
+            fields.pop(field, None)
+    if rest.method not in ("GET", "DELETE") and not rest.body:
+        body = fields or None
+    elif fields:
+        path += f"?{urlencode({shown.get(field, field): value for field, value in fields.items()})}"
+    return name, Sent(sent.needs, body, BASE + path)
 
 
 REST: Final[dict[str, Sent]] = {
@@ -267,14 +271,6 @@ REST: Final[dict[str, Sent]] = {
     "getTopicSchema": Sent(DESCRIBE, None),
     "bindTopic": Sent(f"{ADMINISTER} + {SEE_SUBJECT}", {"subject": SUBJECT}),
     "unbindTopic": Sent(ADMINISTER, None),
-    "getStorageUsage": Sent(ANYONE, None),
-    "listSegments": Sent(READ, None),
-    "startUpload": Sent(CLUSTER, {}),
-    "getUpload": Sent(CLUSTER, None),
-    "verifyStorage": Sent(CLUSTER, {}),
-    "collectGarbage": Sent(CLUSTER, {"dry_run": True}),
-    "listStagedQueries": Sent(ANYONE, None),
-    "forgetStagedQuery": Sent(CLUSTER, None, f"/api/v1/staged-queries/{QUERY}"),
     "publishMessages": Sent(PRODUCE, {"messages": [{"payload": "x"}]}),
     "receiveWebhook": Sent(PRODUCE, {"hello": "there"}),
     "openConsumer": Sent(CONSUME, {"type": "shared"}),

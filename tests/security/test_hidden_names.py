@@ -36,6 +36,7 @@ from pydanube.model.positions import Position
 from pydanube.model.schemas import Binding as SchemaBinding
 from pydanube.model.security import Binding, BoundSubject, ResourcePattern
 from pydanube.model.topics import TopicConfig
+from pydanube.operations import access, staging
 
 WIDE = TopicName.parse("/default/wide")
 OWN = TopicName.parse("/other/own")
@@ -122,9 +123,9 @@ def native_requests() -> list[tuple[str, bytes, str]]:
         wire.Subscribe(**named, partition=0, consumer="c", type="shared", failure_policy=policy),
         wire.GetSchema(schema_id=1),
         wire.BindTopic(topic=str(OWN), binding=SchemaBinding(SUBJECT)),
-        wire.ListStagedQueries(count=1),
+        staging.ListStagedQueries(count=1),
         wire.DeleteSchema(subject="other-value"),
-        wire.CreateAccessBinding(subject="user:new", roles=["reader"], resource="/other", id=BINDING),
+        access.CreateAccessBinding(subject="user:new", roles=["reader"], resource="/other", id=BINDING),
     ]
     found = []
     for request in [*(one.request for one in NATIVE), *more]:

@@ -143,7 +143,7 @@ async def test_a_staged_query_belongs_to_the_principal_that_made_it(tmp_path: Pa
         give(world.rules, other, "producer")
         await stage(broker, PRODUCER, "mine")
         for principal, names in ((PRODUCER, ["mine"]), (other, []), (ROOT, ["mine", QUERY])):
-            assert [one.query for one in (await broker.staging.queries(principal, "", 10))[0]] == names
+            assert [one.query for one in (await broker.staging.queries(principal, "", 10)).queries] == names
         for refused in (stage(broker, other, "mine"), commit(broker, other), broker.staging.forget(other, "mine")):
             with pytest.raises(Denied):
                 await refused

@@ -62,7 +62,7 @@ async def test_what_the_catalog_has_lost_is_an_error_that_names_it(tmp_path: Pat
         with pytest.raises(Corrupt, match=f"offsets {lost.end_offset - 10}..{lost.end_offset - 1} "):
             await client.fetch(Position("offset", lost.end_offset - 10))
         assert (await client.fetch(Position("offset", lost.end_offset))).batches, "what is behind it can be read"
-        verified, _ = await broker.storage.verify(ANONYMOUS, None, StoragePlace(), 1 << 30)
+        verified = (await broker.storage.verify(ANONYMOUS, None, StoragePlace(), 1 << 30)).verified
         assert [(one.kind, one.first_offset) for one in verified.damages] == [("missing", lost.first_offset)]
 
 

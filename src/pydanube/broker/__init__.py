@@ -30,7 +30,6 @@ from pydanube.broker.producers.shared_producers import SharedProducer
 from pydanube.broker.quotas.throttle import PEER, FetchTurn
 from pydanube.broker.quotas.throttle import WAIT_S_MAX as QUOTA_WAIT_S_MAX
 from pydanube.broker.staging.stage_writer import SectionRequest, StageRequest
-from pydanube.broker.staging.staging import CommitRequest, Committed
 from pydanube.broker.subscriptions.consumer import Consumer, Sink, close_calls
 from pydanube.broker.subscriptions.consumer_sessions import ConsumerSessions
 from pydanube.broker.subscriptions.subscriptions import Attachment
@@ -49,8 +48,6 @@ __all__ = [
     "Attachment",
     "Broker",
     "BrokerParts",
-    "CommitRequest",
-    "Committed",
     "Consumer",
     "ConsumerSessions",
     "FetchResult",

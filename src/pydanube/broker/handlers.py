@@ -12,7 +12,7 @@ from pydanube.codec.native.requests import fitting
 from pydanube.core.access import Principal
 from pydanube.core.identity import NOBODY, Identity
 from pydanube.model.paging import PAGE_MAX, NamePage, PageQuery
-from pydanube.operations import AnswerT, Done, Operation, access, brokers, namespaces, topics
+from pydanube.operations import AnswerT, Done, Operation, access, brokers, namespaces, staging, storage, topics
 
 from .facade import Broker
 
@@ -93,6 +93,23 @@ async def _set_policies(broker: Broker, caller: Caller, asked: namespaces.SetPol
     return await broker.policies.set(caller.principal, target, asked.changes, asked.expected)
 
 
+# -- storage -----------------------------------------------------------------------------------------------------------
+
+
+async def _describe_storage(broker: Broker, caller: Caller, asked: storage.DescribeStorage) -> Outcome:
+    if asked.own_only:
+        return await broker.storage.own_usage(caller.principal, asked.partitions)
+    return await broker.storage.usage(caller.principal, asked.topic, asked.place)
+
+
+async def _upload_storage(broker: Broker, caller: Caller, asked: storage.UploadStorage) -> Outcome:
+    if asked.run:
+        state = await broker.storage.upload_state(caller.principal, asked.run, own_only=asked.own_only)
+    else:
+        state = await broker.storage.upload(caller.principal, asked.topic, asked.own_only)
+    return storage.StorageUploading(state)
+
+
 # -- topics ------------------------------------------------------------------------------------------------------------
 
 
@@ -157,6 +174,23 @@ HANDLERS: Final[Mapping[type[Operation[Any]], Handler]] = dict(
             lambda b, c, asked: b.policies.get(c.principal, namespaces.policy_target(asked.target)),
         ),
         _by(namespaces.SetPolicies, _set_policies),
+        _by(staging.CommitStages, lambda b, c, asked: b.staging.commit(c.principal, asked)),
+        _by(staging.ListStagedQueries, lambda b, c, asked: b.staging.queries(c.principal, asked.after, asked.count)),
+        _by(staging.ForgetStagedQuery, lambda b, c, asked: b.staging.forget(c.principal, asked.query, asked.owner)),
+        _by(storage.DescribeStorage, _describe_storage),
+        _by(
+            storage.ListSegments,
+            lambda b, c, asked: b.storage.segments(c.principal, asked.topic, asked.partition, asked.start, asked.count),
+        ),
+        _by(storage.UploadStorage, _upload_storage),
+        _by(
+            storage.VerifyStorage,
+            lambda b, c, asked: b.storage.verify(c.principal, asked.topic, asked.place, asked.bytes_max),
+        ),
+        _by(
+            storage.CollectGarbage,
+            lambda b, c, asked: b.storage.collect(c.principal, asked.orphans, asked.dry_run, asked.after),
+        ),
         _by(topics.DeleteTopic, lambda b, c, asked: b.delete_topic(c.principal, asked.topic, asked.expected)),
         _by(topics.UnloadTopic, lambda b, _, asked: b.topics.unload(asked)),
         _by(topics.SetAckLevel, lambda b, _, asked: b.topics.set_ack_level(asked)),

@@ -25,6 +25,7 @@ from pydanube.client.admin.admin import Admin
 from pydanube.client.admin.aliases import Aliases
 from pydanube.client.admin.dead_letters import DeadLetters
 from pydanube.client.admin.schemas import Schemas
+from pydanube.client.admin.storage import Storage
 from pydanube.client.admin.topics import Namespaces, Topics
 from pydanube.client.connection.address import Servers, parse_servers
 from pydanube.client.connection.credentials import AnyToken, ClientCredentials
@@ -390,6 +391,11 @@ class Client(Aliases, Admin, StagedWrites):
     def schemas(self) -> Schemas:
         """The schema registry: register, read, check and delete schemas, and bind topics to them."""
         return Schemas(self)
+
+    @property
+    def storage(self) -> Storage:
+        """Object storage: what is there, uploads, verification, garbage collection."""
+        return Storage(self)
 
     @property
     def access(self) -> Access:

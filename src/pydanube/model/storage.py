@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
-from typing import Final
+from dataclasses import astuple, dataclass, field, fields, replace
+from typing import Final, Self
+
+from .errors import Invalid
+from .names import TopicName
+from .positions import OFFSET_END
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +25,29 @@ class StoragePlace:
     """Set when the walk continues inside this object: the bytes below `byte` were read, and their checksum is `crc`."""
     byte: int = 0
     crc: int = 0
+
+    @classmethod
+    def parse(cls, token: str) -> Self:
+        """Read what `str` has written; an empty text is where everything begins. Raises Invalid."""
+        if not token:
+            return cls()
+        try:
+            topic, partition, offset, key, *numbers = json.loads(base64.b64decode(token, b"-_", validate=True))
+            counts = (partition, offset, *numbers)
+            if len(counts) != 4 or not all(isinstance(one, int) and 0 <= one < OFFSET_END for one in counts):
+                raise ValueError
+            if not isinstance(topic, str) or not isinstance(key, str):
+                raise ValueError
+        except (binascii.Error, ValueError, TypeError, RecursionError):
+            raise Invalid("after is not the `next` of an earlier answer") from None
+        if topic:
+            TopicName.parse(topic)
+        return cls(topic, partition, offset, key, *numbers)
+
+    def __str__(self) -> str:
+        if self == StoragePlace():
+            return ""
+        return base64.urlsafe_b64encode(json.dumps(astuple(self)).encode()).decode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ access          roles, bindings, API keys, quotas
 brokers         brokers and their cluster
 namespaces      namespaces, and the policies of namespaces and topics
 paging          the fields of lists that come in pages
+staging         staged writes
+storage         object storage
 topics          topics and what is done to their partitions
 """
 

@@ -108,6 +108,11 @@ def on_topic(action: Action) -> Needs:
     return Needs(action, lambda operation: str(operation.topic))
 
 
+def on_topic_or_cluster(action: Action) -> Needs:
+    """Return the need of an operation whose field `topic` names the topic, or is None for all of them."""
+    return Needs(action, lambda operation: CLUSTER if operation.topic is None else str(operation.topic))
+
+
 @dataclass(frozen=True, slots=True)
 class Rest:
     """How REST offers an operation. Parameters of the path are fields; the others are the query, or with POST, PUT and
@@ -129,7 +134,8 @@ class Rest:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Fields with another default than that of the native protocol, which never changes."""
     body: tuple[str, type] | None = None
-    """The field that is the body as a whole, and how that looks: what the body has becomes a dict."""
+    """The field that is the body as a whole, and how that looks: of a field that is a dict, what the body has. The
+    other fields are the query then."""
     example: Mapping[str, Any] | None = None
     """A body."""
     answer: msgspec.Struct | None = None

@@ -15,9 +15,8 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -37,6 +36,7 @@ from pydanube.model.errors import DanubeError, Invalid, NotFound, Refused, Unava
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.staging import StagedQuery, check_batch_id, check_query
+from pydanube.operations.staging import QUERIES_MAX, CommitStages, StagedQueries, StagesCommitted
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.events import Signal
 from pydanube.runtime.retry import RetryBackoff
@@ -59,27 +59,11 @@ UNCERTAIN_RETRY_S: Final = 1.0
 WAIT_S_MAX: Final = 60.0
 """The longest time that a commit waits for its messages to be published; the caller may repeat the commit."""
 
-QUERIES_MAX: Final = 1000
 PAGE_BYTES: Final = CONTROL_BYTES_MAX // 2
-"""Queries in one response, and about how many bytes: with the longest names and obstacles they would not fit a
-frame."""
+"""About how many bytes the queries of one response have: with the longest names and obstacles `QUERIES_MAX` of them
+would not fit a frame."""
 
 OBSTACLE_CHARACTERS: Final = 300
-
-
-class CommitRequest(NamedTuple):
-    """A request to commit a batch; see codec.native.requests.CommitStages."""
-
-    query: str
-    run: str
-    batch_id: int
-    stages: Sequence[str]
-    wait_ms: int = 0
-
-
-class Committed(NamedTuple):
-    repeated: bool
-    applied: bool
 
 
 class Staging:
@@ -161,7 +145,7 @@ class Staging:
 
     # -- committing ----------------------------------------------------------------------------------------------------
 
-    async def commit(self, principal: Principal, request: CommitRequest) -> Committed:
+    async def commit(self, principal: Principal, request: CommitStages) -> StagesCommitted:
         """Commit a batch: on return the decision is durable.
 
         Raises Refused, with nothing changed, if a stage is missing. Cancelled or Unavailable: the commit may have
@@ -177,10 +161,10 @@ class Staging:
         async with self._records.locked(request.query):
             repeated, decision = await self._decide(principal, request, names)
         wait_s = min(request.wait_ms / 1000, WAIT_S_MAX)
-        return Committed(repeated, decision is None or await decision.wait(wait_s))
+        return StagesCommitted(repeated, decision is None or await decision.wait(wait_s))
 
     async def _decide(
-        self, principal: Principal, request: CommitRequest, names: list[StageName]
+        self, principal: Principal, request: CommitStages, names: list[StageName]
     ) -> tuple[bool, Decision | None]:
         """Return whether the batch was committed before, and its decision unless that is over."""
         for _ in range(LOST_COMPARISONS_MAX):
@@ -291,9 +275,8 @@ class Staging:
 
     # -- queries -------------------------------------------------------------------------------------------------------
 
-    async def queries(self, principal: Principal, after: str, count: int) -> tuple[list[StagedQuery], str]:
-        """Return a page of queries, ordered by name, and the name after which the next page begins (empty: done). A
-        caller that may not describe the cluster sees its own."""
+    async def queries(self, principal: Principal, after: str, count: int) -> StagedQueries:
+        """Return a page of queries, ordered by name. A caller that may not describe the cluster sees its own."""
         count = max(1, min(count, QUERIES_MAX))
         sees_all = self._authorizer.allows(principal, Action.DESCRIBE, BROKER)
         found: list[StagedQuery] = []
@@ -304,12 +287,12 @@ class Staging:
             for one in page:
                 if sees_all or one.record.owner == principal.owner_id != "":
                     if len(found) == count or room <= 0:
-                        return found, token  # never that of a query that the caller may not see
+                        return StagedQueries(found, token)  # never that of a query that the caller may not see
                     found.append(self._describe(one.record))
                     token = one.page_token
                     room -= len(msgspec.msgpack.encode(found[-1]))
             if len(page) < read_max:
-                return found, ""
+                return StagedQueries(found)
             after = page[-1].page_token
 
     def _describe(self, record: QueryRecord) -> StagedQuery:

@@ -19,7 +19,6 @@ from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.registry.records import PartitionRecord, TopicRecord, partition_key
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.batch import read_header
-from pydanube.codec.native import requests as wire
 from pydanube.core.access import ANONYMOUS, BROKER, Action, Authorizer, Principal
 from pydanube.metadata.packing import unpack
 from pydanube.metadata.store import MetadataStore
@@ -33,9 +32,19 @@ from pydanube.model.storage import (
     StoragePlace,
     StorageStatus,
     StorageUpload,
-    StorageVerified,
 )
 from pydanube.model.topics import AckLevel
+from pydanube.operations.storage import (
+    SEGMENTS_MAX,
+    VERIFY_BYTES_MAX,
+    DescribeStorage,
+    GarbageCollected,
+    SegmentList,
+    StorageStep,
+    StorageUploading,
+    StorageUsed,
+    UploadStorage,
+)
 from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.tasks import Tasks
@@ -49,9 +58,6 @@ from .object_storage import ObjectStorage
 STEP_S: Final = 1.0
 """How long a step may take, because the caller waits for the response."""
 
-SEGMENTS_MAX: Final = 1000
-"""Segments in one response. One takes about 300 bytes, and a response may have a megabyte."""
-
 COUNTED_MAX: Final = 20_000
 """Segments that are counted in one step."""
 
@@ -59,7 +65,6 @@ PARTITIONS_MAX: Final = 1000
 """Partitions in one response."""
 
 GARBAGE_COUNTED_MAX: Final = 10_000
-VERIFY_BYTES_MAX: Final = 64 * 1024 * 1024
 RUNS_MAX: Final = 16
 """Uploads whose progress or result is remembered."""
 
@@ -153,9 +158,7 @@ class StorageAdministration:
 
     # -- usage ---------------------------------------------------------------------------------------------------------
 
-    async def usage(
-        self, principal: Principal, topic: TopicName | None, place: StoragePlace
-    ) -> tuple[StorageStatus, list[PartitionUsage], StoragePlace | None]:
+    async def usage(self, principal: Principal, topic: TopicName | None, place: StoragePlace) -> StorageUsed:
         """Return the status of this broker, if the caller may see that, the usage of some partitions from `place` on,
         and where the next step continues. What only the owner of a partition knows comes from there.
 
@@ -168,19 +171,18 @@ class StorageAdministration:
         found, stopped = await self._usage_step(principal, tiers, topic, place)
         found = await self._ask_owners(found)
         if not self._authorizer.allows(principal, Action.DESCRIBE, BROKER):
-            return StorageStatus(url="", uploads="hidden"), found, stopped
-        return await self._status(tiers, with_garbage=place == StoragePlace()), found, stopped
+            return StorageUsed(StorageStatus(url="", uploads="hidden"), found, stopped)
+        return StorageUsed(await self._status(tiers, with_garbage=place == StoragePlace()), found, stopped)
 
-    async def own_usage(
-        self, principal: Principal, partitions: Sequence[tuple[TopicName, int]]
-    ) -> tuple[StorageStatus, list[PartitionUsage]]:
+    async def own_usage(self, principal: Principal, partitions: Sequence[tuple[str, int]]) -> StorageUsed:
         """Return what this broker knows of partitions that it owns, without their segments, for another broker."""
         tiers = self._authorize(principal, Action.DESCRIBE, None)
         found: list[PartitionUsage] = []
-        for name, index in partitions:
+        for topic, index in partitions:
+            name = TopicName.parse(topic)
             record = await self._registry.refresh_topic(name) or self._registry.topic(name)
             found.append(await self._describe_partition(tiers, name, record, index))
-        return await self._status(tiers, with_garbage=False), found
+        return StorageUsed(await self._status(tiers, with_garbage=False), found)
 
     async def _ask_owners(self, found: list[PartitionUsage]) -> list[PartitionUsage]:
         """Return the usage with what the other owners of these partitions know, or why they do not say it."""
@@ -193,10 +195,10 @@ class StorageAdministration:
             if owner is not None:
                 owners.setdefault(owner, []).append((one.topic, one.partition))
         requests = {
-            broker: wire.DescribeStorage(own_only=True, partitions=partitions) for broker, partitions in owners.items()
+            broker: DescribeStorage(own_only=True, partitions=partitions) for broker, partitions in owners.items()
         }
         known: dict[tuple[str, int], PartitionUsage | DanubeError] = {}
-        for broker, answer in (await self._gathering.ask(requests, wire.StorageUsed)).items():
+        for broker, answer in (await self._gathering.ask(requests, StorageUsed)).items():
             if isinstance(answer, DanubeError):
                 known |= dict.fromkeys(owners[broker], answer)
             else:
@@ -316,9 +318,9 @@ class StorageAdministration:
 
     async def segments(
         self, principal: Principal, topic: TopicName, partition: int, start: Position, most: int
-    ) -> tuple[list[SegmentDescription], int]:
-        """Return up to `most` segments from the one that holds `start` on, and the offset to continue at; -1 at the
-        end. They tell where history lies, for readers that read it there themselves: so it takes READ."""
+    ) -> SegmentList:
+        """Return up to `most` segments from the one that holds `start` on. They tell where history lies, for readers
+        that read it there themselves: so it takes READ."""
         tiers = self._authorize(principal, Action.READ, topic)
         record = self._registry.topic(topic)
         self._check_partition(topic, record, partition)
@@ -329,13 +331,9 @@ class StorageAdministration:
             offset = first.first_offset if first is not None else bounds.uploaded_end
         most = max(1, min(most, SEGMENTS_MAX))
         async for page in tiers.catalog.pages(record.topic_id, partition, offset, most):
-            return [_describe_segment(one) for one in page], page[-1].end_offset if len(page) == most else -1
-        return [], -1
-
-    def whereabouts(self, principal: Principal, topic: TopicName) -> tuple[int, str]:
-        """Return the id of the topic, which its segments contain, and the URL of the store without credentials."""
-        tiers = self._authorize(principal, Action.READ, topic)
-        return self._registry.topic(topic).topic_id, tiers.objects.url
+            following = page[-1].end_offset if len(page) == most else -1
+            return SegmentList(list(map(_describe_segment, page)), following, record.topic_id, tiers.objects.url)
+        return SegmentList([], -1, record.topic_id, tiers.objects.url)
 
     # -- uploading -----------------------------------------------------------------------------------------------------
 
@@ -351,7 +349,7 @@ class StorageAdministration:
             owners.update(others)
             if own:
                 await self._partitions.get(name, index)
-        request = wire.UploadStorage(topic=str(topic or ""), own_only=True)
+        request = UploadStorage(topic=topic, own_only=True)
         uploads = await self._ask_uploads(dict.fromkeys(sorted(owners), request))
         ids = None if topic is None else self._registry.topic(topic).topic_id
         targets = {
@@ -365,9 +363,9 @@ class StorageAdministration:
         run.others = {broker: one.run for broker, one in uploads.items()}
         return _added_up(run.describe(), uploads.values())
 
-    async def _ask_uploads(self, requests: Mapping[str, wire.UploadStorage]) -> dict[str, StorageUpload]:
+    async def _ask_uploads(self, requests: Mapping[str, UploadStorage]) -> dict[str, StorageUpload]:
         found: dict[str, StorageUpload] = {}
-        for broker, answer in (await self._gathering.ask(requests, wire.StorageUploading)).items():
+        for broker, answer in (await self._gathering.ask(requests, StorageUploading)).items():
             if isinstance(answer, DanubeError):
                 raise answer
             found[broker] = answer.upload
@@ -389,7 +387,7 @@ class StorageAdministration:
         except TimeoutError:
             pass
         requests = {
-            broker: wire.UploadStorage(run=other, own_only=True)
+            broker: UploadStorage(run=other, own_only=True)
             for broker, other in ({} if own_only else run.others).items()
         }
         return _added_up(run.describe(), (await self._ask_uploads(requests)).values())
@@ -417,9 +415,8 @@ class StorageAdministration:
 
     async def verify(
         self, principal: Principal, topic: TopicName | None, place: StoragePlace, bytes_max: int
-    ) -> tuple[StorageVerified, StoragePlace | None]:
-        """Verify up to `bytes_max` of segments from `place` on. Returns the result and where the next step
-        continues."""
+    ) -> StorageStep:
+        """Verify up to `bytes_max` of segments from `place` on."""
         tiers = self._authorize(principal, Action.ADMINISTER, topic)
         verifier = SegmentVerifier(tiers.objects, tiers.catalog, self._clock)
         async with self._verifying:
@@ -428,10 +425,10 @@ class StorageAdministration:
                 at = place if (place.topic, place.partition) == (str(name), index) else StoragePlace(offset=offset)
                 target = self._to_verify(name, record, index)
                 if (stopped := await verifier.verify(target, at, step)) is not None:
-                    return step.result(), stopped
+                    return StorageStep(step.result(), stopped)
                 if step.is_over(self._clock.monotonic()):
-                    return step.result(), StoragePlace(str(name), index + 1)
-            return step.result(), None
+                    return StorageStep(step.result(), StoragePlace(str(name), index + 1))
+            return StorageStep(step.result())
 
     def _to_verify(self, topic: TopicName, record: TopicRecord, index: int) -> PartitionToVerify:
         async def bounds() -> CatalogBounds:
@@ -444,10 +441,8 @@ class StorageAdministration:
 
     # -- collecting ----------------------------------------------------------------------------------------------------
 
-    async def collect(
-        self, principal: Principal, orphans: bool, dry_run: bool, after: str
-    ) -> tuple[StorageCollected, str]:
-        """Delete some unused objects. Returns what was done, and the key after which to continue (empty: done)."""
+    async def collect(self, principal: Principal, orphans: bool, dry_run: bool, after: str) -> GarbageCollected:
+        """Delete some unused objects."""
         tiers = self._authorize(principal, Action.ADMINISTER, None)
         await tiers.check_ours()
         if not after and not dry_run:
@@ -456,7 +451,7 @@ class StorageAdministration:
         collect = tiers.collector.collect_orphans if orphans else tiers.collector.collect_garbage
         found = await collect(step)
         done = StorageCollected(found.looked_at, found.deleted, found.deleted_bytes, found.waiting)
-        return done, found.stopped_at
+        return GarbageCollected(done, found.stopped_at)
 
     # -- shared lookups ------------------------------------------------------------------------------------------------
 

@@ -34,15 +34,14 @@ from pydanube.model.topics import (
 )
 from pydanube.operations import brokers, topics
 
-from .area import PageArguments, name_page
+from .area import Asking, PageArguments, name_page
 from .peeking import peek
-from .storage import StorageAdmin
 
 RANGES_PER_REQUEST: Final = 10_000
 """A request with this many ranges is within the limit of its frame."""
 
 
-class Admin(StorageAdmin):
+class Admin(Asking):
     """The administrative calls of a client."""
 
     # -- subscriptions -----------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from functools import wraps
 from inspect import getattr_static
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from .storage import Storage
 from .topics import Namespaces, Topics
 
 P = ParamSpec("P")
@@ -60,3 +61,9 @@ class Aliases(metaclass=ShortHelp):
     delete_namespace = alias("namespaces", Namespaces.delete)
     list_namespaces = alias("namespaces", Namespaces.list)
     namespace_page = alias("namespaces", Namespaces.page)
+    storage_usage = alias("storage", Storage.usage)
+    storage_segments = alias("storage", Storage.segments)
+    storage_histories = alias("storage", Storage.histories)
+    upload_storage = alias("storage", Storage.upload)
+    verify_storage = alias("storage", Storage.verify)
+    collect_garbage = alias("storage", Storage.collect_garbage)

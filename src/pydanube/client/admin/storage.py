@@ -1,9 +1,9 @@
 """Administration of object storage: usage, segments, uploads, verification, and deletion of unneeded objects.
 
 ```python
-usage = await client.storage_usage()
+usage = await client.storage.usage()
 print(usage.status.uploads, usage.total.uploaded_bytes, usage.total.waiting_bytes)
-found = await client.verify_storage("/default/orders")
+found = await client.storage.verify("/default/orders")
 assert not found.damages
 ```
 
@@ -21,7 +21,6 @@ from typing import Final, NamedTuple
 from pydanube.client.history.coverage import SegmentInfo
 from pydanube.client.positions import AnyPosition
 from pydanube.client.settings import check_count, check_number
-from pydanube.codec.native import requests
 from pydanube.model.errors import NotFound, Unavailable
 from pydanube.model.limits import PARTITIONS_MAX
 from pydanube.model.names import TopicName
@@ -35,15 +34,22 @@ from pydanube.model.storage import (
     StorageUsage,
     StorageVerified,
 )
+from pydanube.operations.storage import (
+    SEGMENTS_MAX,
+    CollectGarbage,
+    DescribeStorage,
+    ListSegments,
+    UploadStorage,
+    VerifyStorage,
+)
 from pydanube.runtime.rates import Pacer
 from pydanube.runtime.tasks import run_together
 
-from .area import Asking
+from .area import Area
 
 STEP_BYTES: Final = 8 * 1024 * 1024
 """One step of a verification reads about this many bytes."""
 
-SEGMENTS_AT_ONCE: Final = 1000
 SEGMENTS_PER_HISTORY_REQUEST: Final = 100
 """Segments requested at a time for a range of offsets, which mostly needs few."""
 
@@ -60,13 +66,13 @@ class StoredHistory(NamedTuple):
     segments: list[SegmentInfo]
 
 
-class StorageAdmin(Asking):
-    """The calls of a client that administer object storage."""
+class Storage(Area):
+    """Object storage, as `client.storage` administers it."""
 
-    async def storage_usage(self, topic: str | None = None) -> StorageUsage:
+    async def usage(self, topic: str | None = None) -> StorageUsage:
         """Return what one topic, or all, have in the log and in object storage, and the state of the uploads."""
-        request = requests.DescribeStorage(topic=_checked_name(topic))
-        answer = first = await self._request(request, requests.StorageUsed)
+        name = _checked_name(topic)
+        answer = first = await self._client._do(DescribeStorage(topic=name))
         found: dict[tuple[str, int], PartitionUsage] = {}
         while True:
             for one in answer.partitions:
@@ -74,11 +80,9 @@ class StorageAdmin(Asking):
                 found[key] = _add_usage(found[key], one) if key in found else one
             if answer.next is None:
                 return StorageUsage(first.status, list(found.values()))
-            answer = await self._request(
-                requests.DescribeStorage(topic=request.topic, place=answer.next), requests.StorageUsed
-            )
+            answer = await self._client._do(DescribeStorage(topic=name, place=answer.next))
 
-    async def storage_segments(
+    async def segments(
         self, topic: str, partition: int = 0, *, start: AnyPosition = EARLIEST, count: int | None = None
     ) -> list[SegmentDescription]:
         """Return at most `count` segments of a partition, from the one that holds `start` on."""
@@ -86,17 +90,17 @@ class StorageAdmin(Asking):
         found: list[SegmentDescription] = []
         begin = Position.parse(start)
         while True:
-            wanted = SEGMENTS_AT_ONCE if count is None else min(SEGMENTS_AT_ONCE, count - len(found))
+            wanted = SEGMENTS_MAX if count is None else min(SEGMENTS_MAX, count - len(found))
             if wanted <= 0:
                 return found
-            request = requests.ListSegments(topic=_checked_name(topic), partition=partition, start=begin, count=wanted)
-            answer = await self._request(request, requests.SegmentList)
+            request = ListSegments(topic=TopicName.parse(topic), partition=partition, start=begin, count=wanted)
+            answer = await self._client._do(request)
             found += answer.segments
             if answer.next_offset < 0:
                 return found
             begin = Position("offset", answer.next_offset)
 
-    async def storage_histories(self, wanted: Sequence[tuple[str, int, int, int]]) -> list[StoredHistory]:
+    async def histories(self, wanted: Sequence[tuple[str, int, int, int]]) -> list[StoredHistory]:
         """Find where offsets are in object storage, as far as they are there; `wanted` is topic, partition, start, end.
 
         For a topic or a partition that does not exist the result has no segments; reading it from the broker raises
@@ -121,37 +125,35 @@ class StorageAdmin(Asking):
         offset = start
         while True:
             begin = Position("offset", offset)
-            request = requests.ListSegments(
-                topic=_checked_name(topic), partition=partition, start=begin, count=SEGMENTS_PER_HISTORY_REQUEST
+            request = ListSegments(
+                topic=TopicName.parse(topic), partition=partition, start=begin, count=SEGMENTS_PER_HISTORY_REQUEST
             )
-            answer = await self._request(request, requests.SegmentList)
+            answer = await self._client._do(request)
             reached = found[-1].end_offset if found else 0
             found += (_segment_info(one, answer.topic_id, reached) for one in answer.segments if one.first_offset < end)
             offset = answer.next_offset
             if not start <= offset < end:
                 return StoredHistory(answer.store, answer.topic_id, found)
 
-    async def upload_storage(
+    async def upload(
         self, topic: str | None = None, *, progress: Callable[[StorageUpload], None] | None = None
     ) -> StorageUpload:
         """Upload everything of one topic, or of all, that is not uploaded yet, and wait until it is.
 
         Raises Unavailable if the object store does not accept it. Cancelled, the upload continues.
         """
-        state = (
-            await self._request(requests.UploadStorage(topic=_checked_name(topic)), requests.StorageUploading)
-        ).upload
+        state = (await self._client._do(UploadStorage(topic=_checked_name(topic)))).upload
         while not state.done:
             if progress is not None:
                 progress(state)
-            state = (await self._request(requests.UploadStorage(run=state.run), requests.StorageUploading)).upload
+            state = (await self._client._do(UploadStorage(run=state.run))).upload
         if progress is not None:
             progress(state)
         if state.failure:
             raise Unavailable(f"{state.left_bytes} bytes are not uploaded: {state.failure}")
         return state
 
-    async def verify_storage(
+    async def verify(
         self,
         topic: str | None = None,
         *,
@@ -164,12 +166,11 @@ class StorageAdmin(Asking):
         """
         if rate is not None:
             check_number("rate", rate, 1, 1e15)
-        name, pace = _checked_name(topic), Pacer(rate, self._brokers.clock)
+        name, pace = _checked_name(topic), Pacer(rate, self._client._brokers.clock)
         step_bytes = STEP_BYTES if rate is None else int(min(STEP_BYTES, rate))
         found, place = StorageVerified(), StoragePlace()
         while True:
-            request = requests.VerifyStorage(topic=name, place=place, bytes_max=step_bytes)
-            answer = await self._request(request, requests.StorageStep)
+            answer = await self._client._do(VerifyStorage(topic=name, place=place, bytes_max=step_bytes))
             found = found.plus(answer.verified)
             if progress is not None:
                 progress(found)
@@ -194,8 +195,7 @@ class StorageAdmin(Asking):
         for kind in (False, True) if orphans else (False,):
             after = ""
             while True:
-                request = requests.CollectGarbage(orphans=kind, dry_run=dry_run, after=after)
-                answer = await self._request(request, requests.GarbageCollected)
+                answer = await self._client._do(CollectGarbage(orphans=kind, dry_run=dry_run, after=after))
                 found = found.plus(answer.collected)
                 if progress is not None:
                     progress(found)
@@ -205,8 +205,8 @@ class StorageAdmin(Asking):
         return found
 
 
-def _checked_name(topic: str | None) -> str:
-    return "" if topic is None else str(TopicName.parse(topic))
+def _checked_name(topic: str | None) -> TopicName | None:
+    return None if topic is None else TopicName.parse(topic)
 
 
 def _segment_info(segment: SegmentDescription, topic_id: int, reached: int) -> SegmentInfo:

@@ -9,6 +9,7 @@ from pydanube.client.admin.access import Access
 from pydanube.client.admin.aliases import ShortHelp, alias
 from pydanube.client.admin.dead_letters import DeadLetter, DeadLetters
 from pydanube.client.admin.schemas import Schemas
+from pydanube.client.admin.storage import Storage
 from pydanube.client.admin.topics import Namespaces, Topics
 
 from .loop_thread import LoopThread, blocking
@@ -60,6 +61,17 @@ class BlockingNamespaces(BlockingArea[Namespaces]):
     page = blocking(Namespaces.page)
     policies = blocking(Namespaces.policies)
     set_policies = blocking(Namespaces.set_policies)
+
+
+class BlockingStorage(BlockingArea[Storage]):
+    """See `Storage`."""
+
+    usage = blocking(Storage.usage)
+    segments = blocking(Storage.segments)
+    histories = blocking(Storage.histories)
+    upload = blocking(Storage.upload)
+    verify = blocking(Storage.verify)
+    collect_garbage = blocking(Storage.collect_garbage)
 
 
 class BlockingDeadLetters(BlockingArea[DeadLetters]):
@@ -158,3 +170,9 @@ class BlockingAliases(metaclass=ShortHelp):
     delete_namespace = alias("namespaces", BlockingNamespaces.delete)
     list_namespaces = alias("namespaces", BlockingNamespaces.list)
     namespace_page = alias("namespaces", BlockingNamespaces.page)
+    storage_usage = alias("storage", BlockingStorage.usage)
+    storage_segments = alias("storage", BlockingStorage.segments)
+    storage_histories = alias("storage", BlockingStorage.histories)
+    upload_storage = alias("storage", BlockingStorage.upload)
+    verify_storage = alias("storage", BlockingStorage.verify)
+    collect_garbage = alias("storage", BlockingStorage.collect_garbage)

@@ -47,6 +47,7 @@ from .areas import (
     BlockingDeadLetters,
     BlockingNamespaces,
     BlockingSchemas,
+    BlockingStorage,
     BlockingTopics,
 )
 from .loop_thread import Blocking, LoopThread, blocking, stands_for
@@ -306,6 +307,11 @@ class BlockingClient(BlockingAliases, Blocking[Client]):
         return BlockingSchemas(self._inner.schemas, self._thread)
 
     @property
+    def storage(self) -> BlockingStorage:
+        """See `Client.storage`."""
+        return BlockingStorage(self._inner.storage, self._thread)
+
+    @property
     def access(self) -> BlockingAccess:
         """See `Client.access`."""
         return BlockingAccess(self._inner.access, self._thread)
@@ -335,12 +341,6 @@ class BlockingClient(BlockingAliases, Blocking[Client]):
     describe_cluster = blocking(Client.describe_cluster)
     describe_upgrade = blocking(Client.describe_upgrade)
     finish_upgrade = blocking(Client.finish_upgrade)
-    storage_usage = blocking(Client.storage_usage)
-    storage_segments = blocking(Client.storage_segments)
-    storage_histories = blocking(Client.storage_histories)
-    upload_storage = blocking(Client.upload_storage)
-    verify_storage = blocking(Client.verify_storage)
-    collect_garbage = blocking(Client.collect_garbage)
     commit_stages = blocking(Client.commit_stages)
     staged_queries = blocking(Client.staged_queries)
     forget_staged_query = blocking(Client.forget_staged_query)

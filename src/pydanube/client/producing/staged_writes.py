@@ -29,11 +29,19 @@ from pydanube.client.lifecycle import Openable
 from pydanube.client.settings import check_count
 from pydanube.codec.batch import ByteBuffer
 from pydanube.codec.native import requests
-from pydanube.codec.native.requests import StagesCommitted
 from pydanube.model.errors import Invalid, Refused
 from pydanube.model.limits import ALIGNMENT, BATCH_BYTES_MAX, CONTROL_BYTES_MAX, MIB, STAGES_PER_COMMIT_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.staging import StagedQuery, check_batch_id, check_query
+from pydanube.operations import Done
+from pydanube.operations.staging import (
+    QUERIES_MAX,
+    CommitStages,
+    ForgetStagedQuery,
+    ListStagedQueries,
+    StagedQueries,
+    StagesCommitted,
+)
 from pydanube.runtime.tasks import Tasks
 
 PART_BYTES: Final = 8 * MIB
@@ -49,7 +57,6 @@ LENGTH_BYTES: Final = 5
 ROUTE_SECONDS: Final = 5.0
 """A cached partition count older than this is looked up again, because the topic may have more partitions."""
 
-QUERIES_AT_ONCE: Final = 1000
 
 _ZEROS: Final = bytes(ALIGNMENT)
 
@@ -229,7 +236,7 @@ class StagedWrites(Openable):
                 f"write smaller batches, or with fewer tasks"
             )
         check_count("wait_ms", wait_ms, 0, 2**31 - 1)
-        request = requests.CommitStages(
+        request = CommitStages(
             query=check_query("query", query),
             run=check_query("run", run),
             batch_id=check_batch_id(batch_id),
@@ -250,8 +257,7 @@ class StagedWrites(Openable):
         found: list[StagedQuery] = []
         after = ""
         while True:
-            request = requests.ListStagedQueries(after=after, count=QUERIES_AT_ONCE)
-            answer = await self._brokers.call(request, requests.StagedQueries)
+            answer = await self._brokers.call(ListStagedQueries(after=after, count=QUERIES_MAX), StagedQueries)
             found += answer.queries
             after = answer.next
             if not after:
@@ -261,8 +267,8 @@ class StagedWrites(Openable):
         """Forget a query and drop its uncommitted stages. Its batch ids count as new afterwards. `owner` names the
         principal that it belongs to (`StagedQuery.owner`), where several have a query of this name."""
         self._check_open()
-        request = requests.ForgetStagedQuery(query=check_query("query", query), owner=owner)
-        await self._brokers.call(request, requests.Done, repeatable=False)
+        request = ForgetStagedQuery(query=check_query("query", query), owner=owner)
+        await self._brokers.call(request, Done, repeatable=request.may_repeat)
 
 
 def _aligned(size: int) -> int:

@@ -29,17 +29,7 @@ from pydanube.model.schemas import (
     SchemaVersion,
     SubjectDescription,
 )
-from pydanube.model.staging import StagedQuery
 from pydanube.model.statistics import TopicStatistics, TopicSummary
-from pydanube.model.storage import (
-    PartitionUsage,
-    SegmentDescription,
-    StorageCollected,
-    StoragePlace,
-    StorageStatus,
-    StorageUpload,
-    StorageVerified,
-)
 from pydanube.model.written import Written
 from pydanube.operations import CHANGE_SECONDS
 from pydanube.operations import Done as Done
@@ -47,6 +37,8 @@ from pydanube.operations import Request as Request
 from pydanube.operations.access import AccessOperation
 from pydanube.operations.brokers import BrokerOperation
 from pydanube.operations.namespaces import NamespaceOperation
+from pydanube.operations.staging import StagingOperation
+from pydanube.operations.storage import StorageOperation
 from pydanube.operations.topics import TopicOperation
 
 from .frames import GENERATION_UNKNOWN, PROTOCOL_VERSION
@@ -591,81 +583,6 @@ class FindOffset(Request, tag="offset.find"):
     own_only: bool = False
 
 
-class DescribeStorage(Request, tag="storage.usage"):
-    """Describe what is in the log and in object storage, of one topic or (empty) of all -> StorageUsed"""
-
-    topic: str = ""
-    place: StoragePlace = StoragePlace()
-    own_only: bool = False
-    partitions: list[tuple[str, int]] = msgspec.field(default_factory=list)
-    """With `own_only`: describe these, pairs of topic and partition, as far as their owner knows: without segments."""
-
-
-class ListSegments(Request, tag="storage.segments"):
-    """List the segments of a partition, from the one that holds `start` on -> SegmentList"""
-
-    topic: str
-    partition: int = 0
-    start: Position = msgspec.field(default_factory=lambda: Position("earliest"))
-    count: int = 1000
-
-
-class UploadStorage(Request, tag="storage.upload"):
-    """Start an upload of everything not uploaded yet, of one topic or (empty) of all; with `run`, only report the
-    progress of that upload -> StorageUploading"""
-
-    seconds = CHANGE_SECONDS
-    topic: str = ""
-    run: int = 0
-    own_only: bool = False
-
-
-class VerifyStorage(Request, tag="storage.verify"):
-    """Read some stored objects, from `place` on, and report damage -> StorageStep"""
-
-    topic: str = ""
-    place: StoragePlace = StoragePlace()
-    bytes_max: int = 8 * 1024 * 1024
-
-
-class CollectGarbage(Request, tag="storage.collect"):
-    """Delete some of the objects that are not needed any more, or (`dry_run`) only count them -> GarbageCollected"""
-
-    orphans: bool = False
-    dry_run: bool = False
-    after: str = ""
-
-
-class CommitStages(Request, tag="stage.commit"):
-    """Publish these stages of a query's batch, all or none, exactly once -> StagesCommitted
-
-    The answer comes when the commit is durable. A batch id that was committed before changes nothing. Refused as a
-    whole if a stage does not exist any more; StaleEpoch if a later run of the query exists. `wait_ms`: how long to wait
-    until the messages are visible.
-    """
-
-    query: str
-    run: str
-    batch_id: int
-    stages: list[str]
-    wait_ms: int = 0
-
-
-class ListStagedQueries(Request, tag="stage.queries"):
-    """List the known queries with staged writes -> StagedQueries"""
-
-    after: str = ""
-    count: int = 1000
-
-
-class ForgetStagedQuery(Request, tag="stage.forget"):
-    """Forget a query and its stages -> Done. Afterwards its batch ids count as new. `owner`: the principal that it
-    belongs to, where several have a query of this name; empty: the one that the caller means by it."""
-
-    query: str
-    owner: str = ""
-
-
 class RegisterSchema(Request, tag="schema.register"):
     """Make a definition the next version of a subject, unless the subject has it -> SchemaRegistered"""
 
@@ -830,14 +747,6 @@ AnyRequest = (
     | GrowTopic
     | GetStatistics
     | FindOffset
-    | DescribeStorage
-    | ListSegments
-    | UploadStorage
-    | VerifyStorage
-    | CollectGarbage
-    | CommitStages
-    | ListStagedQueries
-    | ForgetStagedQuery
     | RegisterSchema
     | CheckSchema
     | LookUpSchema
@@ -857,6 +766,8 @@ AnyRequest = (
     | BrokerOperation
     | AccessOperation
     | NamespaceOperation
+    | StagingOperation
+    | StorageOperation
     | TopicOperation
 )
 
@@ -1070,66 +981,10 @@ class ConsumersListed(msgspec.Struct):
     consumers: list[tuple[str, str]]
 
 
-class StorageUsed(msgspec.Struct, omit_defaults=True):
-    """`model.storage.StorageUsage`, or one page of it: with `next`, the next page begins there.
-
-    A partition may come in several parts; their segments, bytes and messages are added up.
-    """
-
-    status: StorageStatus
-    partitions: list[PartitionUsage] = []
-    next: StoragePlace | None = None
-
-
-class SegmentList(msgspec.Struct, omit_defaults=True):
-    """Segments in order. The next page begins at `next_offset`; -1: there is none."""
-
-    segments: list[SegmentDescription] = []
-    next_offset: int = -1
-    topic_id: int = 0
-    store: str = ""
-    """The URL of the object store, without credentials: a client that reads from the store needs its own."""
-
-
-class StorageUploading(msgspec.Struct):
-    upload: StorageUpload
-
-
-class StorageStep(msgspec.Struct, omit_defaults=True):
-    """The result of one step of a verification; with `next`, it continues there."""
-
-    verified: StorageVerified
-    next: StoragePlace | None = None
-
-
-class GarbageCollected(msgspec.Struct, omit_defaults=True):
-    """The result of one step of a collection; with `next`, it continues after that object."""
-
-    collected: StorageCollected
-    next: str = ""
-
-
 class Staged(msgspec.Struct, omit_defaults=True):
     """The stage is durable and not visible yet; a commit refers to it by `stage`."""
 
     stage: str
-
-
-class StagesCommitted(msgspec.Struct, omit_defaults=True):
-    """The commit is durable. `repeated`: the batch was committed before, and this request changed nothing.
-
-    `applied`: every partition has its messages; otherwise the broker publishes them soon.
-    """
-
-    repeated: bool = False
-    applied: bool = True
-
-
-class StagedQueries(msgspec.Struct):
-    """One page of queries. The next page begins after `next`; empty: there is none."""
-
-    queries: list[StagedQuery]
-    next: str = ""
 
 
 class SchemaRegistered(msgspec.Struct):

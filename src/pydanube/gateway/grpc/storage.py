@@ -26,10 +26,11 @@ class StorageService(BrokerService):
         place = self._broker.addresses.get(call.principal, address)
         reply, offset = API["ListSegmentDescriptorsResponse"](), min(request.after_offset, 2**63 - 1)
         while offset >= 0 and len(reply.segments) < _SEGMENTS_MAX:
-            found, offset = await self._broker.storage.segments(
+            page = await self._broker.storage.segments(
                 call.principal, place.topic, place.partition, Position("offset", offset), _PAGE
             )
-            for one in found:
+            offset = page.next_offset
+            for one in page.segments:
                 reply.segments.add(
                     segment_id=f"{one.object}#{one.section}",
                     start_offset=one.first_offset,

@@ -17,7 +17,6 @@ import msgspec
 from pydanube.broker import (
     Attachment,
     Broker,
-    CommitRequest,
     Consumer,
     Producer,
     SectionRequest,
@@ -568,56 +567,6 @@ async def _list_letters(caller: Caller, request: wire.ListLetters) -> wire.Lette
     return wire.LettersListed(page.messages, -1 if page.next_offset is None else page.next_offset)
 
 
-# -- object storage ----------------------------------------------------------------------------------------------------
-
-
-def _topic_or_all(text: str) -> TopicName | None:
-    """Parse one topic; None, for an empty text, means all topics."""
-    return TopicName.parse(text) if text else None
-
-
-async def _describe_storage(caller: Caller, request: wire.DescribeStorage) -> wire.StorageUsed:
-    if request.own_only:
-        partitions = [(TopicName.parse(topic), index) for topic, index in request.partitions]
-        return wire.StorageUsed(*await caller.broker.storage.own_usage(caller.principal, partitions))
-    found = await caller.broker.storage.usage(caller.principal, _topic_or_all(request.topic), request.place)
-    return wire.StorageUsed(*found)
-
-
-async def _list_segments(caller: Caller, request: wire.ListSegments) -> wire.SegmentList:
-    found = await caller.broker.storage.segments(
-        caller.principal,
-        TopicName.parse(request.topic),
-        request.partition,
-        request.start,
-        request.count,
-    )
-    topic_id, store = caller.broker.storage.whereabouts(caller.principal, TopicName.parse(request.topic))
-    return wire.SegmentList(*found, topic_id=topic_id, store=store)
-
-
-async def _upload_storage(caller: Caller, request: wire.UploadStorage) -> wire.StorageUploading:
-    storage = caller.broker.storage
-    if request.run:
-        return wire.StorageUploading(
-            await storage.upload_state(caller.principal, request.run, own_only=request.own_only)
-        )
-    topic = _topic_or_all(request.topic)
-    return wire.StorageUploading(await storage.upload(caller.principal, topic, request.own_only))
-
-
-async def _verify_storage(caller: Caller, request: wire.VerifyStorage) -> wire.StorageStep:
-    found = await caller.broker.storage.verify(
-        caller.principal, _topic_or_all(request.topic), request.place, request.bytes_max
-    )
-    return wire.StorageStep(*found)
-
-
-async def _collect_garbage(caller: Caller, request: wire.CollectGarbage) -> wire.GarbageCollected:
-    found = await caller.broker.storage.collect(caller.principal, request.orphans, request.dry_run, request.after)
-    return wire.GarbageCollected(*found)
-
-
 # -- staged writes -----------------------------------------------------------------------------------------------------
 
 
@@ -647,20 +596,6 @@ async def _stage_within_quotas(
         sizes[one.topic.namespace] = sizes.get(one.topic.namespace, 0) + sum(max(0, size) for size in one.lengths)
     for namespace, size_bytes in sizes.items():
         await throttle.stage(caller.principal, namespace, min(size_bytes, body_bytes), caller)
-
-
-async def _commit_stages(caller: Caller, request: wire.CommitStages) -> wire.StagesCommitted:
-    commit = CommitRequest(request.query, request.run, request.batch_id, request.stages, request.wait_ms)
-    return wire.StagesCommitted(*await caller.broker.staging.commit(caller.principal, commit))
-
-
-async def _list_staged_queries(caller: Caller, request: wire.ListStagedQueries) -> wire.StagedQueries:
-    return wire.StagedQueries(*await caller.broker.staging.queries(caller.principal, request.after, request.count))
-
-
-async def _forget_staged_query(caller: Caller, request: wire.ForgetStagedQuery) -> wire.Done:
-    await caller.broker.staging.forget(caller.principal, request.query, request.owner)
-    return wire.Done()
 
 
 # -- schemas -----------------------------------------------------------------------------------------------------------
@@ -808,14 +743,6 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.SetUnackedMax: _set_unacked_max,
     wire.FindOffset: _find_offset,
     wire.GetStatistics: _topic_statistics,
-    wire.DescribeStorage: _describe_storage,
-    wire.ListSegments: _list_segments,
-    wire.UploadStorage: _upload_storage,
-    wire.VerifyStorage: _verify_storage,
-    wire.CollectGarbage: _collect_garbage,
-    wire.CommitStages: _commit_stages,
-    wire.ListStagedQueries: _list_staged_queries,
-    wire.ForgetStagedQuery: _forget_staged_query,
     wire.RegisterSchema: _register_schema,
     wire.CheckSchema: _check_schema,
     wire.LookUpSchema: _look_up_schema,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import cache
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -13,7 +14,7 @@ from pydanube.operations import Operation as Declared
 from pydanube.operations import Rest, rests_of
 
 from .etags import expected_version, tagged
-from .json_forms import NO_DEFAULT, FieldForm, fields_of
+from .json_forms import NO_DEFAULT, fields_of
 from .operations import BASE, Answer, ApiCall, NoQuery, Operation
 
 _EXPECTED: Final = "expected"
@@ -29,18 +30,18 @@ def rest_operations(kind: type[Declared[Any]]) -> list[Operation]:
 
 def _rest_operation(kind: type[Declared[Any]], rest: Rest) -> Operation:
     summary, description = _described(kind)
+    whole, body = rest.body or ("", None)
     in_path = {rest.names.get(one[1:-1], one[1:-1]) for one in rest.path.split("/") if one.startswith("{")}
-    left_out = in_path | _NOT_SHOWN | set(rest.hides)
+    left_out = {*in_path, *_NOT_SHOWN, *rest.hides, whole}
     all_fields = fields_of(kind)
-    fields = [
-        one._replace(default=rest.defaults.get(one.name, one.default)) for one in all_fields if one.name not in left_out
-    ]
+    fields = [one for one in all_fields if one.name not in left_out]
+    is_changes = any(one.name == whole and get_origin(one.type) is dict for one in all_fields)
     topic = rest.names.get("topic", "topic")
     is_text = any(one.name == topic and one.type is str for one in all_fields)
-    is_body = rest.method in _BODY_METHODS
-    given = _struct(kind, rest, fields)
+    is_body = rest.method in _BODY_METHODS and not whole
+    names = tuple(one.name for one in fields)
+    given = _struct(kind, names, is_body, tuple(rest.names.items()), tuple(rest.defaults.items()))
     lists = [one.name for one in fields if not is_body and _is_list(one.type)]
-    whole, body = rest.body or ("", given)
     takes_if_match = _EXPECTED in kind.__struct_fields__
 
     async def handler(call: ApiCall) -> Answer:
@@ -48,8 +49,10 @@ def _rest_operation(kind: type[Declared[Any]], rest: Rest) -> Operation:
         if _TOPIC in rest.path:
             del values["namespace"]
             values[topic] = str(call.topic) if is_text else call.topic
-        found = {one: getattr(call.body, one) for one in call.given} if whole else _given(call)
-        values |= {whole: found} if whole else found
+        found = msgspec.structs.asdict(call.body if is_body and fields else call.query)
+        values |= found
+        if whole:
+            values[whole] = {one: getattr(call.body, one) for one in call.given} if is_changes else call.body
         values |= {name: [one] if (one := found[name]) else [] for name in lists}
         if takes_if_match:
             values[_EXPECTED] = expected_version(call)
@@ -70,8 +73,8 @@ def _rest_operation(kind: type[Declared[Any]], rest: Rest) -> Operation:
         tag=rest.tag,
         handler=handler,
         query=given if fields and not is_body else NoQuery,
-        body=body if fields and is_body else None,
-        body_optional=not whole and all(one.default is not NO_DEFAULT for one in fields),
+        body=given if fields and is_body else body,
+        body_optional=is_body and all(one.default is not NO_DEFAULT for one in fields),
         body_example=rest.example,
         reply=None if rest.answer is None else _shown_type(type(rest.answer), rest),
         reply_example=_shown(rest.answer, rest),
@@ -99,16 +102,23 @@ def _described(kind: type) -> tuple[str, str]:
     return " ".join(first.split()).removesuffix("."), " ".join(others.split())
 
 
-def _struct(kind: type, rest: Rest, fields: list[FieldForm]) -> type[msgspec.Struct]:
+@cache
+def _struct(
+    kind: type,
+    names: tuple[str, ...],
+    is_body: bool,
+    renamed: tuple[tuple[str, str], ...],
+    defaults: tuple[tuple[str, Any], ...],
+) -> type[msgspec.Struct]:
     """Return a struct of the fields that are the query or the body. It has the name of the operation, whose docstrings
     describe the fields. A list has at most one entry in a query."""
     made: list[tuple[str, Any] | tuple[str, Any, Any]] = []
-    for one in fields:
-        annotation, default = one.type, one.default
-        if rest.method not in _BODY_METHODS and _is_list(annotation):
+    for one in (one for one in fields_of(kind) if one.name in names):
+        annotation, default = one.type, dict(defaults).get(one.name, one.default)
+        if not is_body and _is_list(annotation):
             annotation, default = get_args(_plain(annotation))[0], ""
         made.append((one.name, annotation) if default is NO_DEFAULT else (one.name, annotation, default))
-    shown = {field: name for name, field in rest.names.items()}
+    shown = {field: name for name, field in renamed}
     return msgspec.defstruct(kind.__name__, made, module=kind.__module__, kw_only=True, rename=shown)
 
 
@@ -118,12 +128,6 @@ def _plain(annotation: Any) -> Any:
 
 def _is_list(annotation: Any) -> bool:
     return get_origin(_plain(annotation)) is list
-
-
-def _given(call: ApiCall) -> dict[str, Any]:
-    """Return the fields of the body or the query; a REST operation has one of them."""
-    read = call.query if call.body is None else call.body
-    return msgspec.structs.asdict(read)
 
 
 def _answer(rest: Rest, answer: msgspec.Struct) -> Answer:

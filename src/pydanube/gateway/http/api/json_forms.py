@@ -22,6 +22,7 @@ from pydanube.model import security
 from pydanube.model.gaps import Gaps
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position, type_names
+from pydanube.model.storage import StoragePlace
 from pydanube.model.written import Written
 
 Load = Callable[[Any], Any]
@@ -64,6 +65,7 @@ _SPECIAL: Final[dict[Any, JsonForm]] = {
     Position: JsonForm(_POSITION, Position.parse),
     TopicName: JsonForm(_TOPIC, TopicName.parse),
     Gaps: JsonForm(list[tuple[int, int]], Gaps),
+    StoragePlace: JsonForm(Annotated[str, msgspec.Meta(max_length=2_000)], StoragePlace.parse),
 }
 
 _NAMES: Final = {security.Binding: "AccessBinding"}
@@ -139,7 +141,7 @@ def dump(value: Any) -> Any:
     kind: Any = type(value)
     if _is_plain(kind):
         return value
-    if isinstance(value, (Enum, Position, TopicName, Written)):
+    if isinstance(value, (Enum, Position, TopicName, StoragePlace, Written)):
         return str(value)
     if value is None or isinstance(value, (str, int, float, bytes, datetime, msgspec.Raw)):
         return value

@@ -14,8 +14,6 @@ from . import (
     dead_letters,
     publishing,
     schemas,
-    staged_queries,
-    storage,
     subscriptions,
     topic_schemas,
     topics,
@@ -31,8 +29,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *dead_letters.OPERATIONS,
     *schemas.OPERATIONS,
     *topic_schemas.OPERATIONS,
-    *storage.OPERATIONS,
-    *staged_queries.OPERATIONS,
     *publishing.OPERATIONS,
     *consuming.OPERATIONS,
     *(one for kind in HANDLERS for one in rest_operations(kind)),
@@ -53,7 +49,6 @@ NOT_OFFERED: Final[dict[type[Any], str]] = {
     wire.CloseProducer: "a producer is a handle of a native connection; HTTP publishes without one",
     wire.Subscribe: "a consumer is a handle of a native connection; HTTP consumes through a session of its own",
     wire.CloseConsumer: "a consumer is a handle of a native connection; HTTP consumes through a session of its own",
-    wire.CommitStages: "stages are batches in the native format, which only a native connection can send",
 }
 """Why requests of the native protocol have no operation. Every other request has one, or says itself why it has none; a
 test compares them."""
