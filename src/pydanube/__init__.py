@@ -49,7 +49,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from . import testing
-    from .app import App, Depends, PartialFailure, Reject, Retries, Retry
+    from .app import App, Depends, PartialFailure, Reject, Retries, Retry, Tick
     from .client import (
         BlockingClient,
         BlockingConsumer,
@@ -133,6 +133,7 @@ __all__ = [
     "Stager",
     "StaleEpoch",
     "SubjectDescription",
+    "Tick",
     "TopicRows",
     "Unauthenticated",
     "Unavailable",
@@ -144,7 +145,7 @@ __all__ = [
 ]
 
 _ELSEWHERE: Final = {
-    **dict.fromkeys(["App", "Depends", "PartialFailure", "Reject", "Retries", "Retry"], ".app"),
+    **dict.fromkeys(["App", "Depends", "PartialFailure", "Reject", "Retries", "Retry", "Tick"], ".app"),
     **dict.fromkeys(["BacklogAction", "Policies"], ".model.policies"),
 }
 """Where the names are that are loaded late and are not the client's."""

@@ -9,6 +9,8 @@ application     `App`: collects handlers, and runs them
 outcomes        `Reject`, `Retry`, `PartialFailure`, which a handler may raise; `Retries`: how often it is tried again
 handlers        reads the annotations of a function, and calls it; `Depends`
 subscribers     one subscription: receives, calls the handler, publishes its result, acks
+running         an app at work: the client, shared producers, the orderly end
+schedules       when a schedule is due; `ticks` makes the messages that say so
 lanes           several messages at once, those of one key in order
 
 Importing this package is cheap, as for `pydanube` itself: a module is imported when one of its names is used first.
@@ -23,8 +25,9 @@ if TYPE_CHECKING:
     from .application import App
     from .handlers import Depends
     from .outcomes import PartialFailure, Reject, Retries, Retry
+    from .ticks import Tick
 
-__all__ = ["App", "Depends", "PartialFailure", "Reject", "Retries", "Retry"]
+__all__ = ["App", "Depends", "PartialFailure", "Reject", "Retries", "Retry", "Tick"]
 
 _MODULES: Final = {
     "App": ".application",
@@ -33,6 +36,7 @@ _MODULES: Final = {
     "Reject": ".outcomes",
     "Retries": ".outcomes",
     "Retry": ".outcomes",
+    "Tick": ".ticks",
 }
 """The module of each name that is exported here."""
 

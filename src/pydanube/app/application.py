@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any, Final, TypeVar, Unpack, cast
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from typing import Any, Final, TypedDict, TypeVar, Unpack, cast
 
 from pydanube.client.arguments import ConnectArguments
 from pydanube.client.client import Client, connect
@@ -29,22 +29,42 @@ from pydanube.client.positions import AnyPosition
 from pydanube.client.producing.producer import Producer
 from pydanube.client.settings import check_count, check_number
 from pydanube.model.errors import Invalid, Refused
-from pydanube.model.failure import FailurePolicy
+from pydanube.model.failure import FailurePolicy, Poison
 from pydanube.model.limits import KIB
-from pydanube.model.names import TopicName, parse_subscription
+from pydanube.model.names import DEFAULT_NAMESPACE, TopicName, parse_subscription
 from pydanube.model.positions import LATEST
 from pydanube.model.topics import SubscriptionType, SubscriptionTypeName
 
 from .handlers import Function, Handler
 from .outcomes import Retries
 from .running import Running
+from .schedules import Cron, Every, Schedule
 from .subscribers import ErrorHandler, Hooks, Middleware, Subscriber
+from .ticks import Tick
 
 FunctionT = TypeVar("FunctionT", bound=Function)
 Lifespan = Callable[["App"], AbstractAsyncContextManager[object]]
 
 CONCURRENCY_MAX: Final = 64 * KIB
 DRAIN_SECONDS: Final = 30.0
+
+TICKS: Final = "ticks"
+"""The subscription of a schedule, on its topic."""
+
+TICKS_PREFETCH: Final = 100
+"""Ticks that wait behind a call; of those only the newest counts."""
+
+TICK_POLICY: Final = FailurePolicy(redeliveries_max=3, delay_ms=1_000, delay_max_ms=60_000, poison=Poison.DROP)
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """What `App.every` and `App.cron` take; see there."""
+
+    topic: str
+    publish_to: str
+    retries: Retries | FailurePolicy | None
+    reject: type[Exception] | tuple[type[Exception], ...]
+    timeout: float | None
 
 
 class App:
@@ -116,34 +136,84 @@ class App:
 
         def register(function: FunctionT) -> FunctionT:
             handler = Handler(function, names)
-            try:
+            with _naming(handler):
                 topics = _topics(topic)
-                policy = _policy(retries, topics, subscription)
-                spec = Subscriber(
-                    handler=handler,
-                    topics=topics,
-                    subscription=parse_subscription(subscription),
-                    type=_type(type),
-                    start=start,
-                    concurrency=concurrency,
-                    prefetch=prefetch,
-                    publish_to=publish_to and str(TopicName.parse(publish_to)),
-                    policy=policy,
-                    sets_policy=retries is not None,
-                    reject=_exceptions(reject),
-                    timeout=timeout,
+                self._add(
+                    Subscriber(
+                        handler=handler,
+                        topics=topics,
+                        subscription=parse_subscription(subscription),
+                        type=_type(type),
+                        start=start,
+                        concurrency=concurrency,
+                        prefetch=prefetch,
+                        publish_to=publish_to and str(TopicName.parse(publish_to)),
+                        policy=_policy(retries, topics, subscription),
+                        sets_policy=retries is not None,
+                        reject=_exceptions(reject),
+                        timeout=timeout,
+                    )
                 )
-                check_count("concurrency", concurrency, 1, CONCURRENCY_MAX)
-                check_count("prefetch", prefetch, 1, 2**31 - 1)
-                if timeout is not None:
-                    check_number("timeout", timeout, 0.001, 1e6)
-                self._check(spec)
-            except Invalid as error:
-                raise handler.error(error.message) from None
-            self.subscribers.append(spec)
             return function
 
         return register
+
+    def every(self, interval: str, **options: Unpack[ScheduleOptions]) -> Callable[[FunctionT], FunctionT]:
+        """Call the function every so often, such as "30s", "5m" or "1h", in one of all workers; see `cron`.
+
+        Ticks are counted from 1970 (UTC), so that "1h" is at every full hour.
+        """
+        names = _names_of_caller()
+        return lambda function: self._schedule(function, lambda: Every.parse(interval), names, options)
+
+    def cron(
+        self, expression: str, *, zone: str = "UTC", **options: Unpack[ScheduleOptions]
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Call the function at the times of a cron expression, such as ``0 3 * * mon``, in one of all workers.
+
+        zone            the time zone, such as "Europe/Vienna"; `app.schedules` says what happens when its clock changes
+        topic           where its ticks are published: ``/default/ticks-<module>.<function>``, unless you say another
+        retries         what happens when the function raises: by default three more tries, then this tick is given up
+        publish_to, reject, timeout     as for `subscriber`
+
+        The function may take a `pydanube.Tick`. Its calls do not overlap: what is due meanwhile waits, and of several
+        ticks that wait only the newest counts. After a pause of all workers one missed tick is made up for.
+        """
+        names = _names_of_caller()
+        return lambda function: self._schedule(function, lambda: Cron.parse(expression, zone), names, options)
+
+    def _schedule(
+        self,
+        function: FunctionT,
+        parse: Callable[[], Schedule],
+        names: Mapping[str, Any],
+        options: ScheduleOptions,
+    ) -> FunctionT:
+        handler = Handler(function, names)
+        with _naming(handler):
+            if handler.takes.type not in (bytes, Tick) or handler.takes_batch:
+                raise Invalid("a scheduled function takes no value but a pydanube.Tick")
+            topic = options.get("topic") or f"/{DEFAULT_NAMESPACE}/ticks-{handler.name.replace('<lambda>', 'lambda')}"
+            retries = options.get("retries")
+            publish_to = options.get("publish_to", "")
+            self._add(
+                Subscriber(
+                    handler=handler,
+                    topics=(str(TopicName.parse(topic)),),
+                    subscription=TICKS,
+                    type="failover",
+                    start=LATEST,
+                    concurrency=1,
+                    prefetch=TICKS_PREFETCH,
+                    publish_to=publish_to and str(TopicName.parse(publish_to)),
+                    policy=TICK_POLICY if retries is None else _policy(retries, (topic,), TICKS),
+                    sets_policy=retries is not None,
+                    reject=_exceptions(options.get("reject", ())),
+                    timeout=options.get("timeout"),
+                    schedule=parse(),
+                )
+            )
+        return function
 
     def middleware(self, function: Middleware) -> Middleware:
         """Call `function(message, call_next)` around every handler; `await call_next()` calls the handler and returns
@@ -162,9 +232,13 @@ class App:
 
         return register
 
-    def _check(self, spec: Subscriber) -> None:
-        """Raise Invalid if a subscriber contradicts itself or one that is there."""
+    def _add(self, spec: Subscriber) -> None:
+        """Add a subscriber. Raises Invalid if it contradicts itself or one that is there."""
         handler = spec.handler
+        check_count("concurrency", spec.concurrency, 1, CONCURRENCY_MAX)
+        check_count("prefetch", spec.prefetch, 1, 2**31 - 1)
+        if spec.timeout is not None:
+            check_number("timeout", spec.timeout, 0.001, 1e6)
         if spec.publish_to and handler.returns is None:
             raise Invalid("publish_to needs the annotation of what is returned, such as -> Invoice")
         if handler.takes_batch and spec.concurrency > 1 and spec.type == "key-shared":
@@ -175,6 +249,7 @@ class App:
                     f"subscription {spec.subscription!r} of {spec.topics[0]} has the handler {other.handler.name} "
                     f"({other.handler.place}) already: give this one a subscription of its own"
                 )
+        self.subscribers.append(spec)
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -209,6 +284,15 @@ class App:
         if self._running is None:
             raise Refused("this app is not running: producers belong to `async with app.running()`")
         return await self._running.producer(topic, schema=schema)
+
+
+@contextmanager
+def _naming(handler: Handler) -> Iterator[None]:
+    """Name the function and its line in what is Invalid about it."""
+    try:
+        yield
+    except Invalid as error:
+        raise handler.error(error.message) from None
 
 
 def _names_of_caller() -> Mapping[str, Any]:

@@ -139,7 +139,7 @@ class Handler:
     def __init__(self, function: Function, names: Mapping[str, Any] | None = None) -> None:
         """`names`: what annotations may refer to besides the globals of the function."""
         self.function = function
-        self.name = f"{function.__module__}.{function.__qualname__}".replace("<locals>.", "")
+        self.name = f"{_module_of(function)}.{function.__qualname__}".replace("<locals>.", "")
         self.place = place_of(function)
         self.takes = ValueKind(bytes)
         self._names = names
@@ -327,6 +327,13 @@ def _hints(function: Function, names: Mapping[str, Any] | None) -> dict[str, Any
         return typing.get_type_hints(function, localns=dict(names or {}), include_extras=True)
     except Exception as error:  # NameError, and whatever an annotation raises
         raise Invalid(f"its annotations cannot be read: {error}") from None
+
+
+def _module_of(function: Function) -> str:
+    """Return the name of the module; of a program that was started, the name of its file."""
+    if function.__module__ != "__main__":
+        return function.__module__
+    return Path(function.__code__.co_filename).stem
 
 
 def place_of(function: Function) -> str:

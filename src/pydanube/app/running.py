@@ -17,6 +17,7 @@ from pydanube.runtime.telemetry import get_logger
 
 from .handlers import Context
 from .subscribers import Hooks, Subscriber, Subscription
+from .ticks import Ticker
 
 log = get_logger(__name__)
 
@@ -42,12 +43,13 @@ class Running:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="danube-handler")
         self._context = Context(client, self._threads)
         self._tasks = Tasks(on_crash=self._stop_with)
+        self._tickers = Tasks(on_crash=self._stop_with)
         self._producers: dict[tuple[str, Any], asyncio.Future[Producer[Any]]] = {}
         self._block: asyncio.Task[Any] | None = None
         """The task that is inside the block, to be cancelled when a subscription fails."""
         self._failure: BaseException | None = None
-        clock = clock or SystemClock()
-        self.subscriptions = [Subscription(spec, hooks, self._context, self, clock) for spec in specs]
+        self._clock = clock or SystemClock()
+        self.subscriptions = [Subscription(spec, hooks, self._context, self, self._clock) for spec in specs]
 
     async def producer(self, topic: str, *, schema: Any = None) -> Producer[Any]:
         """Return the producer of a topic and a schema, which is opened when it is asked for first."""
@@ -69,10 +71,17 @@ class Running:
         self._block = asyncio.current_task()
         try:
             await run_together([one.open(self._tasks) for one in self.subscriptions])
+            for one in self.subscriptions:
+                self._tick(one.spec)
         except BaseException:
             await self._end(0)
             raise
         return self
+
+    def _tick(self, spec: Subscriber) -> None:
+        if spec.schedule is not None:  # its subscription is there: no tick is made before it
+            ticker = Ticker(self._client, spec.topics[0], spec.schedule, self._clock)
+            self._tickers.spawn(ticker.run(), f"ticks of {spec.handler.name}")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -86,6 +95,7 @@ class Running:
 
     async def _end(self, seconds: float) -> None:
         """Receive nothing more, give calls that run so much time, and confirm the acks."""
+        await self._tickers.close()
         for one in self.subscriptions:
             one.stop()
         late = await self._tasks.drain(seconds)

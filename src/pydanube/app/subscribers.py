@@ -39,6 +39,7 @@ from pydanube.runtime.telemetry import get_logger
 from .handlers import Call, Context, Handler, Received, ValueKind
 from .lanes import Lanes
 from .outcomes import PartialFailure, Reject, Retry
+from .schedules import Schedule
 
 log = get_logger(__name__)
 
@@ -65,6 +66,8 @@ class Subscriber:
     """Whether the policy also counts for a subscription that exists already."""
     reject: tuple[builtins.type[Exception], ...]
     timeout: float | None
+    schedule: Schedule | None = None
+    """What makes the messages, which are ticks. A tick is not processed any more when a later one is here."""
 
     @property
     def publishes(self) -> ValueKind | None:
@@ -138,6 +141,8 @@ class Subscription:
         self._publisher: Producer[Any] | None = None
         self._lanes: Lanes[Any] | None = None
         self._workers: list[_Worker] = []
+        self._newest_tick = -1
+        """The offset of the newest tick that the handler was called with."""
 
     # -- beginning and end -------------------------------------------------------------------------------------------
 
@@ -191,7 +196,7 @@ class Subscription:
     # -- receiving ---------------------------------------------------------------------------------------------------
 
     async def _work(self, worker: _Worker) -> None:
-        process = self._process
+        process = self._process if self.spec.schedule is None else self._process_newest
         async for received in self._received():
             worker.is_busy = True
             await process(received)
@@ -205,6 +210,23 @@ class Subscription:
         lane_of = _key_lane if self.spec.type == "key-shared" else _partition_lane
         async for received in self._received():
             await lanes.put(lane_of(received), received)
+
+    async def _process_newest(self, tick: Message[Any]) -> None:
+        """Process the newest tick that is here. Those that it has overtaken are acked, also when they come again."""
+        while True:
+            try:
+                other = await self._consumer.receive(timeout=0)
+            except TimeoutError:
+                break
+            if other.offset < tick.offset:
+                tick, other = other, tick
+            await self._ack(tick)
+            tick = other
+        if tick.offset < self._newest_tick:
+            await self._ack(tick)
+        else:
+            self._newest_tick = tick.offset
+            await self._process(tick)
 
     def _received(self) -> Any:
         return self._consumer.batches() if self.spec.handler.takes_batch else self._consumer
