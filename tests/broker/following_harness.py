@@ -5,31 +5,22 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from broker_harness import SETTINGS
-
-from pydanube.broker import Broker, BrokerParts
 from pydanube.broker.registry import records
 from pydanube.broker.registry.records import NamespaceRecord, TopicRecord
 from pydanube.broker.registry.registry import Registry
-from pydanube.core.access import AllowAll
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.packing import unpack, version_of
 from pydanube.metadata.store import Event, KeyValue, MetadataStore, Put, list_all
-from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.failure import NATIVE
 from pydanube.model.names import TopicName
-from pydanube.model.settings.sections import LogSettings
 from pydanube.model.topics import SubscriptionType, TopicConfig
 from pydanube.runtime.clock import SystemClock
-from pydanube.runtime.disk import OsDisk
-from pydanube.runtime.tasks import Tasks
-from pydanube.storage.wal import LogWriter, NodeIdentity
 
 
 class HeldStore:
@@ -204,52 +195,3 @@ async def act_at_random(seed: int, members: list[Member], rounds: int) -> None:
             await members[0].store.compact(await members[0].store.revision())
     for member in members:
         member.store.release()
-
-
-@asynccontextmanager
-async def open_brokers(directory: Path, *nodes: str) -> AsyncIterator[list[MemberBroker]]:
-    """Open a store, and brokers on it that have logs of their own. Nothing here gives partitions to one of them: the
-    one that a test uses for a partition opens it."""
-    async with AsyncExitStack() as parts:
-        store = await EmbeddedStore.open(directory / "metadata.db", SystemClock())
-        parts.push_async_callback(store.close)
-        yield [await _open_broker(parts, directory, store, node) for node in nodes]
-
-
-class MemberBroker(Member):
-    """A broker with a follower, on a store that others use too."""
-
-    broker: Broker
-
-
-async def _open_broker(parts: AsyncExitStack, directory: Path, store: MetadataStore, node: str) -> MemberBroker:
-    member, clock, tasks = MemberBroker(store), SystemClock(), Tasks()
-    await member.registry.load()
-    known = await member.registry.known_ledgers()
-    writer = await LogWriter.open(
-        OsDisk(),
-        directory / node,
-        NodeIdentity("cluster", node, f"log of {node}"),
-        LogSettings(),
-        clock,
-        is_needed=known.needed.__contains__,
-    )
-    parts.push_async_callback(writer.close)
-    parts.push_async_callback(tasks.close)
-    member.broker = Broker(
-        BrokerParts(
-            member.store.view,
-            member.registry,
-            writer,
-            AllowAll(),
-            clock,
-            tasks,
-            lambda: BrokerAddresses("127.0.0.1:1"),
-        ),
-        SETTINGS,
-    )
-    await member.broker.start()
-    parts.push_async_callback(member.broker.close)
-    member._running = member.broker._following
-    parts.push_async_callback(member.close)
-    return member

@@ -67,7 +67,7 @@ async def test_exclusive_access_is_not_given_while_an_owner_that_lives_does_not_
 async def test_exclusive_access_is_given_although_an_owner_is_gone(tmp_path):
     async with two_brokers(tmp_path) as pair:
         a, _ = await prepare(pair)
-        pair.table.end("b")
+        await pair.table.sessions.end("b")
         assert await a.producer(access="exclusive")
 
 

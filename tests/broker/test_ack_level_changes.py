@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
-from owning_harness import Node, World, open_world, until
+from cluster_harness import Node, World, open_world
 from tiering_harness import upload_all
 
 from pydanube.broker import Broker
@@ -22,6 +22,7 @@ from pydanube.model.topics import AckLevel, TopicConfig
 from pydanube.operations.topics import SetAckLevel
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.objects.memory import MemoryStore
+from waiting import until
 
 SINCE_US = 1_790_000_000_000_000
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, BrokerClient
-from following_harness import MemberBroker, open_brokers
+from cluster_harness import MemberBroker, open_brokers
 
 from pydanube.broker.registry import records
 from pydanube.core.access import ANONYMOUS

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
-from placing_harness import open_cluster, until
+from cluster_harness import placing_cluster
 
 from pydanube.broker.cluster.loads import LoadRecord, load_key
 from pydanube.broker.observe.cluster_status import is_noticeable
@@ -15,6 +15,7 @@ from pydanube.metadata.store import Put
 from pydanube.model.errors import Denied
 from pydanube.model.names import TopicName
 from pydanube.version import __version__
+from waiting import until
 
 
 class NobodyDescribes:
@@ -42,7 +43,7 @@ async def test_who_may_not_describe_brokers_is_refused(tmp_path: Path):
 
 
 async def test_every_broker_shows_all_brokers_and_what_waits_for_those_that_are_away(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a, b = await cluster.start("a", zone="east", run=False), await cluster.start("b", zone="west", run=False)
         topic_id = await cluster.create(a, partitions=4)
         lost = PartitionRecord(epoch=1, owner="c", incarnation=9, log="log-c")
@@ -57,21 +58,21 @@ async def test_every_broker_shows_all_brokers_and_what_waits_for_those_that_are_
             assert living == 3
             assert [one[:4] for one in shown] == [("a", "ok", "east", 1), ("b", "ok", "west", 2), ("c", "away", "", 0)]
             assert (about.brokers[2].partitions, about.brokers[2].since) == (1, 1_790_000_000_000_000)
-            assert [one.addresses.native for one in about.brokers] == ["a:7080", "b:7080", ""]
+            assert [one.addresses.native for one in about.brokers] == ["a.test:6650", "b.test:6650", ""]
             assert [one.node for one in node.broker.cluster.brokers(ANONYMOUS)] == ["a", "b"]
 
 
 async def test_partitions_without_a_broker_are_counted(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a, b = await cluster.start("a", run=False), await cluster.start("b", run=False)
         await cluster.create(a, partitions=4)
-        cluster.sessions.end("b")
+        await cluster.sessions.end("b")
         assert a.broker.cluster.describe(ANONYMOUS).unplaced == 2
         assert b.name in [one.name for one in a.broker.cluster.describe(ANONYMOUS).brokers]
 
 
 async def test_the_load_of_a_broker_is_seen_by_the_others_and_ends_with_its_lease(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a, b = await cluster.start("a", run=False), await cluster.start("b", run=False)
         b.member.lease = (await cluster.store.grant_lease(60_000)).lease
         await cluster.create(b, partitions=2)
@@ -89,7 +90,7 @@ async def test_the_load_of_a_broker_is_seen_by_the_others_and_ends_with_its_leas
 
 
 async def test_a_load_that_has_not_changed_is_not_written_again(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a = await cluster.start("a", run=False)
         await a.broker.cluster.tell()
         assert await cluster.store.get(load_key("a")) is None, "there is no lease to bind it to"

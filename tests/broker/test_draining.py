@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from broker_harness import TOPIC
+from cluster_harness import MovingBroker, MovingCluster, moving_cluster
 from metadata_harness import Writes, puts
-from moving_harness import MovingBroker, MovingCluster, moving_cluster, until
 
 from pydanube.broker.registry.records import PARTITIONS, PartitionRecord
 from pydanube.core.access import ANONYMOUS
@@ -20,6 +20,7 @@ from pydanube.metadata.packing import unpack
 from pydanube.metadata.store import Put
 from pydanube.model.errors import NotOwner
 from pydanube.model.topics import AckLevel
+from waiting import until
 
 DRAIN_S = 20
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_harness import truncate
-from peers_harness import TOPIC, Cluster, open_cluster
+from broker_harness import TOPIC, truncate
+from cluster_harness import TalkingCluster, talking_cluster
 
 from pydanube.codec.batch import encode
 from pydanube.codec.native import requests
@@ -28,7 +28,7 @@ from pydanube.runtime.objects.memory import MemoryStore
 SHARED = SubscriptionType.SHARED
 
 
-async def publish(cluster: Cluster, *counts: int, topic: TopicName = TOPIC) -> None:
+async def publish(cluster: TalkingCluster, *counts: int, topic: TopicName = TOPIC) -> None:
     """Publish so many messages to each partition, at its owner."""
     asking = next(iter(cluster.nodes.values()))
     topic_id = asking.registry.topic(topic).topic_id
@@ -40,13 +40,13 @@ async def publish(cluster: Cluster, *counts: int, topic: TopicName = TOPIC) -> N
             await asking.peers.publish(owner.name, topic, index, memoryview(batch))
 
 
-async def subscribe(cluster: Cluster, name: str = "billing", start: Position = EARLIEST) -> None:
+async def subscribe(cluster: TalkingCluster, name: str = "billing", start: Position = EARLIEST) -> None:
     first = next(iter(cluster.nodes.values()))
     await first.broker.subscriptions.create(ANONYMOUS, TOPIC, name, SHARED, start)
     await cluster.refresh()
 
 
-def silence(cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def silence(cluster: TalkingCluster, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a broker of the cluster hang: it takes requests and answers none. Only it is not waited for for long."""
     call = native_peers._Link.call
 
@@ -62,7 +62,7 @@ def silence(cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_any_broker_describes_all_partitions_with_one_request_to_each_owner(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with talking_cluster(tmp_path) as cluster:
         await cluster.create(partitions=100)
         await publish(cluster, 1, 2, 3)
         for asked in "abc":
@@ -82,7 +82,7 @@ async def test_any_broker_describes_all_partitions_with_one_request_to_each_owne
 async def test_an_owner_that_does_not_answer_is_one_line_for_each_of_its_partitions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with talking_cluster(tmp_path) as cluster:
         await cluster.create(partitions=6)
         await publish(cluster, 1, 1, 1, 1, 1, 1)
         await subscribe(cluster)
@@ -101,18 +101,18 @@ async def test_an_owner_that_does_not_answer_is_one_line_for_each_of_its_partiti
 
 
 async def test_a_partition_without_a_living_owner_is_one_line(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with talking_cluster(tmp_path) as cluster:
         await cluster.create(partitions=3)
         await publish(cluster, 0, 0, 1)
         await cluster.refresh()
-        cluster.sessions.end("c")
+        await cluster.sessions.end("c")
         described = await cluster["a"].broker.describe_topic(ANONYMOUS, TOPIC)
         assert "broker 'c'" in described.partitions[2].health
         assert [one.health for one in described.partitions[:2]] == ["ok", "ok"]
 
 
 async def test_a_broker_asked_for_its_own_partitions_asks_nobody(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with talking_cluster(tmp_path) as cluster:
         await cluster.create(partitions=4)
         b = cluster["b"]
         described = await b.broker.describe_topic(ANONYMOUS, TOPIC, own_only=True)
@@ -123,7 +123,7 @@ async def test_a_broker_asked_for_its_own_partitions_asks_nobody(tmp_path: Path)
 
 
 async def test_brokers_that_disagree_about_an_owner_do_not_ask_in_circles(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path, "ab") as cluster:
+    async with talking_cluster(tmp_path, "ab") as cluster:
         topic_id = await cluster.create(partitions=2)
         await publish(cluster, 0, 1)
         await subscribe(cluster)
@@ -143,7 +143,7 @@ async def test_brokers_that_disagree_about_an_owner_do_not_ask_in_circles(tmp_pa
 
 
 async def test_statistics_are_gathered_from_the_owners(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with talking_cluster(tmp_path) as cluster:
         await cluster.create(partitions=3)
         await subscribe(cluster)
         await publish(cluster, 3, 4, 5)
@@ -156,7 +156,7 @@ async def test_statistics_are_gathered_from_the_owners(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sort", ["name", "-messages"])
 async def test_a_page_of_topics_sums_what_all_brokers_counted(tmp_path: Path, sort: str) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with talking_cluster(tmp_path) as cluster:
         few, many = TopicName.parse("/default/few"), TopicName.parse("/default/many")
         await cluster.create(few, partitions=3)
         await cluster.create(many, partitions=3)
@@ -172,7 +172,7 @@ async def test_a_page_of_topics_sums_what_all_brokers_counted(tmp_path: Path, so
 async def test_a_page_of_topics_names_the_brokers_that_did_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_cluster(tmp_path, "ab") as cluster:
+    async with talking_cluster(tmp_path, "ab") as cluster:
         await cluster.create(partitions=2)
         await publish(cluster, 1, 1)
         silence(cluster, "b", monkeypatch)
@@ -185,7 +185,7 @@ async def test_a_large_answer_comes_in_parts(tmp_path: Path, monkeypatch: pytest
     from pydanube.codec.native import requests as wire
 
     monkeypatch.setattr(wire, "ANSWER_BYTES_KEPT", wire.CONTROL_BYTES_MAX - 500)  # one topic at a time
-    async with open_cluster(tmp_path, "ab") as cluster:
+    async with talking_cluster(tmp_path, "ab") as cluster:
         for number in range(5):
             topic = TopicName.parse(f"/default/topic-{number}")
             await cluster.create(topic, partitions=2)
@@ -199,7 +199,7 @@ async def test_a_large_answer_comes_in_parts(tmp_path: Path, monkeypatch: pytest
 
 
 async def test_a_new_subscription_begins_where_the_owners_say(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with talking_cluster(tmp_path) as cluster:
         await cluster.create(partitions=3)
         await publish(cluster, 3, 4, 5)
         await subscribe(cluster, "late", LATEST)
@@ -219,7 +219,7 @@ async def test_a_new_subscription_begins_where_the_owners_say(tmp_path: Path) ->
 async def test_a_subscription_is_not_created_without_an_owner_that_says_where_it_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_cluster(tmp_path, "ab") as cluster:
+    async with talking_cluster(tmp_path, "ab") as cluster:
         await cluster.create(partitions=2)
         await publish(cluster, 1, 1)
         silence(cluster, "b", monkeypatch)
@@ -229,7 +229,7 @@ async def test_a_subscription_is_not_created_without_an_owner_that_says_where_it
 
 
 async def test_a_seek_moves_the_subscription_on_all_owners(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with talking_cluster(tmp_path) as cluster:
         await cluster.create(partitions=3)
         await publish(cluster, 3, 4, 5)
         await subscribe(cluster)
@@ -245,7 +245,7 @@ async def test_a_seek_moves_the_subscription_on_all_owners(tmp_path: Path) -> No
 async def test_a_change_that_an_owner_did_not_make_says_where_it_was_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with talking_cluster(tmp_path) as cluster:
         await cluster.create(partitions=3)
         await publish(cluster, 3, 3, 3)
         await subscribe(cluster)
@@ -265,7 +265,7 @@ async def test_a_change_that_an_owner_did_not_make_says_where_it_was_made(
 
 
 async def test_messages_are_acknowledged_on_all_owners(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with talking_cluster(tmp_path) as cluster:
         await cluster.create(partitions=3)
         await publish(cluster, 3, 4, 5)
         await subscribe(cluster)
@@ -280,7 +280,7 @@ async def test_messages_are_acknowledged_on_all_owners(tmp_path: Path) -> None:
 
 
 async def test_positions_are_advanced_at_their_owners(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with talking_cluster(tmp_path) as cluster:
         await cluster.create(partitions=3)
         await publish(cluster, 3, 4, 5)
         await subscribe(cluster)
@@ -293,7 +293,7 @@ async def test_positions_are_advanced_at_their_owners(tmp_path: Path) -> None:
 
 
 async def test_a_backlog_is_peeked_at_on_all_owners(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with talking_cluster(tmp_path) as cluster:
         await cluster.create(partitions=3)
         await publish(cluster, 2, 2, 2)
         await subscribe(cluster)
@@ -305,7 +305,7 @@ async def test_a_backlog_is_peeked_at_on_all_owners(tmp_path: Path) -> None:
 
 
 async def test_the_limit_of_consumers_holds_over_all_owners(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path, "ab") as cluster:
+    async with talking_cluster(tmp_path, "ab") as cluster:
         await cluster.create(partitions=2)
         await subscribe(cluster)
         await cluster["a"].broker.policies.set(ANONYMOUS, TOPIC, {"consumers_max": 1})
@@ -322,7 +322,7 @@ async def test_the_limit_of_consumers_holds_over_all_owners(tmp_path: Path) -> N
 
 
 async def test_a_topic_is_truncated_and_unloaded_at_its_owners(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with talking_cluster(tmp_path) as cluster:
         await cluster.create(partitions=3)
         await publish(cluster, 3, 4, 5)
         a = cluster["a"].broker
@@ -337,7 +337,7 @@ async def test_a_topic_is_truncated_and_unloaded_at_its_owners(tmp_path: Path) -
 
 
 async def test_an_offset_is_found_by_any_broker(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path, "ab") as cluster:
+    async with talking_cluster(tmp_path, "ab") as cluster:
         await cluster.create(partitions=2)
         await publish(cluster, 1, 4)
         assert await cluster["a"].broker.find_offset(ANONYMOUS, TOPIC, 1, LATEST) == 4
@@ -346,7 +346,7 @@ async def test_an_offset_is_found_by_any_broker(tmp_path: Path) -> None:
 
 
 async def test_dead_letters_are_listed_and_dropped_by_any_broker(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path, "ab") as cluster:
+    async with talking_cluster(tmp_path, "ab") as cluster:
         await cluster.create(partitions=2)
         await publish(cluster, 0, 3)
         letters = cluster["a"].broker.dead_letters
@@ -361,7 +361,7 @@ async def test_dead_letters_are_listed_and_dropped_by_any_broker(tmp_path: Path)
 
 
 async def test_requests_that_cross_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with talking_cluster(tmp_path) as cluster:
         await cluster.create(partitions=9)
         calls = [node.broker.describe_topic(ANONYMOUS, TOPIC) for node in cluster.nodes.values() for _ in range(70)]
         found = await asyncio.gather(*calls)
@@ -372,7 +372,7 @@ async def test_requests_that_cross_do_not_wait_for_each_other(tmp_path: Path) ->
 
 
 async def test_storage_is_described_with_what_the_owners_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_cluster(tmp_path, objects=MemoryStore()) as cluster:
+    async with talking_cluster(tmp_path, objects=MemoryStore()) as cluster:
         await cluster.create(partitions=6)
         await publish(cluster, 1, 2, 3, 0, 5, 0)
         a = cluster["a"]
@@ -390,7 +390,7 @@ async def test_storage_is_described_with_what_the_owners_know(tmp_path: Path, mo
 
 
 async def test_an_upload_runs_at_all_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_cluster(tmp_path, objects=MemoryStore()) as cluster:
+    async with talking_cluster(tmp_path, objects=MemoryStore()) as cluster:
         await cluster.create(partitions=3)
         await publish(cluster, 1, 2, 3)
         storage = cluster["a"].broker.storage

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
-from owning_harness import FOUNDER, Node, World, open_world, session_key, until
+from cluster_harness import FOUNDER, Node, World, open_world, session_key
 
 from pydanube.broker.partitions.ownership import Ownership
 from pydanube.broker.registry import records
@@ -18,6 +18,7 @@ from pydanube.model.ledgers import CursorEntry
 from pydanube.model.limits import METADATA_TRANSACTION_BYTES_MAX
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import AckLevel
+from waiting import until
 
 TOPIC_ID = 7
 

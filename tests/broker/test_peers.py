@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peers_harness import TOPIC, open_cluster
-from placing_harness import Member, Sessions
+from broker_harness import TOPIC
+from cluster_harness import Sessions, talking_cluster
 
 from pydanube.codec.batch import encode
 from pydanube.codec.native import frames, requests
@@ -41,7 +41,7 @@ def a_batch(producer_id: int = 7, sequence: int = -1, payload: bytes = b"x", epo
 
 
 async def test_a_broker_asks_another_over_one_connection(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path, "ab") as cluster:
+    async with talking_cluster(tmp_path, "ab") as cluster:
         a, b = cluster["a"], cluster["b"]
         calls = [a.peers.request("b", brokers.DescribeBroker(), BrokerDescription) for _ in range(20)]
         assert {info.node for info in await asyncio.gather(*calls)} == {"b"}
@@ -51,7 +51,7 @@ async def test_a_broker_asks_another_over_one_connection(tmp_path: Path) -> None
 
 
 async def test_a_forwarded_batch_keeps_its_producer_and_sequence(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path, "ab") as cluster:
+    async with talking_cluster(tmp_path, "ab") as cluster:
         await cluster.create(partitions=2)
         a, b = cluster["a"], cluster["b"]
         first = await a.peers.publish("b", TOPIC, 1, a_batch(7, sequence=0, payload=b"one"))
@@ -64,7 +64,7 @@ async def test_a_forwarded_batch_keeps_its_producer_and_sequence(tmp_path: Path)
 
 
 async def test_brokers_show_each_other_that_they_may_write_dead_letters(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path, "ab") as cluster:
+    async with talking_cluster(tmp_path, "ab") as cluster:
         await cluster.create(partitions=2)
         a, b = cluster["a"], cluster["b"]
         await a.peers.publish("b", TOPIC, 1, a_batch(LETTER_PRODUCER))
@@ -74,7 +74,7 @@ async def test_brokers_show_each_other_that_they_may_write_dead_letters(tmp_path
 
 
 async def test_a_forwarded_batch_is_checked_like_any_other(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path, "ab") as cluster:
+    async with talking_cluster(tmp_path, "ab") as cluster:
         await cluster.create(partitions=2)
         a = cluster["a"]
         with pytest.raises(Corrupt):
@@ -83,7 +83,7 @@ async def test_a_forwarded_batch_is_checked_like_any_other(tmp_path: Path) -> No
 
 
 async def test_an_ordinary_producer_may_not_publish_for_another(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path, "ab") as cluster:
+    async with talking_cluster(tmp_path, "ab") as cluster:
         await cluster.create()
         client = cluster["a"].client
         producer = await client.producer()
@@ -95,7 +95,7 @@ async def test_an_ordinary_producer_may_not_publish_for_another(tmp_path: Path) 
 
 
 async def test_forwarding_to_a_broker_that_is_not_the_owner_names_the_owner(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path, "abc") as cluster:
+    async with talking_cluster(tmp_path, "abc") as cluster:
         await cluster.create(partitions=3)
         with pytest.raises(NotOwner) as refused:
             await cluster["a"].peers.publish("b", TOPIC, 2, a_batch())
@@ -103,7 +103,7 @@ async def test_forwarding_to_a_broker_that_is_not_the_owner_names_the_owner(tmp_
 
 
 async def test_a_batch_is_sent_again_after_its_partition_was_unloaded(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path, "ab") as cluster:
+    async with talking_cluster(tmp_path, "ab") as cluster:
         await cluster.create(partitions=2)
         a, b = cluster["a"], cluster["b"]
         await a.peers.publish("b", TOPIC, 1, a_batch())
@@ -113,7 +113,7 @@ async def test_a_batch_is_sent_again_after_its_partition_was_unloaded(tmp_path: 
 
 async def test_batches_stay_within_the_window_of_the_other_broker(tmp_path: Path) -> None:
     payload = bytes(40_000)
-    async with open_cluster(tmp_path, "ab", settings=LimitSettings(publish_window_bytes=100_000)) as cluster:
+    async with talking_cluster(tmp_path, "ab", settings=LimitSettings(publish_window_bytes=100_000)) as cluster:
         await cluster.create(partitions=2)
         a = cluster["a"]
         sent = [a.peers.publish("b", TOPIC, 1, a_batch(payload=payload)) for _ in range(20)]
@@ -123,7 +123,7 @@ async def test_batches_stay_within_the_window_of_the_other_broker(tmp_path: Path
 
 async def test_handles_that_are_not_used_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(under_test, "HANDLES_MAX", 2)
-    async with open_cluster(tmp_path, "ab") as cluster:
+    async with talking_cluster(tmp_path, "ab") as cluster:
         await cluster.create(partitions=12)
         a, b = cluster["a"], cluster["b"]
         for index in range(1, 12, 2):
@@ -140,7 +140,7 @@ async def test_handles_that_are_not_used_are_closed(tmp_path: Path, monkeypatch:
 async def strange_broker(serve: Serve, name: str = "b") -> AsyncIterator[tuple[NativePeers, Sessions]]:
     """Yield peers of which the one named "b" is played by `serve`, after the handshake as `name`."""
     sessions, ending = Sessions(), list[asyncio.StreamWriter]()
-    sessions.begin("a")
+    await sessions.begin("a")
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         ending.append(writer)
@@ -153,7 +153,7 @@ async def strange_broker(serve: Serve, name: str = "b") -> AsyncIterator[tuple[N
     host, port = server.sockets[0].getsockname()[:2]
     sessions.living["b"] = BrokerSession("b", 1, BrokerAddresses(f"{host}:{port}"))
     async with Tasks() as tasks:
-        peers = NativePeers(Member(sessions, "a"), SystemClock(), tasks)
+        peers = NativePeers(sessions.members["a"], SystemClock(), tasks)
         try:
             yield peers, sessions
         finally:
@@ -252,7 +252,7 @@ async def test_a_broker_whose_session_ends_fails_at_once() -> None:
     async with strange_broker(hang) as (peers, sessions):
         waiting = asyncio.ensure_future(describe(peers))
         await asked.wait()
-        sessions.end("b")
+        await sessions.end("b")
         with pytest.raises(Unavailable, match="the session of broker 'b' is over"):
             await waiting
         with pytest.raises(Unavailable, match="broker 'b' has no session"):
@@ -260,7 +260,7 @@ async def test_a_broker_whose_session_ends_fails_at_once() -> None:
 
 
 async def test_a_new_incarnation_gets_a_new_connection(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path, "ab") as cluster:
+    async with talking_cluster(tmp_path, "ab") as cluster:
         a, sessions = cluster["a"], cluster.sessions.living
         await describe(a.peers)
         (former,) = cluster["b"].server._sessions
@@ -273,10 +273,10 @@ async def test_a_new_incarnation_gets_a_new_connection(tmp_path: Path) -> None:
 
 async def test_a_broker_that_is_not_there_is_unavailable_by_name() -> None:
     sessions = Sessions()
-    sessions.begin("a")
+    await sessions.begin("a")
     sessions.living["b"] = BrokerSession("b", 1, BrokerAddresses("127.0.0.1:1"))
     async with Tasks() as tasks:
-        peers = NativePeers(Member(sessions, "a"), SystemClock(), tasks)
+        peers = NativePeers(sessions.members["a"], SystemClock(), tasks)
         with pytest.raises(Unavailable, match=r"broker 'b' cannot be reached: cannot connect to 127.0.0.1:1"):
             await describe(peers)
         with pytest.raises(Unavailable, match="broker 'c' has no session"):

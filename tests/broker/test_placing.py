@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from broker_harness import TOPIC, BrokerClient
-from placing_harness import Cluster, Node, open_cluster, until
+from cluster_harness import FOUNDER, Node, PlacingCluster, placing_cluster
 
 from pydanube.broker.partitions.own_partitions import RETRY_S
 from pydanube.broker.partitions.partition import Partition
@@ -19,6 +19,7 @@ from pydanube.model.errors import NotFound, NotOwner, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.topics import AckLevel, TopicConfig
 from pydanube.runtime.clock import ManualClock
+from waiting import until
 
 
 async def owners_by(node: Node, topic_id: int, count: int) -> list[str]:
@@ -26,7 +27,7 @@ async def owners_by(node: Node, topic_id: int, count: int) -> list[str]:
     return [one.name if one is not None else "" for one in found]
 
 
-async def write(cluster: Cluster, topic_id: int, index: int, record: PartitionRecord) -> int:
+async def write(cluster: PlacingCluster, topic_id: int, index: int, record: PartitionRecord) -> int:
     """Write the record of a partition as another broker would."""
     result = await cluster.store.transact([], [Put(partition_key(topic_id, index), pack(record))])
     for node in cluster.nodes.values():
@@ -35,20 +36,20 @@ async def write(cluster: Cluster, topic_id: int, index: int, record: PartitionRe
 
 
 async def test_a_new_topic_is_spread_over_the_brokers_before_creating_it_returns(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a, b, c = [await cluster.start(name, run=False) for name in "abc"]
         topic_id = await cluster.create(a, partitions=6)
         assert Counter(await owners_by(a, topic_id, 6)) == {"a": 2, "b": 2, "c": 2}
         route = await a.broker.lookup(ANONYMOUS, TOPIC, create=False)
-        assert Counter(one.owner for one in route.partitions) == {"a:7080": 2, "b:7080": 2, "c:7080": 2}
-        assert [one.native for one in route.brokers] == ["a:7080", "b:7080", "c:7080"]
+        assert Counter(one.owner for one in route.partitions) == {"a.test:6650": 2, "b.test:6650": 2, "c.test:6650": 2}
+        assert [one.native for one in route.brokers] == ["a.test:6650", "b.test:6650", "c.test:6650"]
         for other in (b, c):
             await until(lambda other=other: len(other.owners._stored) == 6)
             assert await owners_by(other, topic_id, 6) == await owners_by(a, topic_id, 6)
 
 
 async def test_grown_partitions_are_placed_too(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a = await cluster.start("a", run=False)
         topic_id = await cluster.create(a, partitions=2)
         await cluster.start("b", run=False)
@@ -57,7 +58,7 @@ async def test_grown_partitions_are_placed_too(tmp_path: Path):
 
 
 async def test_more_partitions_than_a_transaction_holds_are_placed(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a = await cluster.start("a", run=False)
         await cluster.start("b", run=False)
         topic_id = await cluster.create(a, partitions=1000)
@@ -65,7 +66,7 @@ async def test_more_partitions_than_a_transaction_holds_are_placed(tmp_path: Pat
 
 
 async def test_two_brokers_that_place_at_once_agree(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a, b = await cluster.start("a", run=False), await cluster.start("b", run=False)
         await a.registry.create_topic(TOPIC, TopicConfig(partitions=300))
         await cluster.know()
@@ -76,7 +77,7 @@ async def test_two_brokers_that_place_at_once_agree(tmp_path: Path):
 
 
 async def test_placing_keeps_fields_that_this_release_does_not_know(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a = await cluster.start("a", run=False)
         await a.registry.create_topic(TOPIC, TopicConfig())
         key = partition_key(a.registry.topic(TOPIC).topic_id, 0)
@@ -88,7 +89,7 @@ async def test_placing_keeps_fields_that_this_release_does_not_know(tmp_path: Pa
 
 
 async def test_a_deleted_topic_is_not_placed(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a, b = await cluster.start("a", run=False), await cluster.start("b", run=False)
         await a.registry.create_topic(TOPIC, TopicConfig())
         await cluster.know()
@@ -106,7 +107,7 @@ async def created_anew(by: Node) -> None:
 
 
 async def test_a_topic_that_was_created_anew_is_asked_for_again_rather_than_not_found(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a, b = await cluster.start("a", run=False), await cluster.start("b", run=False)
         await a.registry.create_topic(TOPIC, TopicConfig())
         await cluster.know()
@@ -120,7 +121,7 @@ async def test_a_topic_that_was_created_anew_is_asked_for_again_rather_than_not_
 
 async def test_a_broker_that_stood_still_takes_no_partition_of_a_topic_that_is_gone(tmp_path: Path):
     """The record of its partition is gone with the topic, so nothing compares as another owner's."""
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a, b = await cluster.start("a", run=False), await cluster.start("b", run=False)
         former = await cluster.create(a)
         assert await owners_by(a, former, 1) == ["a"]
@@ -134,7 +135,7 @@ async def test_a_broker_that_stood_still_takes_no_partition_of_a_topic_that_is_g
 
 async def test_a_broker_that_stood_still_opens_no_producer_of_a_topic_that_is_gone(tmp_path: Path):
     """It still has the partition open, and what it acked there would be lost."""
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a, b = await cluster.start("a", run=False), await cluster.start("b", run=False)
         await cluster.create(a)
         client = BrokerClient(a.broker)
@@ -146,7 +147,7 @@ async def test_a_broker_that_stood_still_opens_no_producer_of_a_topic_that_is_go
 
 
 async def test_a_broker_that_stood_still_attaches_no_consumer_to_a_topic_that_is_gone(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a, b = await cluster.start("a", run=False), await cluster.start("b", run=False)
         await cluster.create(a)
         client = BrokerClient(a.broker)
@@ -159,7 +160,7 @@ async def test_a_broker_that_stood_still_attaches_no_consumer_to_a_topic_that_is
 
 
 async def test_a_broker_opens_what_is_assigned_to_it_and_nothing_else(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a, b = await cluster.start("a"), await cluster.start("b")
         await a.registry.create_topic(TOPIC, TopicConfig(partitions=4))
         await cluster.know()
@@ -169,16 +170,16 @@ async def test_a_broker_opens_what_is_assigned_to_it_and_nothing_else(tmp_path: 
 
 
 async def test_asking_for_a_partition_of_another_broker_names_that_broker(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a, b = await cluster.start("a", run=False), await cluster.start("b", run=False)
         topic_id = await cluster.create(a, partitions=2)
         [theirs] = [index for _, index in a.owners.of_broker("b")]
         with pytest.raises(NotOwner, match="belongs to broker 'b'") as refused:
             await a.partitions.get(TOPIC, theirs)
-        assert refused.value.owner == "b:7080"
+        assert refused.value.owner == "b.test:6650"
         before = await cluster.store.get(partition_key(topic_id, theirs))
         described = await a.broker.describe_topic(ANONYMOUS, TOPIC)
-        assert described.partitions[theirs].owner == "b:7080"
+        assert described.partitions[theirs].owner == "b.test:6650"
         assert "broker 'b'" in described.partitions[theirs].health
         assert described.partitions[1 - theirs].health == "ok"
         assert await cluster.store.get(partition_key(topic_id, theirs)) == before, "asking takes nothing"
@@ -187,7 +188,7 @@ async def test_asking_for_a_partition_of_another_broker_names_that_broker(tmp_pa
 
 
 async def test_asking_for_an_unplaced_partition_places_the_topic(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a, _ = await cluster.start("a", run=False), await cluster.start("b", run=False)
         await a.registry.create_topic(TOPIC, TopicConfig(partitions=2))
         results = await asyncio.gather(*(a.partitions.get(TOPIC, index) for index in (0, 1)), return_exceptions=True)
@@ -195,7 +196,7 @@ async def test_asking_for_an_unplaced_partition_places_the_topic(tmp_path: Path)
 
 
 async def test_many_callers_of_an_unplaced_partition_get_the_same_one(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a = await cluster.start("a", run=False)
         await a.registry.create_topic(TOPIC, TopicConfig())
         found = await asyncio.gather(*(a.partitions.get(TOPIC, 0) for _ in range(10)))
@@ -204,13 +205,13 @@ async def test_many_callers_of_an_unplaced_partition_get_the_same_one(tmp_path: 
 
 
 async def test_a_partition_waits_for_the_broker_whose_log_holds_its_ledgers(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a, b = await cluster.start("a", run=False), await cluster.start("b", run=False)
         topic_id = await cluster.create(a)
         lost = PartitionRecord(epoch=3, owner="b", incarnation=2, assigned="b", log="log-b")
         await write(cluster, topic_id, 0, lost)
         assert b.owners.owner(topic_id, 0).name == "b"
-        cluster.sessions.end("b", now_us=1_790_000_000_000_000)
+        await cluster.sessions.end("b", since_us=1_790_000_000_000_000)
         expected = "/default/orders waits for broker 'b', which is away since 2026-09-21 14:13:20 UTC"
         with pytest.raises(Unavailable, match=expected):
             await a.partitions.get(TOPIC, 0)
@@ -219,12 +220,12 @@ async def test_a_partition_waits_for_the_broker_whose_log_holds_its_ledgers(tmp_
         assert route.partitions[0].health.startswith(expected)
         await a.partitions.placement.round()
         assert a.owners.record(topic_id, 0) == lost, "it is not placed anew"
-        cluster.sessions.begin("b")
+        await cluster.sessions.begin("b")
         assert a.owners.owner(topic_id, 0).incarnation == 3, "the broker is back, and will take it again"
 
 
 async def test_a_released_partition_belongs_to_the_broker_that_writes_its_log(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a, b = await cluster.start("a", run=False), await cluster.start("b", run=False)
         topic_id = await cluster.create(a)
         await write(cluster, topic_id, 0, PartitionRecord(epoch=3, log="log-b"))
@@ -232,33 +233,33 @@ async def test_a_released_partition_belongs_to_the_broker_that_writes_its_log(tm
 
 
 async def test_a_record_of_an_earlier_release_waits_for_the_founder(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
-        a = await cluster.start("a", run=False)
-        await a.registry.create_topic(TOPIC, TopicConfig())
-        topic_id = a.registry.topic(TOPIC).topic_id
-        await write(cluster, topic_id, 0, PartitionRecord(epoch=3, owner="founder"))
-        with pytest.raises(Unavailable, match="waits for broker 'founder', which is away: "):
-            await a.partitions.get(TOPIC, 0)
-        cluster.sessions.begin("founder")
-        assert a.owners.owner(topic_id, 0).name == "founder"
+    async with placing_cluster(tmp_path) as cluster:
+        b = await cluster.start("b", run=False)
+        await b.registry.create_topic(TOPIC, TopicConfig())
+        topic_id = b.registry.topic(TOPIC).topic_id
+        await write(cluster, topic_id, 0, PartitionRecord(epoch=3, owner=FOUNDER))
+        with pytest.raises(Unavailable, match="waits for broker 'a', which is away: "):
+            await b.partitions.get(TOPIC, 0)
+        await cluster.sessions.begin(FOUNDER)
+        assert b.owners.owner(topic_id, 0).name == FOUNDER
 
 
 @pytest.mark.parametrize("config", [TopicConfig(reliable=False), TopicConfig(ack_level=AckLevel.MEMORY)], ids=str)
 async def test_what_keeps_nothing_is_placed_anew_when_its_broker_is_gone(tmp_path: Path, config: TopicConfig):
-    async with open_cluster(tmp_path, ManualClock()) as cluster:  # no round at an interval
+    async with placing_cluster(tmp_path, ManualClock()) as cluster:  # no round at an interval
         a, b = await cluster.start("a"), await cluster.start("b")
         await a.registry.create_topic(TOPIC, config)
         await cluster.know()
         topic_id = a.registry.topic(TOPIC).topic_id
         await write(cluster, topic_id, 0, PartitionRecord(epoch=3, owner="b", incarnation=2, assigned="b"))
         await until(lambda: 0 in b.opened())
-        cluster.sessions.end("b")
+        await cluster.sessions.end("b")
         await until(lambda: 0 in a.opened())
         assert a.owners.owner(topic_id, 0).name == "a"
 
 
 async def test_only_the_coordinator_places_in_its_rounds(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a, b = await cluster.start("a", run=False), await cluster.start("b", run=False)
         await a.registry.create_topic(TOPIC, TopicConfig())
         await cluster.know()
@@ -270,7 +271,7 @@ async def test_only_the_coordinator_places_in_its_rounds(tmp_path: Path):
 
 
 async def test_a_partition_that_another_broker_has_taken_is_abandoned(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a, b = await cluster.start("a"), await cluster.start("b", run=False)
         topic_id = await cluster.create(a)
         client = BrokerClient(a.broker)
@@ -280,12 +281,12 @@ async def test_a_partition_that_another_broker_has_taken_is_abandoned(tmp_path: 
         await until(lambda: not a.opened())
         with pytest.raises(NotOwner) as refused:
             await client.publish(producer, [b"two"])
-        assert refused.value.owner == "b:7080"
+        assert refused.value.owner == "b.test:6650"
         assert b.owners.owner(topic_id, 0).name == "b"
 
 
 async def test_a_broker_that_starts_opens_everything_that_is_its_own(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a = await cluster.start("a", run=False)
         topic_id = await cluster.create(a, partitions=3)
         await write(cluster, topic_id, 0, PartitionRecord(epoch=1, owner="b", incarnation=9, log="log-b"))
@@ -297,7 +298,7 @@ async def test_a_broker_that_starts_opens_everything_that_is_its_own(tmp_path: P
 
 async def test_lifetimes_end_no_topic_whose_other_owner_does_not_answer(tmp_path: Path):
     clock = ManualClock()
-    async with open_cluster(tmp_path, clock) as cluster:
+    async with placing_cluster(tmp_path, clock) as cluster:
         a, _ = await cluster.start("a", run=False), await cluster.start("b", run=False)
         mine, shared = TopicName.parse("/default/mine"), TopicName.parse("/default/shared")
         for topic, partitions in ((shared, 2), (mine, 1)):
@@ -311,7 +312,7 @@ async def test_lifetimes_end_no_topic_whose_other_owner_does_not_answer(tmp_path
 
 
 async def test_a_broker_that_is_back_takes_its_empty_partitions_again(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a, b = await cluster.start("a", run=False), await cluster.start("b", run=False)
         topic_id = await cluster.create(a)
         await write(cluster, topic_id, 0, PartitionRecord(epoch=1, owner="b", incarnation=1))
@@ -320,13 +321,13 @@ async def test_a_broker_that_is_back_takes_its_empty_partitions_again(tmp_path: 
 
 
 async def test_after_a_new_session_everything_is_opened_again(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a = await cluster.start("a")
         topic_id = await cluster.create(a, partitions=2)
         await until(lambda: a.opened() == {0, 1})
-        cluster.sessions.end("a")
+        await cluster.sessions.end("a")
         assert not a.opened()
-        cluster.sessions.begin("a")
+        await cluster.sessions.begin("a")
         await until(lambda: a.opened() == {0, 1})
         await until(lambda: a.owners.record(topic_id, 0).incarnation == 2)
 
@@ -334,7 +335,7 @@ async def test_after_a_new_session_everything_is_opened_again(tmp_path: Path):
 async def test_a_partition_that_cannot_be_opened_is_tried_again(tmp_path: Path):
     """The record of a partition may be known before that of its topic, after everything was listed anew."""
     clock = ManualClock()
-    async with open_cluster(tmp_path, clock) as cluster:
+    async with placing_cluster(tmp_path, clock) as cluster:
         a = await cluster.start("a")
         topic_id = 77
         await write(cluster, topic_id, 0, PartitionRecord(assigned="a"))
@@ -353,30 +354,30 @@ async def test_a_partition_that_cannot_be_opened_is_tried_again(tmp_path: Path):
 
 async def test_a_new_session_ends_the_wait_before_a_partition_is_tried_again(tmp_path: Path):
     clock = ManualClock()
-    async with open_cluster(tmp_path, clock) as cluster:
+    async with placing_cluster(tmp_path, clock) as cluster:
         a = await cluster.start("a")
         await write(cluster, 77, 0, PartitionRecord(assigned="a"))
         await until(lambda: clock.sleeping >= 3)  # its placing and load telling, and its wait before it tries again
         await cluster.store.transact([], [Put(topic_key(TOPIC), pack(TopicRecord(77)))])
         await cluster.know()
-        cluster.sessions.end("a")
-        cluster.sessions.begin("a")
+        await cluster.sessions.end("a")
+        await cluster.sessions.begin("a")
         await until(lambda: a.opened() == {0})
 
 
 async def test_empty_partitions_of_a_durable_topic_move_only_when_they_are_asked_for(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a, _ = await cluster.start("a", run=False), await cluster.start("b", run=False)
         topic_id = await cluster.create(a)
         await write(cluster, topic_id, 0, PartitionRecord(epoch=1, owner="b", incarnation=2))
-        cluster.sessions.end("b")
+        await cluster.sessions.end("b")
         await a.partitions.placement.round()
         assert a.owners.owner(topic_id, 0) is None, "its broker may be back soon"
         assert (await a.partitions.get(TOPIC, 0)).epoch == 2
 
 
 async def test_a_broker_that_closes_opens_nothing_more(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a, b = await cluster.start("a"), await cluster.start("b", run=False)
         topic_id = await cluster.create(b)
         await a.broker.close()
@@ -386,7 +387,7 @@ async def test_a_broker_that_closes_opens_nothing_more(tmp_path: Path):
 
 
 async def test_a_session_that_is_over_does_not_own_although_its_broker_lives(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a, _ = await cluster.start("a", run=False), await cluster.start("b", run=False)
         topic_id = await cluster.create(a)
         await write(cluster, topic_id, 0, PartitionRecord(epoch=1, owner="b", incarnation=1, assigned="a"))
@@ -394,7 +395,7 @@ async def test_a_session_that_is_over_does_not_own_although_its_broker_lives(tmp
 
 
 async def test_a_partition_that_another_caller_opened_while_it_was_placed_is_not_opened_again(tmp_path: Path):
-    async with open_cluster(tmp_path) as cluster:
+    async with placing_cluster(tmp_path) as cluster:
         a = await cluster.start("a", run=False)
         await a.registry.create_topic(TOPIC, TopicConfig())
         opened: list[Partition] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from broker_harness import BrokerClient
-from moving_harness import MovingBroker, moving_cluster
+from cluster_harness import MovingBroker, moving_cluster
 
 from pydanube.model.topics import AckLevel
 from pydanube.storage.segments.manifest import known_positions

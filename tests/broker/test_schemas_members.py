@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from broker_harness import TOPIC
-from following_harness import MemberBroker, open_brokers
+from cluster_harness import MemberBroker, open_brokers
 
 from pydanube.broker.schemas import records
 from pydanube.core.access import ANONYMOUS

@@ -5,13 +5,14 @@ import asyncio
 import numpy as np
 import pytest
 from broker_harness import TOPIC
-from owning_harness import Node, World, open_world, until
+from cluster_harness import Node, World, open_world
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Unavailable
 from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.topics import AckLevel, SubscriptionType
 from pydanube.runtime.clock import ManualClock
+from waiting import until
 
 LEVELS = [AckLevel.DURABLE, AckLevel.WRITTEN, AckLevel.MEMORY]
 

@@ -1,30 +1,41 @@
 """Work that one broker of a cluster does for all: it is harmless when two do it, and never undoes what another does."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
-from broker_harness import TOPIC, BrokerClient
-from shared_work_harness import HeldStore, ScriptedMembership, broker_of
-from tiering_harness import client_of, everything, filled, keys, upload_all
+from broker_harness import SETTINGS, TOPIC, BrokerClient, changed
+from cluster_harness import Member, Sessions, make_broker, session_key
+from tiering_harness import SMALL, WAL, client_of, everything, filled, keys, upload_all
 
 from pydanube.broker import Broker
 from pydanube.broker.cluster.compaction import EVERY_S, KEPT_S, MetadataCompaction
+from pydanube.broker.cluster.owners import ClusterOwners
+from pydanube.broker.cluster.parts import ClusterParts
+from pydanube.broker.cluster.peers import NoPeers
 from pydanube.broker.registry.consumers import UNUSED_US
 from pydanube.broker.registry.records import ConsumerRecord
+from pydanube.broker.registry.registry import Registry
 from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.codec.manifest import PartitionPositions
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.embedded import EmbeddedStore
-from pydanube.metadata.store import Compacted, Delete, MetadataStore, Put
+from pydanube.metadata.following import Follower
+from pydanube.metadata.store import Compacted, Compare, Delete, MetadataStore, Put
+from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import NotOwner, Unavailable
 from pydanube.model.ledgers import CursorEntry
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import SubscriptionType
-from pydanube.runtime.clock import MICROSECONDS, ManualClock
+from pydanube.runtime.clock import MICROSECONDS, Clock, ManualClock
+from pydanube.runtime.objects import Buffer, ObjectInfo
+from pydanube.runtime.objects.memory import MemoryStore
+from pydanube.runtime.tasks import Tasks
 from pydanube.storage.segments.catalog import UPLOADS
 from pydanube.storage.segments.garbage_collector import ORPHAN_US_MIN, UPLOAD_US_MAX, CollectionStep
 from pydanube.storage.segments.positions import join, join_own
@@ -32,6 +43,84 @@ from pydanube.storage.segments.store_ownership import StoreOwner
 
 LONGER_THAN_AN_ORPHAN_S = 2 * ORPHAN_US_MIN / MICROSECONDS
 LONGER_THAN_AN_UPLOAD_S = 2 * UPLOAD_US_MAX / MICROSECONDS
+
+
+class ScriptedMembership(Member):
+    """The membership of one broker of a cluster, as the test sets it: it knows no others."""
+
+    def __init__(self, name: str, coordinator: bool = False) -> None:
+        session = BrokerSession(name, 1, BrokerAddresses("127.0.0.1:1"), log=f"log-{name}")
+        sessions = Sessions()
+        sessions.living[name] = session
+        super().__init__(sessions, session)
+        self.coordinator = coordinator
+        self.session_key = session_key(name)
+        self.compares_session = False
+        """Whether the metadata has the key of the session; writes compare it then."""
+
+    def alive(self) -> list[Compare]:
+        return [Compare.version(self.session_key, 1)] if self.compares_session else []
+
+    def is_coordinator(self) -> bool:
+        return self.coordinator
+
+
+class ScriptedOwners(ClusterOwners):
+    """The owners of all partitions, by topic id and index, as the test sets them; by default the broker itself."""
+
+    def __init__(self, membership: ScriptedMembership, follower: Follower) -> None:
+        super().__init__(membership, follower)
+        self._membership = membership
+        self.others: dict[tuple[int, int], BrokerSession] = {}
+
+    def owner(self, topic_id: int, index: int) -> BrokerSession | None:
+        return self.others.get((topic_id, index), self._membership.session)
+
+
+class HeldStore(MemoryStore):
+    """An object store that holds the answer to a put of a segment back while `holds` is set."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock=clock)
+        self.holds = False
+        self.is_there = asyncio.Event()
+        """Set once the object is in the store and its uploader waits."""
+        self.go_on = asyncio.Event()
+
+    async def put(
+        self, key: str, data: Buffer | Sequence[Buffer], *, create: bool = False, if_match: str | None = None
+    ) -> ObjectInfo:
+        info = await super().put(key, data, create=create, if_match=if_match)
+        if self.holds and key.startswith("segments/"):
+            self.is_there.set()
+            await self.go_on.wait()
+        return info
+
+
+async def open_broker_of(
+    parts: AsyncExitStack,
+    directory: Path,
+    store: MetadataStore,
+    objects: HeldStore,
+    clock: ManualClock,
+    membership: ScriptedMembership,
+) -> Broker:
+    async def make_cluster(registry: Registry, _tasks: Tasks) -> ClusterParts:
+        return ClusterParts(membership, ScriptedOwners(membership, registry.follower), NoPeers())
+
+    settings = changed(SETTINGS, storage=replace(SMALL, grace_s=0))
+    made = await make_broker(
+        parts,
+        directory,
+        store,
+        clock,
+        membership.session.log,
+        make_cluster,
+        objects=objects,
+        wal=WAL,
+        settings=settings,
+    )
+    return made.broker
 
 
 class Cluster:
@@ -45,8 +134,8 @@ class Cluster:
         self.parts = AsyncExitStack()
 
     async def broker(self, membership: ScriptedMembership) -> Broker:
-        opening = broker_of(self.store, self.objects, self.directory, self.clock, membership)
-        return await self.parts.enter_async_context(opening)
+        """Open a broker of the cluster, with its own log."""
+        return await open_broker_of(self.parts, self.directory, self.store, self.objects, self.clock, membership)
 
     async def uploads(self) -> list[str]:
         return [one.key for one in await self.store.list(UPLOADS)]
@@ -234,7 +323,9 @@ async def restored_starts(cluster: Cluster, directory: Path) -> dict[str, tuple[
     found: dict[str, tuple[int, list[int]]] = {}
     async with await EmbeddedStore.open(directory / "metadata.db", cluster.clock) as store:
         await rebuild(cluster.objects, store, cluster.clock, StoreOwner("cluster"))
-        async with broker_of(store, cluster.objects, directory, cluster.clock, ScriptedMembership("new")) as broker:
+        async with AsyncExitStack() as parts:
+            membership = ScriptedMembership("new")
+            broker = await open_broker_of(parts, directory, store, cluster.objects, cluster.clock, membership)
             for topic in broker._registry.topics():
                 count = len(await client_of(broker, topic.topic).read_all())
                 found[topic.topic] = count, broker._registry.subscription(topic, "billing").starts

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
+from cluster_harness import Node, World, open_world
 from crc32c import crc32c
-from owning_harness import Node, World, open_world, until
 from stored_harness import STORED, sequences, slices, stored_topic
 from tiering_harness import FaultyObjectStore
 
@@ -24,6 +24,7 @@ from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.tasks import Tasks
 from pydanube.storage.slices import SliceWriter, seal
 from pydanube.storage.slices.writer import PROOF_S
+from waiting import until
 
 
 async def started(world: World, objects: MemoryStore) -> Node:

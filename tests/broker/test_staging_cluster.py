@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from broker_harness import TOPIC
+from cluster_harness import stop_following
 from staging_harness import NeverRetried, Query, payloads, stages_in, until
 from two_brokers import TwoBrokers, two_brokers
 
@@ -255,7 +256,7 @@ async def test_a_topic_and_a_partition_that_another_broker_made_are_staged_to_be
     tmp_path, objects
 ):
     async with two_brokers(tmp_path, objects) as pair:
-        pair.table.following["b"].cancel()
+        await stop_following(pair.b)
         await pair.a.create_topic(ANONYMOUS, TOPIC, TopicConfig(1))
         await Query(pair.b).stage(0, {0: [b"a"]})
         await pair.a.grow_topic(ANONYMOUS, TOPIC, 3)
@@ -268,7 +269,7 @@ async def test_a_stage_for_a_topic_that_another_broker_made_anew_is_refused_befo
     """Its messages would be dropped, though a topic of that name was there all the time."""
     async with two_brokers(tmp_path, objects) as pair:
         await prepare(pair)
-        pair.table.following["b"].cancel()
+        await stop_following(pair.b)
         await pair.a.delete_topic(ANONYMOUS, TOPIC)
         await pair.a.create_topic(ANONYMOUS, TOPIC, TopicConfig(2))
         query = Query(pair.b)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
-from owning_harness import Node, World, open_world, session_key, until
+from cluster_harness import Node, World, open_world, session_key
 from tiering_harness import upload_all
 
 from pydanube.broker.partitions.stored_partition import PROMISED_BLOCK
@@ -26,6 +26,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 from pydanube.model.topics import AckLevel
 from pydanube.runtime.objects.memory import MemoryStore
+from waiting import until
 
 SALVAGED = TopicName.parse("/default/salvaged")
 SINCE_US = 1_790_000_000_000_000

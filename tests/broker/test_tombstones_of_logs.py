@@ -2,7 +2,7 @@
 
 import pytest
 from broker_harness import TOPIC, BrokerClient
-from owning_harness import Node, World, open_world, until
+from cluster_harness import Node, World, open_world
 
 from pydanube.broker.registry import records
 from pydanube.broker.registry.tombstones import KnownLedgers
@@ -12,6 +12,7 @@ from pydanube.metadata.store import Put, list_all
 from pydanube.model.errors import NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.settings.sections import LogSettings
+from waiting import until
 
 OTHER = TopicName.parse("/default/other")
 SMALL = LogSettings(file_bytes=16 << 10, group_bytes_max=4 << 10)

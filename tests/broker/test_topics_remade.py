@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
+from cluster_harness import moving_cluster
 from lifetimes_harness import HeldSearch
 from metadata_harness import FaultyStore
-from moving_harness import moving_cluster
 
 from pydanube.broker.registry.records import access_key, topic_key
 from pydanube.core.access import ANONYMOUS

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TIERING, BrokerClient, open_broker
+from cluster_harness import open_world
 from metadata_harness import Fault, FaultyStore, puts
-from owning_harness import open_world
 from storage_harness import usage
 from stored_harness import STORED, client_of, stored_topic
 from test_failing_disk import FAST_CURE, FailingDisk, until_cured

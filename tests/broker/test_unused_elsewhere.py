@@ -97,14 +97,13 @@ async def test_a_broker_that_does_not_answer_or_is_away_uses_the_topic(tmp_path,
         await pass_time(pair, 10 * HOUR)
         assert exists(pair)
         pair.table.unreachable.clear()
-        session = pair.table.sessions["b"]
-        pair.table.end("b")
+        session = pair.table.sessions.living["b"]
+        await pair.table.sessions.end("b", learns=False)
         pair.table.asked.clear()
         await pass_time(pair, HOUR)
         assert exists(pair) and not pair.table.asked
-        pair.table.sessions["b"] = session
-        for listener in pair.table.listeners:
-            listener.joined(session)
+        pair.table.sessions.living["b"] = session
+        pair.table.sessions.members["a"].tell("joined", session)
         await pass_time(pair, HOUR)
         assert not exists(pair)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 from broker_harness import TOPIC
+from cluster_harness import stop_following
 from grpc_pair import open_grpc
 from http_peer import HttpListener, Peer
 from two_brokers import TwoBrokers, two_brokers
@@ -44,7 +45,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[TwoBrokers]:
 
 async def change_elsewhere(pair: TwoBrokers) -> None:
     """Let broker `a` hear of nothing, and broker `b` make a topic, a quota and a binding."""
-    pair.table.following["a"].cancel()
+    await stop_following(pair.a)
     await pair.b.create_topic(ANONYMOUS, NEW, TopicConfig())
     await pair.b.quotas.set(ANONYMOUS, QUOTA, {"fetch_bytes_per_s": 1 << 20})
     await pair.b.schemas.register(ANONYMOUS, "orders", SchemaDefinition(SchemaFormat.AVRO, '"string"'))
@@ -96,7 +97,7 @@ async def test_http_says_how_old_an_answer_may_be_and_never_that_something_does_
         for path in missing:
             answer = await peer.request("GET", path)
             assert (answer.status, answer.headers.get("danube-age")) == (404, None)
-        pair.table.ages_s["a"] = 41.2
+        pair.table.sessions.ages_s["a"] = 41.2
         for path in missing:
             answer = await peer.request("GET", path)
             assert (answer.status, answer.headers["danube-age"]) == (503, "42"), answer.body
@@ -105,7 +106,7 @@ async def test_http_says_how_old_an_answer_may_be_and_never_that_something_does_
         assert (listed.status, listed.headers["danube-age"]) == (200, "42")
         about = await peer.request("GET", "/api/v1/brokers/a")
         assert "may be 42 s old" in about.json()["state"]
-        del pair.table.ages_s["a"]
+        del pair.table.sessions.ages_s["a"]
         assert "danube-age" not in (await peer.request("GET", "/api/v1/topics")).headers
 
 
@@ -115,7 +116,7 @@ async def test_a_native_client_is_warned_of_an_old_answer_and_told_unavailable(
     async with native_of(pair, "a") as connection:
         with pytest.raises(NotFound):
             await connection.request(wire.DescribeTopic(topic="/default/nowhere"), wire.Topic)
-        pair.table.ages_s["a"] = 41.2
+        pair.table.sessions.ages_s["a"] = 41.2
         with pytest.raises(Unavailable, match=r"the changes of the last 42 s; as it was then: topic /default/nowhere"):
             await connection.request(wire.DescribeTopic(topic="/default/nowhere"), wire.Topic)
         for _ in range(2):
@@ -137,6 +138,6 @@ async def test_grpc_says_how_old_an_answer_may_be_and_never_that_something_does_
             return (await call.code()).name, ",".join(ages)
 
         assert await ask(described, name="/default/nowhere") == ("NOT_FOUND", "")
-        pair.table.ages_s["a"] = 41.2
+        pair.table.sessions.ages_s["a"] = 41.2
         assert await ask(described, name="/default/nowhere") == ("UNAVAILABLE", "42")
         assert await ask(listed) == ("OK", "42")

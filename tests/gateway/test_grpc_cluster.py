@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, BrokerClient
+from cluster_harness import stop_following
 from danube_peer import CONSUMER, OK, DanubePeer, Refused
 from grpc_pair import open_grpc
 from grpc_peer import connect
@@ -62,7 +63,7 @@ async def test_a_lookup_redirects_to_the_owner_of_each_partition(both):
 
 
 async def test_a_topic_that_another_broker_made_a_moment_ago_is_found(both):
-    both.pair.table.following["b"].cancel()
+    await stop_following(both.pair.b)
     new = TopicName.parse("/default/new")
     await both.pair.a.create_topic(ANONYMOUS, new, TopicConfig(2))
     assert await look_up(both.b, str(new)) == (Lookup.Connect, f"http://{both.b.address}")
