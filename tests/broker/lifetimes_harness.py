@@ -17,6 +17,7 @@ from pydanube.model.errors import DanubeError
 from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.statistics import SubscriptionStatistics
 from pydanube.model.topics import SubscriptionType
+from pydanube.operations.subscriptions import Seek, Settle
 from pydanube.runtime.clock import ManualClock
 from pydanube.storage.stream import PartitionStream
 
@@ -80,10 +81,16 @@ class TimedClient(BrokerClient):
         await self.broker.subscriptions.create(ANONYMOUS, self.topic, name, kind, EARLIEST)
 
     async def settle(self, *ranges: tuple[int, int], name: str = "billing", partition: int = 0) -> None:
-        await self.broker.subscriptions.settle(ANONYMOUS, self.topic, name, partition, ranges)
+        await self.broker.subscriptions.settle(
+            ANONYMOUS, Settle(topic=self.topic, subscription=name, partition=partition, ranges=[*ranges])
+        )
 
     async def seek(self, position: Position, name: str = "billing") -> list[tuple[int, int]]:
-        return await self.broker.subscriptions.seek(ANONYMOUS, self.topic, name, position)
+        return (
+            await self.broker.subscriptions.seek(
+                ANONYMOUS, Seek(topic=self.topic, subscription=name, position=position)
+            )
+        ).positions
 
     async def counted(self, name: str = "billing", partition: int = 0) -> SubscriptionStatistics:
         """Return the statistics of the subscription on one partition."""

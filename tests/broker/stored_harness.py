@@ -19,6 +19,7 @@ from pydanube.model.errors import Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.topics import AckLevel
+from pydanube.operations.subscriptions import Seek
 from pydanube.runtime.objects import Buffer, ObjectInfo
 from pydanube.runtime.objects.memory import MemoryStore
 
@@ -74,7 +75,11 @@ def client_of(broker: Broker, topic: str = "orders") -> BrokerClient:
 
 
 async def offset_of(client: BrokerClient, position: Position = EARLIEST) -> list[tuple[int, int]]:
-    return await client.broker.subscriptions.seek(ANONYMOUS, client.topic, "billing", position)
+    return (
+        await client.broker.subscriptions.seek(
+            ANONYMOUS, Seek(topic=client.topic, subscription="billing", position=position)
+        )
+    ).positions
 
 
 async def slices(objects: MemoryStore) -> list[str]:

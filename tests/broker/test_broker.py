@@ -12,6 +12,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST, LATEST, Position
 from pydanube.model.settings.sections import LogSettings
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
+from pydanube.operations.subscriptions import Advance, Seek, Settle
 
 
 async def test_what_is_published_is_read_back_in_order(tmp_path):
@@ -197,7 +198,9 @@ async def test_seek_starts_the_consumer_over_and_is_durable(tmp_path):
         consumer = await client.subscribe()
         await consumer.wait_for(3)
         await consumer.ack((0, 3))
-        await broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", Position("offset", 1))
+        await broker.subscriptions.seek(
+            ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=Position("offset", 1))
+        )
         assert [offset for offset, _ in await consumer.wait_for(5)] == [0, 1, 2, 1, 2]
     async with open_broker(tmp_path) as broker:
         assert [offset for offset, _ in await (await BrokerClient(broker).subscribe()).wait_for(2)] == [1, 2]
@@ -340,11 +343,11 @@ async def test_every_call_asks_the_authorizer(tmp_path):
             broker.subscriptions.delete(ANONYMOUS, TOPIC, "s"),
             broker.subscriptions.names(ANONYMOUS, TOPIC),
             broker.subscriptions.describe(ANONYMOUS, TOPIC, "s"),
-            broker.subscriptions.seek(ANONYMOUS, TOPIC, "s", LATEST),
-            broker.subscriptions.advance(ANONYMOUS, TOPIC, "s", 0, 1, 0),
-            broker.subscriptions.settle(ANONYMOUS, TOPIC, "s", 0, []),
-            broker.subscriptions.unsettled(ANONYMOUS, TOPIC, "s", 0, 1, 0),
-            broker.subscriptions.pending(ANONYMOUS, TOPIC, "s", 0, 1, 0),
+            broker.subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="s", position=LATEST)),
+            broker.subscriptions.advance(
+                ANONYMOUS, Advance(topic=TOPIC, subscription="s", partition=0, offset=1, expected=0)
+            ),
+            broker.subscriptions.settle(ANONYMOUS, Settle(topic=TOPIC, subscription="s", partition=0, ranges=[])),
             broker.subscriptions.set_failure_policy(ANONYMOUS, TOPIC, "s", NATIVE),
             broker.policies.set(ANONYMOUS, TOPIC, {}),
             broker.policies.set(ANONYMOUS, "default", {}),

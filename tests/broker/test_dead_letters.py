@@ -18,6 +18,7 @@ from pydanube.model.failure import FailurePolicy, Poison
 from pydanube.model.names import TopicName
 from pydanube.model.security import Binding, BoundSubject, ResourcePattern
 from pydanube.model.topics import SubscriptionType
+from pydanube.operations.subscriptions import Settle
 from pydanube.runtime.clock import ManualClock
 
 DLQ = TopicName.parse("/default/orders-dlq")
@@ -72,7 +73,9 @@ async def test_a_queued_message_is_dropped_if_the_policy_says_so_meanwhile(tmp_p
 
 async def test_a_queued_message_that_is_acked_meanwhile_is_not_dead_lettered(tmp_path):
     async with dead_lettering(tmp_path) as (broker, live, opening):
-        await broker.subscriptions.settle(ANONYMOUS, TOPIC, "billing", 0, [(1, 2)])
+        await broker.subscriptions.settle(
+            ANONYMOUS, Settle(topic=TOPIC, subscription="billing", partition=0, ranges=[(1, 2)])
+        )
         opening.go_on()
         await until(lambda: live._dead_letter_task is None)
         assert await dead_letters(broker) == [b"first"]

@@ -13,6 +13,7 @@ from pydanube.model.failure import ACK_TIMEOUT, Backoff, FailurePolicy, Poison
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST, LATEST, Position
 from pydanube.model.topics import SubscriptionType
+from pydanube.operations.subscriptions import Advance, Seek, Settle
 from pydanube.runtime.clock import ManualClock
 
 SHARED, FAILOVER, KEY_SHARED = SubscriptionType.SHARED, SubscriptionType.FAILOVER, SubscriptionType.KEY_SHARED
@@ -225,7 +226,9 @@ async def test_a_blocked_key_stops_only_itself(tmp_path: Path):
         consumer.consumer.nack([(0, 1)])
         await published(client, [b"a1", b"b0", b"a2", b"b1"], keys=["a", "b", "a", "b"])
         assert [payload for _, payload in consumer.received] == [b"a0", b"b0", b"b1"]
-        await broker.subscriptions.settle(ANONYMOUS, TOPIC, "keyed", 0, [(0, 1)])
+        await broker.subscriptions.settle(
+            ANONYMOUS, Settle(topic=TOPIC, subscription="keyed", partition=0, ranges=[(0, 1)])
+        )
         await consumer.wait_for(5)
         assert [payload for _, payload in consumer.received[3:]] == [b"a1", b"a2"]
 
@@ -335,9 +338,13 @@ async def test_advance_compares_and_sets_the_position_and_changes_the_lag(tmp_pa
         await client.create()
         await broker.subscriptions.create(ANONYMOUS, TOPIC, "engine", SubscriptionType.EXCLUSIVE, EARLIEST)
         await published(client, numbered(10))
-        await broker.subscriptions.advance(ANONYMOUS, TOPIC, "engine", 0, 6, 0)
+        await broker.subscriptions.advance(
+            ANONYMOUS, Advance(topic=TOPIC, subscription="engine", partition=0, offset=6, expected=0)
+        )
         with pytest.raises(Refused, match="stands at 6, not at 0"):
-            await broker.subscriptions.advance(ANONYMOUS, TOPIC, "engine", 0, 8, 0)
+            await broker.subscriptions.advance(
+                ANONYMOUS, Advance(topic=TOPIC, subscription="engine", partition=0, offset=8, expected=0)
+            )
         place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "engine")).partitions[0]
         assert (place.position, place.lag) == (6, 4)
 
@@ -368,7 +375,7 @@ async def test_seeking_back_redelivers_to_attached_consumers(tmp_path: Path):
         consumer = await client.subscribe("s", kind=KEY_SHARED)
         await published(client, numbered(4), keys=list("abab"))
         await consumer.ack((0, 4))
-        await broker.subscriptions.seek(ANONYMOUS, TOPIC, "s", Position("offset", 2))
+        await broker.subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="s", position=Position("offset", 2)))
         await consumer.wait_for(6)
         assert offsets(consumer) == [0, 1, 2, 3, 2, 3]
 
@@ -439,7 +446,7 @@ async def test_an_ack_of_what_was_delivered_before_a_seek_does_not_undo_it(tmp_p
         consumer = await client.subscribe("s", kind=kind, credit=10)
         await published(client, numbered(10), keys=[str(n) for n in range(10)])
         await consumer.wait_for(10)
-        await broker.subscriptions.seek(ANONYMOUS, TOPIC, "s", EARLIEST)
+        await broker.subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="s", position=EARLIEST))
         await consumer.ack((0, 5))
         consumer.consumer.credit(100, 1 << 20)
         await consumer.wait_for(20)

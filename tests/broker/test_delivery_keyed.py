@@ -13,6 +13,7 @@ from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Full
 from pydanube.model.positions import LATEST, Position
 from pydanube.model.topics import SubscriptionType
+from pydanube.operations.subscriptions import Seek
 
 KEY_SHARED = SubscriptionType.KEY_SHARED
 COUNT, BATCH = 2_000, 50
@@ -69,7 +70,9 @@ async def share_everything(client: BrokerClient, names: str) -> tuple[list[Colle
     """
     consumers = [await client.subscribe("keyed", name, start=LATEST, kind=KEY_SHARED) for name in names]
     recorders = [DeliveryRecorder(one) for one in consumers]
-    await client.broker.subscriptions.seek(ANONYMOUS, TOPIC, "keyed", Position("offset", 0))
+    await client.broker.subscriptions.seek(
+        ANONYMOUS, Seek(topic=TOPIC, subscription="keyed", position=Position("offset", 0))
+    )
     async with asyncio.timeout(60):
         while sum(len(one.received) for one in consumers) < COUNT:  # noqa: ASYNC110 -- the pump goes on in turns
             await asyncio.sleep(0)
@@ -158,7 +161,9 @@ async def test_acks_before_a_seek_do_not_count_after_it(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
         consumer = await alone(BrokerClient(broker))
         consumer.consumer.ack(table(consumer), cumulative=False)
-        await broker.subscriptions.seek(ANONYMOUS, TOPIC, "keyed", Position("offset", 0))
+        await broker.subscriptions.seek(
+            ANONYMOUS, Seek(topic=TOPIC, subscription="keyed", position=Position("offset", 0))
+        )
         assert await position(broker) == 0
         await consumer.wait_for(2 * COUNT)
 
@@ -190,7 +195,9 @@ async def test_after_a_seek_an_ack_of_everything_again_and_again_costs_no_more_t
         await filled(client)
         consumer = await client.subscribe("keyed", "a", kind=kind)
         await consumer.wait_for(COUNT)
-        await broker.subscriptions.seek(ANONYMOUS, TOPIC, "keyed", Position("offset", 0))
+        await broker.subscriptions.seek(
+            ANONYMOUS, Seek(topic=TOPIC, subscription="keyed", position=Position("offset", 0))
+        )
         await consumer.wait_for(2 * COUNT)
         async with asyncio.timeout(60):
             await confirmed(consumer, np.array([(0, 2**62)] * 65_000, np.int64))

@@ -23,6 +23,7 @@ from pydanube.model.policies import Policies
 from pydanube.model.positions import EARLIEST
 from pydanube.model.schemas import Binding, Compatibility, SchemaDefinition, SchemaFormat
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
+from pydanube.operations.subscriptions import Seek
 
 DROP = FailurePolicy(redeliveries_max=1, poison=Poison.DROP)
 NAMESPACE = "shop"
@@ -230,7 +231,7 @@ async def test_descriptions_have_the_version_and_messages_do_not_change_it(tmp_p
         read = await topic_version(broker), await subscription_version(broker)
         client = BrokerClient(broker)
         await client.publish(await client.producer(), [b"a"] * 3)
-        await broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", EARLIEST)
+        await broker.subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=EARLIEST))
         described = await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")
         assert ((await broker.describe_topic(ANONYMOUS, TOPIC)).version, described.version) == read
 

@@ -17,6 +17,7 @@ from pydanube.model.policies import BacklogAction
 from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.storage import StoragePlace
 from pydanube.model.topics import AckLevel, SubscriptionType
+from pydanube.operations.subscriptions import Advance, AdvanceMany, ListPending, ListUnsettled, Seek, Settle
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.storage.segments.store_ownership import StoreOwner
@@ -141,12 +142,18 @@ async def test_descriptions_and_statistics_count_messages(gapped: Gapped):
 async def test_nothing_is_pending_or_settled_in_a_gap(gapped: Gapped):
     async with filled(gapped) as client:
         subscriptions = client.broker.subscriptions
-        assert await subscriptions.unsettled(ANONYMOUS, TOPIC, "some", 0, 1000, 0) == [
+        assert (
+            await subscriptions.unsettled(
+                ListUnsettled(topic=TOPIC, subscription="some", partition=0, messages_max=1000, after=0)
+            )
+        ).ranges == [
             (5, 10),
             (20, 30),
             (gapped.end, gapped.end + 20),
         ]
-        pending = await subscriptions.pending(ANONYMOUS, TOPIC, "unread", 0, 1000, 28)
+        pending = await subscriptions.pending(
+            ListPending(topic=TOPIC, subscription="unread", partition=0, messages_max=250, after=28)
+        )
         assert [one.offset for one in pending.messages] == [28, 29, *range(gapped.end, gapped.end + 20)]
         consumer = await client.subscribe("unread")
         await consumer.wait_for(50)
@@ -155,16 +162,18 @@ async def test_nothing_is_pending_or_settled_in_a_gap(gapped: Gapped):
         await consumer.ack((0, gapped.end + 20), cumulative=True)
         unread = (await statistics(client))[1]["unread"]
         assert (unread.acked, unread.backlog, unread.unacked, unread.position) == (50, 0, 0, gapped.end + 20)
-        assert await subscriptions.settle(ANONYMOUS, TOPIC, "some", -1, []) == 35
+        assert (
+            await subscriptions.settle(ANONYMOUS, Settle(topic=TOPIC, subscription="some", partition=-1, ranges=[]))
+        ).messages == 35
 
 
 async def test_a_seek_goes_over_the_gap_and_back(gapped: Gapped):
     async with filled(gapped) as client:
         subscriptions = client.broker.subscriptions
         for position, lag in [(EARLIEST, 50), (Position("offset", 25), 25), (Position("offset", 500), 20)]:
-            await subscriptions.seek(ANONYMOUS, TOPIC, "read", position)
+            await subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="read", position=position))
             assert (await lags(client))["read"] == lag
-        await subscriptions.seek(ANONYMOUS, TOPIC, "read", Position("offset", 28))
+        await subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="read", position=Position("offset", 28)))
         consumer = await client.subscribe("read")
         assert [offset for offset, _ in await consumer.wait_for(22)] == [28, 29, *range(gapped.end, gapped.end + 20)]
         consumer.consumer.close()
@@ -182,13 +191,21 @@ async def test_a_processing_engine_moves_over_the_gap_by_comparing(gapped: Gappe
     """It knows the offset that it read last, which is where the gap begins: the position behind it is the same."""
     async with filled(gapped) as client:
         subscriptions = client.broker.subscriptions
-        await subscriptions.settle(ANONYMOUS, TOPIC, "some", 0, [(5, 10)])
-        assert await subscriptions.advance_many(ANONYMOUS, TOPIC, "some", [(0, BEFORE, 20)]) == [(0, BEFORE)]
-        assert await subscriptions.advance_many(ANONYMOUS, TOPIC, "some", [(0, gapped.end + 3, BEFORE)]) == [
-            (0, gapped.end + 3)
-        ]
+        await subscriptions.settle(ANONYMOUS, Settle(topic=TOPIC, subscription="some", partition=0, ranges=[(5, 10)]))
+        assert (
+            await subscriptions.advance_many(
+                ANONYMOUS, AdvanceMany(topic=TOPIC, subscription="some", moves=[(0, BEFORE, 20)])
+            )
+        ).positions == [(0, BEFORE)]
+        assert (
+            await subscriptions.advance_many(
+                ANONYMOUS, AdvanceMany(topic=TOPIC, subscription="some", moves=[(0, gapped.end + 3, BEFORE)])
+            )
+        ).positions == [(0, gapped.end + 3)]
         assert (await lags(client))["some"] == 17
-        await subscriptions.advance(ANONYMOUS, TOPIC, "read", 0, gapped.end + 1, BEFORE)
+        await subscriptions.advance(
+            ANONYMOUS, Advance(topic=TOPIC, subscription="read", partition=0, offset=gapped.end + 1, expected=BEFORE)
+        )
         assert (await lags(client))["read"] == 19
 
 
@@ -323,5 +340,9 @@ async def test_what_the_catalog_lost_is_no_gap(tmp_path: Path):
     async with gapped.opened() as broker:
         client = BrokerClient(broker)
         assert not (await description(client)).gaps, "nobody knows any more where it began"
-        unsettled = await broker.subscriptions.unsettled(ANONYMOUS, TOPIC, "unread", 0, 1000, 0)
+        unsettled = (
+            await broker.subscriptions.unsettled(
+                ListUnsettled(topic=TOPIC, subscription="unread", partition=0, messages_max=1000, after=0)
+            )
+        ).ranges
         assert unsettled[0] == (0, BEFORE), "what was lost is not passed over"

@@ -22,6 +22,15 @@ from pydanube.model.positions import EARLIEST, LATEST, Position
 from pydanube.model.storage import StoragePlace
 from pydanube.model.topics import SubscriptionType
 from pydanube.operations import storage
+from pydanube.operations.subscriptions import (
+    Advance,
+    AdvanceMany,
+    ListPending,
+    ListUnsettled,
+    PeekMessages,
+    Seek,
+    Settle,
+)
 from pydanube.operations.topics import UnloadTopic
 from pydanube.runtime.objects.memory import MemoryStore
 
@@ -135,7 +144,9 @@ async def test_brokers_that_disagree_about_an_owner_do_not_ask_in_circles(tmp_pa
         with pytest.raises(NotOwner):
             await a.broker.find_offset(ANONYMOUS, TOPIC, 1, LATEST)
         with pytest.raises(Unavailable, match="broker 'b' does not own it any more"):
-            await a.broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", EARLIEST, 1)
+            await a.broker.subscriptions.seek(
+                ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=EARLIEST, partition=1)
+            )
         assert not b.asked
 
 
@@ -234,12 +245,20 @@ async def test_a_seek_moves_the_subscription_on_all_owners(tmp_path: Path) -> No
         await publish(cluster, 3, 4, 5)
         await subscribe(cluster)
         a = cluster["a"].broker.subscriptions
-        assert await a.seek(ANONYMOUS, TOPIC, "billing", LATEST) == [(0, 3), (1, 4), (2, 5)]
-        assert await a.seek(ANONYMOUS, TOPIC, "billing", Position("offset", 2), 1) == [(1, 2)]
+        assert (await a.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=LATEST))).positions == [
+            (0, 3),
+            (1, 4),
+            (2, 5),
+        ]
+        assert (
+            await a.seek(
+                ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=Position("offset", 2), partition=1)
+            )
+        ).positions == [(1, 2)]
         described = await cluster["b"].broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")
         assert [one.position for one in described.partitions] == [3, 2, 5]
         with pytest.raises(Invalid, match="offset 4 is past the end of partition 0"):
-            await a.seek(ANONYMOUS, TOPIC, "billing", Position("offset", 4))
+            await a.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=Position("offset", 4)))
 
 
 async def test_a_change_that_an_owner_did_not_make_says_where_it_was_made(
@@ -253,15 +272,17 @@ async def test_a_change_that_an_owner_did_not_make_says_where_it_was_made(
         a = cluster["a"].broker
         done = "was done on partitions 0, 2 and not on all: partition 1: broker 'b' at .* did not answer"
         with pytest.raises(Unavailable, match=f"seeking 'billing' on /default/orders {done}"):
-            await a.subscriptions.seek(ANONYMOUS, TOPIC, "billing", LATEST)
+            await a.subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=LATEST))
         with pytest.raises(Unavailable, match=f"acknowledging messages of 'billing' on /default/orders {done}"):
-            await a.subscriptions.settle(ANONYMOUS, TOPIC, "billing", -1, [])
+            await a.subscriptions.settle(
+                ANONYMOUS, Settle(topic=TOPIC, subscription="billing", partition=-1, ranges=[])
+            )
         with pytest.raises(Unavailable, match=f"truncating /default/orders {done}"):
             await truncate(a, TOPIC, {0: 1, 1: 1, 2: 1})
         with pytest.raises(Unavailable, match=f"unloading /default/orders {done}"):
             await a.topics.unload(UnloadTopic(topic=TOPIC))
         with pytest.raises(Unavailable, match="broker 'b' at"):
-            await a.subscriptions.peek(ANONYMOUS, TOPIC, "billing", 10)
+            await a.subscriptions.peek(ANONYMOUS, PeekMessages(topic=TOPIC, subscription="billing", messages_max=10))
 
 
 async def test_messages_are_acknowledged_on_all_owners(tmp_path: Path) -> None:
@@ -270,11 +291,19 @@ async def test_messages_are_acknowledged_on_all_owners(tmp_path: Path) -> None:
         await publish(cluster, 3, 4, 5)
         await subscribe(cluster)
         a = cluster["a"].broker.subscriptions
-        assert await a.settle(ANONYMOUS, TOPIC, "billing", 1, [(1, 3)]) == 2
-        assert await a.unsettled(ANONYMOUS, TOPIC, "billing", 1, 10, 0) == [(0, 1), (3, 4)]
-        pending = await a.pending(ANONYMOUS, TOPIC, "billing", 1, 10, 0)
-        assert pending.type is SHARED and [one.offset for one in pending.messages] == [0, 3]
-        assert await a.settle(ANONYMOUS, TOPIC, "billing", -1, []) == 3 + 2 + 5
+        assert (
+            await a.settle(ANONYMOUS, Settle(topic=TOPIC, subscription="billing", partition=1, ranges=[(1, 3)]))
+        ).messages == 2
+        assert (
+            await a.unsettled(ListUnsettled(topic=TOPIC, subscription="billing", partition=1, messages_max=10, after=0))
+        ).ranges == [(0, 1), (3, 4)]
+        pending = await a.pending(
+            ListPending(topic=TOPIC, subscription="billing", partition=1, messages_max=10, after=0)
+        )
+        assert pending.type == "shared" and [one.offset for one in pending.messages] == [0, 3]
+        assert (
+            await a.settle(ANONYMOUS, Settle(topic=TOPIC, subscription="billing", partition=-1, ranges=[]))
+        ).messages == 3 + 2 + 5
         described = await cluster["c"].broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")
         assert [one.lag for one in described.partitions] == [0, 0, 0]
 
@@ -285,11 +314,13 @@ async def test_positions_are_advanced_at_their_owners(tmp_path: Path) -> None:
         await publish(cluster, 3, 4, 5)
         await subscribe(cluster)
         a = cluster["a"].broker.subscriptions
-        await a.advance(ANONYMOUS, TOPIC, "billing", 2, 1, 0)
+        await a.advance(ANONYMOUS, Advance(topic=TOPIC, subscription="billing", partition=2, offset=1, expected=0))
         with pytest.raises(Refused):
-            await a.advance(ANONYMOUS, TOPIC, "billing", 2, 4, 0)
+            await a.advance(ANONYMOUS, Advance(topic=TOPIC, subscription="billing", partition=2, offset=4, expected=0))
         moves = [(0, 2, 0), (1, 4, 0), (2, 5, 0)]
-        assert await a.advance_many(ANONYMOUS, TOPIC, "billing", moves) == [(0, 2), (1, 4), (2, 1)]
+        assert (
+            await a.advance_many(ANONYMOUS, AdvanceMany(topic=TOPIC, subscription="billing", moves=moves))
+        ).positions == [(0, 2), (1, 4), (2, 1)]
 
 
 async def test_a_backlog_is_peeked_at_on_all_owners(tmp_path: Path) -> None:
@@ -298,9 +329,9 @@ async def test_a_backlog_is_peeked_at_on_all_owners(tmp_path: Path) -> None:
         await publish(cluster, 2, 2, 2)
         await subscribe(cluster)
         a = cluster["a"].broker.subscriptions
-        found = await a.peek(ANONYMOUS, TOPIC, "billing", 5)
+        found = await a.peek(ANONYMOUS, PeekMessages(topic=TOPIC, subscription="billing", messages_max=5))
         assert [bytes(one.message.payload) for one in found] == [b"0-0", b"0-1", b"1-0", b"1-1", b"2-0"]
-        found = await a.peek(ANONYMOUS, TOPIC, "billing", 5, 2)
+        found = await a.peek(ANONYMOUS, PeekMessages(topic=TOPIC, subscription="billing", messages_max=5, partition=2))
         assert [(one.message.partition, one.pending.offset) for one in found] == [(2, 0), (2, 1)]
 
 

@@ -12,6 +12,7 @@ from pydanube.model.errors import NotFound, Refused
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.positions import EARLIEST, LATEST, Position
 from pydanube.model.topics import SubscriptionType
+from pydanube.operations.subscriptions import Advance, ListPending, ListUnsettled, Seek, Settle
 
 SHARED, FAILOVER, KEY_SHARED = SubscriptionType.SHARED, SubscriptionType.FAILOVER, SubscriptionType.KEY_SHARED
 
@@ -171,11 +172,17 @@ async def test_what_needs_stored_messages_is_refused_with_what_to_do(tmp_path):
         for call in (
             client.fetch(),
             broker.find_offset(ANONYMOUS, TOPIC, 0, EARLIEST),
-            subscriptions.seek(ANONYMOUS, TOPIC, "billing", EARLIEST),
-            subscriptions.advance(ANONYMOUS, TOPIC, "billing", 0, 0, 0),
-            subscriptions.settle(ANONYMOUS, TOPIC, "billing", -1, []),
-            subscriptions.unsettled(ANONYMOUS, TOPIC, "billing", 0, 10, 0),
-            subscriptions.pending(ANONYMOUS, TOPIC, "billing", 0, 10, 0),
+            subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=EARLIEST)),
+            subscriptions.advance(
+                ANONYMOUS, Advance(topic=TOPIC, subscription="billing", partition=0, offset=0, expected=0)
+            ),
+            subscriptions.settle(ANONYMOUS, Settle(topic=TOPIC, subscription="billing", partition=-1, ranges=[])),
+            subscriptions.unsettled(
+                ListUnsettled(topic=TOPIC, subscription="billing", partition=0, messages_max=10, after=0)
+            ),
+            subscriptions.pending(
+                ListPending(topic=TOPIC, subscription="billing", partition=0, messages_max=10, after=0)
+            ),
             subscriptions.set_failure_policy(ANONYMOUS, TOPIC, "billing", FailurePolicy(redeliveries_max=3)),
             client.subscribe("other", start=Position("offset", 0)),
         ):

@@ -21,6 +21,7 @@ from pydanube.model.errors import Denied, Invalid, NotFound, Refused, Unavailabl
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import SubscriptionType, TopicConfig
+from pydanube.operations.subscriptions import ListPending, PeekMessages
 
 LETTERS = TopicName.parse("/default/orders-dlq")
 
@@ -181,7 +182,9 @@ async def test_a_peek_has_the_messages_and_their_states(tmp_path):
             await peer.publish(producer, [b"0", b"1"], keys=["a", "b"], deliver_at=[0, 2**51])
         await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.SHARED, EARLIEST)
         await broker.subscriptions.create(ANONYMOUS, TOPIC, "audit", SubscriptionType.EXCLUSIVE, EARLIEST)
-        found = await broker.subscriptions.peek(ANONYMOUS, TOPIC, "billing", 3)
+        found = await broker.subscriptions.peek(
+            ANONYMOUS, PeekMessages(topic=TOPIC, subscription="billing", messages_max=3)
+        )
         assert [(one.message.partition, one.message.offset, one.message.key) for one in found] == [
             (0, 0, "a"),
             (0, 1, "b"),
@@ -192,7 +195,11 @@ async def test_a_peek_has_the_messages_and_their_states(tmp_path):
             ("delayed", 2**51),
             ("ready", 0),
         ]
-        pending = await broker.subscriptions.pending(ANONYMOUS, TOPIC, "billing", 0, 10, 0)
+        pending = await broker.subscriptions.pending(
+            ListPending(topic=TOPIC, subscription="billing", partition=0, messages_max=10, after=0)
+        )
         assert pending.messages == [one.pending for one in found[:2]]
-        in_order = await broker.subscriptions.peek(ANONYMOUS, TOPIC, "audit", 10, partition=1)
+        in_order = await broker.subscriptions.peek(
+            ANONYMOUS, PeekMessages(topic=TOPIC, subscription="audit", messages_max=10, partition=1)
+        )
         assert [(one.pending.state, one.message.deliver_at) for one in in_order] == [("ready", 0), ("ready", 2**51)]

@@ -12,6 +12,7 @@ from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Corrupt
 from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.topics import AckLevel
+from pydanube.operations.subscriptions import Advance
 
 DAY = 24 * 3600
 
@@ -97,7 +98,9 @@ async def test_what_was_given_up_is_not_counted_any_more(client):
     await client.fill(await client.producer(), 10, every_s=10, size=10_000)  # 100 kB at 0, 10, ... 90 s
     await client.settle((0, 100))
     await client.pass_time(0)
-    await client.broker.subscriptions.advance(ANONYMOUS, TOPIC, "billing", 0, 0, 100)
+    await client.broker.subscriptions.advance(
+        ANONYMOUS, Advance(topic=TOPIC, subscription="billing", partition=0, offset=0, expected=100)
+    )
     counted = await client.counted()
     assert (counted.position, counted.backlog) == (0, 60)
     assert counted.backlog_bytes == pytest.approx(600_000, rel=0.01)

@@ -19,6 +19,7 @@ from pydanube.core.access import ANONYMOUS
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.topics import SubscriptionType
+from pydanube.operations.subscriptions import DescribeSubscription, Seek
 
 SEEDS = int(os.environ.get("SEEK_SEEDS", several(3, 6)))
 STEPS = 120
@@ -70,7 +71,9 @@ class History:
                     begun = True
                 self.consumers = []
                 self.producer = await self.client.producer()
-                ((_, self.live),) = await broker.subscriptions._on_partitions(TOPIC, "billing", [0])
+                ((_, self.live),) = await broker.subscriptions._on_partitions(
+                    DescribeSubscription(topic=TOPIC, subscription="billing"), [0]
+                )
                 self.check()
                 await self.publish()
                 await self.attach()
@@ -139,7 +142,9 @@ class History:
 
     async def seek(self) -> None:
         position = self.random.randint(0, self.end)
-        await self.client.broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", Position("offset", position))
+        await self.client.broker.subscriptions.seek(
+            ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=Position("offset", position))
+        )
         assert self.live.generation > self.generation
         self.generation = self.live.generation
         self.acked = set(range(position))

@@ -10,6 +10,7 @@ from metadata_harness import FaultyStore, puts
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.topics import AckLevel, SubscriptionType
+from pydanube.operations.subscriptions import DescribeSubscription, Seek
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.memory import MemoryStore
 
@@ -44,7 +45,7 @@ async def test_acks_that_a_consumer_sends_after_a_reconnect_count_despite_an_ear
         await client.create()
         await client.publish(await client.producer(), [b"x"] * 10)
         await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.SHARED, EARLIEST)
-        await broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", EARLIEST)
+        await broker.subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=EARLIEST))
         consumer = await client.subscribe(kind=SubscriptionType.SHARED)
         await consumer.wait_for(10)
         consumer.consumer.close()  # its connection breaks, and it comes back with acks that it could not send
@@ -63,7 +64,9 @@ async def test_a_consumer_that_was_detached_during_a_seek_gets_the_new_generatio
         await consumer.wait_for(10)
         consumer.consumer.close()
         before = consumer.consumer.generation
-        await broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", Position("offset", 3))
+        await broker.subscriptions.seek(
+            ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=Position("offset", 3))
+        )
         again = await client.subscribe()
         assert again.consumer.owner_epoch == consumer.consumer.owner_epoch
         assert again.consumer.generation > before == 0
@@ -81,7 +84,7 @@ async def test_acks_and_nacks_of_deliveries_before_a_seek_are_answered_and_ignor
         await client.publish(await client.producer(), [b"x"] * 20)
         consumer = await client.subscribe(kind=kind)
         await consumer.wait_for(20)
-        await client.broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", EARLIEST)
+        await client.broker.subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=EARLIEST))
         await consumer.wait_for(40)  # the replay: the same consumer has them again
         assert consumer.generation == consumer.consumer.generation > 0
         await consumer.ack((0, 20), generation=0)
@@ -90,7 +93,9 @@ async def test_acks_and_nacks_of_deliveries_before_a_seek_are_answered_and_ignor
         await consumer.ack(*[(offset, offset + 1) for offset in range(0, 20, 2)], generation=0)
         consumer.consumer.nack([(0, 20)], reason="too late", generation=0)
         assert await position(client) == 0
-        ((_, live),) = await broker.subscriptions._on_partitions(TOPIC, "billing", [0])
+        ((_, live),) = await broker.subscriptions._on_partitions(
+            DescribeSubscription(topic=TOPIC, subscription="billing"), [0]
+        )
         assert (live.dispatcher.unacked, live.dispatcher.counts.failed) == (20, 0)
         assert live.statistics().stale_acks >= 3
         await consumer.ack((0, 7), generation=consumer.generation)
@@ -104,7 +109,9 @@ async def test_a_client_of_an_earlier_release_acks_what_is_in_flight_to_it_after
         await client.publish(await client.producer(), [b"x"] * 20)
         consumer = await client.subscribe(kind=SubscriptionType.SHARED)
         await consumer.wait_for(20)
-        await broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", Position("offset", 10))
+        await broker.subscriptions.seek(
+            ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=Position("offset", 10))
+        )
         await consumer.wait_for(30)
         await consumer.ack((0, 15))
         assert await position(client) == 15
@@ -124,10 +131,14 @@ async def test_a_generation_survives_a_restart_and_is_never_used_twice(tmp_path,
             consumer = await client.subscribe(kind=SubscriptionType.SHARED)
             assert consumer.consumer.generation == (given[-1] if given else 0)
             for offset in (3, 0):
-                await broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", Position("offset", offset))
+                await broker.subscriptions.seek(
+                    ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=Position("offset", offset))
+                )
                 given.append(consumer.consumer.generation)
             if snapshots:
-                ((partition, _),) = await broker.subscriptions._on_partitions(TOPIC, "billing", [0])
+                ((partition, _),) = await broker.subscriptions._on_partitions(
+                    DescribeSubscription(topic=TOPIC, subscription="billing"), [0]
+                )
                 partition.state.snapshot()
             await consumer.ack((1, 2), generation=consumer.consumer.generation)
     assert given == sorted(set(given))
@@ -140,7 +151,9 @@ async def test_a_generation_that_a_crash_lost_is_not_used_by_another_seek(tmp_pa
         await client.publish(await client.producer(), [b"x"] * 10)
         consumer = await client.subscribe()
         await consumer.ack((0, 1), generation=0)
-        ((_, live),) = await broker.subscriptions._on_partitions(TOPIC, "billing", [0])
+        ((_, live),) = await broker.subscriptions._on_partitions(
+            DescribeSubscription(topic=TOPIC, subscription="billing"), [0]
+        )
         live._context.state.change = lambda *_: None  # what would have been synced is lost with the process
         live.seek(0, lambda error: None)
         forgotten = consumer.consumer.generation
@@ -148,5 +161,5 @@ async def test_a_generation_that_a_crash_lost_is_not_used_by_another_seek(tmp_pa
         client = BrokerClient(broker)
         consumer = await client.subscribe()
         assert consumer.consumer.generation == 0
-        await broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", EARLIEST)
+        await broker.subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=EARLIEST))
         assert consumer.consumer.generation > forgotten

@@ -11,6 +11,7 @@ from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Unavailable
 from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.topics import AckLevel, SubscriptionType
+from pydanube.operations.subscriptions import Advance, Seek, Settle
 from pydanube.runtime.clock import ManualClock
 from waiting import until
 
@@ -164,9 +165,15 @@ async def test_nacks_single_acks_seeks_and_advances_past_the_deadline_change_not
         for call in (
             lambda: acks.ack(ANONYMOUS, TOPIC, 0, "billing", 0),
             lambda: acks.nack(ANONYMOUS, TOPIC, 0, "billing", 0, 0, ""),
-            lambda: a.broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", Position("latest")),
-            lambda: a.broker.subscriptions.advance(ANONYMOUS, TOPIC, "billing", 0, 1, 0),
-            lambda: a.broker.subscriptions.settle(ANONYMOUS, TOPIC, "billing", 0, []),
+            lambda: a.broker.subscriptions.seek(
+                ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=Position("latest"))
+            ),
+            lambda: a.broker.subscriptions.advance(
+                ANONYMOUS, Advance(topic=TOPIC, subscription="billing", partition=0, offset=1, expected=0)
+            ),
+            lambda: a.broker.subscriptions.settle(
+                ANONYMOUS, Settle(topic=TOPIC, subscription="billing", partition=0, ranges=[])
+            ),
         ):
             with pytest.raises(Unavailable, match="could not renew its session"):
                 await call()

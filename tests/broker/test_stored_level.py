@@ -32,6 +32,7 @@ from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import DanubeError, NotOwner, StaleEpoch
 from pydanube.model.positions import Position
 from pydanube.model.topics import SubscriptionType
+from pydanube.operations.subscriptions import Seek
 from pydanube.operations.topics import UnloadTopic
 from pydanube.runtime.clock import MICROSECONDS, SystemClock
 from pydanube.runtime.objects.memory import MemoryStore
@@ -135,7 +136,9 @@ async def test_acked_ranges_and_a_seek_survive_a_kill(tmp_path: Path) -> None:
         other = await client.subscribe("audit")
         await other.wait_for(30)
         await other.ack((0, 30))
-        await broker.subscriptions.seek(ANONYMOUS, TOPIC, "audit", Position("offset", 20))
+        await broker.subscriptions.seek(
+            ANONYMOUS, Seek(topic=TOPIC, subscription="audit", position=Position("offset", 20))
+        )
     async with open_broker(tmp_path, objects=objects, crash=True) as broker:
         client = client_of(broker)
         sink = await client.subscribe(kind=SubscriptionType.SHARED)

@@ -10,6 +10,7 @@ from pydanube.model.errors import Unavailable
 from pydanube.model.limits import ACKED_RANGES_MAX
 from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.topics import AckLevel, SubscriptionType
+from pydanube.operations.subscriptions import ListUnsettled, Seek
 from pydanube.runtime.clock import MICROSECONDS
 
 
@@ -138,7 +139,9 @@ async def test_a_subscription_that_goes_back_expires_again_what_is_too_old(clien
     await client.settle((0, 2))
     await client.fill(producer, 3)
     await client.pass_time(61)
-    await client.broker.subscriptions.seek(ANONYMOUS, client.topic, "billing", EARLIEST)
+    await client.broker.subscriptions.seek(
+        ANONYMOUS, Seek(topic=client.topic, subscription="billing", position=EARLIEST)
+    )
     await client.pass_time(0)
     counted = await client.counted()
     assert (counted.position, counted.backlog) == (1, 1)
@@ -318,5 +321,11 @@ async def test_whatever_is_delayed_and_however_it_is_acked_only_what_is_too_old_
                     await client.pass_time(chance.randrange(30))
                     cutoff = clock.now_us() - ttl_s * MICROSECONDS
                     born = {offset: time for offset, time in born.items() if time >= cutoff}
-                    left = await client.broker.subscriptions.unsettled(ANONYMOUS, client.topic, "billing", 0, 10_000, 0)
+                    left = (
+                        await client.broker.subscriptions.unsettled(
+                            ListUnsettled(
+                                topic=client.topic, subscription="billing", partition=0, messages_max=10_000, after=0
+                            )
+                        )
+                    ).ranges
                     assert [one for start, end in left for one in range(start, end)] == sorted(born), seed

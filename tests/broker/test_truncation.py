@@ -11,6 +11,7 @@ from pydanube.core.access import ANONYMOUS, Action, AllowAll, Principal
 from pydanube.model.errors import Denied, Invalid, NotFound, Refused
 from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.topics import AckLevel, SubscriptionType
+from pydanube.operations.subscriptions import Seek, Settle
 from pydanube.runtime.objects.memory import MemoryStore
 
 
@@ -35,7 +36,9 @@ async def test_what_lies_before_the_offset_is_gone_and_cursors_move_up(tmp_path,
         await fill(peer)
         for name, start in (("behind", EARLIEST), ("ahead", Position("offset", 20))):
             await broker.subscriptions.create(ANONYMOUS, TOPIC, name, SubscriptionType.SHARED, start)
-        await broker.subscriptions.settle(ANONYMOUS, TOPIC, "behind", 0, [(17, 19)])
+        await broker.subscriptions.settle(
+            ANONYMOUS, Settle(topic=TOPIC, subscription="behind", partition=0, ranges=[(17, 19)])
+        )
         assert await truncate(broker, TOPIC, {0: 15}) == {0: 15}
         fetched = await peer.fetch()
         assert (fetched.start_offset, fetched.end_offset) == (15, 30)
@@ -44,7 +47,9 @@ async def test_what_lies_before_the_offset_is_gone_and_cursors_move_up(tmp_path,
         collector = await peer.subscribe("behind", kind=SubscriptionType.SHARED)
         expected = [15, 16, *range(19, 30)]
         assert [offset for offset, _ in await collector.wait_for(len(expected))] == expected
-        assert await broker.subscriptions.seek(ANONYMOUS, TOPIC, "ahead", EARLIEST) == [(0, 15)]
+        assert (
+            await broker.subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="ahead", position=EARLIEST))
+        ).positions == [(0, 15)]
 
 
 async def test_it_survives_a_crash_and_offsets_are_not_used_again(tmp_path):
@@ -130,7 +135,10 @@ async def test_seeks_and_new_subscriptions_meanwhile_end_at_the_new_start(tmp_pa
         for end in range(1, 30):
             await asyncio.gather(
                 truncate(broker, TOPIC, dict.fromkeys(range(3), end)),
-                *(subscriptions.seek(ANONYMOUS, TOPIC, "billing", EARLIEST) for _ in range(3)),
+                *(
+                    subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=EARLIEST))
+                    for _ in range(3)
+                ),
                 subscriptions.create(ANONYMOUS, TOPIC, f"s{end}", SubscriptionType.SHARED, EARLIEST),
             )
             for name in ("billing", f"s{end}"):

@@ -13,6 +13,7 @@ from pydanube.model.errors import Corrupt, NotFound, Refused, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 from pydanube.model.topics import TopicConfig
+from pydanube.operations.subscriptions import Advance
 from pydanube.runtime.clock import ManualClock
 
 HOUR = 3600
@@ -213,7 +214,9 @@ async def test_progress_without_a_consumer_keeps_a_subscription(client):
     await client.fill(await client.producer(), 1)
     for offset in range(5):
         await client.pass_time(HOUR - 1)
-        await client.broker.subscriptions.advance(ANONYMOUS, TOPIC, "billing", 0, offset + 1, offset)
+        await client.broker.subscriptions.advance(
+            ANONYMOUS, Advance(topic=TOPIC, subscription="billing", partition=0, offset=offset + 1, expected=offset)
+        )
     assert await subscriptions(client.broker) == ["billing"]
 
 

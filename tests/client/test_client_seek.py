@@ -14,6 +14,7 @@ from pydanube import Client, Consumer, Corrupt, Invalid
 from pydanube.client.consuming import partition_source as source
 from pydanube.client.consuming.messages import Message
 from pydanube.codec.native import requests
+from pydanube.operations import subscriptions
 
 TOPIC = "/default/orders"
 LATER_MS = 60_000
@@ -42,11 +43,11 @@ class HeldSeek:
         self._call = client._brokers.call
         monkeypatch.setattr(client._brokers, "call", self._hold)
 
-    async def _hold(self, request: requests.Request, *how: Any) -> Any:
-        if isinstance(request, requests.Seek):
+    async def _hold(self, request: requests.Request, *how: Any, **options: Any) -> Any:
+        if isinstance(request, subscriptions.Seek):
             self.begun.set()
             await self.go_on.wait()
-        return await self._call(request, *how)
+        return await self._call(request, *how, **options)
 
 
 async def test_a_flush_does_not_wait_for_acks_that_a_seek_made_obsolete(

@@ -6,12 +6,15 @@ import msgspec
 from native_samples import unhex
 
 from pydanube.codec.native import requests
+from pydanube.model.names import TopicName
 from pydanube.model.pending import PendingMessage
-from pydanube.operations import topics
+from pydanube.operations import subscriptions, topics
 
 PENDING_HEADS: list[tuple[msgspec.Struct, bytes]] = [
     (
-        requests.ListPending(topic="/default/orders", subscription="billing", partition=1, messages_max=10, after=1000),
+        subscriptions.ListPending(
+            topic=TopicName.parse("/default/orders"), subscription="billing", partition=1, messages_max=10, after=1000
+        ),
         unhex("""
         86a26f70 b4737562 73637269 7074696f 6e2e7065 6e64696e 67a5746f 706963af
         2f646566 61756c74 2f6f7264 657273ac 73756273 63726970 74696f6e a762696c
@@ -20,7 +23,7 @@ PENDING_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.Settled(3),
+        subscriptions.Settled(3),
         unhex("""
         81a86d65 73736167 657303
         """),
@@ -32,7 +35,7 @@ PENDING_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.PendingMessages(
+        subscriptions.PendingMessages(
             [
                 PendingMessage(1000, "waiting", 2, "no stock", 1_700_000_000_000_000),
                 PendingMessage(1001, "unacked", consumer="worker-1"),

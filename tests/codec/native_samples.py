@@ -14,7 +14,8 @@ from pydanube.model.names import TopicName
 from pydanube.model.policies import DEFAULTS, BacklogAction, Policies, PolicyReport
 from pydanube.model.positions import Position
 from pydanube.model.statistics import ConsumerStatistics, PartitionStatistics, SubscriptionStatistics, TopicStatistics
-from pydanube.operations import brokers, namespaces, topics
+from pydanube.model.topics import SubscriptionDescription, SubscriptionPartition
+from pydanube.operations import brokers, namespaces, subscriptions, topics
 
 BODY = bytes(range(1, 17))
 TOPIC, AT_1000 = "/default/orders", Position("offset", 1000)
@@ -377,8 +378,11 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.CreateSubscription(
-            topic="/default/orders", subscription="billing", type="shared", failure_policy=FailurePolicy()
+        subscriptions.CreateSubscription(
+            topic=TopicName.parse("/default/orders"),
+            subscription="billing",
+            type="shared",
+            failure_policy=FailurePolicy(),
         ),
         unhex("""
         86a26f70 b3737562 73637269 7074696f 6e2e6372 65617465 a5746f70 6963af2f
@@ -391,7 +395,9 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.Advance(topic="/default/orders", subscription="billing", partition=1, offset=2000, expected=1000),
+        subscriptions.Advance(
+            topic=TopicName.parse("/default/orders"), subscription="billing", partition=1, offset=2000, expected=1000
+        ),
         unhex("""
         86a26f70 b4737562 73637269 7074696f 6e2e6164 76616e63 65a5746f 706963af
         2f646566 61756c74 2f6f7264 657273ac 73756273 63726970 74696f6e a762696c
@@ -400,7 +406,9 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.AdvanceMany(topic="/default/orders", subscription="billing", moves=[(0, 2000, 1000), (7, 5, 0)]),
+        subscriptions.AdvanceMany(
+            topic=TopicName.parse("/default/orders"), subscription="billing", moves=[(0, 2000, 1000), (7, 5, 0)]
+        ),
         unhex("""
         84a26f70 b9737562 73637269 7074696f 6e2e6164 76616e63 655f6d61 6e79a574
         6f706963 af2f6465 6661756c 742f6f72 64657273 ac737562 73637269 7074696f
@@ -408,8 +416,8 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.ListUnsettled(
-            topic="/default/orders", subscription="billing", partition=1, messages_max=10, after=1000
+        subscriptions.ListUnsettled(
+            topic=TopicName.parse("/default/orders"), subscription="billing", partition=1, messages_max=10, after=1000
         ),
         unhex("""
         86a26f70 b6737562 73637269 7074696f 6e2e756e 73657474 6c6564a5 746f7069
@@ -419,8 +427,11 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.Settle(
-            topic="/default/orders", subscription="billing", partition=1, ranges=[(1000, 1003), (1005, 1006)]
+        subscriptions.Settle(
+            topic=TopicName.parse("/default/orders"),
+            subscription="billing",
+            partition=1,
+            ranges=[(1000, 1003), (1005, 1006)],
         ),
         unhex("""
         85a26f70 b3737562 73637269 7074696f 6e2e7365 74746c65 a5746f70 6963af2f
@@ -430,7 +441,7 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.Settle(topic="/default/orders", subscription="billing"),
+        subscriptions.Settle(topic=TopicName.parse("/default/orders"), subscription="billing"),
         unhex("""
         83a26f70 b3737562 73637269 7074696f 6e2e7365 74746c65 a5746f70 6963af2f
         64656661 756c742f 6f726465 7273ac73 75627363 72697074 696f6ea7 62696c6c
@@ -438,7 +449,9 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.SetFailurePolicy(topic="/default/orders", subscription="billing", failure_policy=POLICY),
+        subscriptions.SetFailurePolicy(
+            topic=TopicName.parse("/default/orders"), subscription="billing", failure_policy=POLICY
+        ),
         unhex("""
         84a26f70 bb737562 73637269 7074696f 6e2e6661 696c7572 655f706f 6c696379
         a5746f70 6963af2f 64656661 756c742f 6f726465 7273ac73 75627363 72697074
@@ -450,7 +463,7 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.SetUnackedMax(topic="/default/orders", subscription="billing", unacked_max=1000),
+        subscriptions.SetUnackedMax(topic=TopicName.parse("/default/orders"), subscription="billing", unacked_max=1000),
         unhex("""
         84a26f70 b8737562 73637269 7074696f 6e2e756e 61636b65 645f6d61 78a5746f
         706963af 2f646566 61756c74 2f6f7264 657273ac 73756273 63726970 74696f6e
@@ -521,12 +534,12 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.Subscription(
+        SubscriptionDescription(
             "/default/orders",
             "billing",
             9,
             "shared",
-            [requests.SubscriptionPlace(1, 1000, 50, 4, 3, "worker-1")],
+            [SubscriptionPartition(1, 1000, 50, 4, 3, "worker-1")],
             POLICY,
         ),
         unhex("""
@@ -542,7 +555,7 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.OffsetRanges([(1000, 1003), (1005, 1006)]),
+        subscriptions.OffsetRanges([(1000, 1003), (1005, 1006)]),
         unhex("81a67261 6e676573 9292cd03 e8cd03eb 92cd03ed cd03ee"),
     ),
     (

@@ -88,6 +88,7 @@ PLAIN: dict[object, st.SearchStrategy[typing.Any]] = {
     bool: st.booleans(),
     bytes: st.binary(max_size=20),
     type(None): st.none(),
+    msgspec.UnsetType: st.just(msgspec.UNSET),
     FailurePolicy: failure_policies(),
     Policies: policies(),
     Position: st.sampled_from([Position("latest"), Position("time", -5), Position("offset", 1000)]),
@@ -110,6 +111,8 @@ def values_of(kind: object, name: str = "") -> st.SearchStrategy[typing.Any]:
             return st.sampled_from(arguments)
         case builtin if builtin is list and name == "ranges":
             return OFFSET_RANGES
+        case None if name == "subscription" and kind is str:
+            return st.sampled_from(["billing", "a.b-c"])
         case builtin if builtin is tuple and arguments[1:] == (...,):
             return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
         case builtin if builtin is tuple:

@@ -9,7 +9,8 @@ from pydanube.codec.native import requests
 from pydanube.model.names import TopicName
 from pydanube.model.policies import Policies, PolicyReport
 from pydanube.model.schemas import Binding
-from pydanube.operations import namespaces, topics
+from pydanube.model.topics import SubscriptionDescription
+from pydanube.operations import namespaces, subscriptions, topics
 
 VERSION = "b76255caea64b413"
 
@@ -46,7 +47,9 @@ VERSION_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.DeleteSubscription(topic="/default/orders", subscription="billing", expected=VERSION),
+        subscriptions.DeleteSubscription(
+            topic=TopicName.parse("/default/orders"), subscription="billing", expected=VERSION
+        ),
         unhex("""
         84a26f70 b3737562 73637269 7074696f 6e2e6465 6c657465 a5746f70 6963af2f
         64656661 756c742f 6f726465 7273ac73 75627363 72697074 696f6ea7 62696c6c
@@ -54,7 +57,9 @@ VERSION_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.SetUnackedMax(topic="/default/orders", subscription="billing", unacked_max=7, expected=VERSION),
+        subscriptions.SetUnackedMax(
+            topic=TopicName.parse("/default/orders"), subscription="billing", unacked_max=7, expected=VERSION
+        ),
         unhex("""
         85a26f70 b8737562 73637269 7074696f 6e2e756e 61636b65 645f6d61 78a5746f
         706963af 2f646566 61756c74 2f6f7264 657273ac 73756273 63726970 74696f6e
@@ -63,7 +68,9 @@ VERSION_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.SetFailurePolicy(topic="/a/b", subscription="billing", failure_policy=POLICY, expected=VERSION),
+        subscriptions.SetFailurePolicy(
+            topic=TopicName.parse("/a/b"), subscription="billing", failure_policy=POLICY, expected=VERSION
+        ),
         unhex("""
         85a26f70 bb737562 73637269 7074696f 6e2e6661 696c7572 655f706f 6c696379
         a5746f70 6963a42f 612f62ac 73756273 63726970 74696f6e a762696c 6c696e67
@@ -119,7 +126,7 @@ VERSION_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.Subscription("/default/orders", "billing", 9, "shared", failure_policy=POLICY, version=VERSION),
+        SubscriptionDescription("/default/orders", "billing", 9, "shared", failure_policy=POLICY, version=VERSION),
         unhex("""
         86a5746f 706963af 2f646566 61756c74 2f6f7264 657273a4 6e616d65 a762696c
         6c696e67 af737562 73637269 7074696f 6e5f6964 09a47479 7065a673 68617265

@@ -20,6 +20,7 @@ from pydanube.model.errors import Invalid
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import FRAME_BYTES_MAX
 from pydanube.model.policies import FIELDS, Policies, PolicyReport
+from pydanube.model.topics import SubscriptionDescription
 
 
 def header(length: int, kind: int = 3, zero: int = 0, head_length: int = 0) -> bytes:
@@ -139,7 +140,7 @@ def test_any_failure_policy_is_read_or_invalid(policy: dict[str, object]) -> Non
             requests.decode_request(memoryview(msgspec.msgpack.encode({"op": op, **subscription})))
     with contextlib.suppress(Invalid):
         head = msgspec.msgpack.encode({**subscription, "name": "billing", "subscription_id": 1, "type": "shared"})
-        requests.decode(memoryview(head), requests.Subscription)
+        requests.decode(memoryview(head), SubscriptionDescription)
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), NUMBERS), st.dictionaries(st.text(max_size=5), NUMBERS))

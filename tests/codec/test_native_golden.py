@@ -25,6 +25,7 @@ from pydanube.codec.native.frames import FrameKind
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import ALIGNMENT
 from pydanube.model.security import NewApiKey
+from pydanube.operations import subscriptions
 
 GOLDEN = SAMPLES | STAGING_FRAMES
 
@@ -239,7 +240,7 @@ def test_a_failure_policy_that_says_little_takes_the_defaults_for_the_rest() -> 
     little = {"op": "subscription.failure_policy", "topic": "/default/orders", "subscription": "s"}
     head = msgspec.msgpack.encode({**little, "failure_policy": {"delay_ms": 5, "since": "later"}})
     request = requests.decode_request(memoryview(head))
-    assert isinstance(request, requests.SetFailurePolicy)
+    assert isinstance(request, subscriptions.SetFailurePolicy)
     assert request.failure_policy == FailurePolicy(delay_ms=5)
 
 

@@ -26,10 +26,11 @@ from expected import Expected, ExpectedSubscription, ExpectedTopic, Stage
 from world import HANG_S, publish_as, stored
 
 import pydanube
-from pydanube.codec.native import requests
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.model.errors import Corrupt, DanubeError, Refused
+from pydanube.model.names import TopicName
 from pydanube.model.policies import FIELDS
+from pydanube.operations import subscriptions
 from pydanube.runtime.clock import SystemClock
 from pydanube.server.restoring import restore
 from pydanube.server.server import Server
@@ -299,10 +300,14 @@ class _Examination:
         found: set[int] = set()
         after = 0
         while True:
-            request = requests.ListUnsettled(
-                topic=topic, subscription=subscription, partition=partition, messages_max=1000, after=after
+            request = subscriptions.ListUnsettled(
+                topic=TopicName.parse(topic),
+                subscription=subscription,
+                partition=partition,
+                messages_max=1000,
+                after=after,
             )
-            ranges = (await self.client._brokers.call(request, requests.OffsetRanges)).ranges
+            ranges = (await self.client._brokers.call(request, subscriptions.OffsetRanges)).ranges
             if not ranges:
                 return found
             for start, end in ranges:

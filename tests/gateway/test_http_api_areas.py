@@ -191,12 +191,12 @@ async def test_a_subscription_is_created_moved_and_emptied() -> None:
         page = await api("GET", f"{path}/pending?limit=2")
         assert ([one["offset"] for one in page["messages"]], page["next"], page["type"]) == ([0, 3], 4, "key-shared")
         assert (await api("GET", f"{path}/statistics"))["partitions"][0]["statistics"]["backlog"] == 8
-        moves = {"moves": [{"partition": 0, "offset": 5, "expected": 0}]}
-        assert await api("POST", f"{path}/advance", moves) == {"positions": [{"partition": 0, "offset": 5}]}
+        moves = {"moves": [[0, 5, 0]]}
+        assert await api("POST", f"{path}/advance", moves) == {"positions": [[0, 5]]}
         assert (await api("POST", f"{path}/clear"))["messages"] == 5
-        assert await api("POST", f"{path}/seek", {"position": "7"}) == {"positions": [{"partition": 0, "offset": 7}]}
+        assert await api("POST", f"{path}/seek", {"position": "7"}) == {"positions": [[0, 7]]}
         assert (await api("GET", path))["partitions"][0]["lag"] == 3
-        assert (await api("PUT", f"{path}/unacked-max", {"unacked_max": 9})) == {"unacked_max": 9}
+        assert (await api("PUT", f"{path}/unacked-max", {"unacked_max": 9}))["unacked_max"] == 9
         await api("DELETE", path, expect=204)
         await api("GET", path, expect=404)
         await api("GET", f"{path}/statistics", expect=404)

@@ -11,7 +11,7 @@ from pydanube.gateway.native.requests import cut_page
 from pydanube.model.errors import Invalid
 from pydanube.model.paging import NamePage, Order, TopicPage
 from pydanube.model.statistics import SubscriptionSummary, TopicSummary
-from pydanube.operations import namespaces
+from pydanube.operations import namespaces, subscriptions
 
 
 async def test_topics_come_in_pages_with_their_numbers() -> None:
@@ -35,7 +35,7 @@ async def test_names_come_in_pages_when_that_is_asked_for() -> None:
         await peer.create_topic()
         for name in ("a", "b", "c"):
             await peer.request(namespaces.CreateNamespace(namespace=name), requests.Done)
-            await peer.request(requests.CreateSubscription(topic=TOPIC, subscription=name), requests.Done)
+            await peer.request(subscriptions.CreateSubscription(topic=TOPIC, subscription=name), requests.Done)
         everything = await peer.request(namespaces.ListNamespaces(), NamePage)
         assert (everything.names, everything.next) == (["a", "b", "c", "default"], "")
         page = await peer.request(namespaces.ListNamespaces(limit=3), NamePage)

@@ -30,8 +30,8 @@ from pydanube.model.limits import FRAME_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.paging import NamePage
 from pydanube.model.positions import Position
-from pydanube.model.topics import BrokerDescription
-from pydanube.operations import brokers, namespaces, topics
+from pydanube.model.topics import BrokerDescription, SubscriptionDescription
+from pydanube.operations import brokers, namespaces, subscriptions, topics
 from pydanube.runtime.clock import ManualClock
 
 
@@ -95,21 +95,25 @@ async def test_topics_namespaces_and_subscriptions_are_administered() -> None:
         assert (await peer.request(namespaces.ListNamespaces(), NamePage)).names == ["default", "shop"]
         described = await peer.request(requests.DescribeTopic(topic="/shop/orders"), requests.Topic)
         assert [one.index for one in described.partition_infos] == [0, 1]
-        made = requests.CreateSubscription(topic="/shop/orders", subscription="billing")
+        made = subscriptions.CreateSubscription(topic=TopicName.parse("/shop/orders"), subscription="billing")
         await peer.request(made, requests.Done)
         listed = await peer.request(requests.ListSubscriptions(topic="/shop/orders"), NamePage)
         assert listed.names == ["billing"]
-        billing = requests.DescribeSubscription(topic="/shop/orders", subscription="billing")
-        assert len((await peer.request(billing, requests.Subscription)).partitions) == 2
-        moved = requests.Seek(topic="/shop/orders", subscription="billing", position=Position("earliest"))
+        billing = subscriptions.DescribeSubscription(topic=TopicName.parse("/shop/orders"), subscription="billing")
+        assert len((await peer.request(billing, SubscriptionDescription)).partitions) == 2
+        moved = subscriptions.Seek(
+            topic=TopicName.parse("/shop/orders"), subscription="billing", position=Position("earliest")
+        )
         assert (await peer.request(moved, topics.Positions)).positions == [(0, 0), (1, 0)]
-        pending = requests.ListPending(topic="/shop/orders", subscription="billing", partition=0, messages_max=250)
-        assert (await peer.request(pending, requests.PendingMessages)).messages == []
+        pending = subscriptions.ListPending(
+            topic=TopicName.parse("/shop/orders"), subscription="billing", partition=0, messages_max=250
+        )
+        assert (await peer.request(pending, subscriptions.PendingMessages)).messages == []
         with pytest.raises(Invalid, match="messages_max=251 is out of range"):
-            await peer.request(msgspec.structs.replace(pending, messages_max=251), requests.PendingMessages)
-        settle = requests.Settle(topic="/shop/orders", subscription="billing")
-        assert (await peer.request(settle, requests.Settled)).messages == 0
-        gone = requests.DeleteSubscription(topic="/shop/orders", subscription="billing")
+            await peer.request(msgspec.structs.replace(pending, messages_max=251), subscriptions.PendingMessages)
+        settle = subscriptions.Settle(topic=TopicName.parse("/shop/orders"), subscription="billing")
+        assert (await peer.request(settle, subscriptions.Settled)).messages == 0
+        gone = subscriptions.DeleteSubscription(topic=TopicName.parse("/shop/orders"), subscription="billing")
         await peer.request(gone, requests.Done)
         await peer.request(topics.DeleteTopic(topic=TopicName.parse("/shop/orders")), requests.Done)
         await peer.request(namespaces.DeleteNamespace(namespace="shop"), requests.Done)
@@ -291,8 +295,8 @@ async def test_messages_are_delivered_as_far_as_credit_goes_and_acks_are_kept() 
         assert (await peer.receive(FrameKind.RESPONSE)).correlation == 41
         peer.ack(consumer.handle, (0, 3), correlation=42, flags=frames.FLAG_CUMULATIVE)
         assert (await peer.receive(FrameKind.RESPONSE)).correlation == 42
-        described = requests.DescribeSubscription(topic=TOPIC, subscription="billing")
-        (place,) = (await peer.request(described, requests.Subscription)).partitions
+        described = subscriptions.DescribeSubscription(topic=TOPIC, subscription="billing")
+        (place,) = (await peer.request(described, SubscriptionDescription)).partitions
         assert (place.position, place.lag, place.consumer) == (4, 5, "billing")
         await peer.request(requests.CloseConsumer(handle=consumer.handle), requests.Done)
         again = await peer.subscribe("billing")
@@ -520,7 +524,7 @@ async def test_acks_of_an_earlier_client_and_of_a_generation_count_as_they_shoul
         assert await position(peer) == 2
 
         async with await Peer.greet(here) as operator:
-            seek = requests.Seek(topic=TOPIC, subscription="billing", position=Position("earliest"))
+            seek = subscriptions.Seek(topic=TOPIC, subscription="billing", position=Position("earliest"))
             await operator.request(seek, topics.Positions)
         frame = await peer.receive(FrameKind.CONSUMER_CHANGED)  # comes before the replay
         changed = requests.decode(frame.head, requests.ConsumerChanged)
@@ -544,5 +548,5 @@ EARLIER_ACK = "28000000200000000000000018000000{handle}0000000100000000000000000
 
 
 async def position(peer: Peer) -> int:
-    request = requests.DescribeSubscription(topic=TOPIC, subscription="billing")
-    return (await peer.request(request, requests.Subscription)).partitions[0].position
+    request = subscriptions.DescribeSubscription(topic=TOPIC, subscription="billing")
+    return (await peer.request(request, SubscriptionDescription)).partitions[0].position

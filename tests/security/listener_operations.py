@@ -52,18 +52,30 @@ from operations import (
 )
 from pydanube.codec.native import requests as wire
 from pydanube.gateway.http.api.declared import rest_operations
+from pydanube.gateway.http.api.json_forms import dump
 from pydanube.gateway.http.api.operations import BASE
 from pydanube.model.failure import NATIVE as NATIVE_POLICY
 from pydanube.model.positions import Position
 from pydanube.model.schemas import Binding
-from pydanube.operations import Operation, access, brokers, namespaces, rests_of, staging, storage, topics
+from pydanube.operations import (
+    Operation,
+    access,
+    brokers,
+    namespaces,
+    rests_of,
+    staging,
+    storage,
+    subscriptions,
+    topics,
+)
 
 _SALVAGE: Final = f"{READ} + produce on the dead letter topic + {DELETE}"
 _T: Final = str(TOPIC)
 _SECURITY: Final = "danube_admin.SecurityAdmin"
 _PLACE: Final = {"scope": "namespace", "resource_name": "default"}
 _BOUND: Final = {"principal_type": "user", "principal_name": "new", "role_names": ["reader"], **_PLACE}
-_S: Final[dict[str, Any]] = {"topic": _T, "subscription": SUBSCRIPTION}
+_S: Final[dict[str, Any]] = {"topic": TOPIC, "subscription": SUBSCRIPTION}
+_NAMED: Final[dict[str, Any]] = {"topic": _T, "subscription": SUBSCRIPTION}
 
 
 class Sent(NamedTuple):
@@ -128,6 +140,20 @@ DECLARED: Final[tuple[Sent, ...]] = (
     asked(topics.SetAckLevel(topic=TOPIC, ack_level="durable")),
     asked(topics.TakeOverTopic(topic=TOPIC)),
     asked(topics.TruncateTopic(topic=TOPIC, offsets=[(0, 1)])),
+    Sent(CLUSTER, subscriptions.ListConsumers(topic=TOPIC)),
+    asked(subscriptions.CreateSubscription(**_S, type="shared")),
+    Sent(CLUSTER, subscriptions.FindStarts(topic=TOPIC, partitions=[0])),
+    Sent(UNSUBSCRIBE, subscriptions.DeleteSubscription(**_S)),
+    asked(subscriptions.DescribeSubscription(**_S)),
+    Sent(MOVE, subscriptions.Seek(**_S, position=Position("latest"))),
+    Sent(CONSUME, subscriptions.Advance(**_S, partition=0, offset=1, expected=0)),
+    Sent(CONSUME, subscriptions.AdvanceMany(**_S, moves=[(0, 1, 0)])),
+    asked(subscriptions.ListUnsettled(**_S, partition=0)),
+    asked(subscriptions.ListPending(**_S, partition=0)),
+    Sent(CLUSTER, subscriptions.PeekMessages(**_S, messages_max=1)),
+    Sent(CONSUME, subscriptions.Settle(**_S, partition=0, ranges=[(0, 1)])),
+    Sent(MOVE, subscriptions.SetFailurePolicy(**_S, failure_policy=NATIVE_POLICY)),
+    Sent(MOVE, subscriptions.SetUnackedMax(**_S, unacked_max=5)),
     Sent(ANYONE, access.AskAccess(action="read", resource="/default")),
 )
 """Operations that all listeners take from `pydanube.operations`."""
@@ -141,7 +167,6 @@ NATIVE: Final[tuple[Sent, ...]] = (
     Sent(ANYONE, wire.ListTopics(namespace="default")),
     Sent(ANYONE, wire.ListTopicPage()),
     Sent(CLUSTER, wire.SummarizeTopics(topics=[_T])),
-    Sent(CLUSTER, wire.ListConsumers(topic=_T)),
     Sent(DESCRIBE, wire.DescribeTopic(topic=_T)),
     Sent(PRODUCE, wire.OpenProducer(topic=_T, partition=0)),
     Sent(CLUSTER, wire.OpenForwarder(topic=_T, partition=0)),
@@ -149,24 +174,11 @@ NATIVE: Final[tuple[Sent, ...]] = (
     Sent(CLUSTER, wire.CountProducers(topic=_T, topic_id=1)),
     Sent(CLUSTER, wire.AskTopicUse(topic=_T, topic_id=1)),
     Sent(ANYONE, wire.CloseProducer(handle=1)),
-    Sent(CONSUME, wire.Subscribe(**_S, partition=0, consumer="c", type="shared")),
+    Sent(CONSUME, wire.Subscribe(**_NAMED, partition=0, consumer="c", type="shared")),
     Sent(ANYONE, wire.CloseConsumer(handle=1)),
-    Sent(CONSUME, wire.CreateSubscription(**_S, type="shared")),
-    Sent(CLUSTER, wire.FindStarts(topic=_T, partitions=[0])),
-    Sent(UNSUBSCRIBE, wire.DeleteSubscription(**_S)),
     Sent(DESCRIBE, wire.ListSubscriptions(topic=_T)),
-    Sent(SEE_SUBSCRIPTION, wire.DescribeSubscription(**_S)),
-    Sent(MOVE, wire.Seek(**_S, position=Position("latest"))),
-    Sent(CONSUME, wire.Advance(**_S, partition=0, offset=1, expected=0)),
-    Sent(CONSUME, wire.AdvanceMany(**_S, moves=[(0, 1, 0)])),
-    Sent(CONSUME, wire.ListUnsettled(**_S, partition=0)),
-    Sent(CONSUME, wire.ListPending(**_S, partition=0)),
-    Sent(CLUSTER, wire.PeekMessages(**_S, messages_max=1)),
     Sent(CLUSTER, wire.ListLetters(topic=str(LETTERS), partition=0)),
-    Sent(CONSUME, wire.Settle(**_S, partition=0, ranges=[(0, 1)])),
     Sent(REDRIVING, wire.RedriveLetters(topic=str(LETTERS), partition=0)),
-    Sent(MOVE, wire.SetFailurePolicy(**_S, failure_policy=NATIVE_POLICY)),
-    Sent(MOVE, wire.SetUnackedMax(**_S, unacked_max=5)),
     Sent(ADMINISTER, wire.GrowTopic(topic=_T, partitions=2)),
     Sent(DESCRIBE, wire.GetStatistics(topic=_T)),
     Sent(READ, wire.FindOffset(topic=_T, partition=0, position=Position("latest"))),
@@ -198,8 +210,8 @@ def in_rest(sent: Sent) -> tuple[str, Sent]:
     made = dict(zip((one.name for one in rest_operations(kind)), rests_of(kind), strict=True))
     name = sent.rest or next(iter(made))
     rest = made[name]
-    fields = msgspec.to_builtins(operation, enc_hook=str)
-    del fields["op"]
+    given = msgspec.to_builtins(operation, enc_hook=str)
+    fields = {one: msgspec.to_builtins(dump(getattr(operation, one))) for one in given if one != "op"}
     body = fields.pop(rest.body[0]) if rest.body else None
     shown = {field: name for name, field in rest.names.items()}
     path = rest.path
@@ -231,19 +243,9 @@ REST: Final[dict[str, Sent]] = {
     "getTopicStatistics": Sent(DESCRIBE, None),
     "findOffset": Sent(READ, None),
     "listSubscriptions": Sent(DESCRIBE, None),
-    "createSubscription": Sent(CONSUME, {"type": "shared"}),
-    "describeSubscription": Sent(SEE_SUBSCRIPTION, None),
-    "deleteSubscription": Sent(UNSUBSCRIBE, None),
     "getSubscriptionStatistics": Sent(SEE_SUBSCRIPTION, None),
-    "seekSubscription": Sent(MOVE, {"position": "latest"}),
     "getFailurePolicy": Sent(SEE_SUBSCRIPTION, None),
-    "setFailurePolicy": Sent(MOVE, {}),
-    "setUnackedMax": Sent(MOVE, {"unacked_max": 5}),
-    "skipMessages": Sent(CONSUME, {"partition": 0, "ranges": [[0, 1]]}),
     "clearBacklog": Sent(MOVE, {}),
-    "advanceSubscription": Sent(CONSUME, {"moves": [{"partition": 0, "offset": 1, "expected": 0}]}),
-    "listUnsettled": Sent(CONSUME, None),
-    "listPending": Sent(CONSUME, None),
     "peekMessages": Sent(CONSUME, None),
     "listDeadLetters": Sent(SEE_LETTERS, None, _LETTERS),
     "getDeadLetter": Sent(SEE_LETTERS, None, f"{_LETTERS}/0/0"),
@@ -348,15 +350,15 @@ GRPC: Final[dict[str, Sent]] = {
     f"{_ADMIN}.TopicAdmin/UnloadTopic": Sent(ADMINISTER, {"name": _T}),
     f"{_ADMIN}.TopicAdmin/DescribeTopic": Sent(DESCRIBE, {"name": _T}),
     f"{_ADMIN}.TopicAdmin/ListSubscriptions": Sent(DESCRIBE, {"name": _T}),
-    f"{_ADMIN}.TopicAdmin/Unsubscribe": Sent(UNSUBSCRIBE, _S),
+    f"{_ADMIN}.TopicAdmin/Unsubscribe": Sent(UNSUBSCRIBE, _NAMED),
     f"{_ADMIN}.TopicAdmin/SetSubscriptionFailurePolicy": Sent(
-        MOVE, {**_S, "failure_policy": {"max_redelivery_count": 3, "poison_policy": 1}}
+        MOVE, {**_NAMED, "failure_policy": {"max_redelivery_count": 3, "poison_policy": 1}}
     ),
-    f"{_ADMIN}.TopicAdmin/GetSubscriptionFailurePolicy": Sent(SEE_SUBSCRIPTION, _S),
+    f"{_ADMIN}.TopicAdmin/GetSubscriptionFailurePolicy": Sent(SEE_SUBSCRIPTION, _NAMED),
     f"{_ADMIN}.TopicAdmin/SetSubscriptionDispatchConfig": Sent(
-        MOVE, {**_S, "dispatch_config": {"max_unacked_messages": 5}}
+        MOVE, {**_NAMED, "dispatch_config": {"max_unacked_messages": 5}}
     ),
-    f"{_ADMIN}.TopicAdmin/GetSubscriptionDispatchConfig": Sent(SEE_SUBSCRIPTION, _S),
+    f"{_ADMIN}.TopicAdmin/GetSubscriptionDispatchConfig": Sent(SEE_SUBSCRIPTION, _NAMED),
 }
 
 BY_ID: Final = frozenset(

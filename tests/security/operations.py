@@ -46,6 +46,13 @@ from pydanube.model.schemas import Binding, Compatibility, RegistryMode
 from pydanube.model.storage import StoragePlace
 from pydanube.model.topics import SubscriptionType, TopicConfig
 from pydanube.operations.access import ListRoles
+from pydanube.operations.subscriptions import (
+    Advance,
+    AdvanceMany,
+    PeekMessages,
+    Seek,
+    Settle,
+)
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.slices import Slices
 
@@ -106,6 +113,7 @@ ADDRESS: Final = TopicAddress.parse(str(TOPIC))
 MISSING: Final = TopicAddress.parse("/default/missing")
 ATTACHMENT: Final = Attachment(SUBSCRIPTION, "c", SubscriptionType.SHARED)
 SELECTION: Final = LetterSelection()
+OF: Final[dict[str, Any]] = {"topic": TOPIC, "subscription": SUBSCRIPTION}
 
 
 async def _all(stream: Any) -> list[Any]:
@@ -233,12 +241,15 @@ FACADE: Final[dict[str, Row]] = {
     "single_acks.ack": Row(CONSUME, lambda w, p: w.broker.single_acks.ack(p, TOPIC, 0, SUBSCRIPTION, 0)),
     "single_acks.nack": Row(CONSUME, lambda w, p: w.broker.single_acks.nack(p, TOPIC, 0, SUBSCRIPTION, 0, 0, "")),
     # subscriptions
-    "subscriptions.advance": Row(CONSUME, lambda w, p: w.broker.subscriptions.advance(p, TOPIC, SUBSCRIPTION, 0, 1, 0)),
+    "subscriptions.advance": Row(
+        CONSUME,
+        lambda w, p: w.broker.subscriptions.advance(p, Advance(**OF, partition=0, offset=1, expected=0)),
+    ),
     "subscriptions.advance_many": Row(
-        CONSUME, lambda w, p: w.broker.subscriptions.advance_many(p, TOPIC, SUBSCRIPTION, [(0, 1, 0)])
+        CONSUME,
+        lambda w, p: w.broker.subscriptions.advance_many(p, AdvanceMany(**OF, moves=[(0, 1, 0)])),
     ),
     "subscriptions.announce": Row(CONSUME, lambda w, p: w.broker.subscriptions.announce(p, TOPIC, 0, ATTACHMENT)),
-    "subscriptions.consumers": Row(DESCRIBE, lambda w, p: w.broker.subscriptions.consumers(p, TOPIC)),
     "subscriptions.create": Row(
         CONSUME,
         lambda w, p: w.broker.subscriptions.create(p, TOPIC, SUBSCRIPTION, SubscriptionType.SHARED, EARLIEST),
@@ -248,28 +259,26 @@ FACADE: Final[dict[str, Row]] = {
         SEE_SUBSCRIPTION, lambda w, p: w.broker.subscriptions.describe(p, TOPIC, SUBSCRIPTION)
     ),
     "subscriptions.names": Row(DESCRIBE, lambda w, p: w.broker.subscriptions.names(p, TOPIC)),
-    "subscriptions.peek": Row(CONSUME, lambda w, p: w.broker.subscriptions.peek(p, TOPIC, SUBSCRIPTION, 1)),
-    "subscriptions.pending": Row(CONSUME, lambda w, p: w.broker.subscriptions.pending(p, TOPIC, SUBSCRIPTION, 0, 1, 0)),
-    "subscriptions.seek": Row(MOVE, lambda w, p: w.broker.subscriptions.seek(p, TOPIC, SUBSCRIPTION, LATEST)),
+    "subscriptions.peek": Row(
+        CONSUME,
+        lambda w, p: w.broker.subscriptions.peek(p, PeekMessages(**OF, messages_max=1)),
+    ),
+    "subscriptions.seek": Row(MOVE, lambda w, p: w.broker.subscriptions.seek(p, Seek(**OF, position=LATEST))),
     "subscriptions.set_failure_policy": Row(
         MOVE, lambda w, p: w.broker.subscriptions.set_failure_policy(p, TOPIC, SUBSCRIPTION, NATIVE)
     ),
     "subscriptions.set_unacked_max": Row(
         MOVE, lambda w, p: w.broker.subscriptions.set_unacked_max(p, TOPIC, SUBSCRIPTION, 5)
     ),
-    "subscriptions.settle": Row(MOVE, lambda w, p: w.broker.subscriptions.settle(p, TOPIC, SUBSCRIPTION, 0, [])),
-    "subscriptions.settle_each": Row(
-        CONSUME, lambda w, p: w.broker.subscriptions.settle_each(p, TOPIC, SUBSCRIPTION, 0, [(0, 1)])
+    "subscriptions.settle": Row(
+        MOVE,
+        lambda w, p: w.broker.subscriptions.settle(p, Settle(**OF, partition=0, ranges=[])),
     ),
-    "subscriptions.starts": Row(READ, lambda w, p: w.broker.subscriptions.starts(p, TOPIC, [0], EARLIEST, {})),
     "subscriptions.subscribe": Row(
         CONSUME, lambda w, p: _closing(w.broker.subscriptions.subscribe(p, TOPIC, 0, ATTACHMENT, NoSink()))
     ),
     "subscriptions.unacked_max": Row(
         SEE_SUBSCRIPTION, lambda w, p: w.broker.subscriptions.unacked_max(p, TOPIC, SUBSCRIPTION)
-    ),
-    "subscriptions.unsettled": Row(
-        CONSUME, lambda w, p: w.broker.subscriptions.unsettled(p, TOPIC, SUBSCRIPTION, 0, 1, 0)
     ),
     "subscriptions.version": Row(SEE_SUBSCRIPTION, lambda w, p: w.broker.subscriptions.version(p, TOPIC, SUBSCRIPTION)),
     "dead_letters.drop": Row(REDRIVING, lambda w, p: w.broker.dead_letters.drop(p, LETTERS, 0, SELECTION)),
@@ -337,7 +346,13 @@ EXTRA: Final[dict[str, Row]] = {
     "a first publish by gRPC clients": Row(
         f"{PRODUCE} + {CREATE}", lambda w, p: w.broker.addresses.ensure(p, MISSING, True)
     ),
-    "advance back": Row(MOVE, lambda w, p: w.broker.subscriptions.advance(p, TOPIC, SUBSCRIPTION, 0, 0, 1)),
+    "settle of some": Row(
+        CONSUME, lambda w, p: w.broker.subscriptions.settle(p, Settle(**OF, partition=0, ranges=[(0, 1)]))
+    ),
+    "advance back": Row(
+        MOVE,
+        lambda w, p: w.broker.subscriptions.advance(p, Advance(**OF, partition=0, offset=0, expected=1)),
+    ),
     "upload of everything": Row(CLUSTER, lambda w, p: w.broker.storage.upload(p, None)),
     "verify of everything": Row(CLUSTER, lambda w, p: w.broker.storage.verify(p, None, StoragePlace(), 1)),
     "usage of a topic": Row(DESCRIBE, lambda w, p: w.broker.storage.usage(p, TOPIC, StoragePlace())),
@@ -436,6 +451,11 @@ UNCHECKED: Final[dict[str, str]] = {
     "staging.drain": "the broker itself",
     "staging.is_awaited": "the broker itself",
     "staging.start": "the broker itself",
+    "subscriptions.consumers": "carried out by an operation, whose class says what it needs",
+    "subscriptions.peek_own": "only brokers ask for it, as the class of the operation says",
+    "subscriptions.pending": "carried out by an operation, whose class says what it needs",
+    "subscriptions.starts": "carried out by an operation, whose class says what it needs",
+    "subscriptions.unsettled": "carried out by an operation, whose class says what it needs",
     "subscriptions.apply": "the broker itself",
     "subscriptions.close_deleted": "the broker itself",
     "subscriptions.remove_if": "the broker itself",

@@ -36,7 +36,7 @@ from pydanube.model.positions import Position
 from pydanube.model.schemas import Binding as SchemaBinding
 from pydanube.model.security import Binding, BoundSubject, ResourcePattern
 from pydanube.model.topics import TopicConfig
-from pydanube.operations import access, staging
+from pydanube.operations import access, staging, subscriptions
 
 WIDE = TopicName.parse("/default/wide")
 OWN = TopicName.parse("/other/own")
@@ -119,7 +119,7 @@ def native_requests() -> list[tuple[str, bytes, str]]:
     policy = FailurePolicy(redeliveries_max=1, dead_letter_topic=str(TOPIC))
     named = {"topic": str(OWN), "subscription": "own"}
     more = [
-        wire.CreateSubscription(**named, type="shared", failure_policy=policy),
+        subscriptions.CreateSubscription(topic=OWN, subscription="own", type="shared", failure_policy=policy),
         wire.Subscribe(**named, partition=0, consumer="c", type="shared", failure_policy=policy),
         wire.GetSchema(schema_id=1),
         wire.BindTopic(topic=str(OWN), binding=SchemaBinding(SUBJECT)),

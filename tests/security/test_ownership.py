@@ -31,6 +31,7 @@ from pydanube.model.schemas import Binding
 from pydanube.model.security import Binding as RoleBinding
 from pydanube.model.security import BoundSubject, ResourcePattern
 from pydanube.model.topics import SubscriptionType, TopicConfig
+from pydanube.operations.subscriptions import Seek
 
 CONSUMER, PRODUCER = Principal("consumer"), Principal("producer")
 
@@ -44,10 +45,10 @@ async def test_who_created_a_subscription_seeks_and_deletes_it(tmp_path: Path):
     async with open_world(tmp_path) as world:
         subscriptions = world.broker.subscriptions
         await subscriptions.create(CONSUMER, TOPIC, "own", SubscriptionType.SHARED, EARLIEST)
-        await subscriptions.seek(CONSUMER, TOPIC, "own", LATEST)
+        await subscriptions.seek(CONSUMER, Seek(topic=TOPIC, subscription="own", position=LATEST))
         await subscriptions.set_unacked_max(CONSUMER, TOPIC, "own", 3)
         with pytest.raises(Denied):
-            await subscriptions.seek(CONSUMER, TOPIC, SUBSCRIPTION, LATEST)
+            await subscriptions.seek(CONSUMER, Seek(topic=TOPIC, subscription=SUBSCRIPTION, position=LATEST))
         give(world.rules, CONSUMER, "monitor")  # having created it is nothing without consume
         with pytest.raises(Denied):
             await subscriptions.delete(CONSUMER, TOPIC, "own")
@@ -69,12 +70,14 @@ async def test_an_attached_consumer_seeks_its_subscription_and_does_not_delete_i
     async with open_world(tmp_path) as world:
         attachment = Attachment(SUBSCRIPTION, "c", SubscriptionType.SHARED)
         consumer = await world.broker.subscriptions.subscribe(CONSUMER, TOPIC, 0, attachment, NoSink())
-        await world.broker.subscriptions.seek(CONSUMER, TOPIC, SUBSCRIPTION, LATEST)
+        await world.broker.subscriptions.seek(CONSUMER, Seek(topic=TOPIC, subscription=SUBSCRIPTION, position=LATEST))
         with pytest.raises(Denied):
             await world.broker.subscriptions.delete(CONSUMER, TOPIC, SUBSCRIPTION)
         consumer.close()
         with pytest.raises(Denied):
-            await world.broker.subscriptions.seek(CONSUMER, TOPIC, SUBSCRIPTION, LATEST)
+            await world.broker.subscriptions.seek(
+                CONSUMER, Seek(topic=TOPIC, subscription=SUBSCRIPTION, position=LATEST)
+            )
 
 
 async def test_a_right_on_one_subscription_shows_no_other_one(tmp_path: Path):

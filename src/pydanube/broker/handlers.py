@@ -11,8 +11,21 @@ import msgspec
 from pydanube.codec.native.requests import fitting
 from pydanube.core.access import Principal
 from pydanube.core.identity import NOBODY, Identity
+from pydanube.model.errors import Invalid
 from pydanube.model.paging import PAGE_MAX, NamePage, PageQuery
-from pydanube.operations import AnswerT, Done, Operation, access, brokers, namespaces, staging, storage, topics
+from pydanube.model.topics import SubscriptionType
+from pydanube.operations import (
+    AnswerT,
+    Done,
+    Operation,
+    access,
+    brokers,
+    namespaces,
+    staging,
+    storage,
+    subscriptions,
+    topics,
+)
 
 from .facade import Broker
 
@@ -119,6 +132,24 @@ async def _take_over(broker: Broker, caller: Caller, asked: topics.TakeOverTopic
     return topics.TakenOver(losses)
 
 
+# -- subscriptions -----------------------------------------------------------------------------------------------------
+
+
+def _create_subscription(broker: Broker, caller: Caller, asked: subscriptions.CreateSubscription) -> Awaitable[Outcome]:
+    positions = dict(asked.positions)
+    if len(positions) < len(asked.positions):
+        raise Invalid("positions name a partition twice: give one offset for each")
+    return broker.subscriptions.create(
+        caller.principal,
+        asked.topic,
+        asked.subscription,
+        SubscriptionType.parse(asked.type),
+        asked.start,
+        asked.failure_policy,
+        positions,
+    )
+
+
 HANDLERS: Final[Mapping[type[Operation[Any]], Handler]] = dict(
     (
         _by(access.WhoAmI, _whoami),
@@ -196,5 +227,35 @@ HANDLERS: Final[Mapping[type[Operation[Any]], Handler]] = dict(
         _by(topics.SetAckLevel, lambda b, _, asked: b.topics.set_ack_level(asked)),
         _by(topics.TakeOverTopic, _take_over),
         _by(topics.TruncateTopic, lambda b, _, asked: b.topics.truncate(asked)),
+        _by(subscriptions.CreateSubscription, _create_subscription),
+        _by(subscriptions.FindStarts, lambda b, _, asked: b.subscriptions.starts(asked)),
+        _by(
+            subscriptions.DeleteSubscription,
+            lambda b, c, asked: b.subscriptions.delete(c.principal, asked.topic, asked.subscription, asked.expected),
+        ),
+        _by(
+            subscriptions.DescribeSubscription,
+            lambda b, c, asked: b.subscriptions.describe(c.principal, asked.topic, asked.subscription, asked.own_only),
+        ),
+        _by(subscriptions.Seek, lambda b, c, asked: b.subscriptions.seek(c.principal, asked)),
+        _by(subscriptions.Advance, lambda b, c, asked: b.subscriptions.advance(c.principal, asked)),
+        _by(subscriptions.AdvanceMany, lambda b, c, asked: b.subscriptions.advance_many(c.principal, asked)),
+        _by(subscriptions.Settle, lambda b, c, asked: b.subscriptions.settle(c.principal, asked)),
+        _by(subscriptions.ListUnsettled, lambda b, _, asked: b.subscriptions.unsettled(asked)),
+        _by(subscriptions.ListPending, lambda b, _, asked: b.subscriptions.pending(asked)),
+        _by(subscriptions.PeekMessages, lambda b, c, asked: b.subscriptions.peek_own(c.principal, asked)),
+        _by(
+            subscriptions.SetFailurePolicy,
+            lambda b, c, asked: b.subscriptions.set_failure_policy(
+                c.principal, asked.topic, asked.subscription, asked.failure_policy, asked.expected
+            ),
+        ),
+        _by(
+            subscriptions.SetUnackedMax,
+            lambda b, c, asked: b.subscriptions.set_unacked_max(
+                c.principal, asked.topic, asked.subscription, asked.unacked_max, asked.expected
+            ),
+        ),
+        _by(subscriptions.ListConsumers, lambda b, _, asked: b.subscriptions.consumers(asked)),
     )
 )

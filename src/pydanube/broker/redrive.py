@@ -53,6 +53,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.security import subscription_resource
 from pydanube.model.topics import SubscriptionType
+from pydanube.operations.subscriptions import Settle
 from pydanube.runtime.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -269,7 +270,8 @@ class DeadLetters:
             sent = [offset for offset, error in outcomes.items() if error is None]
             if sent:
                 ranges = _ranges(sent)
-                await self._subscriptions.settle(principal, topic, REDRIVE, partition, ranges)
+                settle = Settle(topic=topic, subscription=REDRIVE, partition=partition, ranges=ranges)
+                await self._subscriptions.settle(principal, settle)
             stayed = chosen.stayed + [
                 (offset, error.message) for offset, error in outcomes.items() if isinstance(error, CANNOT_GO_BACK)
             ]

@@ -26,6 +26,7 @@ from pydanube.client.admin.aliases import Aliases
 from pydanube.client.admin.dead_letters import DeadLetters
 from pydanube.client.admin.schemas import Schemas
 from pydanube.client.admin.storage import Storage
+from pydanube.client.admin.subscriptions import Subscriptions
 from pydanube.client.admin.topics import Namespaces, Topics
 from pydanube.client.connection.address import Servers, parse_servers
 from pydanube.client.connection.credentials import AnyToken, ClientCredentials
@@ -386,6 +387,11 @@ class Client(Aliases, Admin, StagedWrites):
     def namespaces(self) -> Namespaces:
         """Namespaces, and the policies that their topics inherit."""
         return Namespaces(self)
+
+    @property
+    def subscriptions(self) -> Subscriptions:
+        """Subscriptions: create, describe and move them, their failure policies, and messages of their backlogs."""
+        return Subscriptions(self)
 
     @property
     def schemas(self) -> Schemas:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from .addresses import NO_ADDRESSES, BrokerAddresses
 from .errors import Invalid
-from .failure import NATIVE, FailurePolicy
+from .failure import FailurePolicy
 from .gaps import NO_GAPS, Gaps
 from .limits import PARTITIONS_MAX
 from .text import Word
@@ -166,16 +166,15 @@ class BrokerDescription(msgspec.Struct, frozen=True, omit_defaults=True):
     """Brokers of earlier releases tell none."""
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionPartition:
+class SubscriptionPartition(msgspec.Struct, frozen=True, omit_defaults=True):
     """The state of a subscription in one partition: everything below `position` is acked."""
 
     partition: int
     position: int
     lag: int
-    acked_ahead: int
+    acked_ahead: int = 0
     """Messages acked past `position`, out of order."""
-    unacked: int
+    unacked: int = 0
     """Messages delivered and not yet acked."""
     consumer: str = ""
     """The names of the active consumers."""
@@ -183,15 +182,20 @@ class SubscriptionPartition:
     """"ok", or why nothing is known: the owner of the partition does not answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionDescription:
+class SubscriptionDescription(msgspec.Struct, frozen=True, omit_defaults=True):
     topic: str
     name: str
     subscription_id: int
-    type: SubscriptionType
-    partitions: list[SubscriptionPartition] = field(default_factory=list)
-    failure_policy: FailurePolicy = NATIVE
+    type_name: Annotated[str, msgspec.Meta(extra_json_schema={"enum": [str(one) for one in SubscriptionType]})] = (
+        msgspec.field(name="type")
+    )
+    partitions: list[SubscriptionPartition] = []
+    failure_policy: FailurePolicy = FailurePolicy()
     unacked_max: int = 0
     """How many messages of each partition may be delivered and not acknowledged; 0: no limit."""
     version: str = ""
     """Changes with everything that is set about the subscription, not with its position."""
+
+    @property
+    def type(self) -> SubscriptionType:
+        return SubscriptionType.parse(self.type_name)

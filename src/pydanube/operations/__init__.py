@@ -13,6 +13,7 @@ paging          the fields of lists that come in pages
 staging         staged writes
 storage         object storage
 topics          topics and what is done to their partitions
+subscriptions   subscriptions, their positions, their backlogs
 """
 
 from .operation import (
@@ -26,6 +27,7 @@ from .operation import (
     Operation,
     Request,
     Rest,
+    TheOwner,
     answer_of,
     rests_of,
 )
@@ -41,6 +43,7 @@ __all__ = [
     "Operation",
     "Request",
     "Rest",
+    "TheOwner",
     "answer_of",
     "rests_of",
 ]

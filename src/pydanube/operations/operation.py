@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Self, Typ
 
 import msgspec
 
-from pydanube.model.security import CLUSTER, Action
+from pydanube.model.security import CLUSTER, Action, subscription_resource
 
 CALL_SECONDS: Final = 5.0
 """How long a call of another broker may take, with connecting. A broker that answers nothing for so long would lose its
@@ -79,16 +79,28 @@ class EachOwner(NamedTuple):
     doing: str
     """What is said of those that failed: a format of the operation, such as `unloading {0.topic}`."""
     pairs: str = ""
-    """The field with pairs of a partition and something of it, which is divided; empty: all partitions of the topic."""
+    """The field with pairs of a partition and something of it, which is divided."""
+    partition: str = ""
+    """The field that names one partition, or with -1 all. Without `pairs` and this: all partitions of the topic."""
 
     def partitions(self, operation: Operation[Any], count: int) -> Sequence[int]:
         """Return the partitions that an operation on a topic with so many is about."""
-        return [one[0] for one in getattr(operation, self.pairs)] if self.pairs else range(count)
+        if self.pairs:
+            return [one[0] for one in getattr(operation, self.pairs)]
+        one = getattr(operation, self.partition) if self.partition else -1
+        return range(count) if one < 0 else [one]
 
     def share(self, operation: OperationT, indexes: Collection[int]) -> OperationT:
         """Return the operation for these partitions only."""
         pairs = {self.pairs: [one for one in getattr(operation, self.pairs) if one[0] in indexes]} if self.pairs else {}
         return msgspec.structs.replace(operation, own_only=True, **pairs)
+
+
+class TheOwner(NamedTuple):
+    """The owner of one partition carries an operation out. The broker that is asked forwards it with `own_only`."""
+
+    partition: str = "partition"
+    """The field that names the partition."""
 
 
 class Needs(NamedTuple):
@@ -113,6 +125,11 @@ def on_topic_or_cluster(action: Action) -> Needs:
     return Needs(action, lambda operation: CLUSTER if operation.topic is None else str(operation.topic))
 
 
+def on_subscription(action: Action) -> Needs:
+    """Return the need of an operation whose fields `topic` and `subscription` name the subscription."""
+    return Needs(action, lambda operation: subscription_resource(str(operation.topic), operation.subscription))
+
+
 @dataclass(frozen=True, slots=True)
 class Rest:
     """How REST offers an operation. Parameters of the path are fields; the others are the query, or with POST, PUT and
@@ -131,8 +148,12 @@ class Rest:
     """Parameters of the path or the query that have another name than their field, with the name of that."""
     hides: tuple[str, ...] = ()
     """Fields that REST does not have: they keep their defaults."""
+    sets: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that nobody gives in REST, with what they are."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Fields with another default than that of the native protocol, which never changes."""
+    takes: Mapping[str, Any] = field(default_factory=dict)
+    """Fields with another type, which must be given unless `defaults` has them."""
     body: tuple[str, type] | None = None
     """The field that is the body as a whole, and how that looks: of a field that is a dict, what the body has. The
     other fields are the query then."""
@@ -160,7 +181,7 @@ class Operation(Request, Generic[AnswerT_co]):
 
     needs: ClassVar[Needs | None] = None
     """None: the answer shows what the caller may see, or what it names decides; who carries it out asks then."""
-    where: ClassVar[EachOwner | None] = None
+    where: ClassVar[EachOwner | TheOwner | None] = None
     """Who carries it out. None: the broker that is asked."""
     is_repeatable: ClassVar[bool] = True
     """Whether a client may send it again after a lost connection."""

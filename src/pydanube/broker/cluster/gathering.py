@@ -19,15 +19,18 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+import msgspec
+
 from pydanube.broker.registry.records import TopicRecord
 from pydanube.model.errors import DanubeError, NotOwner, Unavailable
-from pydanube.operations import DivisibleT, EachOwner, Operation, Request, answer_of
+from pydanube.operations import DivisibleT, EachOwner, Operation, Request, TheOwner, answer_of
 from pydanube.runtime.tasks import run_together
 
 from .parts import ClusterParts
 from .peers import AnswerT
 
 T = TypeVar("T")
+StructT = TypeVar("StructT", bound=msgspec.Struct)
 OperationT = TypeVar("OperationT", bound=Operation[Any])
 
 PARTITIONS_NAMED_MAX: Final = 20
@@ -113,6 +116,18 @@ class Gathering:
     async def forward(self, broker: str, request: Request, answer: type[AnswerT]) -> AnswerT:
         """Have another broker carry out a request about one of its partitions."""
         return await self._peers.request(broker, request, answer)
+
+    async def at_owner(
+        self, topic: TopicRecord, operation: OperationT, own: Callable[[OperationT], Awaitable[StructT]]
+    ) -> StructT:
+        """Have the owner of a partition carry out an operation, which names it. `own` does that here."""
+        where = operation.where
+        assert isinstance(where, TheOwner)
+        owner = self.elsewhere(topic.topic_id, getattr(operation, where.partition), operation.is_share)
+        if owner is None:
+            return await own(operation)
+        answer: type[StructT] = answer_of(type(operation))
+        return await self.forward(owner, msgspec.structs.replace(operation, own_only=True), answer)
 
     async def ask(self, requests: Mapping[str, Request], answer: type[AnswerT]) -> dict[str, AnswerT | DanubeError]:
         """Ask several brokers at once, and return the answer or the error of each, which names it."""

@@ -7,24 +7,23 @@ example, is resolved to an offset of each partition here, and carried out there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
-from pydanube.broker.cluster.gathering import Gathering, Shares
+from pydanube.broker.cluster.gathering import Gathering
+from pydanube.broker.partitions import state_ledger
 from pydanube.broker.partitions.decompression import DecompressionBudget
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
-from pydanube.broker.partitions.state_ledger import Done
-from pydanube.broker.registry.records import SubscriptionRecord
+from pydanube.broker.registry.records import SubscriptionRecord, TopicRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.audit_operations import note_change
 from pydanube.broker.subscriptions.message_reading import MADE_TIMES
 from pydanube.broker.unread_memory import UnreadMemory, UnreadPart
-from pydanube.codec.native import requests as wire
-from pydanube.codec.native.conversions import subscription_description
+from pydanube.codec.native.requests import fitting
 from pydanube.core.access import Action, Authorizer, Principal, visible_subscriptions
 from pydanube.core.dispatch.key_filters import KeyFilter
 from pydanube.metadata.packing import version_of
@@ -32,10 +31,31 @@ from pydanube.model.errors import AlreadyExists, DanubeError, Full, Invalid, Not
 from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.limits import MIB, UNACKED_MAX
 from pydanube.model.names import TopicName
-from pydanube.model.pending import BacklogMessage, Pending
+from pydanube.model.pending import BacklogMessage
 from pydanube.model.positions import Position
 from pydanube.model.security import subscription_resource
 from pydanube.model.topics import SubscriptionDescription, SubscriptionPartition, SubscriptionType
+from pydanube.operations import Done
+from pydanube.operations.subscriptions import (
+    PENDING_MAX,
+    UNSETTLED_MAX,
+    Advance,
+    AdvanceMany,
+    ConsumersListed,
+    DescribeSubscription,
+    FindStarts,
+    ListConsumers,
+    ListPending,
+    ListUnsettled,
+    MessagesPeeked,
+    OffsetRanges,
+    OfSubscription,
+    PeekMessages,
+    PendingMessages,
+    Seek,
+    Settle,
+    Settled,
+)
 from pydanube.operations.topics import Positions
 from pydanube.runtime.tasks import outcome_of
 from pydanube.runtime.telemetry import get_logger
@@ -224,8 +244,8 @@ class Subscriptions:
                 raise NotFound(f"{topic} has no partition {index}: it has {count}, counted from 0")
         shares = self._gathering.shares(record.topic_id, range(count))
         requests = {
-            broker: wire.FindStarts(
-                topic=str(topic),
+            broker: FindStarts(
+                topic=topic,
                 partitions=indexes,
                 start=start,
                 positions=[(index, positions[index]) for index in indexes if index in positions],
@@ -233,23 +253,20 @@ class Subscriptions:
             for broker, indexes in shares.others.items()
         }
         found = await self._gathering.read(
-            shares, self._own_starts(topic, shares.own, start, positions), requests, Positions, _by_partition
+            shares,
+            self._own_starts(topic, shares.own, start, positions),
+            requests,
+            Positions,
+            lambda answer: dict(answer.positions),
         )
         starts = found.complete(f"subscription {name!r} on {topic} cannot be created")
         return [starts[index] for index in range(count)]
 
-    async def starts(
-        self,
-        principal: Principal,
-        topic: TopicName,
-        indexes: Sequence[int],
-        start: Position,
-        positions: Mapping[int, int],
-    ) -> dict[int, int]:
-        """Return where a subscription begins in some partitions of this broker; see codec.native.requests.FindStarts.
-        Raises NotOwner for partitions of others."""
-        self._authorizer.check(principal, Action.READ, str(topic))
-        return await self._own_starts(topic, indexes, start, positions)
+    async def starts(self, asked: FindStarts) -> Positions:
+        """Return where a subscription begins in some partitions of this broker. Raises NotOwner for partitions of
+        others."""
+        starts = await self._own_starts(asked.topic, asked.partitions, asked.start, dict(asked.positions))
+        return Positions(list(starts.items()))
 
     async def _own_starts(
         self, topic: TopicName, indexes: Sequence[int], start: Position, positions: Mapping[int, int]
@@ -287,15 +304,13 @@ class Subscriptions:
                 return
         self._authorizer.check(principal, action, resource)
 
-    async def _check_moves(
-        self, principal: Principal, topic: TopicName, subscription: str, is_seek: bool = True
-    ) -> None:
+    async def _check_moves(self, principal: Principal, asked: OfSubscription[Any], is_seek: bool = True) -> None:
         """Raise Denied unless the principal may acknowledge messages of the subscription or, if `is_seek` is set, may
         move it to any place."""
         if is_seek:
-            await self._check_own(principal, Action.ADMINISTER, topic, subscription, attached=True)
+            await self._check_own(principal, Action.ADMINISTER, asked.topic, asked.subscription, attached=True)
         else:
-            self._check(principal, Action.CONSUME, topic, subscription)
+            self._check(principal, Action.CONSUME, asked.topic, asked.subscription)
 
     def _has_attached(self, principal: Principal, topic: TopicName, subscription: str) -> bool:
         """Return whether a consumer of the principal is attached to a partition of this broker."""
@@ -320,41 +335,25 @@ class Subscriptions:
     def _live(self, topic: TopicName, partition: Partition, name: str) -> LiveSubscription:
         return self._partitions.add_subscription(partition, name, self._registry.subscription(topic, name))
 
-    def _shares(self, topic: TopicName, partition: int, own_only: bool) -> Shares:
-        """Return who answers for one partition or, if that is -1, for all."""
-        record = self._registry.topic(topic)
-        if partition < 0:
-            return self._gathering.shares(record.topic_id, range(record.config().partition_count), own_only)
-        if own_only:
-            return Shares([partition], {})  # if it belongs to another broker, the caller gets NotOwner
-        return self._gathering.shares(record.topic_id, [partition])
-
-    async def _elsewhere(self, topic: TopicName, partition: int, own_only: bool) -> str | None:
-        """Return the broker that owns the partition; None: this one."""
-        await self._registry.refresh_topic(topic)
-        return self._gathering.elsewhere(self._registry.topic(topic).topic_id, partition, own_only)
+    async def _stored_topic(self, asked: OfSubscription[Any]) -> TopicRecord:
+        """Return the topic of a subscription that has positions and backlogs. Raises NotFound if one of them does not
+        exist, and Refused for topics that are not reliable, whose subscriptions have none."""
+        await self._registry.refresh_topic(asked.topic)
+        record = self._registry.topic(asked.topic)
+        if not record.reliable:
+            raise Refused(
+                f"topic {asked.topic} is not reliable: its subscriptions have neither position nor backlog; use another"
+            )
+        await self._registry.refresh_subscription(asked.topic, asked.subscription)
+        self._registry.subscription(asked.topic, asked.subscription)
+        return record
 
     async def _on_partitions(
-        self, topic: TopicName, name: str, indexes: Sequence[int]
+        self, asked: OfSubscription[Any], indexes: Sequence[int]
     ) -> list[tuple[Partition, LiveSubscription]]:
         """Return the live subscription on each of these partitions of this broker."""
-        await self._registry.refresh_subscription(topic, name)
-        self._registry.subscription(topic, name)
+        topic, name = asked.topic, asked.subscription
         return [(one, self._live(topic, one, name)) for one in await self._partitions.all_of(topic, indexes)]
-
-    async def _on_stored_partitions(
-        self, topic: TopicName, name: str, indexes: Sequence[int]
-    ) -> list[tuple[Partition, LiveSubscription]]:
-        """Like `_on_partitions`, for operations that need a position or a backlog; non-reliable topics have none."""
-        await self._check_stored(topic)
-        return await self._on_partitions(topic, name, indexes)
-
-    async def _check_stored(self, topic: TopicName) -> None:
-        await self._registry.refresh_topic(topic)
-        if not self._registry.topic(topic).reliable:
-            raise Refused(
-                f"topic {topic} is not reliable: its subscriptions have neither position nor backlog; use another"
-            )
 
     async def delete(self, principal: Principal, topic: TopicName, subscription: str, expected: str = "") -> None:
         """Delete a subscription. With `expected`, here and in other calls, raise Conflict if the subscription does not
@@ -430,40 +429,37 @@ class Subscriptions:
         broker owns; otherwise the other owners are asked too. One that does not answer is named in `health`."""
         self._check(principal, Action.DESCRIBE, topic, subscription)
         await self._registry.refresh_subscription(topic, subscription)
-        record = self._registry.subscription(topic, subscription)
-        shares = self._shares(topic, -1, own_only)
-        request = wire.DescribeSubscription(topic=str(topic), subscription=subscription, own_only=True)
+        record, of = self._registry.subscription(topic, subscription), self._registry.topic(topic)
+        shares = self._gathering.shares(of.topic_id, range(of.config().partition_count), own_only)
+        asked = DescribeSubscription(topic=topic, subscription=subscription, own_only=True)
         described = await self._gathering.read(
             shares,
-            self._describe_own(topic, subscription, shares.own),
-            dict.fromkeys(shares.others, request),
-            wire.Subscription,
-            lambda answer: {one.partition: one for one in subscription_description(answer).partitions},
+            self._describe_own(asked, shares.own),
+            dict.fromkeys(shares.others, asked),
+            SubscriptionDescription,
+            lambda answer: {one.partition: one for one in answer.partitions},
         )
         unknown = {index: _unknown_place(index, error) for index, error in described.missing.items()}
-        partitions = {**described.found, **unknown}
+        places = {**described.found, **unknown}
         return SubscriptionDescription(
             str(topic),
             subscription,
             record.subscription_id,
-            SubscriptionType(record.type),
-            [partitions[index] for index in sorted(partitions)],
+            str(SubscriptionType(record.type)),
+            [places[index] for index in sorted(places)],
             record.failure(),
             record.unacked_max,
             version_of(record),
         )
 
-    async def _describe_own(
-        self, topic: TopicName, subscription: str, own: Sequence[int]
-    ) -> dict[int, SubscriptionPartition]:
+    async def _describe_own(self, asked: DescribeSubscription, own: Sequence[int]) -> dict[int, SubscriptionPartition]:
         if self._gathering.is_alone:
-            found = await self._on_partitions(topic, subscription, own)
-            return {one.index: live.describe(one.index) for one, live in found}
-        await self._partitions.open_all(topic, own)
+            return {one.index: live.describe(one.index) for one, live in await self._on_partitions(asked, own)}
+        await self._partitions.open_all(asked.topic, own)
         described: dict[int, SubscriptionPartition] = {}
         for index in own:
             try:
-                ((_, live),) = await self._on_partitions(topic, subscription, [index])
+                ((_, live),) = await self._on_partitions(asked, [index])
                 described[index] = live.describe(index)
             except NotFound:
                 raise
@@ -479,275 +475,143 @@ class Subscriptions:
 
     # -- moving --------------------------------------------------------------------------------------------------------
 
-    async def seek(
-        self,
-        principal: Principal,
-        topic: TopicName,
-        subscription: str,
-        position: Position,
-        partition: int = -1,
-        own_only: bool = False,
-    ) -> list[tuple[int, int]]:
-        """Move the subscription on one partition or, if that is -1, on all; durable on return. Return (partition,
-        offset) for each.
+    async def seek(self, principal: Principal, asked: Seek) -> Positions:
+        """Move the subscription; durable on return. Return its new positions.
 
         The principal that created it may do that, one that has a consumer attached, and those that may ADMINISTER it.
         """
-        await self._check_moves(principal, topic, subscription)
-        await self._check_stored(topic)
-        await self._registry.refresh_subscription(topic, subscription)
-        self._registry.subscription(topic, subscription)
-        shares = self._shares(topic, partition, own_only)
-        request = wire.Seek(
-            topic=str(topic),
-            subscription=subscription,
-            position=position,
-            partition=partition,
-            own_only=True,
-        )
-        moved = await self._gathering.change(
-            shares,
-            self._seek_own(topic, subscription, position, shares.own),
-            dict.fromkeys(shares.others, request),
-            Positions,
-            _by_partition,
-        )
-        return sorted(moved.done(f"seeking {subscription!r} on {topic}").items())
+        await self._check_moves(principal, asked)
+        return await self._gathering.at_each_owner(await self._stored_topic(asked), asked, self._seek_own)
 
-    async def _seek_own(
-        self, topic: TopicName, subscription: str, position: Position, own: Sequence[int]
-    ) -> dict[int, int]:
-        found = await self._on_stored_partitions(topic, subscription, own)
+    async def _seek_own(self, asked: Seek, own: Sequence[int]) -> Positions:
+        found, position = await self._on_partitions(asked, own), asked.position
         for one, _ in found:
             if position.kind == "offset" and position.value > one.stream.end_offset:
                 hint = ": choose one partition (--partition), or a time" if len(found) > 1 else ""
-                raise Invalid(_past_end(position.value, topic, one) + hint)
+                raise Invalid(_past_end(position.value, asked.topic, one) + hint)
         resolved = [await one.subscription_start(position) for one, _ in found]
         # The start of a partition may have moved since its position was resolved.
         targets = [max(offset, one.first_position) for offset, (one, _) in zip(resolved, found, strict=True)]
         await asyncio.gather(
             *(outcome_of(partial(live.seek, offset)) for (_, live), offset in zip(found, targets, strict=True))
         )
-        return {one.index: offset for (one, _), offset in zip(found, targets, strict=True)}
+        return Positions([(one.index, offset) for (one, _), offset in zip(found, targets, strict=True)])
 
-    async def advance(
-        self,
-        principal: Principal,
-        topic: TopicName,
-        subscription: str,
-        partition: int,
-        offset: int,
-        expected: int,
-        own_only: bool = False,
-    ) -> None:
-        """Move the position to `offset` if it is `expected`; durable on return. See codec.native.requests.Advance.
-        Moving it back is a `seek`."""
-        await self._check_moves(principal, topic, subscription, is_seek=offset < expected)
-        if (owner := await self._elsewhere(topic, partition, own_only)) is not None:
-            request = wire.Advance(
-                topic=str(topic),
-                subscription=subscription,
-                partition=partition,
-                offset=offset,
-                expected=expected,
-                own_only=True,
-            )
-            await self._gathering.forward(owner, request, wire.Done)
-            return
-        ((_, live),) = await self._on_stored_partitions(topic, subscription, [partition])
-        await outcome_of(partial(live.advance, offset, expected))
+    async def advance(self, principal: Principal, asked: Advance) -> Done:
+        """Move the position to `offset` if it is `expected`; durable on return. Moving it back is a `seek`."""
+        await self._check_moves(principal, asked, is_seek=asked.offset < asked.expected)
+        return await self._gathering.at_owner(await self._stored_topic(asked), asked, self._advance_one)
 
-    async def advance_many(
-        self,
-        principal: Principal,
-        topic: TopicName,
-        subscription: str,
-        moves: Sequence[tuple[int, int, int]],
-        own_only: bool = False,
-    ) -> list[tuple[int, int]]:
-        """Do each move, a (partition, offset, expected), independently; durable on return. Return (partition, position)
-        for each. See codec.native.requests.AdvanceMany. Moving one back is a `seek`."""
-        await self._check_moves(principal, topic, subscription, any(offset < known for _, offset, known in moves))
-        if own_only or self._gathering.is_alone:
-            return await self._advance_own(topic, subscription, moves)
-        shares = self._gathering.shares(self._registry.topic(topic).topic_id, {one[0] for one in moves})
-        requests = {
-            broker: wire.AdvanceMany(
-                topic=str(topic),
-                subscription=subscription,
-                moves=[one for one in moves if one[0] in indexes],
-                own_only=True,
-            )
-            for broker, indexes in shares.others.items()
-        }
-        own = self._advance_own(topic, subscription, [one for one in moves if one[0] in shares.own])
-        moved = await self._gathering.change(shares, _as_dict(own), requests, Positions, _by_partition)
-        return sorted(moved.done(f"advancing {subscription!r} on {topic}").items())
+    async def _advance_one(self, asked: Advance) -> Done:
+        ((_, live),) = await self._on_partitions(asked, [asked.partition])
+        await outcome_of(partial(live.advance, asked.offset, asked.expected))
+        return Done()
 
-    async def _advance_own(
-        self, topic: TopicName, subscription: str, moves: Sequence[tuple[int, int, int]]
-    ) -> list[tuple[int, int]]:
+    async def advance_many(self, principal: Principal, asked: AdvanceMany) -> Positions:
+        """Do each move independently; durable on return. Return where all of them stand. Moving one back is a
+        `seek`."""
+        await self._check_moves(principal, asked, any(offset < known for _, offset, known in asked.moves))
+        return await self._gathering.at_each_owner(await self._stored_topic(asked), asked, self._advance_own)
+
+    async def _advance_own(self, asked: AdvanceMany, _own: Sequence[int]) -> Positions:
         waits: list[asyncio.Future[None]] = []
         moved: list[tuple[int, int, LiveSubscription]] = []
-        for partition, offset, expected in moves:
-            ((one, live),) = await self._on_stored_partitions(topic, subscription, [max(0, partition)])
+        for partition, offset, expected in asked.moves:
+            ((one, live),) = await self._on_partitions(asked, [partition])
             if not 0 <= offset <= one.stream.end_offset:
-                raise Invalid(_past_end(offset, topic, one))
+                raise Invalid(_past_end(offset, asked.topic, one))
             if live.stands_at(expected):
                 waits.append(outcome_of(partial(live.advance, offset, expected)))
             moved.append((one.index, offset, live))
         await asyncio.gather(*waits)
         # A caller that asked for an offset in a gap gets that offset back: no message lies between it and the position.
-        return [(index, to if live.stands_at(to) else live.cursor.position) for index, to, live in moved]
+        return Positions([(index, to if live.stands_at(to) else live.cursor.position) for index, to, live in moved])
 
-    async def settle(
-        self,
-        principal: Principal,
-        topic: TopicName,
-        subscription: str,
-        partition: int,
-        ranges: Sequence[tuple[int, int]],
-    ) -> int:
+    async def settle(self, principal: Principal, asked: Settle) -> Settled:
         """Acknowledge messages without an attached consumer; empty ranges mean the whole backlog. Durable on return.
 
-        Returns how many messages were not acknowledged before.
+        Returns how many messages were not acknowledged before. The whole backlog is skipped by those that may `seek`.
         """
-        return sum((await self.settle_each(principal, topic, subscription, partition, ranges)).values())
+        if asked.ranges and asked.partition < 0:
+            raise Invalid("offsets need a partition")
+        await self._check_moves(principal, asked, is_seek=not asked.ranges)
+        settled = await self._gathering.at_each_owner(await self._stored_topic(asked), asked, self._settle_own)
+        return settled if asked.own_only else Settled(settled.messages)
 
-    async def settle_each(
-        self,
-        principal: Principal,
-        topic: TopicName,
-        subscription: str,
-        partition: int,
-        ranges: Sequence[tuple[int, int]],
-        own_only: bool = False,
-    ) -> dict[int, int]:
-        """Do what `settle` does, and return the number for each partition. The whole backlog is skipped by those that
-        may `seek`."""
-        await self._check_moves(principal, topic, subscription, is_seek=not ranges)
-        await self._check_stored(topic)
-        await self._registry.refresh_subscription(topic, subscription)
-        self._registry.subscription(topic, subscription)
-        shares = self._shares(topic, partition, own_only)
-        request = wire.Settle(
-            topic=str(topic), subscription=subscription, partition=partition, ranges=list(ranges), own_only=True
-        )
-        settled = await self._gathering.change(
-            shares,
-            self._settle_own(topic, subscription, shares.own, ranges),
-            dict.fromkeys(shares.others, request),
-            wire.Settled,
-            lambda answer: dict(answer.partitions),
-        )
-        return settled.done(f"acknowledging messages of {subscription!r} on {topic}")
-
-    async def _settle_own(
-        self, topic: TopicName, subscription: str, own: Sequence[int], ranges: Sequence[tuple[int, int]]
-    ) -> dict[int, int]:
-        found = await self._on_stored_partitions(topic, subscription, own)
-        last = max([end - 1 for _, end in ranges], default=-1)
+    async def _settle_own(self, asked: Settle, own: Sequence[int]) -> Settled:
+        found = await self._on_partitions(asked, own)
+        last = max([end - 1 for _, end in asked.ranges], default=-1)
         for one, _ in found:
             if last >= one.stream.end_offset:
-                raise Invalid(_past_end(last, topic, one))
-        acked = await asyncio.gather(*(_settle(live, ranges or [(0, one.stream.end_offset)]) for one, live in found))
-        return {one.index: count for (one, _), count in zip(found, acked, strict=True)}
+                raise Invalid(_past_end(last, asked.topic, one))
+        acked = await asyncio.gather(
+            *(_settle(live, asked.ranges or [(0, one.stream.end_offset)]) for one, live in found)
+        )
+        return Settled.joined({one.index: count for (one, _), count in zip(found, acked, strict=True)})
 
-    async def unsettled(
-        self,
-        principal: Principal,
-        topic: TopicName,
-        subscription: str,
-        partition: int,
-        messages_max: int,
-        after: int,
-        own_only: bool = False,
-    ) -> list[tuple[int, int]]:
+    # -- looking at the backlog ----------------------------------------------------------------------------------------
+
+    async def unsettled(self, asked: ListUnsettled) -> OffsetRanges:
         """Return the first `messages_max` offsets from `after` on that are not acknowledged, as ranges."""
-        self._check(principal, Action.CONSUME, topic, subscription)
-        if (owner := await self._elsewhere(topic, partition, own_only)) is not None:
-            request = wire.ListUnsettled(
-                topic=str(topic),
-                subscription=subscription,
-                partition=partition,
-                messages_max=messages_max,
-                after=after,
-                own_only=True,
-            )
-            return (await self._gathering.forward(owner, request, wire.OffsetRanges)).ranges
-        ((_, live),) = await self._on_stored_partitions(topic, subscription, [partition])
-        return live.backlog_ranges(after, messages_max)
+        _check_count(asked.messages_max, UNSETTLED_MAX)
+        return await self._gathering.at_owner(await self._stored_topic(asked), asked, self._unsettled_one)
 
-    async def pending(
-        self,
-        principal: Principal,
-        topic: TopicName,
-        subscription: str,
-        partition: int,
-        messages_max: int,
-        after: int,
-        own_only: bool = False,
-    ) -> Pending:
+    async def _unsettled_one(self, asked: ListUnsettled) -> OffsetRanges:
+        ((_, live),) = await self._on_partitions(asked, [asked.partition])
+        return OffsetRanges(live.backlog_ranges(asked.after, asked.messages_max))
+
+    async def pending(self, asked: ListPending) -> PendingMessages:
         """Describe each message that `unsettled` would return."""
-        self._check(principal, Action.CONSUME, topic, subscription)
-        if (owner := await self._elsewhere(topic, partition, own_only)) is not None:
-            request = wire.ListPending(
-                topic=str(topic),
-                subscription=subscription,
-                partition=partition,
-                messages_max=messages_max,
-                after=after,
-                own_only=True,
-            )
-            answer = await self._gathering.forward(owner, request, wire.PendingMessages)
-            return Pending(SubscriptionType.parse(answer.type), answer.messages, answer.now_us)
-        ((one, live),) = await self._on_stored_partitions(topic, subscription, [partition])
-        return await add_delays(one, live.pending(after, messages_max))
+        _check_count(asked.messages_max, PENDING_MAX)
+        return await self._gathering.at_owner(await self._stored_topic(asked), asked, self._pending_one)
 
-    async def peek(
-        self,
-        principal: Principal,
-        topic: TopicName,
-        subscription: str,
-        count: int,
-        partition: int = -1,
-        own_only: bool = False,
-    ) -> list[BacklogMessage]:
-        """Return the first `count` messages that are not acknowledged, of one partition or, if that is -1, of all.
+    async def _pending_one(self, asked: ListPending) -> PendingMessages:
+        ((one, live),) = await self._on_partitions(asked, [asked.partition])
+        found = await add_delays(one, live.pending(asked.after, asked.messages_max))
+        is_full = len(found.messages) >= asked.messages_max
+        next_offset = found.messages[-1].offset + 1 if is_full else None
+        return PendingMessages(found.messages, str(found.type), found.now_us, next_offset)
+
+    async def peek(self, principal: Principal, asked: PeekMessages) -> list[BacklogMessage]:
+        """Return the first messages that are not acknowledged, of all owners of partitions.
 
         There are fewer if they have more than PEEKED_BYTES_MAX bytes together, or than the memory of what clients have
         not read has free, or if another owner cannot send as many in one answer.
         """
-        self._check(principal, Action.CONSUME, topic, subscription)
-        shares = self._shares(topic, partition, own_only)
-        request = wire.PeekMessages(
-            topic=str(topic), subscription=subscription, messages_max=count, partition=partition
-        )
-        async with self._unread.reading(principal, PEEKED_BYTES_MAX, MADE_TIMES) as bytes_max:
-            found = await self._peek_own(topic, subscription, count, shares.own, bytes_max)
-        asked = await self._gathering.ask(dict.fromkeys(shares.others, request), wire.MessagesPeeked)
-        for answer in asked.values():
+        self._check(principal, Action.CONSUME, asked.topic, asked.subscription)
+        record = await self._stored_topic(asked)
+        indexes = range(record.config().partition_count) if asked.partition < 0 else [asked.partition]
+        shares = self._gathering.shares(record.topic_id, indexes)
+        found = await self._peek_own(principal, asked, shares.own)
+        for answer in (await self._gathering.ask(dict.fromkeys(shares.others, asked), MessagesPeeked)).values():
             if isinstance(answer, DanubeError):
                 raise answer
             found += answer.messages
-        return sorted(found, key=lambda one: (one.message.partition, one.message.offset))[:count]
+        return sorted(found, key=lambda one: (one.message.partition, one.message.offset))[: asked.messages_max]
 
-    async def _peek_own(
-        self, topic: TopicName, subscription: str, count: int, own: Sequence[int], bytes_max: int
-    ) -> list[BacklogMessage]:
+    async def peek_own(self, principal: Principal, asked: PeekMessages) -> MessagesPeeked:
+        """Return what `peek` finds in the partitions of this broker, as many messages as fit an answer."""
+        record = await self._stored_topic(asked)
+        indexes = [asked.partition]
+        if asked.partition < 0:
+            indexes = self._gathering.shares(record.topic_id, range(record.config().partition_count), True).own
+        found = await self._peek_own(principal, asked, indexes)
+        return MessagesPeeked(found[: fitting(found)])
+
+    async def _peek_own(self, principal: Principal, asked: PeekMessages, own: Sequence[int]) -> list[BacklogMessage]:
         found: list[BacklogMessage] = []
-        left = bytes_max
-        for one, live in await self._on_stored_partitions(topic, subscription, own):
-            after = 0
-            while len(found) < count and left > 0:
-                pending = live.pending(after, min(PENDING_AT_ONCE, count - len(found)))
-                if not pending.messages:
-                    break
-                pending = await add_delays(one, pending)
-                some = await read_backlog(one, pending.messages, left, self._decompression)
-                left -= sum(len(each.message.payload) for each in some)
-                found += some
-                after = pending.messages[-1].offset + 1
+        async with self._unread.reading(principal, PEEKED_BYTES_MAX, MADE_TIMES) as left:
+            for one, live in await self._on_partitions(asked, own):
+                after = 0
+                while len(found) < asked.messages_max and left > 0:
+                    pending = live.pending(after, min(PENDING_AT_ONCE, asked.messages_max - len(found)))
+                    if not pending.messages:
+                        break
+                    pending = await add_delays(one, pending)
+                    some = await read_backlog(one, pending.messages, left, self._decompression)
+                    left -= sum(len(each.message.payload) for each in some)
+                    found += some
+                    after = pending.messages[-1].offset + 1
         return found
 
     async def set_failure_policy(
@@ -792,10 +656,9 @@ class Subscriptions:
 
     # -- limits --------------------------------------------------------------------------------------------------------
 
-    async def consumers(self, principal: Principal, topic: TopicName) -> list[tuple[str, str]]:
+    def consumers(self, asked: ListConsumers) -> ConsumersListed:
         """Return the consumers that are attached to partitions of this broker, as pairs of subscription and name."""
-        self._authorizer.check(principal, Action.DESCRIBE, str(topic))
-        return sorted(self._attached(topic))
+        return ConsumersListed(sorted(self._attached(asked.topic)))
 
     async def _check_consumers_max(self, topic: TopicName, subscription: str, consumer: str) -> None:
         """Raise Full if the topic has as many consumers, on all its owners, as its policies allow. Raises Unavailable
@@ -805,8 +668,8 @@ class Subscriptions:
         record = self._registry.topic(topic)
         shares = self._gathering.shares(record.topic_id, range(record.config().partition_count))
         attached = self._attached(topic)
-        requests = dict.fromkeys(shares.others, wire.ListConsumers(topic=str(topic)))
-        for answer in (await self._gathering.ask(requests, wire.ConsumersListed)).values():
+        requests = dict.fromkeys(shares.others, ListConsumers(topic=topic))
+        for answer in (await self._gathering.ask(requests, ConsumersListed)).values():
             if isinstance(answer, DanubeError):
                 raise Unavailable(f"the consumers of {topic} cannot be counted: {answer.message}")
             attached |= set(answer.consumers)
@@ -849,12 +712,9 @@ def _past_end(offset: int, topic: TopicName, partition: Partition) -> str:
     return f"offset {offset} is past the end of partition {partition.index} of {topic}, which ends at {end}"
 
 
-def _by_partition(answer: Positions) -> dict[int, int]:
-    return dict(answer.positions)
-
-
-async def _as_dict(pairs: Coroutine[Any, Any, list[tuple[int, int]]]) -> dict[int, int]:
-    return dict(await pairs)
+def _check_count(messages_max: int, most: int) -> None:
+    if not 0 < messages_max <= most:
+        raise Invalid(f"messages_max={messages_max} is out of range: use 1 to {most}")
 
 
 def _unknown_place(index: int, error: DanubeError) -> SubscriptionPartition:
@@ -866,7 +726,7 @@ async def _settle(live: LiveSubscription, ranges: Sequence[tuple[int, int]]) -> 
     """Acknowledge messages, durable on return; return how many were not acknowledged before."""
     acked = 0
 
-    def mark(done: Done) -> None:
+    def mark(done: state_ledger.Done) -> None:
         nonlocal acked
         acked = live.mark_acked(ranges, done)
 

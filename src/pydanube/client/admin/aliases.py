@@ -11,6 +11,7 @@ from inspect import getattr_static
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .storage import Storage
+from .subscriptions import Subscriptions
 from .topics import Namespaces, Topics
 
 P = ParamSpec("P")
@@ -67,3 +68,16 @@ class Aliases(metaclass=ShortHelp):
     upload_storage = alias("storage", Storage.upload)
     verify_storage = alias("storage", Storage.verify)
     collect_garbage = alias("storage", Storage.collect_garbage)
+    create_subscription = alias("subscriptions", Subscriptions.create)
+    delete_subscription = alias("subscriptions", Subscriptions.delete)
+    list_subscriptions = alias("subscriptions", Subscriptions.list)
+    subscription_page = alias("subscriptions", Subscriptions.page)
+    describe_subscription = alias("subscriptions", Subscriptions.describe)
+    set_failure_policy = alias("subscriptions", Subscriptions.set_failure_policy)
+    set_unacked_max = alias("subscriptions", Subscriptions.set_unacked_max)
+    seek = alias("subscriptions", Subscriptions.seek)
+    advance = alias("subscriptions", Subscriptions.advance)
+    advance_many = alias("subscriptions", Subscriptions.advance_many)
+    skip = alias("subscriptions", Subscriptions.skip)
+    clear_backlog = alias("subscriptions", Subscriptions.clear_backlog)
+    peek = alias("subscriptions", Subscriptions.peek)

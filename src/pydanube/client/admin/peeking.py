@@ -10,9 +10,10 @@ from pydanube.client.connection.routing import Brokers
 from pydanube.client.consuming.acks import Range, merge_ranges
 from pydanube.client.consuming.messages import Message, PeekedMessage
 from pydanube.client.history.reader import Reader
-from pydanube.codec.native import requests
 from pydanube.model.errors import NotFound
 from pydanube.model.limits import KIB
+from pydanube.model.names import TopicName
+from pydanube.operations import subscriptions
 
 UNACKED_AT_ONCE: Final = 1_000
 """Offsets requested at a time."""
@@ -27,33 +28,33 @@ _FETCH_BYTES: Final = 256 * KIB
 
 
 async def peek(
-    brokers: Brokers, topic: str, subscription: str, count: int, partition: int | None = None
+    brokers: Brokers, topic: TopicName, subscription: str, count: int, partition: int | None = None
 ) -> list[PeekedMessage]:
     """Return the first `count` messages that are not acked, partition by partition, with their states."""
-    route = await brokers.retrying(lambda: brokers.route(topic, age_max=0.0))
+    route = await brokers.retrying(lambda: brokers.route(str(topic), age_max=0.0))
     if partition is not None and not 0 <= partition < len(route.partitions):
         raise NotFound(f"{topic} has no partition {partition}: it has {len(route.partitions)}, counted from 0")
     found: list[PeekedMessage] = []
     for index in range(len(route.partitions)) if partition is None else (partition,):
         after = 0
         while len(found) < count:
-            request = requests.ListPending(
+            request = subscriptions.ListPending(
                 topic=topic,
                 subscription=subscription,
                 partition=index,
                 messages_max=min(count - len(found), PENDING_AT_ONCE),
                 after=after,
             )
-            pending = await brokers.call(request, requests.PendingMessages)
+            pending = await brokers.call(request, subscriptions.PendingMessages)
             if not pending.messages:
                 break
-            found += await _read_pending(brokers, topic, index, pending)
+            found += await _read_pending(brokers, str(topic), index, pending)
             after = pending.messages[-1].offset + 1
     return found
 
 
 async def _read_pending(
-    brokers: Brokers, topic: str, partition: int, pending: requests.PendingMessages
+    brokers: Brokers, topic: str, partition: int, pending: subscriptions.PendingMessages
 ) -> list[PeekedMessage]:
     known = {one.offset: one for one in pending.messages}
     found: list[PeekedMessage] = []
@@ -84,10 +85,14 @@ async def unacked_messages(
 
 
 async def _unacked_ranges(brokers: Brokers, topic: str, subscription: str, partition: int, after: int) -> list[Range]:
-    request = requests.ListUnsettled(
-        topic=topic, subscription=subscription, partition=partition, messages_max=UNACKED_AT_ONCE, after=after
+    request = subscriptions.ListUnsettled(
+        topic=TopicName.parse(topic),
+        subscription=subscription,
+        partition=partition,
+        messages_max=UNACKED_AT_ONCE,
+        after=after,
     )
-    return (await brokers.call(request, requests.OffsetRanges)).ranges
+    return (await brokers.call(request, subscriptions.OffsetRanges)).ranges
 
 
 def _group_ranges(ranges: list[Range]) -> list[list[Range]]:

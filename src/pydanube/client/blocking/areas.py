@@ -10,6 +10,7 @@ from pydanube.client.admin.aliases import ShortHelp, alias
 from pydanube.client.admin.dead_letters import DeadLetter, DeadLetters
 from pydanube.client.admin.schemas import Schemas
 from pydanube.client.admin.storage import Storage
+from pydanube.client.admin.subscriptions import Subscriptions
 from pydanube.client.admin.topics import Namespaces, Topics
 
 from .loop_thread import LoopThread, blocking
@@ -72,6 +73,24 @@ class BlockingStorage(BlockingArea[Storage]):
     upload = blocking(Storage.upload)
     verify = blocking(Storage.verify)
     collect_garbage = blocking(Storage.collect_garbage)
+
+
+class BlockingSubscriptions(BlockingArea[Subscriptions]):
+    """See `Subscriptions`."""
+
+    create = blocking(Subscriptions.create)
+    delete = blocking(Subscriptions.delete)
+    list = blocking(Subscriptions.list)
+    page = blocking(Subscriptions.page)
+    describe = blocking(Subscriptions.describe)
+    set_failure_policy = blocking(Subscriptions.set_failure_policy)
+    set_unacked_max = blocking(Subscriptions.set_unacked_max)
+    seek = blocking(Subscriptions.seek)
+    advance = blocking(Subscriptions.advance)
+    advance_many = blocking(Subscriptions.advance_many)
+    skip = blocking(Subscriptions.skip)
+    clear_backlog = blocking(Subscriptions.clear_backlog)
+    peek = blocking(Subscriptions.peek)
 
 
 class BlockingDeadLetters(BlockingArea[DeadLetters]):
@@ -176,3 +195,16 @@ class BlockingAliases(metaclass=ShortHelp):
     upload_storage = alias("storage", BlockingStorage.upload)
     verify_storage = alias("storage", BlockingStorage.verify)
     collect_garbage = alias("storage", BlockingStorage.collect_garbage)
+    create_subscription = alias("subscriptions", BlockingSubscriptions.create)
+    delete_subscription = alias("subscriptions", BlockingSubscriptions.delete)
+    list_subscriptions = alias("subscriptions", BlockingSubscriptions.list)
+    subscription_page = alias("subscriptions", BlockingSubscriptions.page)
+    describe_subscription = alias("subscriptions", BlockingSubscriptions.describe)
+    set_failure_policy = alias("subscriptions", BlockingSubscriptions.set_failure_policy)
+    set_unacked_max = alias("subscriptions", BlockingSubscriptions.set_unacked_max)
+    seek = alias("subscriptions", BlockingSubscriptions.seek)
+    advance = alias("subscriptions", BlockingSubscriptions.advance)
+    advance_many = alias("subscriptions", BlockingSubscriptions.advance_many)
+    skip = alias("subscriptions", BlockingSubscriptions.skip)
+    clear_backlog = alias("subscriptions", BlockingSubscriptions.clear_backlog)
+    peek = alias("subscriptions", BlockingSubscriptions.peek)

@@ -48,6 +48,7 @@ from .areas import (
     BlockingNamespaces,
     BlockingSchemas,
     BlockingStorage,
+    BlockingSubscriptions,
     BlockingTopics,
 )
 from .loop_thread import Blocking, LoopThread, blocking, stands_for
@@ -302,6 +303,11 @@ class BlockingClient(BlockingAliases, Blocking[Client]):
         return BlockingNamespaces(self._inner.namespaces, self._thread)
 
     @property
+    def subscriptions(self) -> BlockingSubscriptions:
+        """See `Client.subscriptions`."""
+        return BlockingSubscriptions(self._inner.subscriptions, self._thread)
+
+    @property
     def schemas(self) -> BlockingSchemas:
         """See `Client.schemas`."""
         return BlockingSchemas(self._inner.schemas, self._thread)
@@ -324,19 +330,6 @@ class BlockingClient(BlockingAliases, Blocking[Client]):
         """See `Client.fetches`."""
         return self._thread.iterate(self._inner.fetches(span, fetch_bytes=fetch_bytes))
 
-    create_subscription = blocking(Client.create_subscription)
-    delete_subscription = blocking(Client.delete_subscription)
-    list_subscriptions = blocking(Client.list_subscriptions)
-    subscription_page = blocking(Client.subscription_page)
-    describe_subscription = blocking(Client.describe_subscription)
-    set_failure_policy = blocking(Client.set_failure_policy)
-    set_unacked_max = blocking(Client.set_unacked_max)
-    seek = blocking(Client.seek)
-    advance = blocking(Client.advance)
-    advance_many = blocking(Client.advance_many)
-    skip = blocking(Client.skip)
-    clear_backlog = blocking(Client.clear_backlog)
-    peek = blocking(Client.peek)
     describe_broker = blocking(Client.describe_broker)
     describe_cluster = blocking(Client.describe_cluster)
     describe_upgrade = blocking(Client.describe_upgrade)

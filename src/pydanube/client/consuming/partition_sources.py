@@ -32,9 +32,12 @@ from pydanube.client.settings import ConsumerSettings
 from pydanube.codec.native import requests
 from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.failure import FailurePolicy
+from pydanube.model.names import TopicName
 from pydanube.model.paging import NamePage
 from pydanube.model.positions import Position
 from pydanube.model.topics import SubscriptionType
+from pydanube.operations import Done
+from pydanube.operations.subscriptions import Seek
 from pydanube.runtime.tasks import Tasks, run_together
 from pydanube.runtime.telemetry import get_logger
 
@@ -181,8 +184,9 @@ class PartitionSources:
                 self.discard_deliveries(source)
             try:
                 for topic in self.topics:
-                    request = requests.Seek(topic=topic, subscription=self._options.subscription, position=position)
-                    await self._brokers.call(request, requests.Done)
+                    name, subscription = TopicName.parse(topic), self._options.subscription
+                    request = Seek(topic=name, subscription=subscription, position=position)
+                    await self._brokers.call(request, Done)
                     for source in sources:
                         if source.topic == topic:
                             source.replace_acks()

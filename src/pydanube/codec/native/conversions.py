@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from pydanube.model.gaps import NO_GAPS, Gaps
-from pydanube.model.topics import (
-    AckLevel,
-    PartitionDescription,
-    SubscriptionDescription,
-    SubscriptionPartition,
-    SubscriptionType,
-    TopicConfig,
-    TopicDescription,
-)
+from pydanube.model.topics import AckLevel, PartitionDescription, TopicConfig, TopicDescription
 
-from .requests import Subscription, Topic
+from .requests import Topic
 
 
 def topic_description(topic: Topic) -> TopicDescription:
@@ -40,28 +32,4 @@ def topic_description(topic: Topic) -> TopicDescription:
         subscriptions=list(topic.subscriptions),
         brokers=topic.brokers,
         version=topic.version,
-    )
-
-
-def subscription_description(subscription: Subscription) -> SubscriptionDescription:
-    return SubscriptionDescription(
-        topic=subscription.topic,
-        name=subscription.name,
-        subscription_id=subscription.subscription_id,
-        type=SubscriptionType.parse(subscription.type),
-        partitions=[
-            SubscriptionPartition(
-                partition=one.partition,
-                position=one.position,
-                lag=one.lag,
-                acked_ahead=one.acked_ahead,
-                unacked=one.unacked,
-                consumer=one.consumer,
-                health=one.health,
-            )
-            for one in subscription.partitions
-        ],
-        failure_policy=subscription.failure_policy,
-        unacked_max=subscription.unacked_max,
-        version=subscription.version,
     )

@@ -19,7 +19,6 @@ from pydanube.model.failure import FailurePolicy
 from pydanube.model.leftovers import SalvageStep
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.messages import StoredMessage
-from pydanube.model.pending import BacklogMessage, PendingMessage
 from pydanube.model.positions import Position
 from pydanube.model.schemas import (
     Binding,
@@ -39,6 +38,7 @@ from pydanube.operations.brokers import BrokerOperation
 from pydanube.operations.namespaces import NamespaceOperation
 from pydanube.operations.staging import StagingOperation
 from pydanube.operations.storage import StorageOperation
+from pydanube.operations.subscriptions import SubscriptionOperation, check_ranges
 from pydanube.operations.topics import TopicOperation
 
 from .frames import GENERATION_UNKNOWN, PROTOCOL_VERSION
@@ -167,13 +167,6 @@ class ConsumerChanged(msgspec.Struct, omit_defaults=True):
     """The seek generation of the deliveries that follow. Brokers of earlier releases send none."""
 
 
-def check_ranges(what: str, ranges: list[tuple[int, int]]) -> None:
-    """Raise Invalid for ranges that are empty, negative or too large, as in an ACK; any order and overlap is
-    allowed."""
-    if any(not 0 <= start < end < 2**63 for start, end in ranges):
-        raise Invalid(f"{what} holds a range that is empty, negative or too large")
-
-
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
@@ -236,13 +229,6 @@ class SummarizeTopics(Request, tag="topic.summaries"):
 
     for_brokers = True
     topics: list[str]
-
-
-class ListConsumers(Request, tag="topic.consumers"):
-    """List the consumers that are attached to partitions of this broker -> ConsumersListed. For brokers only."""
-
-    for_brokers = True
-    topic: str
 
 
 class DescribeTopic(Request, tag="topic.describe"):
@@ -360,41 +346,6 @@ class CloseConsumer(Request, tag="consumer.close"):
     handle: int
 
 
-class CreateSubscription(Request, tag="subscription.create"):
-    """Create a subscription on every partition, without a consumer -> Done
-
-    `positions` are pairs of a partition and an offset; other partitions begin at `start`.
-    """
-
-    topic: str
-    subscription: str
-    type: str = "exclusive"
-    start: Position = msgspec.field(default_factory=Position)
-    failure_policy: FailurePolicy | None = None
-    positions: list[tuple[int, int]] = msgspec.field(default_factory=list)
-
-
-class FindStarts(Request, tag="subscription.start"):
-    """Find where a subscription that begins at `start` begins in some partitions of this broker -> Positions.
-
-    For brokers only. `positions` are as in CreateSubscription: they are checked, and answered as they are.
-    """
-
-    for_brokers = True
-    topic: str
-    partitions: list[int]
-    start: Position = msgspec.field(default_factory=Position)
-    positions: list[tuple[int, int]] = msgspec.field(default_factory=list)
-
-
-class DeleteSubscription(Request, tag="subscription.delete"):
-    """-> Done"""
-
-    topic: str
-    subscription: str
-    expected: str = ""
-
-
 class ListSubscriptions(Request, tag="subscription.list"):
     """-> Names. With a `limit`, one page of them: see `model.paging.PageQuery`."""
 
@@ -403,89 +354,6 @@ class ListSubscriptions(Request, tag="subscription.list"):
     sort: str = "name"
     limit: int = 0
     after: str = ""
-
-
-class DescribeSubscription(Request, tag="subscription.describe"):
-    """-> Subscription"""
-
-    topic: str
-    subscription: str
-    own_only: bool = False
-
-
-class Seek(Request, tag="subscription.seek"):
-    """Move a subscription, on one partition or (-1) on all -> Positions. The answer comes when the move is durable."""
-
-    seconds = CHANGE_SECONDS
-    topic: str
-    subscription: str
-    position: Position
-    partition: int = -1
-    own_only: bool = False
-
-
-class Advance(Request, tag="subscription.advance"):
-    """Move a subscription without consumers, on one partition, if its position is `expected` -> Done.
-
-    Afterwards everything below `offset` is acked. Refused if the position is another one or a consumer is attached. The
-    answer comes when the move is durable.
-    """
-
-    seconds = CHANGE_SECONDS
-    topic: str
-    subscription: str
-    partition: int
-    offset: int
-    expected: int
-    own_only: bool = False
-
-
-class AdvanceMany(Request, tag="subscription.advance_many"):
-    """As Advance, for many partitions, each by itself -> Positions: the positions afterwards.
-
-    `moves` are triples of partition, offset and expected. A partition whose position is not the expected one is not
-    moved. The request is idempotent.
-    """
-
-    seconds = CHANGE_SECONDS
-    topic: str
-    subscription: str
-    moves: list[tuple[int, int, int]]
-    own_only: bool = False
-
-
-class ListUnsettled(Request, tag="subscription.unsettled"):
-    """List the first offsets of a partition that a subscription has not settled -> OffsetRanges"""
-
-    topic: str
-    subscription: str
-    partition: int
-    messages_max: int = 100
-    after: int = 0
-    """Only offsets from here on."""
-    own_only: bool = False
-
-
-class ListPending(Request, tag="subscription.pending"):
-    """As ListUnsettled, message by message, with the state of each -> PendingMessages"""
-
-    topic: str
-    subscription: str
-    partition: int
-    messages_max: int = 100
-    after: int = 0
-    own_only: bool = False
-
-
-class PeekMessages(Request, tag="subscription.peek"):
-    """Read the first messages that a subscription has not settled, of one partition or (-1) of all of this broker, with
-    the state of each -> MessagesPeeked. For brokers only: clients use ListPending and FETCH."""
-
-    for_brokers = True
-    topic: str
-    subscription: str
-    messages_max: int
-    partition: int = -1
 
 
 class ListLetters(Request, tag="dead_letter.list"):
@@ -498,21 +366,6 @@ class ListLetters(Request, tag="dead_letter.list"):
     start: int = 0
     letters_max: int = 100
     redriven: bool = False
-
-
-class Settle(Request, tag="subscription.settle"):
-    """Ack offsets without a consumer: skip messages, or (ranges []) the whole backlog -> Settled. Durable when
-    answered."""
-
-    seconds = CHANGE_SECONDS
-    topic: str
-    subscription: str
-    partition: int = -1
-    ranges: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    own_only: bool = False
-
-    def __post_init__(self) -> None:
-        check_ranges("subscription.settle", self.ranges)
 
 
 class RedriveLetters(Request, tag="dead_letter.redrive"):
@@ -538,25 +391,6 @@ class RedriveLetters(Request, tag="dead_letter.redrive"):
     drop: bool = False
     own_only: bool = False
     on_behalf: list[str] = msgspec.field(default_factory=list)
-
-
-class SetFailurePolicy(Request, tag="subscription.failure_policy"):
-    """-> Done. Applies at once, also to attached consumers."""
-
-    topic: str
-    subscription: str
-    failure_policy: FailurePolicy
-    expected: str = ""
-
-
-class SetUnackedMax(Request, tag="subscription.unacked_max"):
-    """Change how many messages of each partition may be delivered and not acknowledged; 0: no limit -> Done. Applies at
-    once."""
-
-    topic: str
-    subscription: str
-    unacked_max: int
-    expected: str = ""
 
 
 class GrowTopic(Request, tag="topic.grow"):
@@ -718,7 +552,6 @@ AnyRequest = (
     | ListTopics
     | ListTopicPage
     | SummarizeTopics
-    | ListConsumers
     | DescribeTopic
     | OpenProducer
     | OpenForwarder
@@ -728,22 +561,9 @@ AnyRequest = (
     | CloseProducer
     | Subscribe
     | CloseConsumer
-    | CreateSubscription
-    | FindStarts
-    | DeleteSubscription
     | ListSubscriptions
-    | DescribeSubscription
-    | Seek
-    | Advance
-    | AdvanceMany
-    | ListUnsettled
-    | ListPending
-    | PeekMessages
     | ListLetters
-    | Settle
     | RedriveLetters
-    | SetFailurePolicy
-    | SetUnackedMax
     | GrowTopic
     | GetStatistics
     | FindOffset
@@ -768,6 +588,7 @@ AnyRequest = (
     | NamespaceOperation
     | StagingOperation
     | StorageOperation
+    | SubscriptionOperation
     | TopicOperation
 )
 
@@ -870,45 +691,8 @@ class ConsumerOpened(msgspec.Struct, omit_defaults=True):
     """The seek generation of the deliveries that follow. Brokers of earlier releases send none."""
 
 
-class SubscriptionPlace(msgspec.Struct, omit_defaults=True):
-    """`model.topics.SubscriptionPartition` on the wire."""
-
-    partition: int
-    position: int
-    lag: int
-    acked_ahead: int = 0
-    unacked: int = 0
-    consumer: str = ""
-    health: str = "ok"
-
-
-class Subscription(msgspec.Struct, omit_defaults=True):
-    topic: str
-    name: str
-    subscription_id: int
-    type: str
-    partitions: list[SubscriptionPlace] = []
-    failure_policy: FailurePolicy = FailurePolicy()
-    unacked_max: int = 0
-    version: str = ""
-
-
 class Offset(msgspec.Struct):
     offset: int
-
-
-class OffsetRanges(msgspec.Struct):
-    """[start, end) each, in order."""
-
-    ranges: list[tuple[int, int]]
-
-
-class Settled(msgspec.Struct, omit_defaults=True):
-    """How many messages this request has settled; messages settled before do not count."""
-
-    messages: int = 0
-    partitions: list[tuple[int, int]] = []
-    """With `own_only`: the same for each partition, as pairs of partition and messages."""
 
 
 class ProducerCount(msgspec.Struct, omit_defaults=True):
@@ -939,26 +723,11 @@ class LettersRedriven(msgspec.Struct, omit_defaults=True):
     """How many messages of the partition are neither redriven nor dropped."""
 
 
-class MessagesPeeked(msgspec.Struct):
-    """Messages by partition and offset, with their contents, as many as fit the answer."""
-
-    messages: list[BacklogMessage]
-
-
 class LettersListed(msgspec.Struct, omit_defaults=True):
     """Messages in order, as many as fit the answer. The next page begins at `next_offset`; -1: there is none."""
 
     messages: list[StoredMessage]
     next_offset: int = -1
-
-
-class PendingMessages(msgspec.Struct):
-    """Messages in order. `type` is the type of the subscription, `now_us` the broker's time in microseconds since
-    1970."""
-
-    messages: list[PendingMessage]
-    type: str
-    now_us: int
 
 
 class StatisticsReport(msgspec.Struct):
@@ -973,12 +742,6 @@ class TopicsListed(msgspec.Struct):
 
     topics: list[TopicSummary]
     next: str = ""
-
-
-class ConsumersListed(msgspec.Struct):
-    """Pairs of subscription and consumer, each once."""
-
-    consumers: list[tuple[str, str]]
 
 
 class Staged(msgspec.Struct, omit_defaults=True):

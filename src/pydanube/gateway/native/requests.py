@@ -40,7 +40,6 @@ from pydanube.model.schemas import Compatibility
 from pydanube.model.statistics import TopicSummary
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.operations import Operation
-from pydanube.operations.topics import Positions
 from pydanube.runtime.telemetry import get_logger
 
 from .delivery import DeliverySink
@@ -341,127 +340,12 @@ async def _close_consumer(caller: Caller, request: wire.CloseConsumer) -> wire.D
 # -- subscriptions, positions, the broker ------------------------------------------------------------------------------
 
 
-async def _create_subscription(caller: Caller, request: wire.CreateSubscription) -> wire.Done:
-    await caller.broker.subscriptions.create(
-        caller.principal,
-        TopicName.parse(request.topic),
-        parse_subscription(request.subscription),
-        SubscriptionType.parse(request.type),
-        request.start,
-        request.failure_policy,
-        dict(request.positions),
-    )
-    return wire.Done()
-
-
-async def _delete_subscription(caller: Caller, request: wire.DeleteSubscription) -> wire.Done:
-    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
-    await caller.broker.subscriptions.delete(caller.principal, topic, subscription, request.expected)
-    return wire.Done()
-
-
 async def _list_subscriptions(caller: Caller, request: wire.ListSubscriptions) -> NamePage:
     topic = TopicName.parse(request.topic)
     if (query := _page_query(request)) is None:
         return NamePage(await caller.broker.subscriptions.names(caller.principal, topic))
     page = await caller.broker.listing.subscriptions(caller.principal, topic, query)
     return NamePage(page.names, page.next)
-
-
-async def _describe_subscription(caller: Caller, request: wire.DescribeSubscription) -> wire.Subscription:
-    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
-    described = await caller.broker.subscriptions.describe(caller.principal, topic, subscription, request.own_only)
-    places = [
-        wire.SubscriptionPlace(
-            one.partition, one.position, one.lag, one.acked_ahead, one.unacked, one.consumer, one.health
-        )
-        for one in described.partitions
-    ]
-    return wire.Subscription(
-        described.topic,
-        described.name,
-        described.subscription_id,
-        str(described.type),
-        places,
-        described.failure_policy,
-        described.unacked_max,
-        described.version,
-    )
-
-
-async def _seek(caller: Caller, request: wire.Seek) -> Positions:
-    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
-    position = request.position
-    moved = await caller.broker.subscriptions.seek(
-        caller.principal, topic, subscription, position, request.partition, request.own_only
-    )
-    return Positions(moved)
-
-
-async def _advance(caller: Caller, request: wire.Advance) -> wire.Done:
-    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
-    await caller.broker.subscriptions.advance(
-        caller.principal,
-        topic,
-        subscription,
-        request.partition,
-        request.offset,
-        request.expected,
-        request.own_only,
-    )
-    return wire.Done()
-
-
-async def _advance_many(caller: Caller, request: wire.AdvanceMany) -> Positions:
-    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
-    subscriptions = caller.broker.subscriptions
-    return Positions(
-        await subscriptions.advance_many(caller.principal, topic, subscription, request.moves, request.own_only)
-    )
-
-
-async def _settle(caller: Caller, request: wire.Settle) -> wire.Settled:
-    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
-    if any(start < 0 or end <= start for start, end in request.ranges):
-        raise Invalid("a range of offsets is empty or negative")
-    if request.ranges and request.partition < 0:
-        raise Invalid("offsets need a partition")
-    settled = await caller.broker.subscriptions.settle_each(
-        caller.principal, topic, subscription, request.partition, request.ranges, request.own_only
-    )
-    return wire.Settled(sum(settled.values()), list(settled.items()) if request.own_only else [])
-
-
-async def _list_unsettled(caller: Caller, request: wire.ListUnsettled) -> wire.OffsetRanges:
-    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
-    if not 0 < request.messages_max <= _UNSETTLED_MESSAGES_MAX:
-        raise Invalid(f"messages_max={request.messages_max} is out of range: use 1 to {_UNSETTLED_MESSAGES_MAX}")
-    ranges = await caller.broker.subscriptions.unsettled(
-        caller.principal,
-        topic,
-        subscription,
-        request.partition,
-        request.messages_max,
-        request.after,
-        request.own_only,
-    )
-    return wire.OffsetRanges(ranges)
-
-
-async def _list_pending(caller: Caller, request: wire.ListPending) -> wire.PendingMessages:
-    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
-    if not 0 < request.messages_max <= _PENDING_MESSAGES_MAX:
-        raise Invalid(f"messages_max={request.messages_max} is out of range: use 1 to {_PENDING_MESSAGES_MAX}")
-    kind, messages, now_us = await caller.broker.subscriptions.pending(
-        caller.principal,
-        topic,
-        subscription,
-        request.partition,
-        request.messages_max,
-        request.after,
-        request.own_only,
-    )
-    return wire.PendingMessages(messages, str(kind), now_us)
 
 
 async def _redrive_letters(caller: Caller, request: wire.RedriveLetters) -> wire.LettersRedriven:
@@ -487,22 +371,6 @@ async def _redrive_letters(caller: Caller, request: wire.RedriveLetters) -> wire
     return wire.LettersRedriven(step.done, stayed, next_offset, step.remaining)
 
 
-async def _set_failure_policy(caller: Caller, request: wire.SetFailurePolicy) -> wire.Done:
-    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
-    await caller.broker.subscriptions.set_failure_policy(
-        caller.principal, topic, subscription, request.failure_policy, request.expected
-    )
-    return wire.Done()
-
-
-async def _set_unacked_max(caller: Caller, request: wire.SetUnackedMax) -> wire.Done:
-    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
-    await caller.broker.subscriptions.set_unacked_max(
-        caller.principal, topic, subscription, request.unacked_max, request.expected
-    )
-    return wire.Done()
-
-
 async def _find_offset(caller: Caller, request: wire.FindOffset) -> wire.Offset:
     topic, position = TopicName.parse(request.topic), request.position
     offset = await caller.broker.find_offset(caller.principal, topic, request.partition, position, request.own_only)
@@ -517,19 +385,6 @@ async def _topic_statistics(caller: Caller, request: wire.GetStatistics) -> wire
 # -- what brokers ask each other ---------------------------------------------------------------------------------------
 
 
-async def _find_starts(caller: Caller, request: wire.FindStarts) -> Positions:
-    topic, start = TopicName.parse(request.topic), request.start
-    starts = await caller.broker.subscriptions.starts(
-        caller.principal, topic, request.partitions, start, dict(request.positions)
-    )
-    return Positions(list(starts.items()))
-
-
-async def _list_consumers(caller: Caller, request: wire.ListConsumers) -> wire.ConsumersListed:
-    topic = TopicName.parse(request.topic)
-    return wire.ConsumersListed(await caller.broker.subscriptions.consumers(caller.principal, topic))
-
-
 async def _summarize_topics(caller: Caller, request: wire.SummarizeTopics) -> wire.TopicsListed:
     names = [TopicName.parse(one) for one in request.topics]
     found: list[TopicSummary] = []
@@ -541,14 +396,6 @@ async def _summarize_topics(caller: Caller, request: wire.SummarizeTopics) -> wi
                 return wire.TopicsListed(found, found[-1].topic)
             found.append(one if left >= 0 else replace(one, subscriptions=[]))
     return wire.TopicsListed(found)
-
-
-async def _peek_messages(caller: Caller, request: wire.PeekMessages) -> wire.MessagesPeeked:
-    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
-    found = await caller.broker.subscriptions.peek(
-        caller.principal, topic, subscription, request.messages_max, request.partition, own_only=True
-    )
-    return wire.MessagesPeeked(found[: wire.fitting(found)])
 
 
 async def _list_letters(caller: Caller, request: wire.ListLetters) -> wire.LettersListed:
@@ -713,7 +560,6 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.ListTopics: _list_topics,
     wire.ListTopicPage: _list_topic_page,
     wire.SummarizeTopics: _summarize_topics,
-    wire.ListConsumers: _list_consumers,
     wire.DescribeTopic: _describe_topic,
     wire.GrowTopic: _grow_topic,
     wire.SalvageTopic: _salvage_topic,
@@ -725,22 +571,9 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.CloseProducer: _close_producer,
     wire.Subscribe: _subscribe,
     wire.CloseConsumer: _close_consumer,
-    wire.CreateSubscription: _create_subscription,
-    wire.FindStarts: _find_starts,
-    wire.PeekMessages: _peek_messages,
     wire.ListLetters: _list_letters,
-    wire.DeleteSubscription: _delete_subscription,
     wire.ListSubscriptions: _list_subscriptions,
-    wire.DescribeSubscription: _describe_subscription,
-    wire.Seek: _seek,
-    wire.Advance: _advance,
-    wire.AdvanceMany: _advance_many,
-    wire.Settle: _settle,
     wire.RedriveLetters: _redrive_letters,
-    wire.ListUnsettled: _list_unsettled,
-    wire.ListPending: _list_pending,
-    wire.SetFailurePolicy: _set_failure_policy,
-    wire.SetUnackedMax: _set_unacked_max,
     wire.FindOffset: _find_offset,
     wire.GetStatistics: _topic_statistics,
     wire.RegisterSchema: _register_schema,

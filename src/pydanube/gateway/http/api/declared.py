@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from functools import cache
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -14,7 +13,7 @@ from pydanube.operations import Operation as Declared
 from pydanube.operations import Rest, rests_of
 
 from .etags import expected_version, tagged
-from .json_forms import NO_DEFAULT, fields_of
+from .json_forms import DECLARED, NO_DEFAULT, FieldForm, fields_of
 from .operations import BASE, Answer, ApiCall, NoQuery, Operation
 
 _EXPECTED: Final = "expected"
@@ -29,18 +28,18 @@ def rest_operations(kind: type[Declared[Any]]) -> list[Operation]:
 
 
 def _rest_operation(kind: type[Declared[Any]], rest: Rest) -> Operation:
+    name = rest.name or kind.__name__[0].lower() + kind.__name__[1:]
     summary, description = _described(kind)
     whole, body = rest.body or ("", None)
     in_path = {rest.names.get(one[1:-1], one[1:-1]) for one in rest.path.split("/") if one.startswith("{")}
-    left_out = {*in_path, *_NOT_SHOWN, *rest.hides, whole}
-    all_fields = fields_of(kind)
-    fields = [one for one in all_fields if one.name not in left_out]
-    is_changes = any(one.name == whole and get_origin(one.type) is dict for one in all_fields)
+    left_out = {*in_path, *_NOT_SHOWN, *rest.hides, *rest.sets, whole}
+    all_fields = {one.name: one for one in fields_of(kind)}
+    fields = [_taken(one, rest) for one in all_fields.values() if one.name not in left_out]
+    is_changes = bool(whole) and get_origin(all_fields[whole].type) is dict
     topic = rest.names.get("topic", "topic")
-    is_text = any(one.name == topic and one.type is str for one in all_fields)
+    is_text = topic in all_fields and all_fields[topic].type is str
     is_body = rest.method in _BODY_METHODS and not whole
-    names = tuple(one.name for one in fields)
-    given = _struct(kind, names, is_body, tuple(rest.names.items()), tuple(rest.defaults.items()))
+    given = _struct(kind, rest, name, fields, is_body)
     lists = [one.name for one in fields if not is_body and _is_list(one.type)]
     takes_if_match = _EXPECTED in kind.__struct_fields__
 
@@ -54,6 +53,7 @@ def _rest_operation(kind: type[Declared[Any]], rest: Rest) -> Operation:
         if whole:
             values[whole] = {one: getattr(call.body, one) for one in call.given} if is_changes else call.body
         values |= {name: [one] if (one := found[name]) else [] for name in lists}
+        values |= rest.sets
         if takes_if_match:
             values[_EXPECTED] = expected_version(call)
         caller = Caller(call.principal, identity_of(call.request))
@@ -67,7 +67,7 @@ def _rest_operation(kind: type[Declared[Any]], rest: Rest) -> Operation:
     return Operation(
         method=rest.method,
         path=BASE + rest.path,
-        name=rest.name or kind.__name__[0].lower() + kind.__name__[1:],
+        name=name,
         summary=rest.summary or summary,
         description=rest.description or description,
         tag=rest.tag,
@@ -102,24 +102,24 @@ def _described(kind: type) -> tuple[str, str]:
     return " ".join(first.split()).removesuffix("."), " ".join(others.split())
 
 
-@cache
-def _struct(
-    kind: type,
-    names: tuple[str, ...],
-    is_body: bool,
-    renamed: tuple[tuple[str, str], ...],
-    defaults: tuple[tuple[str, Any], ...],
-) -> type[msgspec.Struct]:
-    """Return a struct of the fields that are the query or the body. It has the name of the operation, whose docstrings
-    describe the fields. A list has at most one entry in a query."""
+def _taken(field: FieldForm, rest: Rest) -> FieldForm:
+    """Return a field as REST takes it."""
+    annotation = rest.takes.get(field.name, field.type)
+    default = NO_DEFAULT if field.name in rest.takes else field.default
+    return FieldForm(field.name, annotation, rest.defaults.get(field.name, default))
+
+
+def _struct(kind: type, rest: Rest, name: str, fields: list[FieldForm], is_body: bool) -> type[msgspec.Struct]:
+    """Return a struct of the fields that are the query or the body. It has the name that the operation has in REST; the
+    docstrings of `kind` describe the fields. A list has at most one entry in a query."""
     made: list[tuple[str, Any] | tuple[str, Any, Any]] = []
-    for one in (one for one in fields_of(kind) if one.name in names):
-        annotation, default = one.type, dict(defaults).get(one.name, one.default)
+    for one in fields:
+        annotation, default = one.type, one.default
         if not is_body and _is_list(annotation):
             annotation, default = get_args(_plain(annotation))[0], ""
         made.append((one.name, annotation) if default is NO_DEFAULT else (one.name, annotation, default))
-    shown = {field: name for name, field in renamed}
-    return msgspec.defstruct(kind.__name__, made, module=kind.__module__, kw_only=True, rename=shown)
+    shown = {field: name for name, field in rest.names.items()}
+    return msgspec.defstruct(name[0].upper() + name[1:], made, namespace={DECLARED: kind}, kw_only=True, rename=shown)
 
 
 def _plain(annotation: Any) -> Any:

@@ -46,6 +46,9 @@ class FieldForm(NamedTuple):
 
 NO_DEFAULT: Final = msgspec.NODEFAULT
 
+DECLARED: Final = "declared"
+"""The attribute of a class that is made of another one, which has the docstrings."""
+
 _INT64: Final = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """Whole numbers of any size pass JSON, and nothing in the broker is meant for larger ones."""
 

@@ -309,6 +309,7 @@ class Docstrings(NamedTuple):
 
 @cache
 def docstrings_of(kind: type) -> Docstrings:
+    kind = vars(kind).get(json_forms.DECLARED, kind)
     found = _classes(kind.__module__).get(kind.__name__)
     base = kind.__base__
     fields = dict(docstrings_of(base).fields) if base not in (None, object, tuple, msgspec.Struct) else {}

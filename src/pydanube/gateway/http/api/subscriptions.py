@@ -1,4 +1,4 @@
-"""Operations on subscriptions: where they stand, what is pending, and what happens to messages that fail."""
+"""What REST alone has of subscriptions: pages of them, their statistics, and messages of the backlog as JSON."""
 
 from __future__ import annotations
 
@@ -7,44 +7,19 @@ from typing import Annotated, Final
 import msgspec
 
 from pydanube.codec.native import requests as wire
+from pydanube.gateway.http.data.messages import PayloadForm
 from pydanube.model.errors import NotFound
-from pydanube.model.failure import FailurePolicy
-from pydanube.model.limits import PARTITIONS_MAX, UNACKED_MAX
 from pydanube.model.paging import NamePage, PageQuery
-from pydanube.model.positions import EARLIEST, LATEST, Position
+from pydanube.model.pending import PendingMessage
 from pydanube.model.statistics import ConsumerStatistics, SubscriptionStatistics
-from pydanube.model.topics import SubscriptionDescription, SubscriptionPartition, SubscriptionType
+from pydanube.operations.subscriptions import PeekMessages
 
-from .etags import expected_version, tagged
-from .operations import BASE, Answer, ApiCall, Operation
+from .operations import ApiCall, Operation
 from .paging import PartitionIndex
-from .topics import TOPIC_PATH, PartitionOffset, PartitionOffsets, offset_by_partition
+from .stored_messages import EXAMPLE, ShownMessage, show
+from .topics import TOPIC_PATH
 
 SUBSCRIPTION_PATH: Final = f"{TOPIC_PATH}/subscriptions/{{subscription}}"
-
-
-class NewSubscription(msgspec.Struct):
-    """What a subscription is created with."""
-
-    type: SubscriptionType = SubscriptionType.EXCLUSIVE
-    start: Position = LATEST
-    """Where the subscription begins, in partitions that `positions` does not name."""
-    failure_policy: FailurePolicy | None = None
-    positions: Annotated[list[PartitionOffset], msgspec.Meta(max_length=PARTITIONS_MAX)] = []
-
-
-class SeekRequest(msgspec.Struct):
-    """Where a subscription is to go on."""
-
-    position: Position
-    partition: PartitionIndex | None = None
-    """null: all partitions."""
-
-
-class UnackedMax(msgspec.Struct):
-    """How many messages of each partition may be delivered and not acknowledged; 0: no limit."""
-
-    unacked_max: Annotated[int, msgspec.Meta(ge=0, le=UNACKED_MAX)]
 
 
 class PartitionSubscriptionStatistics(msgspec.Struct):
@@ -62,41 +37,33 @@ class SubscriptionReport(msgspec.Struct):
     partitions: list[PartitionSubscriptionStatistics]
 
 
+class PeekQuery(msgspec.Struct):
+    partition: PartitionIndex | None = None
+    """The partition; absent: all of them."""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=250)] = 10
+    """The most messages. There are fewer if they are large."""
+    payload: PayloadForm = "text"
+    """How payloads are written: text (or payload_base64 if it is not UTF-8), json (as a value if it is one), base64."""
+
+
+class PeekedMessage(msgspec.Struct):
+    """A message of the backlog, and why it is not acknowledged yet."""
+
+    message: ShownMessage
+    pending: PendingMessage
+
+
+class PeekedMessages(msgspec.Struct):
+    """The first messages of the backlog, partition by partition."""
+
+    messages: list[PeekedMessage]
+
+
 # -- handlers ----------------------------------------------------------------------------------------------------------
-
-
-def all_if_none(given: int | None) -> int:
-    """Return a partition as the broker takes it: -1 means all of them."""
-    return -1 if given is None else given
-
-
-def positions_of(pairs: list[tuple[int, int]]) -> PartitionOffsets:
-    return PartitionOffsets([PartitionOffset(*pair) for pair in pairs])
 
 
 async def _list(call: ApiCall) -> NamePage:
     return await call.broker.listing.subscriptions(call.principal, call.topic, call.query)
-
-
-async def _create(call: ApiCall) -> Answer:
-    asked: NewSubscription = call.body
-    positions = offset_by_partition(asked.positions)
-    await call.broker.subscriptions.create(
-        call.principal, call.topic, call.subscription, asked.type, asked.start, asked.failure_policy, positions
-    )
-    location = f"{BASE}/topics{call.topic}/subscriptions/{call.subscription}"
-    described = await _describe(call)
-    return described._replace(headers={**described.headers, "location": location})
-
-
-async def _describe(call: ApiCall) -> Answer:
-    found = await call.broker.subscriptions.describe(call.principal, call.topic, call.subscription)
-    return tagged(found, found.version)
-
-
-async def _delete(call: ApiCall) -> None:
-    expected = expected_version(call)
-    await call.broker.subscriptions.delete(call.principal, call.topic, call.subscription, expected)
 
 
 async def _statistics(call: ApiCall) -> SubscriptionReport:
@@ -112,38 +79,19 @@ async def _statistics(call: ApiCall) -> SubscriptionReport:
     return SubscriptionReport(found.topic, call.subscription, parts)
 
 
-async def _seek(call: ApiCall) -> PartitionOffsets:
-    moved = await call.broker.subscriptions.seek(
-        call.principal, call.topic, call.subscription, call.body.position, all_if_none(call.body.partition)
+async def _peek(call: ApiCall) -> PeekedMessages:
+    query: PeekQuery = call.query
+    partition = -1 if query.partition is None else query.partition
+    asked = PeekMessages(
+        topic=call.topic, subscription=call.subscription, messages_max=query.limit, partition=partition
     )
-    return positions_of(moved)
-
-
-async def _failure_policy(call: ApiCall) -> Answer:
-    found = await call.broker.subscriptions.describe(call.principal, call.topic, call.subscription)
-    return tagged(found.failure_policy, found.version)
-
-
-async def _set_failure_policy(call: ApiCall) -> Answer:
-    subscriptions, expected = call.broker.subscriptions, expected_version(call)
-    await subscriptions.set_failure_policy(call.principal, call.topic, call.subscription, call.body, expected)
-    return await _failure_policy(call)
-
-
-async def _set_unacked_max(call: ApiCall) -> Answer:
-    subscriptions, limit, expected = call.broker.subscriptions, call.body.unacked_max, expected_version(call)
-    await subscriptions.set_unacked_max(call.principal, call.topic, call.subscription, limit, expected)
-    found = await subscriptions.unacked_max(call.principal, call.topic, call.subscription)
-    return tagged(UnackedMax(found), await subscriptions.version(call.principal, call.topic, call.subscription))
+    found = await call.broker.subscriptions.peek(call.principal, asked)
+    return PeekedMessages([PeekedMessage(show(one.message, query.payload), one.pending) for one in found])
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 _TAG: Final = "subscriptions"
-_POLICY: Final = FailurePolicy(redeliveries_max=5, dead_letter_topic="/default/failed-orders")
-_PLACE: Final = SubscriptionPartition(0, 950, 50, 0, 10, "worker-1")
-_DESCRIBED: Final = SubscriptionDescription("/default/orders", "billing", 3, SubscriptionType.SHARED, [_PLACE], _POLICY)
-_MOVED: Final = PartitionOffsets([PartitionOffset(0, 1_000)])
 _COUNTED: Final = SubscriptionStatistics(
     "billing", "shared", 950, 50, consumers=[ConsumerStatistics("worker-1", credit=990, unacked=10)]
 )
@@ -162,44 +110,6 @@ OPERATIONS: Final = (
         native=(wire.ListSubscriptions,),
     ),
     Operation(
-        method="PUT",
-        path=SUBSCRIPTION_PATH,
-        name="createSubscription",
-        summary="Create a subscription on every partition",
-        tag=_TAG,
-        handler=_create,
-        body=NewSubscription,
-        body_optional=True,
-        body_example=NewSubscription(SubscriptionType.SHARED, EARLIEST),
-        reply=SubscriptionDescription,
-        reply_example=_DESCRIBED,
-        status=201,
-        has_etag=True,
-        native=(wire.CreateSubscription,),
-    ),
-    Operation(
-        method="GET",
-        path=SUBSCRIPTION_PATH,
-        name="describeSubscription",
-        summary="Describe a subscription",
-        tag=_TAG,
-        handler=_describe,
-        reply=SubscriptionDescription,
-        reply_example=_DESCRIBED,
-        has_etag=True,
-        native=(wire.DescribeSubscription,),
-    ),
-    Operation(
-        method="DELETE",
-        path=SUBSCRIPTION_PATH,
-        name="deleteSubscription",
-        summary="Delete a subscription",
-        tag=_TAG,
-        handler=_delete,
-        takes_if_match=True,
-        native=(wire.DeleteSubscription,),
-    ),
-    Operation(
         method="GET",
         path=f"{SUBSCRIPTION_PATH}/statistics",
         name="getSubscriptionStatistics",
@@ -211,60 +121,15 @@ OPERATIONS: Final = (
         native=(wire.GetStatistics,),
     ),
     Operation(
-        method="POST",
-        path=f"{SUBSCRIPTION_PATH}/seek",
-        name="seekSubscription",
-        summary="Move a subscription to a position",
-        description="The move is durable when it is answered.",
-        tag=_TAG,
-        handler=_seek,
-        body=SeekRequest,
-        body_example=SeekRequest(EARLIEST),
-        reply=PartitionOffsets,
-        reply_example=_MOVED,
-        native=(wire.Seek,),
-    ),
-    Operation(
         method="GET",
-        path=f"{SUBSCRIPTION_PATH}/failure-policy",
-        name="getFailurePolicy",
-        summary="Get the failure policy of a subscription",
+        path=f"{SUBSCRIPTION_PATH}/peek",
+        name="peekMessages",
+        summary="Read the first messages of the backlog without consuming them",
         tag=_TAG,
-        handler=_failure_policy,
-        reply=FailurePolicy,
-        reply_example=_POLICY,
-        has_etag=True,
-        native=(wire.DescribeSubscription,),
-    ),
-    Operation(
-        method="PUT",
-        path=f"{SUBSCRIPTION_PATH}/failure-policy",
-        name="setFailurePolicy",
-        summary="Replace the failure policy of a subscription",
-        description="It applies at once, also to attached consumers. What the body leaves out has its default.",
-        tag=_TAG,
-        handler=_set_failure_policy,
-        body=FailurePolicy,
-        body_example=_POLICY,
-        reply=FailurePolicy,
-        reply_example=_POLICY,
-        has_etag=True,
-        takes_if_match=True,
-        native=(wire.SetFailurePolicy,),
-    ),
-    Operation(
-        method="PUT",
-        path=f"{SUBSCRIPTION_PATH}/unacked-max",
-        name="setUnackedMax",
-        summary="Limit the messages that are delivered and not acknowledged",
-        tag=_TAG,
-        handler=_set_unacked_max,
-        body=UnackedMax,
-        body_example=UnackedMax(1_000),
-        reply=UnackedMax,
-        reply_example=UnackedMax(1_000),
-        has_etag=True,
-        takes_if_match=True,
-        native=(wire.SetUnackedMax,),
+        handler=_peek,
+        query=PeekQuery,
+        reply=PeekedMessages,
+        reply_example=PeekedMessages([PeekedMessage(EXAMPLE, PendingMessage(950))]),
+        errors=(409,),
     ),
 )

@@ -8,7 +8,6 @@ from pydanube.broker.handlers import HANDLERS
 from pydanube.codec.native import requests as wire
 
 from . import (
-    backlogs,
     brokers,
     consuming,
     dead_letters,
@@ -25,7 +24,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *brokers.OPERATIONS,
     *topics.OPERATIONS,
     *subscriptions.OPERATIONS,
-    *backlogs.OPERATIONS,
     *dead_letters.OPERATIONS,
     *schemas.OPERATIONS,
     *topic_schemas.OPERATIONS,
@@ -36,10 +34,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
 
 NOT_OFFERED: Final[dict[type[Any], str]] = {
     wire.Authenticate: "every HTTP request carries its own token or API key, so none is shown again later",
-    wire.FindStarts: "only brokers of a cluster ask each other where a subscription begins",
     wire.SummarizeTopics: "only brokers of a cluster ask each other; listTopics adds up what they answer",
-    wire.ListConsumers: "only brokers of a cluster ask each other, to count consumers against a limit",
-    wire.PeekMessages: "only brokers of a cluster ask each other; peekBacklog gathers what they answer",
     wire.FenceProducers: "only brokers of a cluster ask each other, when a producer is opened",
     wire.CountProducers: "only brokers of a cluster ask each other, when a producer is opened",
     wire.AskTopicUse: "only brokers of a cluster ask each other, before a topic ends as unused",

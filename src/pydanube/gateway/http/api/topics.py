@@ -10,7 +10,6 @@ import msgspec
 from pydanube.codec.native import requests as wire
 from pydanube.gateway.native.requests import cut_page
 from pydanube.model.addresses import BrokerAddresses
-from pydanube.model.errors import Invalid
 from pydanube.model.leftovers import SalvageStep
 from pydanube.model.limits import MIB, NAME_CHARACTERS_MAX, PARTITIONS_MAX
 from pydanube.model.names import TopicName, parse_namespace
@@ -21,7 +20,7 @@ from pydanube.model.topics import AckLevel, NewTopic, PartitionDescription, Topi
 
 from .etags import expected_version, tagged
 from .operations import BASE, Answer, ApiCall, Operation
-from .paging import Offset, PartitionIndex
+from .paging import PartitionIndex
 
 TOPIC_PATH: Final = f"{BASE}/topics/{{namespace}}/{{topic}}"
 _PAGE_BYTES_MAX: Final = MIB
@@ -41,27 +40,6 @@ class PartitionCount(msgspec.Struct):
     """How many partitions a topic is to have."""
 
     partitions: Annotated[int, msgspec.Meta(ge=1, le=PARTITIONS_MAX)]
-
-
-class PartitionOffset(msgspec.Struct):
-    """An offset of one partition."""
-
-    partition: PartitionIndex
-    offset: Offset
-
-
-class PartitionOffsets(msgspec.Struct):
-    """Offsets, by partition."""
-
-    positions: Annotated[list[PartitionOffset], msgspec.Meta(max_length=PARTITIONS_MAX)]
-
-
-def offset_by_partition(positions: list[PartitionOffset]) -> dict[int, int]:
-    """Return the offsets by partition. Raises Invalid if a partition has two."""
-    found = {one.partition: one.offset for one in positions}
-    if len(found) < len(positions):
-        raise Invalid("positions name a partition twice: give one offset for each")
-    return found
 
 
 _Name = Annotated[str, msgspec.Meta(max_length=2 * NAME_CHARACTERS_MAX + 2)]
