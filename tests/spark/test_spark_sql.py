@@ -165,7 +165,7 @@ def test_a_result_without_rows_has_its_columns(capsys: pytest.CaptureFixture[str
 
 
 def call(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, ["sql", *arguments], standalone_mode=False)
+    return CliRunner().invoke(cli, ["sql", "--engine", "spark", *arguments], standalone_mode=False)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_filtered_query_reads_nothing_else_and_topics_are_joined(
 def test_the_command_prints_rows_and_nothing_else(
     broker: Broker, client: pydanube.BlockingClient, topics: datetime
 ) -> None:
-    command = [sys.executable, "-m", "pydanube.cli", "sql", "--url", broker.url]
+    command = [sys.executable, "-m", "pydanube.cli", "sql", "--engine", "spark", "--url", broker.url]
     text = f"select key, count(*) n, sum(cents) cents from `{ORDERS}` where offset >= 10 group by key order by key"
     done = subprocess.run([*command, text], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
@@ -260,7 +260,7 @@ def test_the_command_prints_rows_and_nothing_else(
 def test_ctrl_c_ends_the_command_while_it_reads(broker: Broker, topics: datetime) -> None:
     endless = f"select count(*) from `{USERS}` a, range(1000000000) b, range(1000000) c where hash(b.id, c.id) = 1"
     terminal, stderr = os.openpty()
-    command = [sys.executable, "-m", "pydanube.cli", "sql", "--url", broker.url, endless]
+    command = [sys.executable, "-m", "pydanube.cli", "sql", "--engine", "spark", "--url", broker.url, endless]
     running = subprocess.Popen(command, stderr=stderr, start_new_session=True)
     os.close(stderr)
     shown = b""

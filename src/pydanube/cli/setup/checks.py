@@ -23,7 +23,7 @@ from pydanube.cli.output import size
 from pydanube.model.errors import Refused
 
 PURPOSES: Final = {
-    "arrow": "batches as Arrow tables",
+    "arrow": "topics and batches as Arrow tables",
     "auth": "tokens (JWT) and `danube certs`",
     "cloud": "object stores s3://, gs:// and az://",
     "etcd": "metadata of a cluster on etcd",
@@ -33,6 +33,7 @@ PURPOSES: Final = {
     "otel": "export of traces",
     "redis": "the object store redis://",
     "schemas": "schemas in Avro, JSON Schema and Protobuf",
+    "sql": "`danube sql` without Spark",
     "spark": "the Spark data source and pipelines, with a Java runtime",
 }
 """What each extra is for. Which extras there are, and what they need, is in the metadata of the package."""

@@ -1,1 +1,1 @@
-"""The commands that run Spark: SQL, pipelines, tables, and the state of queries."""
+"""The commands for data: SQL (in DuckDB or Spark), and with Spark pipelines, tables and the state of queries."""

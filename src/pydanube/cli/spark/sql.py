@@ -1,4 +1,4 @@
-"""`danube sql`: runs a query over topics in a Spark of its own, and prints the rows."""
+"""`danube sql`: runs a query over topics in DuckDB, or in a Spark of its own, and prints the rows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +17,7 @@ import click
 from pydanube.cli.credential_options import show_to_children
 from pydanube.cli.options import examples, json_option, url_option
 from pydanube.cli.output import fail, note, plural, wants_json
-from pydanube.cli.session import ANSWER_SECONDS, REACH_SECONDS
+from pydanube.cli.session import ANSWER_SECONDS, REACH_SECONDS, with_client
 from pydanube.cli.spark.sql_output import FORMATS, write_rows
 from pydanube.cli.streams import is_terminal, need_stdout
 from pydanube.cli.tls_options import spark_tls_options, tls_options
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import SparkSession
 
+    from pydanube.client.tables.columns import OnDecodeError
     from pydanube.spark.sql.query import Query
     from pydanube.spark.sql.topic_views import TopicTable
 
@@ -37,6 +39,9 @@ SETTINGS: Final = {
 
 _OPTIONS_HERE: Final = {"the option onDecodeError=null": "--on-decode-error null", "the option columns=": "--columns "}
 """Options of the data source that its errors advise, and the options of this command."""
+
+ENGINES: Final = ("duckdb", "spark")
+LOCAL_MASTER: Final = "local[*]"
 
 TABLE_ROWS: Final = 200
 """The rows of a table if --limit does not say: more than anybody reads on a terminal."""
@@ -54,6 +59,7 @@ danube sql --raw 'select cast(payload as string) from `/default/orders`'
 danube sql 'describe `/default/orders`'
 danube sql --file report.sql --format csv > report.csv
 danube sql 'select * from `/default/orders`' --format parquet --output orders.parquet
+danube sql --engine spark 'select count(*) from `/default/everything`'
 """
     )
 )
@@ -71,7 +77,12 @@ danube sql 'select * from `/default/orders`' --format parquet --output orders.pa
     type=click.Choice(["fail", "null"]),
     help="null: keep messages that cannot be decoded, with the columns payload and decode_error.",
 )
-@click.option("--master", default="local[*]", show_default=True, help="The Spark that runs the query.")
+@click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    help="duckdb: in memory; spark: for large topics.  [default: duckdb, or spark with --master]",
+)
+@click.option("--master", help=f"The Spark that runs the query.  [default: {LOCAL_MASTER}]")
 @url_option
 @json_option
 def sql(
@@ -83,38 +94,77 @@ def sql(
     raw: bool,
     columns: str | None,
     on_decode_error: str | None,
-    master: str,
+    engine: str | None,
+    master: str | None,
     url: str,
 ) -> None:
     """Query topics with SQL.
 
     A topic is a table: its name stands in backticks. One that is bound to a subject has the columns of its schema
     beside those of messages, another one the payload as bytes. The query sees all messages that are stored when it
-    starts. Filters on partition, offset, append_time, publish_time and key are applied before messages are read.
+    starts.
+
+    DuckDB reads the topics into memory. Spark starts in some seconds, and applies filters on partition, offset,
+    append_time, publish_time and key before messages are read.
     """
-    show_to_children()
     form = _form(form, output)
     text = _text(query, file)
     need_stdout()
+    most = limit if limit is not None else TABLE_ROWS if form == "table" else 0
+    try:
+        if _engine(engine, master) == "duckdb":
+            if columns is not None:
+                raise click.UsageError("--columns belongs to --engine spark: name the columns in the query")
+            _write(_run_in_duckdb(text, url, raw, on_decode_error, most), form, output, most)
+        else:
+            given = {"servers": url, "columns": columns, "onDecodeError": on_decode_error, **spark_tls_options()}
+            options = {name: value for name, value in given.items() if value is not None}
+            _write(_run_in_spark(text, url, raw, options, master or LOCAL_MASTER, most), form, output, most)
+    except KeyboardInterrupt:
+        raise click.Abort from None
+
+
+def _engine(engine: str | None, master: str | None) -> str:
+    """Return what runs the query: Spark if it was asked for, or if it is installed and DuckDB is not."""
+    if engine == "duckdb" and master is not None:
+        raise click.UsageError("--master names a Spark, and --engine duckdb runs none: give one of them")
+    if engine or master:
+        return engine or "spark"
+    return "spark" if find_spec("duckdb") is None and find_spec("pyspark") is not None else "duckdb"
+
+
+def _run_in_duckdb(text: str, url: str, raw: bool, on_decode_error: str | None, most: int) -> pyarrow.Table:
+    try:
+        from pydanube.cli.spark.duckdb_query import parse_query, read_topics, run_query
+
+        query = parse_query(text)
+        with _status() as say:
+            say("reading " + ", ".join(query.topics))
+            errors: OnDecodeError = "keep" if on_decode_error == "null" else "raise"
+            topics = with_client(url, lambda client: read_topics(client, query, raw=raw, errors=errors))
+            say("running the query")
+            return run_query(query, topics, most)
+    except Invalid as error:
+        told = error.message.partition('. errors="skip"')[0]
+        advice = ". --on-decode-error null keeps such messages" if told != error.message else ""
+        raise Invalid(told + advice) from None
+    except ModuleNotFoundError as error:
+        fail(f"danube sql needs {error.name}, which is not installed: pip install 'pydanube[sql]'")
+
+
+def _run_in_spark(text: str, url: str, raw: bool, options: dict[str, str], master: str, most: int) -> pyarrow.Table:
+    show_to_children()
     try:
         from pydanube.spark.sql.query import parse_query
     except ModuleNotFoundError as error:
         fail(f"danube sql needs {error.name}, which is not installed: pip install 'pydanube[spark]'")
     parsed = parse_query(text)
-    most = limit if limit is not None else TABLE_ROWS if form == "table" else 0
-    given = {"servers": url, "columns": columns, "onDecodeError": on_decode_error, **spark_tls_options()}
-    options = {name: value for name, value in given.items() if value is not None}
-    try:
-        with _status() as say:
-            tables = _find_tables(parsed, url, raw, options)
-            say("starting Spark")
-            with _spark(master) as spark:
-                say(f"reading {plural(sum(one.messages for one in tables), 'message')}")
-                rows = _collect(spark, parsed, tables, most)
-                say("")
-                _write(rows, form, output, most)
-    except KeyboardInterrupt:
-        raise click.Abort from None
+    with _status() as say:
+        tables = _find_tables(parsed, url, raw, options)
+        say("starting Spark")
+        with _spark(master) as spark:
+            say(f"reading {plural(sum(one.messages for one in tables), 'message')}")
+            return _collect(spark, parsed, tables, most)
 
 
 def _form(form: str | None, output: Path | None) -> str:
