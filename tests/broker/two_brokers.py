@@ -8,7 +8,7 @@ partitions by itself.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from pydanube.metadata.store import Put
 from pydanube.model.errors import Unavailable
 from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
+from pydanube.model.replies import InboxAddress, ReplyHead
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.objects import ObjectStore
@@ -82,6 +83,10 @@ class DirectPeers:
         if self._table.lose_answers:
             raise Unavailable(f"the answer of broker {broker!r} was lost")
         return found._replace(duplicate=False)
+
+    def reply(self, inbox: InboxAddress, head: ReplyHead, payload: bytes) -> None:
+        with suppress(Unavailable):
+            self._table.reach(inbox.broker, inbox).inboxes.deliver(str(inbox), head, payload)
 
 
 class _Caller:

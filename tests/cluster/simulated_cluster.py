@@ -36,6 +36,7 @@ from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, NotOwner, Unavailable
 from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
+from pydanube.model.replies import InboxAddress, ReplyHead
 from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.objects.store import Buffer, Capabilities, ObjectInfo
@@ -345,6 +346,9 @@ class SimulatedPeers:
 
     async def publish(self, broker: str, topic: TopicName, partition: int, batch: memoryview) -> Published:
         raise AssertionError("no letter and no stage is published here")
+
+    def reply(self, inbox: InboxAddress, head: ReplyHead, payload: bytes) -> None:
+        raise AssertionError("no request is made here")
 
 
 class GivenUp(Exception):

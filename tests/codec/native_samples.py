@@ -13,6 +13,7 @@ from pydanube.model.failure import Backoff, FailurePolicy, Poison
 from pydanube.model.names import TopicName
 from pydanube.model.policies import DEFAULTS, BacklogAction, Policies, PolicyReport
 from pydanube.model.positions import Position
+from pydanube.model.replies import ReplyHead
 from pydanube.model.statistics import ConsumerStatistics, PartitionStatistics, SubscriptionStatistics, TopicStatistics
 from pydanube.model.topics import SubscriptionDescription, SubscriptionPartition
 from pydanube.operations import brokers, namespaces, subscriptions, topics
@@ -204,6 +205,81 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
         01020304 05060708 090a0b0c 0d0e0f10
         """),
     ),
+    "ASK": (
+        b"".join(
+            frames.encode_with_payload(
+                FrameKind.ASK, requests.encode(requests.Ask("/default/quotes", 0, 7, timeout_ms=2000)), b'{"n":4}', 9
+            )
+        ),
+        unhex("""
+        88000000 32000000 09000000 3f000000 84a5746f 706963af 2f646566 61756c74
+        2f71756f 746573a9 70617274 6974696f 6e00ad70 61796c6f 61645f62 79746573
+        07aa7469 6d656f75 745f6d73 cd07d000 00000000 00000000 00000000 00000000
+        00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000
+        7b226e22 3a347d00
+        """),
+    ),
+    "ASK, of many replies": (
+        b"".join(
+            frames.encode_with_payload(
+                FrameKind.ASK,
+                requests.encode(requests.Ask("/default/quotes", 0, 7, "k", {"a": "b"}, 3, 1, replies_max=10)),
+                b'{"n":4}',
+                9,
+            )
+        ),
+        unhex("""
+        88000000 32000000 09000000 6f000000 88a5746f 706963af 2f646566 61756c74
+        2f71756f 746573a9 70617274 6974696f 6e00ad70 61796c6f 61645f62 79746573
+        07a36b65 79a16baa 61747472 69627574 657381a1 61a162a9 73636865 6d615f69
+        6403ae73 6368656d 615f7665 7273696f 6e01ab72 65706c69 65735f6d 61780a00
+        7b226e22 3a347d00
+        """),
+    ),
+    "REPLIED": (
+        b"".join(
+            frames.encode_with_payload(
+                FrameKind.REPLIED,
+                requests.encode(requests.Replied(2, ReplyHead(attributes={"a": "b"}))),
+                b"42",
+                9,
+                frames.FLAG_LAST,
+            )
+        ),
+        unhex("""
+        48000000 33010000 09000000 26000000 82ad7061 796c6f61 645f6279 74657302
+        a4686561 6481aa61 74747269 62757465 7381a161 a1620000 00000000 00000000
+        34320000 00000000
+        """),
+    ),
+    "REPLIED, of a failure": (
+        b"".join(
+            frames.encode_with_payload(
+                FrameKind.REPLIED,
+                requests.encode(requests.Replied(0, ReplyHead("too many", "ValueError"))),
+                b"",
+                9,
+                frames.FLAG_LAST,
+            )
+        ),
+        unhex("""
+        80000000 33010000 09000000 37000000 82ad7061 796c6f61 645f6279 74657300
+        a4686561 6482a766 61696c75 7265a874 6f6f206d 616e79a4 6b696e64 aa56616c
+        75654572 726f7200 00000000 00000000 00000000 00000000 00000000 00000000
+        00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000
+        """),
+    ),
+    "REPLY": (
+        b"".join(
+            frames.encode_with_payload(FrameKind.REPLY, requests.encode(requests.Reply("node-a.0.qwer-ty", 2)), b"42")
+        ),
+        unhex("""
+        48000000 34000000 00000000 27000000 82a5696e 626f78b0 6e6f6465 2d612e30
+        2e717765 722d7479 ad706179 6c6f6164 5f627974 65730200 00000000 00000000
+        34320000 00000000
+        """),
+    ),
+    "CANCEL": (frames.encode(FrameKind.CANCEL, correlation=9), unhex("10000000 35000000 09000000 00000000")),
     "NACK": (
         frames.encode(
             FrameKind.NACK,

@@ -13,7 +13,7 @@ from native_strategies import I64, OFFSET, OTHERS, REQUESTS, ROW_RANGES, U16, U3
 
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
-from pydanube.model.errors import Conflict, DanubeError, Full, Held, Invalid, NotOwner, Refused, tree
+from pydanube.model.errors import Conflict, DanubeError, Full, Held, Invalid, NotOwner, Refused, RequestFailed, tree
 from pydanube.model.failure import REASON_CHARACTERS_MAX
 from pydanube.model.limits import ALIGNMENT, BATCH_MESSAGES_MAX, CONTROL_BYTES_MAX
 
@@ -171,11 +171,16 @@ def test_the_error_codes_are_what_they_were() -> None:
         "Corrupt": 12,
         "Held": 13,
         "Conflict": 14,
+        "RequestFailed": 15,
     }
 
 
 def test_a_newer_error_class_reaches_an_earlier_client_as_its_base_class() -> None:
-    for error, code in ((Held("held by another"), 13), (Conflict("held by another"), 14)):
+    for error, code in (
+        (Held("held by another"), 13),
+        (Conflict("held by another"), 14),
+        (RequestFailed("held by another"), 15),
+    ):
         sent = msgspec.msgpack.decode(requests.encode(requests.Failure.of(error)))
         assert sent == {"code": 3, "message": "held by another", "subcode": code}
         del sent["subcode"]  # which an earlier client does not read

@@ -25,7 +25,9 @@ Never           sockets, frames, HTTP; a decision that core/ could make without 
 from pydanube.broker.observe.metrics import ListenerMetrics
 from pydanube.broker.partitions.partition import FetchResult
 from pydanube.broker.partitions.publish_queue import PublishDone
+from pydanube.broker.producers.inboxes import INBOX_BYTES, Inbox
 from pydanube.broker.producers.producers import Producer, shared_id
+from pydanube.broker.producers.requesting import RequestMessage
 from pydanube.broker.producers.shared_producers import SharedProducer
 from pydanube.broker.quotas.throttle import PEER, FetchTurn
 from pydanube.broker.quotas.throttle import WAIT_S_MAX as QUOTA_WAIT_S_MAX
@@ -41,6 +43,7 @@ from .unread_memory import STALLED_S as UNREAD_STALLED_S
 from .unread_memory import UnreadMemory, UnreadPart
 
 __all__ = [
+    "INBOX_BYTES",
     "PEER",
     "QUOTA_WAIT_S_MAX",
     "UNREAD_SMALL_BYTES",
@@ -52,10 +55,12 @@ __all__ = [
     "ConsumerSessions",
     "FetchResult",
     "FetchTurn",
+    "Inbox",
     "ListenerMetrics",
     "Producer",
     "PublishDone",
     "Published",
+    "RequestMessage",
     "SectionRequest",
     "SharedProducer",
     "Sink",

@@ -38,8 +38,10 @@ from pydanube.broker.partitions.publish_checks import PayloadCheck, check_publis
 from pydanube.broker.partitions.publish_queue import PublishDone
 from pydanube.broker.partitions.store_loss import StoreLoss
 from pydanube.broker.partitions.unlisted_bytes import UnlistedBytes
+from pydanube.broker.producers.inboxes import Inboxes
 from pydanube.broker.producers.producers import Access, Producer, Producers
 from pydanube.broker.producers.publishing import PartitionPublisher
+from pydanube.broker.producers.requesting import RequestPublisher
 from pydanube.broker.producers.shared_producers import SharedProducers
 from pydanube.broker.quotas.administration import Quotas
 from pydanube.broker.quotas.stored_bytes import StoredBytes
@@ -94,6 +96,7 @@ from pydanube.model.messages import Published
 from pydanube.model.metrics import MetricFamily
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
+from pydanube.model.replies import REQUEST_PRODUCER
 from pydanube.model.settings.sections import Sections
 from pydanube.model.topics import (
     AckLevel,
@@ -223,6 +226,10 @@ class Broker:
         )
         self.publisher = PartitionPublisher(
             registry, self._partitions, self._producers, self._cluster, authorizer, self.throttle, self.publish
+        )
+        self.inboxes = Inboxes(self._cluster)
+        self.requests = RequestPublisher(
+            registry, self._producers, self._cluster, authorizer, self.throttle, clock, self.publish
         )
         self.dead_letters = DeadLetters(
             registry,
@@ -918,7 +925,8 @@ class Broker:
         if producer.forwards and header.producer_id & STAGED_PRODUCER:
             _check_forwarded(producer, header.producer_id)
         is_of_client = header.producer_id not in (0, LETTER_PRODUCER)
-        if producer.forwards and is_of_client and self._producers.is_held(producer.partition.ownership.topic_id):
+        is_admitted = not producer.forwards and header.producer_id != REQUEST_PRODUCER
+        if is_of_client and not is_admitted and self._producers.is_held(producer.partition.ownership.topic_id):
             raise Refused(f"topic {producer.topic} has a producer with exclusive access: wait until it is closed")
         partition = producer.partition
         schema = partition.intake.schema if partition.intake is not None else None
@@ -972,9 +980,11 @@ class Broker:
 
 
 def _check_forwarded(producer: Producer, producer_id: int) -> None:
-    """Raise Invalid unless a batch with a reserved id may be forwarded: dead letters may, by a broker. What staged
-    queries publish is written where it is read, and never forwarded."""
-    if producer_id != LETTER_PRODUCER:
+    """Raise Invalid unless a batch with a reserved id may be forwarded: dead letters and requests may, by a broker.
+    What staged queries publish is written where it is read, and never forwarded."""
+    if producer_id not in (LETTER_PRODUCER, REQUEST_PRODUCER):
         raise Invalid(f"producer id {producer_id} stands for a staged query: only the broker publishes with it")
     if not producer.is_proven:
-        raise Invalid("only a broker of this cluster publishes dead letters, and this caller has not shown to be one")
+        raise Invalid(
+            "only a broker of this cluster forwards dead letters and requests, and this caller is not proven to be one"
+        )

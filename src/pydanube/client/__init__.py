@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pydanube.client.producing.producer import Producer
     from pydanube.client.producing.receipts import Receipt, Receipts
     from pydanube.client.producing.staged_writes import Stager
+    from pydanube.client.replies import Reply
     from pydanube.client.tables.topic_rows import TopicRows
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "Receipts",
     "ReceivedBatch",
     "Redriven",
+    "Reply",
     "Schemas",
     "Stager",
     "TopicRows",
@@ -85,6 +87,7 @@ _MODULES: Final = {
     "Receipts": ".producing.receipts",
     "ReceivedBatch": ".consuming.messages",
     "Redriven": ".admin.dead_letters",
+    "Reply": ".replies",
     "Schemas": ".admin.schemas",
     "Stager": ".producing.staged_writes",
     "TopicRows": ".tables.topic_rows",

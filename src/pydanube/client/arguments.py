@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Required, TypedDict
+from typing import Any, Required, TypedDict
 
 from pydanube.client.connection.credentials import AnyToken
 from pydanube.client.positions import AnyPosition
+from pydanube.client.producing.message_intake import Attributes
 from pydanube.client.producing.partitioning import PartitionBy
 from pydanube.client.tables.columns import AnyWhere, DirectRead, OnDecodeError
+from pydanube.client.typed.schema_sources import SchemaSource
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.topics import SubscriptionTypeName
 
@@ -62,6 +64,13 @@ class ConsumerArguments(TypedDict, total=False):
     ack_linger_ms: float
     refresh_seconds: float
     create_topic: bool
+
+
+class RequestArguments(TypedDict, total=False):
+    timeout: float | None
+    key: str | None
+    attributes: Attributes | None
+    schema: type[Any] | SchemaSource | None
 
 
 class ReaderArguments(TypedDict, total=False):

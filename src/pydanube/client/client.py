@@ -37,6 +37,7 @@ from pydanube.client.history.range_fetch import FETCH_BYTES as RANGE_FETCH_BYTES
 from pydanube.client.history.range_fetch import RangeFetch, fetches
 from pydanube.client.history.reader import FETCH_BYTES, Reader
 from pydanube.client.positions import AnyPosition
+from pydanube.client.producing.message_intake import Attributes
 from pydanube.client.producing.partitioning import PartitionBy
 from pydanube.client.producing.producer import Producer
 from pydanube.client.producing.staged_writes import StagedWrites, StageOrigin, Stager
@@ -58,8 +59,10 @@ from pydanube.runtime.environment import URL_VARIABLE, broker_url, client_tls
 from pydanube.runtime.randomness import seeded
 from pydanube.runtime.tls import ClientTls
 
-from .arguments import ConsumerArguments, ProducerArguments, ReadArguments, ReaderArguments
+from .arguments import ConsumerArguments, ProducerArguments, ReadArguments, ReaderArguments, RequestArguments
 from .lifecycle import Openable
+from .replies import Reply
+from .requesting import Requester
 from .settings import AccessName, CompressionName, ConsumerSettings, ProducerSettings, check_count, check_number
 
 if TYPE_CHECKING:
@@ -99,6 +102,7 @@ class Client(Aliases, Admin, StagedWrites):
         self._brokers = Brokers(servers, clock or SystemClock(), seeded(), timeout, credentials, tls or client_tls())
         self._made: WeakSet[Openable] = WeakSet()
         self._writer_schemas = WriterSchemas(self.schemas, self._brokers.clock)
+        self._requester = Requester(self._brokers, self.schemas)
 
     def _describe(self) -> str:
         return f"{self.url} {self._state}"
@@ -298,6 +302,108 @@ class Client(Aliases, Admin, StagedWrites):
 
     def _value_reader(self, schema: type[Any] | SchemaSource | None) -> ValueReader[Any] | None:
         return None if schema is None else ValueReader(value_type_of(schema), self._writer_schemas)
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    @overload
+    async def request(
+        self, topic: str, payload: object, *, answer: None = None, **arguments: Unpack[RequestArguments]
+    ) -> Reply[bytes]: ...
+
+    @overload
+    async def request(
+        self, topic: str, payload: object, *, answer: type[T], **arguments: Unpack[RequestArguments]
+    ) -> Reply[T]: ...
+
+    @overload
+    async def request(
+        self, topic: str, payload: object, *, answer: SchemaSource, **arguments: Unpack[RequestArguments]
+    ) -> Reply[Any]: ...
+
+    async def request(
+        self,
+        topic: str,
+        payload: object,
+        *,
+        timeout: float | None = None,
+        key: str | None = None,
+        attributes: Attributes | None = None,
+        schema: type[Any] | SchemaSource | None = None,
+        answer: type[Any] | SchemaSource | None = None,
+    ) -> Reply[Any]:
+        """Publish a request to a topic, wait for the reply of a consumer (`consumer.respond`), and return it.
+
+        payload     bytes, or a value: its schema is registered as by a producer with `schema=type(payload)`
+        timeout     seconds to wait, from now on (default: the client's)
+        schema      of the payload, where that is not its class; see `producer`
+        answer      what `reply.value()` returns: a class, or a schema. None: the payload of the reply
+
+        On a topic that is not reliable, the request is delivered at most once. On a reliable one it may be carried out
+        more than once, and after the timeout; the caller gets one reply at most. While no consumer is attached to a
+        topic that is not reliable, the request waits for one.
+
+        Raises TimeoutError if there was no reply in time, RequestFailed if the responder answered with an error, and
+        Unavailable if nobody could get the request, or the broker was lost. Cancelled, it may be carried out.
+        """
+        self._check_open()
+        seconds = self._timeout if timeout is None else timeout
+        question = await self._requester.question(topic, payload, seconds, key, attributes, schema, answer)
+        return await self._requester.request(question)
+
+    @overload
+    async def gather(
+        self,
+        topic: str,
+        payload: object,
+        *,
+        replies_max: int = 1_000,
+        answer: None = None,
+        **arguments: Unpack[RequestArguments],
+    ) -> list[Reply[bytes]]: ...
+
+    @overload
+    async def gather(
+        self,
+        topic: str,
+        payload: object,
+        *,
+        replies_max: int = 1_000,
+        answer: type[T],
+        **arguments: Unpack[RequestArguments],
+    ) -> list[Reply[T]]: ...
+
+    @overload
+    async def gather(
+        self,
+        topic: str,
+        payload: object,
+        *,
+        replies_max: int = 1_000,
+        answer: SchemaSource,
+        **arguments: Unpack[RequestArguments],
+    ) -> list[Reply[Any]]: ...
+
+    async def gather(
+        self,
+        topic: str,
+        payload: object,
+        *,
+        replies_max: int = 1_000,
+        timeout: float | None = None,
+        key: str | None = None,
+        attributes: Attributes | None = None,
+        schema: type[Any] | SchemaSource | None = None,
+        answer: type[Any] | SchemaSource | None = None,
+    ) -> list[Reply[Any]]:
+        """Publish a request that several consumers answer, and return their replies: those of each subscription, and
+        all that one consumer sends. It ends after `replies_max` replies, or when `timeout` has passed.
+
+        A reply with an error is among them: see `Reply.error`. Otherwise as `request`; no reply at all is no error.
+        """
+        self._check_open()
+        seconds = self._timeout if timeout is None else timeout
+        question = await self._requester.question(topic, payload, seconds, key, attributes, schema, answer)
+        return await self._requester.gather(question, replies_max)
 
     @overload
     def reader(self, topic: str, *, schema: None = None, **arguments: Unpack[ReaderArguments]) -> Reader[bytes]: ...

@@ -92,6 +92,16 @@ class Conflict(Refused):
     code = 14
 
 
+class RequestFailed(Refused):
+    """The responder answered a request with an error; read the message, and `kind` for the kind of error."""
+
+    code = 15
+
+    def __init__(self, message: str, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
 class Unavailable(DanubeError):
     """Send the same request again, later."""
 

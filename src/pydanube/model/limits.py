@@ -100,6 +100,15 @@ UNACKED_MAX: Final = 2**32 - 1
 NACKED_MESSAGES_MAX: Final = 10_000
 """The most messages of one NACK frame: the broker keeps state for each of them."""
 
+REQUESTS_WAITING_MAX: Final = 20_000
+"""The most requests of one connection that wait for replies: the broker keeps an inbox for each of them."""
+
+REPLIES_MAX: Final = 10_000
+"""The most replies that one request can ask for."""
+
+REQUEST_TIMEOUT_MS_MAX: Final = 24 * 3600 * 1000
+"""The longest time that a caller can wait for replies."""
+
 STAGES_PER_COMMIT_MAX: Final = 10_000
 """The most stages of one commit: their names fit one metadata value and one request."""
 

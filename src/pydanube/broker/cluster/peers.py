@@ -10,6 +10,7 @@ from pydanube.codec.native.requests import Request
 from pydanube.model.errors import Unavailable
 from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
+from pydanube.model.replies import InboxAddress, ReplyHead
 
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
 
@@ -27,6 +28,11 @@ class Peers(Protocol):
         epoch and sequence. Cancelled: it may have been appended."""
         ...
 
+    def reply(self, inbox: InboxAddress, head: ReplyHead, payload: bytes) -> None:
+        """Send a reply on to the broker of its inbox, once, without an answer. It is dropped if that broker is another
+        incarnation, cannot be reached, or does not take what it is sent."""
+        ...
+
 
 class NoPeers:
     """Of a broker that is no part of a cluster."""
@@ -36,3 +42,6 @@ class NoPeers:
 
     async def publish(self, broker: str, topic: TopicName, partition: int, batch: memoryview) -> Published:
         raise Unavailable(f"there is no broker {broker!r}: this one is no part of a cluster")
+
+    def reply(self, inbox: InboxAddress, head: ReplyHead, payload: bytes) -> None:
+        """Drop it: there is no such broker."""

@@ -42,6 +42,7 @@ from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, Denied, Full, Invalid, Refused, StaleEpoch, Unavailable
 from pydanube.model.limits import PRODUCER_NAME_BYTES_MAX
 from pydanube.model.names import TopicName
+from pydanube.model.replies import REQUEST_PRODUCER
 from pydanube.runtime.tasks import ignore
 
 Access = Literal["shared", "exclusive"]
@@ -312,6 +313,12 @@ class Producers:
         producer = Producer(str(topic), owned, ProducerRecord(0), TopicProducers(0, ignore), principal=principal)
         producer.forwards, producer.is_proven = True, is_proven
         return producer
+
+    async def open_for_requests(self, topic: TopicName, partition: int) -> Producer:
+        """Return a handle that publishes requests of any callers, each of which is checked when it publishes. It counts
+        as none of the topic's producers, fences nobody and is not fenced."""
+        owned = await self._partitions.get(topic, partition)
+        return Producer(str(topic), owned, ProducerRecord(REQUEST_PRODUCER), TopicProducers(0, ignore))
 
     async def _admit(
         self,

@@ -24,7 +24,13 @@ from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
-from pydanube.client.arguments import ConnectArguments, ConsumerArguments, ProducerArguments, ReaderArguments
+from pydanube.client.arguments import (
+    ConnectArguments,
+    ConsumerArguments,
+    ProducerArguments,
+    ReaderArguments,
+    RequestArguments,
+)
 from pydanube.client.client import Client, connect
 from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.history.range_fetch import FETCH_BYTES as RANGE_FETCH_BYTES
@@ -35,6 +41,7 @@ from pydanube.client.producing.producer import Producer
 from pydanube.client.producing.receipts import Receipt, Receipts
 from pydanube.client.producing.staged_writes import Stager
 from pydanube.client.producing.typed_producer import BulkSendArguments, SendArguments, TypedProducer
+from pydanube.client.replies import Reply
 from pydanube.client.typed.schema_sources import SchemaSource
 from pydanube.client.typed.value_type import ValueT
 from pydanube.model.errors import DanubeError, Full
@@ -329,6 +336,62 @@ class BlockingClient(BlockingAliases, Blocking[Client]):
     def fetches(self, span: RangeFetch, *, fetch_bytes: int = RANGE_FETCH_BYTES) -> Generator[FetchAnswer, None, None]:
         """See `Client.fetches`."""
         return self._thread.iterate(self._inner.fetches(span, fetch_bytes=fetch_bytes))
+
+    @overload
+    def request(
+        self, topic: str, payload: object, *, answer: None = None, **arguments: Unpack[RequestArguments]
+    ) -> Reply[bytes]: ...
+
+    @overload
+    def request(
+        self, topic: str, payload: object, *, answer: type[T], **arguments: Unpack[RequestArguments]
+    ) -> Reply[T]: ...
+
+    @overload
+    def request(
+        self, topic: str, payload: object, *, answer: SchemaSource, **arguments: Unpack[RequestArguments]
+    ) -> Reply[Any]: ...
+
+    @stands_for(Client.request)
+    def request(self, topic: str, payload: object, **arguments: Any) -> Reply[Any]:
+        return self._thread.call(self._inner.request(topic, payload, **arguments))
+
+    @overload
+    def gather(
+        self,
+        topic: str,
+        payload: object,
+        *,
+        replies_max: int = 1_000,
+        answer: None = None,
+        **arguments: Unpack[RequestArguments],
+    ) -> list[Reply[bytes]]: ...
+
+    @overload
+    def gather(
+        self,
+        topic: str,
+        payload: object,
+        *,
+        replies_max: int = 1_000,
+        answer: type[T],
+        **arguments: Unpack[RequestArguments],
+    ) -> list[Reply[T]]: ...
+
+    @overload
+    def gather(
+        self,
+        topic: str,
+        payload: object,
+        *,
+        replies_max: int = 1_000,
+        answer: SchemaSource,
+        **arguments: Unpack[RequestArguments],
+    ) -> list[Reply[Any]]: ...
+
+    @stands_for(Client.gather)
+    def gather(self, topic: str, payload: object, **arguments: Any) -> list[Reply[Any]]:
+        return self._thread.call(self._inner.gather(topic, payload, **arguments))
 
     describe_broker = blocking(Client.describe_broker)
     describe_cluster = blocking(Client.describe_cluster)

@@ -143,6 +143,9 @@ class BlockingConsumer(BlockingStream[Consumer[ValueT], ValueT]):
         acks_of(received)
         self._settle(record_reject, received, checked_reason(reason))
 
+    respond = blocking(Consumer.respond)
+    respond_error = blocking(Consumer.respond_error)
+
     def seek(self, position: AnyPosition) -> None:
         """See `Consumer.seek`."""
         self._hand_over()

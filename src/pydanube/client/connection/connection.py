@@ -27,14 +27,14 @@ import ssl
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 import msgspec
 
 from pydanube.codec.batch import ByteBuffer
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Frame, FrameKind
-from pydanube.model.errors import DanubeError, Invalid, Unavailable
+from pydanube.model.errors import DanubeError, Invalid, Refused, Unavailable
 from pydanube.runtime import network
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import complete, ignore, mark_retrieved
@@ -52,6 +52,7 @@ from .pending_answers import (
     FetchAnswer,
     IgnoredAnswer,
     PublishListener,
+    ReplyListener,
     WindowAnswer,
     fail,
 )
@@ -229,7 +230,7 @@ class Connection:
         except TlsFailed as error:
             raise ForeignPeer(f"{address}: {error}") from None
         self = made[0]
-        hello = requests.Hello(client=f"pydanube/{__version__}")
+        hello = requests.Hello(client=f"pydanube/{__version__}", features=sorted(requests.FEATURES))
         if token:
             hello.auth_scheme, hello.auth_data = requests.BEARER, token.encode()
         framed.send(frames.PREAMBLE, frames.encode(FrameKind.HELLO, requests.encode(hello)))
@@ -394,6 +395,27 @@ class Connection:
         if self.lost is None:
             self.window.call_waiting()
 
+    # -- requests and replies ----------------------------------------------------------------------------------------
+
+    def ask(self, ask: requests.Ask, payload: bytes, listener: ReplyListener) -> int:
+        """Publish a request, and return the number by which `cancel` ends it. It ends by its last reply, or when the
+        listener fails. Raises Refused if the broker is of a release without requests."""
+        if requests.REQUEST_REPLY not in self.welcome.features:
+            raise Refused(f"broker at {self.address} is of a release that has no requests: upgrade it")
+        correlation = self._next_correlation()
+        self._asked[correlation] = listener
+        self._framed.send(*frames.encode_with_payload(FrameKind.ASK, requests.encode(ask), payload, correlation))
+        return correlation
+
+    def cancel(self, correlation: int) -> None:
+        """Stop waiting for replies to a request, unless it has ended."""
+        if self._asked.pop(correlation, None) is not None:
+            self._framed.send(frames.encode(FrameKind.CANCEL, b"", correlation))
+
+    def reply(self, reply: requests.Reply, payload: bytes) -> None:
+        """Answer a request. Nobody says whether anybody got the reply."""
+        self._framed.send(*frames.encode_with_payload(FrameKind.REPLY, requests.encode(reply), payload))
+
     # -- consuming ---------------------------------------------------------------------------------------------------
 
     def listen(self, handle: int, listener: DeliveryListener) -> None:
@@ -452,6 +474,8 @@ class Connection:
                     ]  # not earlier: if the answer cannot be decoded, the request fails with the connection
             case FrameKind.FETCHED:
                 self._fetched(decoded)
+            case FrameKind.REPLIED:
+                self._replied(decoded)
             case FrameKind.ERROR:
                 self._failed(decoded)
             case FrameKind.PING:
@@ -548,6 +572,14 @@ class Connection:
         if waiting is not None:
             self._fetch_places.release()
         return waiting
+
+    def _replied(self, frame: Frame) -> None:
+        is_last = bool(frame.flags & frames.FLAG_LAST)
+        asked = self._asked.pop(frame.correlation, None) if is_last else self._asked.get(frame.correlation)
+        if asked is not None:
+            replied = requests.decode(frame.head, requests.Replied)
+            payload = frames.payload_of(frame, replied.payload_bytes)
+            cast(ReplyListener, asked).replied(replied.head, payload, is_last)
 
     def _failed(self, frame: Frame) -> None:
         error = requests.decode(frame.head, requests.Failure).error()

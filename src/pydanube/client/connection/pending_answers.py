@@ -11,6 +11,7 @@ import msgspec
 
 from pydanube.codec.native import frames, requests
 from pydanube.model.errors import DanubeError
+from pydanube.model.replies import ReplyHead
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 T = TypeVar("T")
@@ -51,6 +52,12 @@ class Answerable(Protocol):
 
     def succeed(self, head: memoryview) -> None: ...
     def fail(self, error: DanubeError) -> None: ...
+
+
+class ReplyListener(Answerable, Protocol):
+    """Receives the replies to one request."""
+
+    def replied(self, head: ReplyHead, payload: bytes, is_last: bool) -> None: ...
 
 
 class AckAnswer:

@@ -14,7 +14,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,10 +24,12 @@ from pydanube.client.positions import AnyPosition
 from pydanube.client.settings import ConsumerSettings, check_count, check_number, is_utf8
 from pydanube.client.typed.value_reader import ValueReader
 from pydanube.client.typed.value_type import ValueT
+from pydanube.codec.native.requests import Reply
 from pydanube.model.errors import Invalid, Refused, Unavailable
 from pydanube.model.failure import DELAY_MS_MAX, REASON_CHARACTERS_MAX, FailurePolicy
 from pydanube.model.names import TopicName, parse_subscription
 from pydanube.model.positions import Position
+from pydanube.model.replies import ReplyHead
 from pydanube.model.topics import SubscriptionType, SubscriptionTypeName
 from pydanube.runtime.randomness import identity
 
@@ -35,6 +37,7 @@ from .acks import Acks
 from .message_stream import MessageStream
 from .messages import Message, ReceivedBatch
 from .partition_sources import PartitionSources, SubscribeOptions, is_pattern
+from .responding import answer_head, answer_payload, failure_head, inbox_of
 
 AnyReceived = Message[Any] | ReceivedBatch[Any]
 """What can be acked and nacked."""
@@ -161,6 +164,35 @@ class Consumer(MessageStream[ValueT]):
         of an earlier release takes this as a `nack`.
         """
         record_reject(received, checked_reason(reason))
+
+    async def respond(
+        self, message: Message[Any], answer: object, *, attributes: Mapping[str, str] | None = None
+    ) -> None:
+        """Answer a request: a message whose caller waits in `client.request` or `client.gather`.
+
+        answer      bytes, or a value of a class that `schema` of a consumer could be
+
+        Does not wait for the caller, which may be gone, and does not acknowledge the message. A caller of `request`
+        gets the first answer only. Raises Invalid if the message is no request.
+        """
+        await self._reply(message, answer_head(attributes), answer_payload(answer))
+
+    async def respond_error(self, message: Message[Any], error: str | BaseException, kind: str = "") -> None:
+        """Answer a request with an error: its caller's `request` raises RequestFailed with this text. Otherwise as
+        `respond`.
+
+        kind        what kind of error it is, for the caller to look at; by default the name of the exception
+        """
+        await self._reply(message, failure_head(error, kind), b"")
+
+    async def _reply(self, message: Message[Any], head: ReplyHead, payload: bytes) -> None:
+        """Send a reply to the broker that delivered the request; if that is away, any other one takes it there."""
+        reply = Reply(inbox_of(message), len(payload), head)
+        self._check_open()
+        connection = self._sources.connection_of(message.topic, message.partition)
+        if connection is None:
+            connection = await self._brokers.retrying(self._brokers.connect_any)
+        connection.reply(reply, payload)
 
     def _check_cumulative(self, received: AnyReceived) -> None:
         kind = self._type

@@ -20,6 +20,7 @@ from pydanube.codec.batch import Batch
 from pydanube.codec.batch.layout import APPEND_TIME
 from pydanube.model.pending import PendingMessage, PendingState
 from pydanube.model.positions import datetime_from_micros
+from pydanube.model.replies import EXPIRES, REPLY_TO, REQUEST_PRODUCER
 
 from .acks import Acks
 
@@ -101,6 +102,18 @@ class Message(msgspec.Struct, Generic[ValueT], frozen=True, eq=False, gc=False):
     @property
     def schema_version(self) -> int:
         return self._delivery.schema_version
+
+    @property
+    def is_request(self) -> bool:
+        """Whether a caller asked for a reply: see `Consumer.respond`."""
+        return self._delivery.producer_id == REQUEST_PRODUCER and REPLY_TO in self.attributes
+
+    @property
+    def request_expires(self) -> datetime | None:
+        """When the caller of a request stops waiting, by the clock of the broker; UTC. None: no request, or it does not
+        say."""
+        expires_ms = self.attributes.get(EXPIRES) if self.is_request else None
+        return None if expires_ms is None else datetime_from_micros(int(expires_ms) * 1_000)
 
     def __repr__(self) -> str:
         return f"Message({self._describe()})"

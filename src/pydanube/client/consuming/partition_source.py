@@ -154,6 +154,12 @@ class PartitionSource:
         self._expiring: asyncio.Task[None] | None = None
         self.acks = self._new_acks()
 
+    @property
+    def connection(self) -> Connection | None:
+        """The connection to the owner; None: there is none at this moment."""
+        handle = self._session.handle
+        return None if handle is None else handle.connection
+
     # -- the session at the owner ------------------------------------------------------------------------------------
 
     async def attach(self) -> None:

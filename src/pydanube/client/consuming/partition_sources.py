@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeVar
 
+from pydanube.client.connection.connection import Connection
 from pydanube.client.connection.routing import Brokers, worth_retrying
 from pydanube.client.settings import ConsumerSettings
 from pydanube.codec.native import requests
@@ -143,6 +144,11 @@ class PartitionSources:
     def type_of(self, topic: str) -> SubscriptionType | None:
         """Return the type of the subscription on one topic: each topic has a subscription of its own."""
         return next((source.type for source in self._sources.values() if source.topic == topic), None)
+
+    def connection_of(self, topic: str, partition: int) -> Connection | None:
+        """Return the connection that a partition is consumed over; None: there is none at this moment."""
+        source = self._sources.get((topic, partition))
+        return None if source is None else source.connection
 
     async def open(self) -> None:
         """Attach to every partition, or raise the first refusal. Cancelled or failed, the caller closes this."""

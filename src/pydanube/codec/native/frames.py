@@ -67,6 +67,10 @@ class FrameKind(IntEnum):
     CONSUMER_CHANGED = 35
     FETCH = 40
     FETCHED = 41
+    ASK = 50
+    REPLIED = 51
+    REPLY = 52
+    CANCEL = 53
 
 
 _KINDS: Final = {int(kind): kind for kind in FrameKind}
@@ -125,6 +129,23 @@ def encode_front(kind: FrameKind, head: bytes, body_length: int, correlation: in
     return front + _ZEROS[: start - len(front)]
 
 
+def encode_with_payload(
+    kind: FrameKind, head: bytes, payload: bytes, correlation: int = 0, flags: int = 0
+) -> tuple[bytes, bytes]:
+    """Return a frame whose body is a payload, not a batch, as two buffers. Zeros fill it up to a multiple of PADDING,
+    so its head says how long the payload is."""
+    padding = -len(payload) % PADDING
+    front = encode_front(kind, head, len(payload) + padding, correlation, flags)
+    return front, payload + _ZEROS[:padding] if padding else payload
+
+
+def payload_of(frame: Frame, size_bytes: int) -> bytes:
+    """Return a copy of the payload of a received frame whose head gives its length. Raises Invalid."""
+    if not size_bytes <= len(frame.body) < size_bytes + PADDING:
+        raise Invalid(f"{frame.kind.name} with a body of {len(frame.body)} bytes says its payload has {size_bytes}")
+    return bytes(frame.body[:size_bytes])
+
+
 # -- heads of the hot path -------------------------------------------------------------------------------------------
 
 PUBLISH: Final = struct.Struct("<I")
@@ -167,6 +188,9 @@ GENERATION_UNKNOWN: Final = -1
 FETCHED: Final = struct.Struct("<qqqI")
 """next offset i64 (where the next fetch continues), start offset i64, end offset i64 of the partition, owner epoch u32.
 Body: whole batches, each padded to 64; the first may begin below the offset that was asked for."""
+
+FLAG_LAST: Final = 1
+"""Of REPLIED: no other reply to this ASK follows."""
 
 REDELIVERIES_COUNTED: Final = 2**16 - 1
 """The largest redelivery count that is sent; it means this often or more."""

@@ -14,12 +14,13 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from pydanube.model.addresses import BrokerAddresses
-from pydanube.model.errors import Conflict, DanubeError, Held, Invalid, NotOwner, Refused, from_code
+from pydanube.model.errors import Conflict, DanubeError, Held, Invalid, NotOwner, Refused, RequestFailed, from_code
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.leftovers import SalvageStep
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.messages import StoredMessage
 from pydanube.model.positions import Position
+from pydanube.model.replies import ReplyHead
 from pydanube.model.schemas import (
     Binding,
     Incompatibility,
@@ -65,6 +66,13 @@ class Hello(msgspec.Struct):
     auth_data: bytes = b""
 
 
+REQUEST_REPLY: Final = "request-reply"
+"""The feature of peers that know the frames ASK, REPLIED, REPLY and CANCEL."""
+
+FEATURES: Final = frozenset({REQUEST_REPLY})
+"""The features that this release supports."""
+
+
 class Welcome(msgspec.Struct, omit_defaults=True):
     """WELCOME: the broker's answer. `publish_window_bytes` is the credit for unacknowledged PUBLISH frames."""
 
@@ -93,7 +101,9 @@ class Failure(msgspec.Struct, omit_defaults=True):
 
     @classmethod
     def of(cls, error: DanubeError, handle: int = 0) -> Failure:
-        code, subcode = (Refused.code, error.code) if isinstance(error, Held | Conflict) else (error.code, 0)
+        code, subcode = (
+            (Refused.code, error.code) if isinstance(error, Held | Conflict | RequestFailed) else (error.code, 0)
+        )
         return cls(code, error.message, error.owner if isinstance(error, NotOwner) else "", handle, subcode)
 
     def error(self) -> DanubeError:
@@ -131,6 +141,39 @@ class Nack(msgspec.Struct, omit_defaults=True):
 
     def __post_init__(self) -> None:
         check_ranges("NACK", self.ranges)
+
+
+class Ask(msgspec.Struct, omit_defaults=True):
+    """ASK: publish a request, whose payload is the body, filled up to a multiple of 8. Each reply comes as a REPLIED
+    frame with its correlation, until `replies_max` of them have come or a CANCEL was sent; an ERROR ends it too."""
+
+    topic: str
+    partition: int
+    payload_bytes: int
+    key: str | None = None
+    attributes: dict[str, str] = {}
+    schema_id: int = 0
+    schema_version: int = 0
+    timeout_ms: int = 0
+    """How long the caller waits, which responders are told; 0: they are told nothing."""
+    replies_max: int = 1
+
+
+class Replied(msgspec.Struct, omit_defaults=True):
+    """REPLIED: a reply to the ASK of this correlation; its payload is the body, filled up to a multiple of 8.
+    FLAG_LAST: it is the last one."""
+
+    payload_bytes: int
+    head: ReplyHead = ReplyHead()
+
+
+class Reply(msgspec.Struct, omit_defaults=True):
+    """REPLY: answer the request that names this inbox; the payload is the body, filled up to a multiple of 8. It is
+    never answered: a reply that nobody waits for is dropped."""
+
+    inbox: str
+    payload_bytes: int
+    head: ReplyHead = ReplyHead()
 
 
 class StagedSection(msgspec.Struct, omit_defaults=True):

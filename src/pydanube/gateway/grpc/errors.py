@@ -23,6 +23,7 @@ STATUS: Final[dict[type[errors.DanubeError], StatusCode]] = {
     errors.Unauthenticated: StatusCode.UNAUTHENTICATED,
     errors.Held: StatusCode.PERMISSION_DENIED,
     errors.Conflict: StatusCode.ABORTED,
+    errors.RequestFailed: StatusCode.FAILED_PRECONDITION,
     errors.Full: StatusCode.RESOURCE_EXHAUSTED,
     errors.NotOwner: StatusCode.UNAVAILABLE,
     errors.StaleEpoch: StatusCode.UNAVAILABLE,

@@ -35,6 +35,7 @@ STATUS: Final[dict[type[errors.DanubeError], int]] = {
     errors.StaleEpoch: 409,
     errors.Held: 409,
     errors.Conflict: 412,
+    errors.RequestFailed: 502,
     errors.Unavailable: 503,
     errors.Corrupt: 500,
 }

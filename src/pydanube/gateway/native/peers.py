@@ -30,9 +30,10 @@ from pydanube.codec.native.frames import Frame, FrameKind
 from pydanube.model.addresses import split_host_port
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, NotOwner, Unavailable
-from pydanube.model.limits import CONTROL_BYTES_MAX
+from pydanube.model.limits import CONTROL_BYTES_MAX, MIB
 from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
+from pydanube.model.replies import InboxAddress, ReplyHead
 from pydanube.operations import CALL_SECONDS
 from pydanube.runtime import network
 from pydanube.runtime.clock import Clock
@@ -57,6 +58,12 @@ HANDLES_MAX: Final = 1_000
 
 HANDLE_IDLE_SECONDS: Final = 60.0
 """A handle that forwarded nothing for so long is closed."""
+
+REPLIES_WAITING_MAX: Final = 1_000
+"""Replies that wait for a connection to one broker; more are dropped."""
+
+REPLIES_UNSENT_BYTES_MAX: Final = 32 * MIB
+"""While so much is not sent to another broker, replies to it are dropped."""
 
 SILENT_INTERVALS_MAX: Final = 3
 """Intervals without a single byte, each begun with a PING, before a connection is given up."""
@@ -101,6 +108,11 @@ class NativePeers:
     async def publish(self, broker: str, topic: TopicName, partition: int, batch: memoryview) -> Published:
         link, copied = self._link(broker), bytes(batch)  # a caller that was cancelled may change its batch
         return await link.call("a batch", CALL_SECONDS, lambda connection: connection.publish(topic, partition, copied))
+
+    def reply(self, inbox: InboxAddress, head: ReplyHead, payload: bytes) -> None:
+        session = self._membership.find(inbox.broker)
+        if session is not None and session.incarnation == inbox.incarnation:
+            self._link(inbox.broker).reply(wire.encode(wire.Reply(str(inbox), len(payload), head)), payload)
 
     def close(self) -> None:
         """End all connections. Calls under way and later ones fail with Unavailable."""
@@ -148,6 +160,7 @@ class _Link:
         self._connection: PeerConnection | None = None
         self._connecting: asyncio.Future[PeerConnection | DanubeError] | None = None
         self._over: DanubeError | None = None
+        self._replies_waiting = 0
 
     async def call(self, what: str, seconds: float, act: Callable[[PeerConnection], Awaitable[T]]) -> T:
         try:
@@ -156,6 +169,23 @@ class _Link:
         except TimeoutError:
             name, address = self.session.name, self.session.peer_address
             raise Unavailable(f"broker {name!r} at {address} did not answer {what} within {seconds:g} s") from None
+
+    def reply(self, head: bytes, payload: bytes) -> None:
+        """Send a reply, now or as soon as there is a connection; drop it where that is not possible."""
+        if self._connection is not None and self._connection.is_usable:
+            self._connection.reply(head, payload)
+        elif self._replies_waiting < REPLIES_WAITING_MAX:
+            self._replies_waiting += 1
+            self._tasks.spawn(self._reply_later(head, payload), f"reply to {self.session.name}")
+
+    async def _reply_later(self, head: bytes, payload: bytes) -> None:
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                (await self._connected()).reply(head, payload)
+        except (TimeoutError, DanubeError) as error:
+            log.debug("peer.reply_dropped", broker=self.session.name, error=str(error))
+        finally:
+            self._replies_waiting -= 1
 
     async def _connected(self) -> PeerConnection:
         """Return an open connection. Callers that come while one is opened wait for the same attempt."""
@@ -252,6 +282,8 @@ class PeerConnection:
         self._asked: dict[int, Callable[[memoryview | DanubeError], None]] = {}
         self._batches: dict[int, _Batch] = {}
         self._window_bytes = 0
+        self._takes_replies = False
+        """Whether the other broker is of a release that knows the frame REPLY."""
         self._unanswered_bytes = 0
         self._want_room: list[asyncio.Future[None]] = []
         self._handles: dict[tuple[TopicName, int], asyncio.Future[_Handle]] = {}
@@ -282,7 +314,7 @@ class PeerConnection:
         except TlsFailed as error:
             raise Unavailable(f"{session.peer_address}: {error}") from None
         self = made[0]
-        hello = wire.Hello(client=f"{PEER_PREFIX}{own.name} pydanube/{__version__}")
+        hello = wire.Hello(client=f"{PEER_PREFIX}{own.name} pydanube/{__version__}", features=sorted(wire.FEATURES))
         if token:
             hello.auth_scheme, hello.auth_data = wire.BEARER, token.encode()
         framed.send(frames.PREAMBLE, frames.encode(FrameKind.HELLO, wire.encode(hello)))
@@ -298,6 +330,7 @@ class PeerConnection:
             framed.abort()
             raise
         self._window_bytes = welcome.publish_window_bytes
+        self._takes_replies = wire.REQUEST_REPLY in welcome.features
         if self._lost is None and welcome.keep_alive_ms > 0:
             self._watch_silence(welcome.keep_alive_ms / 1_000)
         return self
@@ -325,6 +358,11 @@ class PeerConnection:
                 return await waiting
             finally:
                 self._asked.pop(correlation, None)
+
+    def reply(self, head: bytes, payload: bytes) -> None:
+        """Send a reply, unless the other broker does not know them or does not read what it is sent."""
+        if self._takes_replies and self._framed.queued_bytes + len(payload) <= REPLIES_UNSENT_BYTES_MAX:
+            self._framed.send(*frames.encode_with_payload(FrameKind.REPLY, head, payload))
 
     async def publish(self, topic: TopicName, partition: int, batch: bytes) -> Published:
         """Have the partition append a batch. A handle that was opened for an earlier batch may belong to a partition

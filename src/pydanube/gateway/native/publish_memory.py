@@ -48,7 +48,9 @@ class PublishingSession(Protocol):
 
     publish_bytes: int
     """The bytes of its publishes that have no answer yet."""
-    publish_share: PublishShare
+
+    @property
+    def publish_share(self) -> PublishShare: ...
 
     def pause_for(self, reason: int) -> None: ...
     def resume_for(self, reason: int) -> None: ...

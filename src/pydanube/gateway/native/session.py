@@ -7,7 +7,7 @@
 
 Invariants
     no frame behind HELLO is handled before the client's credentials are accepted
-    every REQUEST, PUBLISH, STAGE and FETCH gets exactly one answer while the connection lives
+    every REQUEST, PUBLISH, STAGE and FETCH gets exactly one answer while the connection lives (`asks` for ASK)
     unanswered PUBLISH and STAGE frames stay within the window, or are one frame; a client that sends more is closed
     a client is not read from while its session holds too much (requests, unread answers, memory)
     a consumer is paused exactly while the connection is not writable
@@ -40,6 +40,7 @@ from pydanube.codec.native import frames
 from pydanube.codec.native.frames import PREAMBLE, PROTOCOL_VERSION, Frame, FrameKind
 from pydanube.codec.native.requests import (
     BEARER,
+    FEATURES,
     AnyRequest,
     Authenticate,
     Done,
@@ -47,6 +48,7 @@ from pydanube.codec.native.requests import (
     Fetch,
     Hello,
     Nack,
+    Reply,
     Welcome,
     decode,
     decode_request,
@@ -67,6 +69,7 @@ from pydanube.runtime.telemetry import get_logger
 
 from . import requests
 from .answer_share import AnswerShare, DeliveryShare
+from .asks import Asks
 from .chunks import Chunks
 from .delivery import DeliverySink
 from .fetches import Fetches
@@ -143,6 +146,8 @@ class Session:
         self._answers = AnswerShare(resources.broker.unread, connection)
         self.unread = DeliveryShare(resources.broker.unread, connection, self._fetches.memory, self._answers)
         """What was delivered to consumers and waits until the client reads."""
+        self._asks = Asks(self, resources.broker, resources.tasks, resources.publish_memory, self._answers)
+        self._features: list[str] = []
         self._chunks = Chunks()
         self._last_ping = 0.0
         self._turn = 0
@@ -226,6 +231,7 @@ class Session:
         version = _common_version(hello)
         credentials = self._credentials(hello.auth_scheme, hello.auth_data)
         self.client = hello.client[:200]
+        self._features = sorted(FEATURES.intersection(hello.features))
         if credentials == NO_CREDENTIALS and not self.broker.security.is_required:
             self._greet(version, correlation, NOBODY)
             return
@@ -296,6 +302,7 @@ class Session:
             version=version,
             broker=self.broker.node,
             cluster=self.broker.cluster_id,
+            features=self._features,
             frame_bytes_max=FRAME_BYTES_MAX,
             publish_window_bytes=self.settings.publish_window_bytes,
             keep_alive_ms=self.settings.keep_alive_ms,
@@ -538,6 +545,28 @@ class Session:
         else:
             self._fetches.start(self.principal, correlation, fetch)
 
+    def _ask(self, frame: Frame) -> None:
+        correlation = _needed_correlation(frame)
+        if self.draining:
+            self.fail(correlation, _shutting_down())
+            return
+        try:
+            self._asks.ask(correlation, frame)
+        except DanubeError as error:
+            self.fail(correlation, error)
+
+    def audited_ask(self) -> AuditedOperation | Unaudited:
+        """Return what the publishing of a request runs in."""
+        return self.broker.audit.operation(self._origin(), "Ask", self._traffic)
+
+    def _cancel(self, frame: Frame) -> None:
+        self._asks.cancel(_needed_correlation(frame))
+
+    def _reply(self, frame: Frame) -> None:
+        reply = decode(frame.head, Reply)
+        payload = frames.payload_of(frame, reply.payload_bytes)
+        self.broker.inboxes.deliver(reply.inbox, reply.head, payload)
+
     def _ping(self, frame: Frame) -> None:
         self._send(FrameKind.PONG, b"", frame.correlation)
 
@@ -668,6 +697,7 @@ class Session:
             self._disconnect()
             self._disconnect = None
         self._fetches.close(Unavailable("the connection was closed"))
+        self._asks.close()
         self._answers.close()
         self.unread.close()
         closing = [*close_calls(self.consumers.values()), *(producer.close for producer in self.producers.values())]
@@ -719,6 +749,9 @@ _ACTIONS: Final[dict[FrameKind, Callable[[Session, Frame], None]]] = {
     FrameKind.CREDIT: Session._credit,
     FrameKind.FETCH: Session._fetch,
     FrameKind.REQUEST: Session._request,
+    FrameKind.ASK: Session._ask,
+    FrameKind.CANCEL: Session._cancel,
+    FrameKind.REPLY: Session._reply,
     FrameKind.PING: Session._ping,
     FrameKind.PONG: Session._ignore,
     FrameKind.GOAWAY: Session._ignore,

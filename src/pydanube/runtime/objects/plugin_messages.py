@@ -42,6 +42,7 @@ STATUS_OF: Final[dict[type[DanubeError], grpc.StatusCode]] = {
     errors.StaleEpoch: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Held: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Conflict: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.RequestFailed: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.Corrupt: grpc.StatusCode.DATA_LOSS,
 }
