@@ -11,6 +11,8 @@ handlers        reads the annotations of a function, and calls it; `Depends`
 subscribers     one subscription: receives, calls the handler, publishes its result, acks
 running         an app at work: the client, shared producers, the orderly end
 schedules       when a schedule is due; `ticks` makes the messages that say so
+serving         an app as a process; `supervisor`: several of them; `health`: their HTTP port
+asyncapi        what an app receives and publishes, for people and as an AsyncAPI document
 lanes           several messages at once, those of one key in order
 
 Importing this package is cheap, as for `pydanube` itself: a module is imported when one of its names is used first.

@@ -16,6 +16,7 @@ mistake raises Invalid with the function's name and line.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
@@ -36,6 +37,7 @@ from pydanube.model.positions import LATEST
 from pydanube.model.topics import SubscriptionType, SubscriptionTypeName
 
 from .handlers import Function, Handler
+from .health import prometheus_text
 from .outcomes import Retries
 from .running import Running
 from .schedules import Cron, Every, Schedule
@@ -278,6 +280,26 @@ class App:
         """Run the handlers as long as a FastAPI or Starlette application: ``FastAPI(lifespan=app.lifespan)``."""
         async with self.running():
             yield {"danube": self}
+
+    def run(self, url: str | None = None, **credentials: Unpack[ConnectArguments]) -> None:
+        """Run the handlers until SIGTERM or Ctrl-C, then drain them: for ``python shop.py``; `danube app run` can more.
+
+        A second signal cancels what runs."""
+        from .serving import leave, serve
+
+        asyncio.run(serve(self, url, **credentials))
+        leave(0)
+
+    def metrics(self) -> str:
+        """Return what the handlers did since the app started, in the text format of Prometheus; empty if it does not
+        run."""
+        return "" if self._running is None else prometheus_text(self._running.subscriptions)
+
+    def asyncapi(self, title: str = "app", version: str = "1.0.0") -> dict[str, Any]:
+        """Return a document of AsyncAPI 3: the topics of the app, their schemas, and its subscriptions."""
+        from .asyncapi import asyncapi
+
+        return asyncapi(self, title, version)
 
     async def producer(self, topic: str, *, schema: Any = None) -> Producer[Any]:
         """Return the open producer of a topic that all parts of the running app share."""

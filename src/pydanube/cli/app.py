@@ -31,6 +31,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "subscriptions.subscriptions:subscriptions",
         "Create, list, describe, move and delete subscriptions.",
     ),
+    "app": ("services.app:app", "Run and describe services made with pydanube.App."),
     "schemas": ("schemas.schemas:schemas", "Register, read, compare and delete schemas, and bind topics to them."),
     "dlq": ("subscriptions.dlq:dlq", "List, show, redrive and drop dead letters."),
     "top": ("topics.top:top", "Watch topics and subscriptions: rates, backlogs, redeliveries."),

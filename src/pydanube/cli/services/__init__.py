@@ -1,0 +1,1 @@
+"""Services on the command line."""
