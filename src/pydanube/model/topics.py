@@ -12,6 +12,7 @@ from .errors import Invalid
 from .failure import FailurePolicy
 from .gaps import NO_GAPS, Gaps
 from .limits import PARTITIONS_MAX
+from .notebook import description_html
 from .text import Word
 
 AckLevelName = Literal["durable", "stored", "written", "memory"]
@@ -137,6 +138,8 @@ class PartitionDescription:
     def messages(self) -> int:
         return self.end_offset - self.start_offset - self.missing_offsets
 
+    _repr_html_ = description_html
+
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
@@ -151,6 +154,8 @@ class TopicDescription:
     """Changes with everything about the topic that is set: policies, partitions, schema binding. See
     `Conflict`."""
 
+    _repr_html_ = description_html
+
 
 class BrokerDescription(msgspec.Struct, frozen=True, omit_defaults=True):
     """A broker. `started_at` is in microseconds since 1970."""
@@ -164,6 +169,8 @@ class BrokerDescription(msgspec.Struct, frozen=True, omit_defaults=True):
     started_at: int = 0
     addresses: BrokerAddresses = NO_ADDRESSES
     """Brokers of earlier releases tell none."""
+
+    _repr_html_ = description_html
 
 
 class SubscriptionPartition(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -199,3 +206,5 @@ class SubscriptionDescription(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def type(self) -> SubscriptionType:
         return SubscriptionType.parse(self.type_name)
+
+    _repr_html_ = description_html

@@ -18,6 +18,7 @@ from pydanube.client.typed.value_reader import Decode, decoding_error
 from pydanube.client.typed.value_type import ValueT
 from pydanube.codec.batch import Batch
 from pydanube.codec.batch.layout import APPEND_TIME
+from pydanube.model.notebook import ROWS_SHOWN, html_fields, html_table
 from pydanube.model.pending import PendingMessage, PendingState
 from pydanube.model.positions import datetime_from_micros
 from pydanube.model.replies import EXPIRES, REPLY_TO, REQUEST_PRODUCER
@@ -118,6 +119,11 @@ class Message(msgspec.Struct, Generic[ValueT], frozen=True, eq=False, gc=False):
     def __repr__(self) -> str:
         return f"Message({self._describe()})"
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        shown = ("offset", "key", "publish_time", "append_time", "attributes", "producer", "redeliveries", "payload")
+        return html_fields(f"{self.topic}[{self.partition}]", {name: getattr(self, name) for name in shown})
+
     def _describe(self) -> str:
         key = "" if self.key is None else f", key={_shortened(self.key)}"
         return (
@@ -217,6 +223,14 @@ class ReceivedBatch(Generic[ValueT]):
     def __repr__(self) -> str:
         offsets = f", offsets={self.offset_at(0)}..{self.offset_at(len(self) - 1)}" if len(self) else ""
         return f"ReceivedBatch(topic={self.topic!r}, partition={self.partition}{offsets}, len={len(self)})"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the first messages."""
+        columns = ("offset", "key", "publish_time", "payload")
+        shown = min(len(self), ROWS_SHOWN)
+        rows = ([getattr(one, name) for name in columns] for one in self.messages(0, shown))
+        more = f"{shown} of {len(self)} messages" if shown < len(self) else ""
+        return html_table(f"{self.topic}[{self.partition}]", columns, rows, more)
 
     # -- columns -----------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pydanube.model.notebook import ROWS_SHOWN, html_table
+
 if TYPE_CHECKING:
     import duckdb
     import pandas
@@ -30,6 +32,14 @@ class TopicRows:
     def __repr__(self) -> str:
         undecoded = f", {self.undecoded} not decoded" if self.undecoded else ""
         return f"<TopicRows {self.topic}: {len(self)} rows{undecoded}, columns {', '.join(self._table.column_names)}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the first rows."""
+        shown = self._table.slice(0, ROWS_SHOWN)
+        more = f"{shown.num_rows} of {len(self)} rows" if shown.num_rows < len(self) else ""
+        if self.undecoded:
+            more = ", ".join(filter(None, (more, f"{self.undecoded} messages were not decoded")))
+        return html_table(self.topic, shown.column_names, zip(*shown.to_pydict().values(), strict=True), more)
 
     @property
     def schema(self) -> pa.Schema:
