@@ -8,11 +8,12 @@ from native_samples import POLICY, unhex
 from pydanube.codec.native import requests
 from pydanube.model.names import TopicName
 from pydanube.model.policies import Policies, PolicyReport
-from pydanube.model.schemas import Binding
+from pydanube.model.schemas import Binding, Compatibility
 from pydanube.model.topics import SubscriptionDescription
-from pydanube.operations import namespaces, subscriptions, topics
+from pydanube.operations import namespaces, schemas, subscriptions, topics
 
 VERSION = "b76255caea64b413"
+ORDERS = TopicName("default", "orders")
 
 VERSION_HEADS: list[tuple[msgspec.Struct, bytes]] = [
     (
@@ -83,7 +84,7 @@ VERSION_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.BindTopic(topic="/default/orders", binding=Binding("orders"), expected=VERSION),
+        schemas.BindTopic(topic=ORDERS, binding=Binding("orders"), expected=VERSION),
         unhex("""
         84a26f70 ab736368 656d612e 62696e64 a5746f70 6963af2f 64656661 756c742f
         6f726465 7273a762 696e6469 6e6787a7 7375626a 656374a6 6f726465 7273a670
@@ -94,7 +95,7 @@ VERSION_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.UnbindTopic(topic="/default/orders", expected=VERSION),
+        schemas.UnbindTopic(topic=ORDERS, expected=VERSION),
         unhex("""
         83a26f70 ad736368 656d612e 756e6269 6e64a574 6f706963 af2f6465 6661756c
         742f6f72 64657273 a8657870 65637465 64b06237 36323535 63616561 36346234
@@ -102,7 +103,7 @@ VERSION_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.SetCompatibility(subject="orders", level="full", expected=VERSION),
+        schemas.SetCompatibility(subject="orders", level=Compatibility.FULL, expected=VERSION),
         unhex("""
         84a26f70 b8736368 656d612e 7365745f 636f6d70 61746962 696c6974 79a77375
         626a6563 74a66f72 64657273 a56c6576 656ca466 756c6ca8 65787065 63746564
@@ -110,7 +111,7 @@ VERSION_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.CompatibilityLevel("full", "full", VERSION),
+        schemas.CompatibilityLevel(Compatibility.FULL, Compatibility.FULL, VERSION),
         unhex("""
         83a96566 66656374 697665a4 66756c6c a36f776e a466756c 6ca77665 7273696f
         6eb06237 36323535 63616561 36346234 3133

@@ -30,6 +30,7 @@ from pydanube.model.limits import MIB
 from pydanube.model.paging import NamePage
 from pydanube.model.positions import Position
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
+from pydanube.operations import schemas
 
 LIMIT = 8 * MIB
 LARGE = 1 * MIB
@@ -260,9 +261,11 @@ LARGE_SCHEMA = json.dumps({"type": "enum", "name": "E", "symbols": [f"symbol_{n}
 
 async def test_native_answers_that_are_no_messages_take_memory_too() -> None:
     async with native_peer.open_listener() as there, await native_peer.Peer.greet(there) as peer:
-        registered = requests.RegisterSchema("large", SchemaDefinition(SchemaFormat.AVRO, LARGE_SCHEMA))
-        await peer.request(registered, requests.SchemaRegistered)
-        asked = requests.encode(requests.GetSchema(subject="large"))
+        registered = schemas.RegisterSchema(
+            subject="large", definition=SchemaDefinition(SchemaFormat.AVRO, LARGE_SCHEMA)
+        )
+        await peer.request(registered, schemas.SchemaRegistered)
+        asked = requests.encode(schemas.GetSchema(subject="large"))
         async with taken_by_others(there.broker.unread):
             peer.write(frames.encode(FrameKind.REQUEST, asked, 100))
             assert "have not taken" in str(await peer.error(100))

@@ -22,6 +22,7 @@ from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.model.limits import MIB
 from pydanube.model.positions import Position
+from pydanube.operations import schemas
 
 pytestmark = [pytest.mark.process, pytest.mark.soak]
 
@@ -93,7 +94,7 @@ def native_consumer(broker: BrokerProcess, number: int) -> socket.socket:
 def requests_of_schemas(broker: BrokerProcess, _number: int) -> socket.socket:
     """Ask for a large schema, over and over."""
     hello = frames.encode(FrameKind.HELLO, requests.encode(requests.Hello(client="greedy")))
-    wanted = requests.encode(requests.GetSchema(subject="large"))
+    wanted = requests.encode(schemas.GetSchema(subject="large"))
     asked = b"".join(frames.encode(FrameKind.REQUEST, wanted, one) for one in range(1, 65))
     return opened(broker.port, frames.PREAMBLE + hello + asked)
 

@@ -36,7 +36,7 @@ from pydanube.model.positions import Position
 from pydanube.model.schemas import Binding as SchemaBinding
 from pydanube.model.security import Binding, BoundSubject, ResourcePattern
 from pydanube.model.topics import TopicConfig
-from pydanube.operations import access, staging, subscriptions
+from pydanube.operations import access, schemas, staging, subscriptions
 
 WIDE = TopicName.parse("/default/wide")
 OWN = TopicName.parse("/other/own")
@@ -121,10 +121,10 @@ def native_requests() -> list[tuple[str, bytes, str]]:
     more = [
         subscriptions.CreateSubscription(topic=OWN, subscription="own", type="shared", failure_policy=policy),
         wire.Subscribe(**named, partition=0, consumer="c", type="shared", failure_policy=policy),
-        wire.GetSchema(schema_id=1),
-        wire.BindTopic(topic=str(OWN), binding=SchemaBinding(SUBJECT)),
+        schemas.GetSchema(schema_id=1),
+        schemas.BindTopic(topic=str(OWN), binding=SchemaBinding(SUBJECT)),
         staging.ListStagedQueries(count=1),
-        wire.DeleteSchema(subject="other-value"),
+        schemas.DeleteSchema(subject="other-value"),
         access.CreateAccessBinding(subject="user:new", roles=["reader"], resource="/other", id=BINDING),
     ]
     found = []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping
 from inspect import isawaitable
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -12,7 +13,7 @@ from pydanube.codec.native.requests import fitting
 from pydanube.core.access import Principal
 from pydanube.core.identity import NOBODY, Identity
 from pydanube.model.errors import Invalid
-from pydanube.model.paging import PAGE_MAX, NamePage, PageQuery
+from pydanube.model.paging import PAGE_MAX, NamePage, PageQuery, page_of_names
 from pydanube.model.topics import SubscriptionType
 from pydanube.operations import (
     AnswerT,
@@ -21,6 +22,7 @@ from pydanube.operations import (
     access,
     brokers,
     namespaces,
+    schemas,
     staging,
     storage,
     subscriptions,
@@ -104,6 +106,86 @@ async def _list_namespaces(broker: Broker, caller: Caller, asked: namespaces.Lis
 async def _set_policies(broker: Broker, caller: Caller, asked: namespaces.SetPolicies) -> Outcome:
     target = namespaces.policy_target(asked.target)
     return await broker.policies.set(caller.principal, target, asked.changes, asked.expected)
+
+
+# -- schemas -----------------------------------------------------------------------------------------------------------
+
+
+def _version(number: int) -> int | Literal["latest"]:
+    return "latest" if number == -1 else number
+
+
+async def _register_schema(broker: Broker, caller: Caller, asked: schemas.RegisterSchema) -> Outcome:
+    return schemas.SchemaRegistered(await broker.schemas.register(caller.principal, asked.subject, asked.definition))
+
+
+async def _check_schema(broker: Broker, caller: Caller, asked: schemas.CheckSchema) -> Outcome:
+    version = _version(asked.version) if asked.version else None
+    reasons = await broker.schemas.check(caller.principal, asked.subject, asked.definition, version, asked.level)
+    count = fitting(reasons) if reasons else 0
+    return schemas.Incompatibilities(reasons[:count], len(reasons) - count)
+
+
+async def _look_up_schema(broker: Broker, caller: Caller, asked: schemas.LookUpSchema) -> Outcome:
+    return schemas.Schema(await broker.schemas.lookup(caller.principal, asked.subject, asked.definition, asked.deleted))
+
+
+async def _get_schema(broker: Broker, caller: Caller, asked: schemas.GetSchema) -> Outcome:
+    if bool(asked.subject) + bool(asked.schema_id) + bool(asked.global_id) != 1:
+        raise Invalid("a schema is asked for by its subject, its schema id or its global id: name one of them")
+    registry, version = broker.schemas, _version(asked.version or -1)
+    if asked.subject:
+        return schemas.Schema(await registry.get(caller.principal, asked.subject, version, asked.deleted))
+    if asked.schema_id:
+        return schemas.Schema(await registry.get_by_id(caller.principal, asked.schema_id, version))
+    return schemas.Schema(await registry.by_global_id(caller.principal, asked.global_id))
+
+
+async def _list_subjects(broker: Broker, caller: Caller, asked: schemas.ListSubjects) -> Outcome:
+    query = PageQuery(filter=asked.filter, sort=asked.sort, limit=asked.count, after=asked.page)
+    names = await broker.schemas.subjects(caller.principal, asked.prefix, asked.deleted)
+    return page_of_names(names[bisect_right(names, asked.after) if asked.after else 0 :], query)
+
+
+async def _list_versions(broker: Broker, caller: Caller, asked: schemas.ListSchemaVersions) -> Outcome:
+    return schemas.SchemaVersions(await broker.schemas.versions(caller.principal, asked.subject, asked.deleted))
+
+
+async def _describe_subject(broker: Broker, caller: Caller, asked: schemas.DescribeSubject) -> Outcome:
+    return schemas.Subject(await broker.schemas.describe(caller.principal, asked.subject))
+
+
+async def _delete_schema(broker: Broker, caller: Caller, asked: schemas.DeleteSchema) -> Outcome:
+    registry, version = broker.schemas, _version(asked.version)
+    if not asked.version:
+        return schemas.SchemaVersions(await registry.delete_subject(caller.principal, asked.subject, asked.permanent))
+    deleted = await registry.delete_version(caller.principal, asked.subject, version, asked.permanent)
+    return schemas.SchemaVersions([deleted])
+
+
+async def _list_referrers(broker: Broker, caller: Caller, asked: schemas.ListReferrers) -> Outcome:
+    version = _version(asked.version)
+    return schemas.GlobalIds(await broker.schemas.referenced_by(caller.principal, asked.subject, version))
+
+
+async def _get_compatibility(broker: Broker, caller: Caller, asked: schemas.GetCompatibility) -> Outcome:
+    subject = asked.subject or None
+    own, effective = await broker.schemas.compatibility(caller.principal, subject)
+    return schemas.CompatibilityLevel(
+        effective, own, await broker.schemas.compatibility_version(caller.principal, subject)
+    )
+
+
+async def _set_compatibility(broker: Broker, caller: Caller, asked: schemas.SetCompatibility) -> Outcome:
+    own, effective = await broker.schemas.set_compatibility(
+        caller.principal, asked.subject or None, asked.level, asked.expected
+    )
+    return schemas.CompatibilityLevel(effective, own)
+
+
+async def _get_binding(broker: Broker, caller: Caller, asked: schemas.GetBinding) -> Outcome:
+    binding = await broker.schemas.binding(caller.principal, asked.topic)
+    return schemas.TopicBinding(binding, (await broker.policies.get(caller.principal, asked.topic)).version)
 
 
 # -- storage -----------------------------------------------------------------------------------------------------------
@@ -205,6 +287,27 @@ HANDLERS: Final[Mapping[type[Operation[Any]], Handler]] = dict(
             lambda b, c, asked: b.policies.get(c.principal, namespaces.policy_target(asked.target)),
         ),
         _by(namespaces.SetPolicies, _set_policies),
+        _by(schemas.RegisterSchema, _register_schema),
+        _by(schemas.CheckSchema, _check_schema),
+        _by(schemas.LookUpSchema, _look_up_schema),
+        _by(schemas.GetSchema, _get_schema),
+        _by(schemas.ListSubjects, _list_subjects),
+        _by(schemas.ListSchemaVersions, _list_versions),
+        _by(schemas.DescribeSubject, _describe_subject),
+        _by(schemas.DeleteSchema, _delete_schema),
+        _by(
+            schemas.SetSchemaTags,
+            lambda b, c, asked: b.schemas.set_tags(c.principal, asked.subject, _version(asked.version), asked.tags),
+        ),
+        _by(schemas.ListReferrers, _list_referrers),
+        _by(schemas.GetCompatibility, _get_compatibility),
+        _by(schemas.SetCompatibility, _set_compatibility),
+        _by(schemas.GetBinding, _get_binding),
+        _by(
+            schemas.BindTopic,
+            lambda b, c, asked: b.schemas.bind(c.principal, asked.topic, asked.binding, asked.expected),
+        ),
+        _by(schemas.UnbindTopic, lambda b, c, asked: b.schemas.unbind(c.principal, asked.topic, asked.expected)),
         _by(staging.CommitStages, lambda b, c, asked: b.staging.commit(c.principal, asked)),
         _by(staging.ListStagedQueries, lambda b, c, asked: b.staging.queries(c.principal, asked.after, asked.count)),
         _by(staging.ForgetStagedQuery, lambda b, c, asked: b.staging.forget(c.principal, asked.query, asked.owner)),

@@ -10,6 +10,7 @@ access          roles, bindings, API keys, quotas
 brokers         brokers and their cluster
 namespaces      namespaces, and the policies of namespaces and topics
 paging          the fields of lists that come in pages
+schemas         the schema registry, and the schemas of topics
 staging         staged writes
 storage         object storage
 topics          topics and what is done to their partitions

@@ -165,6 +165,9 @@ class Rest:
     """The field or property of the answer that is shown; empty: the whole answer."""
     then: Callable[[Any], Operation[Any]] | None = None
     """Returns what is asked afterwards, whose answer is that of REST; None: nothing."""
+    made: str = ""
+    """The field of what is shown that says whether something was made, with the status 201, or was there; empty: none
+    says that."""
     status: int = 0
     """0: 200, or 204 without a body."""
     location: str = ""

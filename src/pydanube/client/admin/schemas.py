@@ -16,11 +16,9 @@ from typing import Final, Literal
 
 from pydanube.client.settings import check_count
 from pydanube.client.typed.schema_sources import SchemaSource, value_type_of
-from pydanube.codec.native import requests
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import SCHEMA_REFERENCES_MAX
 from pydanube.model.names import TopicName
-from pydanube.model.paging import NamePage
 from pydanube.model.schemas import (
     Binding,
     Compatibility,
@@ -35,6 +33,7 @@ from pydanube.model.schemas import (
     ValidationPolicy,
     parse_subject,
 )
+from pydanube.operations import schemas
 
 from .area import Area
 
@@ -65,10 +64,10 @@ class Schemas(Area):
         If the subject has the definition already, perhaps written differently, that version is returned. Raises Invalid
         if it cannot be parsed, and Refused with the reasons if it is not compatible with earlier versions.
         """
-        request = requests.RegisterSchema(
+        request = schemas.RegisterSchema(
             subject=parse_subject(subject), definition=_definition(definition, format, references)
         )
-        return (await self._client._request(request, requests.SchemaRegistered)).registered
+        return (await self._client._do(request)).registered
 
     async def check(
         self,
@@ -84,13 +83,13 @@ class Schemas(Area):
 
         With `version`, it is compared with that version only. `level` is used in place of the subject's own.
         """
-        request = requests.CheckSchema(
+        request = schemas.CheckSchema(
             subject=parse_subject(subject),
             definition=_definition(definition, format, references),
             version=0 if version is None else _number(version),
-            level="" if level is None else str(_level(level)),
+            level=None if level is None else _level(level),
         )
-        answer = await self._client._request(request, requests.Incompatibilities)
+        answer = await self._client._do(request)
         if answer.left_out:
             return [*answer.reasons, Incompatibility("$", f"and {answer.left_out} more reasons")]
         return answer.reasons
@@ -105,27 +104,27 @@ class Schemas(Area):
         deleted: bool = False,
     ) -> SchemaVersion:
         """Return the version of a subject that has this definition, perhaps written differently. Raises NotFound."""
-        request = requests.LookUpSchema(
+        request = schemas.LookUpSchema(
             subject=parse_subject(subject), definition=_definition(definition, format, references), deleted=deleted
         )
-        return (await self._client._request(request, requests.Schema)).schema
+        return (await self._client._do(request)).schema
 
     async def get(self, subject: str, version: AnyVersion = "latest", *, deleted: bool = False) -> SchemaVersion:
         """Return a version of a subject. With `deleted`, a deleted one is found as well."""
         number = 0 if version == "latest" else _number(version)
-        request = requests.GetSchema(subject=parse_subject(subject), version=number, deleted=deleted)
-        return (await self._client._request(request, requests.Schema)).schema
+        request = schemas.GetSchema(subject=parse_subject(subject), version=number, deleted=deleted)
+        return (await self._client._do(request)).schema
 
     async def get_by_id(self, schema_id: int, version: AnyVersion = "latest") -> SchemaVersion:
         """Return the version that a message with this `schema_id` and `schema_version` was written with."""
         check_count("schema_id", schema_id, 1, 2**63 - 1)
-        request = requests.GetSchema(schema_id=schema_id, version=0 if version == "latest" else _number(version))
-        return (await self._client._request(request, requests.Schema)).schema
+        request = schemas.GetSchema(schema_id=schema_id, version=0 if version == "latest" else _number(version))
+        return (await self._client._do(request)).schema
 
     async def by_global_id(self, global_id: int) -> SchemaVersion:
         """Return the first version with this global id, which the Confluent API calls `id`."""
         check_count("global_id", global_id, 1, 2**31 - 1)
-        return (await self._client._request(requests.GetSchema(global_id=global_id), requests.Schema)).schema
+        return (await self._client._do(schemas.GetSchema(global_id=global_id))).schema
 
     async def references_of(self, definition: SchemaDefinition) -> dict[str, SchemaDefinition]:
         """Return the definitions that one refers to, also indirectly, by the names that the texts use.
@@ -149,20 +148,20 @@ class Schemas(Area):
         found: list[str] = []
         while True:
             after = found[-1] if found else ""
-            request = requests.ListSubjects(prefix=prefix, deleted=deleted, after=after, count=SUBJECTS_AT_ONCE)
-            names = (await self._client._request(request, NamePage)).names
+            request = schemas.ListSubjects(prefix=prefix, deleted=deleted, after=after, count=SUBJECTS_AT_ONCE)
+            names = (await self._client._do(request)).names
             found += names
             if len(names) < SUBJECTS_AT_ONCE:
                 return found
 
     async def versions(self, subject: str, *, deleted: bool = False) -> list[int]:
-        request = requests.ListSchemaVersions(subject=parse_subject(subject), deleted=deleted)
-        return (await self._client._request(request, requests.SchemaVersions)).versions
+        request = schemas.ListSchemaVersions(subject=parse_subject(subject), deleted=deleted)
+        return (await self._client._do(request)).versions
 
     async def describe(self, subject: str) -> SubjectDescription:
         """Describe a subject without its definitions: its ids, versions, compatibility, and the topics bound to it."""
-        request = requests.DescribeSubject(subject=parse_subject(subject))
-        return (await self._client._request(request, requests.Subject)).subject
+        request = schemas.DescribeSubject(subject=parse_subject(subject))
+        return (await self._client._do(request)).subject
 
     async def delete(self, subject: str, version: AnyVersion | None = None, *, permanent: bool = False) -> list[int]:
         """Delete a version, or without one the subject, and return the versions that were deleted.
@@ -170,18 +169,18 @@ class Schemas(Area):
         Deleted versions can still be read by their ids. With `permanent`, what is deleted is removed for good.
         """
         number = 0 if version is None else _number(version)
-        request = requests.DeleteSchema(subject=parse_subject(subject), version=number, permanent=permanent)
-        return (await self._client._answer_once(request, requests.SchemaVersions)).versions
+        request = schemas.DeleteSchema(subject=parse_subject(subject), version=number, permanent=permanent)
+        return (await self._client._do(request)).versions
 
     async def compatibility(self, subject: str | None = None) -> Compatibility:
         """Return the compatibility level in force for a subject, or without one the default of the broker."""
-        request = requests.GetCompatibility(subject="" if subject is None else parse_subject(subject))
-        return Compatibility.parse((await self._client._request(request, requests.CompatibilityLevel)).effective)
+        request = schemas.GetCompatibility(subject="" if subject is None else parse_subject(subject))
+        return (await self._client._do(request)).effective
 
     async def compatibility_version(self, subject: str | None = None) -> str:
         """Return the version of what a subject, or without one the broker, sets: `expected` of `set_compatibility`."""
-        request = requests.GetCompatibility(subject="" if subject is None else parse_subject(subject))
-        return (await self._client._request(request, requests.CompatibilityLevel)).version
+        request = schemas.GetCompatibility(subject="" if subject is None else parse_subject(subject))
+        return (await self._client._do(request)).version
 
     async def set_compatibility(
         self, subject: str | None, level: Compatibility | str | None, *, expected: str = ""
@@ -190,23 +189,22 @@ class Schemas(Area):
 
         Without a level, the default applies again. Raises Conflict if the version is not `expected` any more.
         """
-        request = requests.SetCompatibility(
+        request = schemas.SetCompatibility(
             subject="" if subject is None else parse_subject(subject),
-            level="" if level is None else str(_level(level)),
+            level=None if level is None else _level(level),
             expected=expected,
         )
-        answer = await self._client._change(request, requests.CompatibilityLevel, expected)
-        return Compatibility.parse(answer.effective)
+        return (await self._client._do(request)).effective
 
     async def set_tags(self, subject: str, version: AnyVersion, tags: Sequence[str]) -> None:
         """Replace the tags of a version."""
-        request = requests.SetSchemaTags(subject=parse_subject(subject), version=_number(version), tags=list(tags))
-        await self._client._request(request, requests.Done)
+        request = schemas.SetSchemaTags(subject=parse_subject(subject), version=_number(version), tags=list(tags))
+        await self._client._do(request)
 
     async def referenced_by(self, subject: str, version: AnyVersion) -> list[int]:
         """Return the global ids of the versions that refer to a version."""
-        request = requests.ListReferrers(subject=parse_subject(subject), version=_number(version))
-        return (await self._client._request(request, requests.GlobalIds)).global_ids
+        request = schemas.ListReferrers(subject=parse_subject(subject), version=_number(version))
+        return (await self._client._do(request)).global_ids
 
     async def bind(
         self,
@@ -240,18 +238,18 @@ class Schemas(Area):
             tombstones,
             framing if isinstance(framing, Framing) else Framing.parse(framing),
         )
-        request = requests.BindTopic(topic=str(TopicName.parse(topic)), binding=binding, expected=expected)
-        await self._client._change(request, requests.Done, expected)
+        request = schemas.BindTopic(topic=TopicName.parse(topic), binding=binding, expected=expected)
+        await self._client._do(request)
 
     async def unbind(self, topic: str, *, expected: str = "") -> None:
         """Let a topic carry anything again. Raises NotFound if it is not bound. `expected` as in `bind`."""
-        request = requests.UnbindTopic(topic=str(TopicName.parse(topic)), expected=expected)
-        await self._client._request_once(request)
+        request = schemas.UnbindTopic(topic=TopicName.parse(topic), expected=expected)
+        await self._client._do(request)
 
     async def binding(self, topic: str) -> Binding | None:
         """Return the binding of a topic; None: it carries anything."""
-        request = requests.GetBinding(topic=str(TopicName.parse(topic)))
-        return (await self._client._request(request, requests.TopicBinding)).binding
+        request = schemas.GetBinding(topic=TopicName.parse(topic))
+        return (await self._client._do(request)).binding
 
 
 def _definition(

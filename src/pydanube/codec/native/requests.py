@@ -21,14 +21,6 @@ from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.messages import StoredMessage
 from pydanube.model.positions import Position
 from pydanube.model.replies import ReplyHead
-from pydanube.model.schemas import (
-    Binding,
-    Incompatibility,
-    RegisteredVersion,
-    SchemaDefinition,
-    SchemaVersion,
-    SubjectDescription,
-)
 from pydanube.model.statistics import TopicStatistics, TopicSummary
 from pydanube.model.written import Written
 from pydanube.operations import CHANGE_SECONDS
@@ -37,6 +29,7 @@ from pydanube.operations import Request as Request
 from pydanube.operations.access import AccessOperation
 from pydanube.operations.brokers import BrokerOperation
 from pydanube.operations.namespaces import NamespaceOperation
+from pydanube.operations.schemas import SchemaOperation
 from pydanube.operations.staging import StagingOperation
 from pydanube.operations.storage import StorageOperation
 from pydanube.operations.subscriptions import SubscriptionOperation, check_ranges
@@ -460,127 +453,6 @@ class FindOffset(Request, tag="offset.find"):
     own_only: bool = False
 
 
-class RegisterSchema(Request, tag="schema.register"):
-    """Make a definition the next version of a subject, unless the subject has it -> SchemaRegistered"""
-
-    subject: str
-    definition: SchemaDefinition
-
-
-class CheckSchema(Request, tag="schema.check"):
-    """List the reasons why a definition may not be registered -> Incompatibilities.
-
-    With `version`, it is compared with that version only (-1: the latest). `level` takes the place of the subject's.
-    """
-
-    subject: str
-    definition: SchemaDefinition
-    version: int = 0
-    level: str = ""
-
-
-class LookUpSchema(Request, tag="schema.lookup"):
-    """Find the version of a subject that has a definition -> Schema"""
-
-    subject: str
-    definition: SchemaDefinition
-    deleted: bool = False
-
-
-class GetSchema(Request, tag="schema.get"):
-    """Get a version (0: the latest) by `subject`, by `schema_id`, or by `global_id` without a version -> Schema.
-
-    By id, deleted versions are found as well.
-    """
-
-    subject: str = ""
-    version: int = 0
-    schema_id: int = 0
-    global_id: int = 0
-    deleted: bool = False
-
-
-class ListSubjects(Request, tag="schema.subjects"):
-    """List at most `count` subjects that begin with `prefix`, in order, from behind `after` on -> Names"""
-
-    prefix: str = ""
-    deleted: bool = False
-    after: str = ""
-    count: int = 1000
-
-
-class ListSchemaVersions(Request, tag="schema.versions"):
-    """-> SchemaVersions"""
-
-    subject: str
-    deleted: bool = False
-
-
-class DescribeSubject(Request, tag="schema.describe"):
-    """-> Subject"""
-
-    subject: str
-
-
-class DeleteSchema(Request, tag="schema.delete"):
-    """Delete a version (0: all of them, -1: the latest), or with `permanent` remove what is deleted -> SchemaVersions:
-    those that were deleted"""
-
-    subject: str
-    version: int = 0
-    permanent: bool = False
-
-
-class GetCompatibility(Request, tag="schema.compatibility"):
-    """-> CompatibilityLevel, of a subject or (empty) the broker's default"""
-
-    subject: str = ""
-
-
-class SetCompatibility(Request, tag="schema.set_compatibility"):
-    """Set the level of a subject, or (empty) the broker's default; `level` "" unsets it -> CompatibilityLevel"""
-
-    subject: str = ""
-    level: str = ""
-    expected: str = ""
-
-
-class SetSchemaTags(Request, tag="schema.tags"):
-    """Replace the tags of a version -> Done"""
-
-    subject: str
-    version: int
-    tags: list[str]
-
-
-class ListReferrers(Request, tag="schema.referenced_by"):
-    """List the global ids of the versions that refer to a version -> GlobalIds"""
-
-    subject: str
-    version: int
-
-
-class BindTopic(Request, tag="schema.bind"):
-    """Bind a topic to a subject, or change how that is checked -> Done"""
-
-    topic: str
-    binding: Binding
-    expected: str = ""
-
-
-class UnbindTopic(Request, tag="schema.unbind"):
-    """-> Done"""
-
-    topic: str
-    expected: str = ""
-
-
-class GetBinding(Request, tag="schema.binding"):
-    """-> TopicBinding"""
-
-    topic: str
-
-
 class Authenticate(Request, tag="authenticate"):
     """Show newer credentials of the same principal, as in HELLO, before the last ones end -> Authenticated"""
 
@@ -610,25 +482,11 @@ AnyRequest = (
     | GrowTopic
     | GetStatistics
     | FindOffset
-    | RegisterSchema
-    | CheckSchema
-    | LookUpSchema
-    | GetSchema
-    | ListSubjects
-    | ListSchemaVersions
-    | DescribeSubject
-    | DeleteSchema
-    | GetCompatibility
-    | SetCompatibility
-    | SetSchemaTags
-    | ListReferrers
-    | BindTopic
-    | UnbindTopic
-    | GetBinding
     | Authenticate
     | BrokerOperation
     | AccessOperation
     | NamespaceOperation
+    | SchemaOperation
     | StagingOperation
     | StorageOperation
     | SubscriptionOperation
@@ -791,47 +649,6 @@ class Staged(msgspec.Struct, omit_defaults=True):
     """The stage is durable and not visible yet; a commit refers to it by `stage`."""
 
     stage: str
-
-
-class SchemaRegistered(msgspec.Struct):
-    registered: RegisteredVersion
-
-
-class Incompatibilities(msgspec.Struct, omit_defaults=True):
-    """Triples of path, reason and version. `left_out`: how many more there are than fit the answer."""
-
-    reasons: list[Incompatibility]
-    left_out: int = 0
-
-
-class Schema(msgspec.Struct):
-    schema: SchemaVersion
-
-
-class SchemaVersions(msgspec.Struct):
-    versions: list[int]
-
-
-class Subject(msgspec.Struct):
-    subject: SubjectDescription
-
-
-class CompatibilityLevel(msgspec.Struct, omit_defaults=True):
-    """The level in force, and the one that the subject or the broker sets itself; empty: none."""
-
-    effective: str
-    own: str = ""
-    version: str = ""
-
-
-class GlobalIds(msgspec.Struct):
-    global_ids: list[int]
-
-
-class TopicBinding(msgspec.Struct, omit_defaults=True):
-    """None: the topic is not bound to a subject."""
-
-    binding: Binding | None = None
 
 
 # -- to bytes and back -------------------------------------------------------------------------------------------------

@@ -6,11 +6,10 @@ table at the end; a test checks that no request of `codec.native.requests.AnyReq
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -36,7 +35,6 @@ from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, internal
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
 from pydanube.model.paging import PAGE_MAX, TOPIC_NUMBERS, NamePage, Order, PageQuery, TopicPage
-from pydanube.model.schemas import Compatibility
 from pydanube.model.statistics import TopicSummary
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.operations import Operation
@@ -57,7 +55,6 @@ _PENDING_MESSAGES_MAX: Final = 250
 _STAYED_CHARACTERS_MAX: Final = 400
 """The longest reason why a letter stays: those of one step fit one frame."""
 
-_SUBJECTS_MAX: Final = 2_000
 _GAPS_TOLD_MAX: Final = 1_000
 """The most gaps of one partition in an answer. Each crash of a `written` topic and each restore leaves one gap."""
 
@@ -445,109 +442,7 @@ async def _stage_within_quotas(
         await throttle.stage(caller.principal, namespace, min(size_bytes, body_bytes), caller)
 
 
-# -- schemas -----------------------------------------------------------------------------------------------------------
-
-
-async def _register_schema(caller: Caller, request: wire.RegisterSchema) -> wire.SchemaRegistered:
-    registered = await caller.broker.schemas.register(caller.principal, request.subject, request.definition)
-    return wire.SchemaRegistered(registered)
-
-
-async def _check_schema(caller: Caller, request: wire.CheckSchema) -> wire.Incompatibilities:
-    level = Compatibility.parse(request.level) if request.level else None
-    version = None if not request.version else _schema_version(request.version)
-    reasons = await caller.broker.schemas.check(caller.principal, request.subject, request.definition, version, level)
-    left = CONTROL_BYTES_MAX - wire.ANSWER_BYTES_KEPT
-    for count, one in enumerate(reasons):
-        left -= 4 * (len(one.path) + len(one.reason)) + 32
-        if left < 0:
-            return wire.Incompatibilities(reasons[:count], len(reasons) - count)
-    return wire.Incompatibilities(reasons)
-
-
-def _schema_version(number: int) -> int | Literal["latest"]:
-    return "latest" if number == -1 else number
-
-
-async def _look_up_schema(caller: Caller, request: wire.LookUpSchema) -> wire.Schema:
-    schemas = caller.broker.schemas
-    return wire.Schema(await schemas.lookup(caller.principal, request.subject, request.definition, request.deleted))
-
-
-async def _get_schema(caller: Caller, request: wire.GetSchema) -> wire.Schema:
-    schemas, version = caller.broker.schemas, _schema_version(request.version or -1)
-    if bool(request.subject) + bool(request.schema_id) + bool(request.global_id) != 1:
-        raise Invalid("a schema is asked for by its subject, its schema id or its global id: name one of them")
-    if request.subject:
-        return wire.Schema(await schemas.get(caller.principal, request.subject, version, request.deleted))
-    if request.schema_id:
-        return wire.Schema(await schemas.get_by_id(caller.principal, request.schema_id, version))
-    return wire.Schema(await schemas.by_global_id(caller.principal, request.global_id))
-
-
-async def _list_subjects(caller: Caller, request: wire.ListSubjects) -> NamePage:
-    if not 0 < request.count <= _SUBJECTS_MAX:
-        raise Invalid(f"count={request.count} is out of range: use 1 to {_SUBJECTS_MAX}")
-    names = await caller.broker.schemas.subjects(caller.principal, request.prefix, request.deleted)
-    start = bisect_right(names, request.after) if request.after else 0
-    return NamePage(names[start : start + request.count])
-
-
-async def _list_schema_versions(caller: Caller, request: wire.ListSchemaVersions) -> wire.SchemaVersions:
-    return wire.SchemaVersions(await caller.broker.schemas.versions(caller.principal, request.subject, request.deleted))
-
-
-async def _describe_subject(caller: Caller, request: wire.DescribeSubject) -> wire.Subject:
-    return wire.Subject(await caller.broker.schemas.describe(caller.principal, request.subject))
-
-
-async def _delete_schema(caller: Caller, request: wire.DeleteSchema) -> wire.SchemaVersions:
-    schemas, subject = caller.broker.schemas, request.subject
-    if not request.version:
-        return wire.SchemaVersions(await schemas.delete_subject(caller.principal, subject, request.permanent))
-    version = _schema_version(request.version)
-    return wire.SchemaVersions([await schemas.delete_version(caller.principal, subject, version, request.permanent)])
-
-
-async def _get_compatibility(caller: Caller, request: wire.GetCompatibility) -> wire.CompatibilityLevel:
-    schemas, subject = caller.broker.schemas, request.subject or None
-    own, effective = await schemas.compatibility(caller.principal, subject)
-    version = await schemas.compatibility_version(caller.principal, subject)
-    return wire.CompatibilityLevel(str(effective), str(own or ""), version)
-
-
-async def _set_compatibility(caller: Caller, request: wire.SetCompatibility) -> wire.CompatibilityLevel:
-    level = Compatibility.parse(request.level) if request.level else None
-    schemas, subject = caller.broker.schemas, request.subject or None
-    own, effective = await schemas.set_compatibility(caller.principal, subject, level, request.expected)
-    return wire.CompatibilityLevel(str(effective), str(own or ""))
-
-
-async def _set_schema_tags(caller: Caller, request: wire.SetSchemaTags) -> wire.Done:
-    await caller.broker.schemas.set_tags(
-        caller.principal, request.subject, _schema_version(request.version), request.tags
-    )
-    return wire.Done()
-
-
-async def _list_referrers(caller: Caller, request: wire.ListReferrers) -> wire.GlobalIds:
-    schemas, version = caller.broker.schemas, _schema_version(request.version)
-    return wire.GlobalIds(await schemas.referenced_by(caller.principal, request.subject, version))
-
-
-async def _bind_topic(caller: Caller, request: wire.BindTopic) -> wire.Done:
-    topic = TopicName.parse(request.topic)
-    await caller.broker.schemas.bind(caller.principal, topic, request.binding, request.expected)
-    return wire.Done()
-
-
-async def _unbind_topic(caller: Caller, request: wire.UnbindTopic) -> wire.Done:
-    await caller.broker.schemas.unbind(caller.principal, TopicName.parse(request.topic), request.expected)
-    return wire.Done()
-
-
-async def _get_binding(caller: Caller, request: wire.GetBinding) -> wire.TopicBinding:
-    return wire.TopicBinding(await caller.broker.schemas.binding(caller.principal, TopicName.parse(request.topic)))
+# -- the connection ----------------------------------------------------------------------------------------------------
 
 
 async def _authenticate(caller: Caller, request: wire.Authenticate) -> wire.Authenticated:
@@ -576,20 +471,5 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.RedriveLetters: _redrive_letters,
     wire.FindOffset: _find_offset,
     wire.GetStatistics: _topic_statistics,
-    wire.RegisterSchema: _register_schema,
-    wire.CheckSchema: _check_schema,
-    wire.LookUpSchema: _look_up_schema,
-    wire.GetSchema: _get_schema,
-    wire.ListSubjects: _list_subjects,
-    wire.ListSchemaVersions: _list_schema_versions,
-    wire.DescribeSubject: _describe_subject,
-    wire.DeleteSchema: _delete_schema,
-    wire.GetCompatibility: _get_compatibility,
-    wire.SetCompatibility: _set_compatibility,
-    wire.SetSchemaTags: _set_schema_tags,
-    wire.ListReferrers: _list_referrers,
-    wire.BindTopic: _bind_topic,
-    wire.UnbindTopic: _unbind_topic,
-    wire.GetBinding: _get_binding,
     wire.Authenticate: _authenticate,
 }

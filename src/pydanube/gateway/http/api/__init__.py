@@ -12,7 +12,7 @@ docs.html, docs.js
                 the page that shows the document
 paging          types of parameters that lists have
 stored_messages stored messages as JSON
-brokers, namespaces, topics, subscriptions, dead_letters, schemas, topic_schemas
+brokers, namespaces, topics, subscriptions, dead_letters
                 the operations of each area
 policies        what operations on policies share
 publishing      operations that publish, and webhooks

@@ -78,7 +78,8 @@ def _rest_operation(kind: type[Declared[Any]], rest: Rest) -> Operation:
         body_example=rest.example,
         reply=None if rest.answer is None else _shown_type(type(rest.answer), rest),
         reply_example=_shown(rest.answer, rest),
-        status=rest.status,
+        status=201 if rest.made else rest.status,
+        other_statuses={200: "It was there before; nothing has changed."} if rest.made else {},
         errors=rest.errors,
         has_etag=rest.has_etag,
         takes_if_match=takes_if_match,
@@ -134,4 +135,6 @@ def _answer(rest: Rest, answer: msgspec.Struct) -> Answer:
     if rest.answer is None:
         return Answer()
     shown = _shown(answer, rest)
-    return tagged(shown, str(getattr(answer, "version", ""))) if rest.has_etag else Answer(shown)
+    if rest.has_etag:
+        return tagged(shown, str(getattr(answer, "version", "")))
+    return Answer(shown, 200 if rest.made and not getattr(shown, rest.made) else 0)

@@ -158,8 +158,8 @@ def number_parameter(what: str, least: int, most: int, description: str, example
     return PathParameter(whole_number(what, least, most), schema, description, example)
 
 
-def _version(text: str) -> int | Literal["latest"]:
-    return "latest" if text == "latest" else whole_number("version", 1, _INT32_MAX)(text)
+def _version(text: str) -> int:
+    return -1 if text == "latest" else whole_number("version", 1, _INT32_MAX)(text)
 
 
 def _consumer_id(text: str) -> str:

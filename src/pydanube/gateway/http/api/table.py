@@ -12,9 +12,7 @@ from . import (
     consuming,
     dead_letters,
     publishing,
-    schemas,
     subscriptions,
-    topic_schemas,
     topics,
 )
 from .declared import rest_operations
@@ -25,8 +23,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *topics.OPERATIONS,
     *subscriptions.OPERATIONS,
     *dead_letters.OPERATIONS,
-    *schemas.OPERATIONS,
-    *topic_schemas.OPERATIONS,
     *publishing.OPERATIONS,
     *consuming.OPERATIONS,
     *(one for kind in HANDLERS for one in rest_operations(kind)),
