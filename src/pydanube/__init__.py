@@ -49,7 +49,7 @@ from .model.schemas import (
 from .version import __version__
 
 if TYPE_CHECKING:
-    from . import testing
+    from . import fastapi, testing
     from .app import App, Depends, PartialFailure, Reject, Retries, Retry, Tick
     from .client import (
         BlockingClient,
@@ -145,6 +145,7 @@ __all__ = [
     "__version__",
     "connect",
     "connect_blocking",
+    "fastapi",
     "testing",
 ]
 
@@ -157,8 +158,8 @@ _ELSEWHERE: Final = {
 
 def __getattr__(name: str) -> object:
     """Import the client, the app, policies, or the broker for tests, when one of its names is used first."""
-    if name == "testing":
-        return import_module(".testing", __name__)
+    if name in ("testing", "fastapi"):
+        return import_module(f".{name}", __name__)
     if name in __all__:
         value: object = getattr(import_module(_ELSEWHERE.get(name, ".client"), __name__), name)
         globals()[name] = value

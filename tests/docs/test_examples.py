@@ -53,6 +53,22 @@ def test_example_runs(example: Path, place: Place) -> None:
         assert finished.stdout.strip(), "an example says what it shows"
 
 
+@pytest.mark.process
+def test_the_shop_of_three_services_serves_a_table(place: Place) -> None:
+    finished = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "app")],
+        cwd=place.directory,
+        env=place.environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+    )
+    assert finished.returncode == 0, f"{finished.stdout}\n{finished.stderr}"
+    assert "served espresso to table 7" in finished.stdout
+    assert "not billed: UnknownDrink: tea" in finished.stdout
+    assert finished.stdout.endswith("table 7 owes 9.0\n")
+
+
 @pytest.mark.spark_kill
 @pytest.mark.timeout(DEMO_SECONDS_MAX + 30)
 def test_the_demo_ends_well(place: Place) -> None:
