@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -83,29 +84,21 @@ class _Lost(NamedTuple):
         return f"partition {self.partition} of {self.topic}"
 
 
+@dataclass(eq=False)
 class Leftovers:
     """What this broker and others still have of partitions that were taken over."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        store: MetadataStore,
-        writer: LogWriter,
-        cluster: ClusterParts,
-        gathering: Gathering,
-        authorizer: Authorizer,
-        publisher: PartitionPublisher,
-        decompression: DecompressionBudget,
-    ) -> None:
-        self._registry = registry
-        self._store = store
-        self._writer = writer
-        self._cluster = cluster
-        self._membership = cluster.membership
-        self._gathering = gathering
-        self._authorizer = authorizer
-        self._publisher = publisher
-        self._decompression = decompression
+    registry: Registry
+    store: MetadataStore
+    writer: LogWriter
+    cluster: ClusterParts
+    gathering: Gathering
+    authorizer: Authorizer
+    publisher: PartitionPublisher
+    decompression: DecompressionBudget
+
+    def __post_init__(self) -> None:
+        self._membership = self.cluster.membership
         self._salvaging = asyncio.Lock()  # two steps at the same time would publish the same batches
 
     # -- listing -------------------------------------------------------------------------------------------------------
@@ -114,7 +107,7 @@ class Leftovers:
         """Return the leftovers of one broker or of all, by topic, partition and offset. Those of a broker that does not
         answer are listed as the metadata has them, with the reason. Topics that the caller may not see are left
         out."""
-        is_visible = topic_filter(self._authorizer, principal)
+        is_visible = topic_filter(self.authorizer, principal)
         found: list[Leftover] = []
         others: dict[str, list[_Lost]] = {}
         for lost in self._all():
@@ -128,7 +121,7 @@ class Leftovers:
             elif not own_only:
                 others.setdefault(holder, []).append(lost)
         asked = {name: ListLeftovers(own_only=True) for name in others if name}
-        answers = await self._gathering.ask(asked, LeftoversListed)
+        answers = await self.gathering.ask(asked, LeftoversListed)
         for name, some in others.items():
             answer = answers.get(name)
             if isinstance(answer, LeftoversListed):
@@ -139,11 +132,11 @@ class Leftovers:
         return sorted(found, key=lambda one: (one.topic, one.partition, one.start_offset))
 
     def _all(self) -> Iterator[_Lost]:
-        for name in self._registry.topics():
-            topic = self._registry.find_topic(name)
+        for name in self.registry.topics():
+            topic = self.registry.find_topic(name)
             for index in range(topic.config().partition_count) if topic is not None else ():
                 assert topic is not None
-                record = self._cluster.owners.record(topic.topic_id, index)
+                record = self.cluster.owners.record(topic.topic_id, index)
                 yield from _lost(name, topic.topic_id, index, record)
 
     def _is_own(self, lost: LostRecord) -> bool:
@@ -176,7 +169,7 @@ class Leftovers:
     async def _listed(self, lost: _Lost) -> list[tuple[int, LedgerRecord]]:
         """Return the ledgers of a lost part, oldest first, of data and of state."""
         found = []
-        async for one in list_all(self._store, ledgers_of(lost.topic_id, lost.partition)):
+        async for one in list_all(self.store, ledgers_of(lost.topic_id, lost.partition)):
             ledger = unpack(one.value, LedgerRecord)
             if lost.after_epoch < ledger.epoch <= lost.record.epoch:
                 found.append((ledger_of_key(one.key)[1], ledger))
@@ -186,7 +179,7 @@ class Leftovers:
         """Return the data ledgers in this broker's log that hold messages which are not in the catalog."""
         found = []
         for ledger_id, ledger in await self._listed(lost):
-            summary = self._writer.ledger(ledger_id) if ledger.kind == "data" else None
+            summary = self.writer.ledger(ledger_id) if ledger.kind == "data" else None
             if summary is not None and summary.end_offset > max(summary.first_offset, lost.record.start):
                 found.append((ledger_id, summary))
         return found
@@ -208,10 +201,10 @@ class Leftovers:
         Raises Refused for the topic that they came from, NotFound if there are none, and Unavailable if the broker that
         has them is away. Cancelled: some may have been published; the next step goes on with the others.
         """
-        self._authorizer.check(principal, Action.READ, str(topic))
-        self._authorizer.check(principal, Action.PRODUCE, str(to))
+        self.authorizer.check(principal, Action.READ, str(topic))
+        self.authorizer.check(principal, Action.PRODUCE, str(to))
         if drop:
-            self._authorizer.check(principal, Action.DELETE, str(topic))
+            self.authorizer.check(principal, Action.DELETE, str(topic))
         target_id = await self._check_target(topic, to)
         found = await self._find(topic, partition, broker)
         holder = self._holder(found[0].record)
@@ -226,7 +219,7 @@ class Leftovers:
             request = wire.SalvageTopic(
                 topic=str(topic), partition=partition, to=str(to), broker=broker, drop=drop, own_only=True
             )
-            return (await self._gathering.forward(holder, request, wire.Salvaged)).step
+            return (await self.gathering.forward(holder, request, wire.Salvaged)).step
         async with self._salvaging:
             return await self._step(principal, found, to, target_id, drop)
 
@@ -234,10 +227,10 @@ class Leftovers:
         """Return the id of the topic that leftovers go to."""
         if to == topic:
             raise Refused(f"leftovers of topic {topic} cannot be salvaged into the same topic: name another one")
-        await self._registry.refresh_topic(topic)
-        await self._registry.refresh_topic(to)
-        self._registry.topic(topic)
-        target = self._registry.find_topic(to)
+        await self.registry.refresh_topic(topic)
+        await self.registry.refresh_topic(to)
+        self.registry.topic(topic)
+        target = self.registry.find_topic(to)
         if target is None:
             raise NotFound(f"topic {to} does not exist: create it first, with `danube topics create {to}`")
         if not target.reliable:
@@ -246,7 +239,7 @@ class Leftovers:
 
     async def _find(self, topic: TopicName, partition: int, broker: str) -> list[_Lost]:
         """Return what one broker has of the partition, oldest first."""
-        record = self._registry.topic(topic)
+        record = self.registry.topic(topic)
         if not 0 <= partition < record.config().partition_count:
             raise NotFound(
                 f"topic {topic} has {record.config().partition_count} partitions: there is no partition {partition}"
@@ -286,19 +279,19 @@ class Leftovers:
         self, principal: Principal, lost: _Lost, ledger_id: int, reached: int, to: TopicName
     ) -> tuple[int, int]:
         """Publish some batches of a ledger from `reached` on; return how many messages, and the end of them."""
-        views = await self._writer.read(ledger_id, reached, STEP_BYTES)
-        headers = await self._writer.batch_headers(ledger_id, lost.record.start)
+        views = await self.writer.read(ledger_id, reached, STEP_BYTES)
+        headers = await self.writer.batch_headers(ledger_id, lost.record.start)
         sequence = sum(one.count for one in headers if one.base_offset < reached)
-        index = lost.partition % self._registry.topic(to).config().partition_count
+        index = lost.partition % self.registry.topic(to).config().partition_count
         published, batches, end = 0, 0, reached
         for view in views:
             if batches >= BATCHES_MAX:
                 break
             batch = Batch.trust(view)
             if batch.header.codec is not Codec.NONE:
-                await self._decompression.turn(batch.header.plain_length)
+                await self.decompression.turn(batch.header.plain_length)
             for encoded, count in _copies(batch, lost, _producer_id(lost, ledger_id), sequence + published):
-                await self._publisher.publish(principal, to, index, memoryview(encoded))
+                await self.publisher.publish(principal, to, index, memoryview(encoded))
                 published += count
                 batches += 1
             end = batch.end_offset
@@ -325,11 +318,11 @@ class Leftovers:
             if self._membership.is_own_log(ledger.log)
         ]
         for writes in drop_writes(own):
-            await self._store.transact([], writes)
+            await self.store.transact([], writes)
         if await self._listed(lost):
             return  # of another log
         await self._change(lost, lambda _one: None)
-        self._writer.forget({ledger_of_key(key)[1] for key, _ in own})
+        self.writer.forget({ledger_of_key(key)[1] for key, _ in own})
         log.info("leftovers.dropped", partition=lost.name, ledgers=len(own))
 
     async def _change(self, lost: _Lost, change: Callable[[LostRecord], LostRecord | None]) -> None:
@@ -341,14 +334,14 @@ class Leftovers:
             changed = [change(one) if one.epoch == lost.record.epoch else one for one in stored.record.lost]
             record = msgspec.structs.replace(stored.record, lost=[one for one in changed if one is not None])
             value, key = pack_over(stored.value, record), partition_key(lost.topic_id, lost.partition)
-            result = await self._store.transact([Compare.mod_revision(key, stored.revision)], [Put(key, value)])
+            result = await self.store.transact([Compare.mod_revision(key, stored.revision)], [Put(key, value)])
             if result.succeeded:
-                self._cluster.owners.wrote(lost.topic_id, lost.partition, StoredRecord(record, value, result.revision))
+                self.cluster.owners.wrote(lost.topic_id, lost.partition, StoredRecord(record, value, result.revision))
                 return
         raise Unavailable(f"{lost.name}: its record changes all the time; try again")
 
     async def _read(self, topic_id: int, index: int) -> StoredRecord | None:
-        found = await self._store.get(partition_key(topic_id, index))
+        found = await self.store.get(partition_key(topic_id, index))
         if found is None:
             return None
         return StoredRecord(unpack(found.value, PartitionRecord), found.value, found.mod_revision)

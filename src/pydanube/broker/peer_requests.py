@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pydanube.broker.producers.producers import Producers
 from pydanube.broker.registry.records import AccessRecord, ProducerRecord
@@ -17,34 +18,27 @@ from pydanube.model.errors import Denied, Invalid
 from .cluster.membership import Membership
 
 
+@dataclass(eq=False)
 class PeerRequests:
     """Answers other brokers. Every call names a principal, and the authorizer is asked first."""
 
-    def __init__(
-        self,
-        authorizer: Authorizer,
-        security: Security,
-        producers: Producers,
-        unused: UnusedTopics,
-        membership: Membership,
-    ) -> None:
-        self._authorizer = authorizer
-        self._security = security
-        self._producers = producers
-        self._unused = unused
-        self._membership = membership
+    authorizer: Authorizer
+    security: Security
+    producers: Producers
+    unused: UnusedTopics
+    membership: Membership
 
     def check(self, principal: Principal) -> None:
         """Raise Denied if the caller is not a broker of this cluster. Without authentication that cannot be known."""
-        self._authorizer.check(principal, Action.ADMINISTER, BROKER)
-        if self._security.is_required and not principal.is_broker:
+        self.authorizer.check(principal, Action.ADMINISTER, BROKER)
+        if self.security.is_required and not principal.is_broker:
             raise Denied(f"{principal.id} is no broker of this cluster: only those may ask for this")
 
     def is_proven(self, principal: Principal, broker: str, proof: str) -> bool:
         """Return whether the caller is surely a broker of this cluster: it has shown the cluster token, or it knows the
         proof of a living broker, which is in the metadata only. Raises Denied as `check` does."""
         self.check(principal)
-        session = self._membership.find(broker)
+        session = self.membership.find(broker)
         known = session.proof if session is not None else ""
         return principal.is_broker or (known != "" and hmac.compare_digest(known.encode(), proof.encode()))
 
@@ -62,16 +56,16 @@ class PeerRequests:
         number, epoch = request.producer_id, request.producer_epoch
         if request.access_epoch:
             access = AccessRecord(request.access_epoch, number, epoch)
-            self._producers.access_taken(request.topic_id, access)
+            self.producers.access_taken(request.topic_id, access)
         else:
-            self._producers.producer_resumed(request.topic_id, ProducerRecord(number, epoch))
+            self.producers.producer_resumed(request.topic_id, ProducerRecord(number, epoch))
 
     def count_producers(self, principal: Principal, topic_id: int) -> wire.ProducerCount:
         """Return the live producers of a topic at this broker."""
         self.check(principal)
-        return self._producers.live(topic_id)
+        return self.producers.live(topic_id)
 
     def topic_use(self, principal: Principal, request: wire.AskTopicUse) -> int:
         """Return since when a topic or subscription is unused; see codec.native.requests.AskTopicUse."""
         self.check(principal)
-        return self._unused.answer(request)
+        return self.unused.answer(request)

@@ -6,6 +6,7 @@ Nothing here goes through topics or partitions one by one: the number of samples
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from pydanube.broker.observe.metrics import BrokerMetrics
@@ -36,34 +37,25 @@ _AUDITED: Final = (
 )
 
 
+@dataclass(eq=False)
 class MetricSources:
     """The parts of a broker that metrics are read from."""
 
-    def __init__(
-        self,
-        metrics: BrokerMetrics,
-        registry: Registry,
-        open_partitions: PartitionTable,
-        writer: LogWriter,
-        cache: TailCache,
-        tiers: ObjectStorage | None,
-        slice_counts: Callable[[], SliceCounts] = SliceCounts,
-    ) -> None:
-        self._slice_counts = slice_counts
-        self._metrics = metrics
-        self._registry = registry
-        self._open_partitions = open_partitions
-        self._writer = writer
-        self._cache = cache
-        self._tiers = tiers
+    metrics: BrokerMetrics
+    registry: Registry
+    open_partitions: PartitionTable
+    writer: LogWriter
+    cache: TailCache
+    tiers: ObjectStorage | None
+    slice_counts: Callable[[], SliceCounts] = SliceCounts
 
     def families(self, info: Mapping[str, str], started_at_us: int, is_writable: bool) -> list[MetricFamily]:
         """Return all families. `info` are the labels of danube_broker_info."""
         return [
             _gauge("danube_broker_info", "Version, name and cluster of this broker; always 1.", [Sample(1, info)]),
             _gauge("danube_broker_writable", "1 if this broker stores what it is sent, 0 if it cannot.", is_writable),
-            _gauge("danube_broker_topics_owned", "Topics of this broker.", self._registry.topic_count),
-            _gauge("danube_broker_open_partitions", "Partitions that are open.", len(self._open_partitions)),
+            _gauge("danube_broker_topics_owned", "Topics of this broker.", self.registry.topic_count),
+            _gauge("danube_broker_open_partitions", "Partitions that are open.", len(self.open_partitions)),
             *self._publishing(),
             *self._dispatching(),
             *self._logging(),
@@ -73,17 +65,17 @@ class MetricSources:
             *self._quotas(),
             *self._listening(),
             *self._auditing(),
-            _seconds("danube_event_loop_delay", "How late the event loop was.", self._metrics.loop_delay),
+            _seconds("danube_event_loop_delay", "How late the event loop was.", self.metrics.loop_delay),
             *_process(started_at_us),
         ]
 
     def _taking_over(self) -> Iterable[MetricFamily]:
-        metrics, name = self._metrics, "danube_takeover"
+        metrics, name = self.metrics, "danube_takeover"
         yield _counter(f"{name}_partitions_total", "Partitions taken over from lost brokers.", metrics.taken_over)
         yield _counter(f"{name}_offsets_total", "Offsets that this gave up.", metrics.given_up_offsets)
 
     def _publishing(self) -> Iterable[MetricFamily]:
-        metrics = self._metrics
+        metrics = self.metrics
         name = "danube_publish"
         yield _counter(f"{name}_batches_total", "Batches that reached their ack level.", metrics.published_batches)
         yield _counter(f"{name}_messages_total", "Messages in these batches.", metrics.published_messages)
@@ -104,7 +96,7 @@ class MetricSources:
             "Time from appending a batch until it has reached its ack level.",
             [Sample(_value_of(one), {"ack_level": str(level)}) for level, one in metrics.publish_time.items()],
         )
-        pending = self._writer.pending_bytes
+        pending = self.writer.pending_bytes
         yield _gauge(f"{name}_pending_bytes", "Bytes that were appended and are not written or synced yet.", pending)
         yield _counter(
             "danube_schema_violations_total",
@@ -113,7 +105,7 @@ class MetricSources:
         )
 
     def _dispatching(self) -> Iterable[MetricFamily]:
-        metrics, name = self._metrics, "danube_dispatch"
+        metrics, name = self.metrics, "danube_dispatch"
         yield _counter(
             f"{name}_deliveries_total", "Deliveries: batches, or parts of them, to a consumer.", metrics.deliveries
         )
@@ -134,16 +126,16 @@ class MetricSources:
         yield _counter(
             "danube_quota_throttled_seconds_total",
             "Time that callers waited for the rates of their quotas.",
-            _by_label("kind", self._metrics.throttled_s),
+            _by_label("kind", self.metrics.throttled_s),
         )
         yield _counter(
             "danube_quota_refused_total",
             "What was refused because a quota was used up.",
-            _by_label("kind", self._metrics.quota_refused),
+            _by_label("kind", self.metrics.quota_refused),
         )
 
     def _logging(self) -> Iterable[MetricFamily]:
-        writer, metrics = self._writer, self._writer.metrics
+        writer, metrics = self.writer, self.writer.metrics
         yield _counter("danube_log_appended_bytes_total", "Bytes ever written to the log.", writer.appended_bytes)
         yield _counter("danube_log_records_total", "Records written.", metrics.records)
         yield _seconds("danube_log_write", "Time of a write of a group of records.", metrics.write_time)
@@ -153,10 +145,10 @@ class MetricSources:
         yield _gauge("danube_log_files", "Files of the log.", writer.files)
 
     def _caching(self) -> Iterable[MetricFamily]:
-        caches = {"tail": (self._cache.hits, self._cache.misses)}
-        sizes = {"tail": self._cache.bytes}
-        if self._tiers is not None:
-            found = self._tiers.history.caches
+        caches = {"tail": (self.cache.hits, self.cache.misses)}
+        sizes = {"tail": self.cache.bytes}
+        if self.tiers is not None:
+            found = self.tiers.history.caches
             caches |= {name: (cache.hits, cache.misses) for name, cache in found.items()}
             sizes["objects"] = found["objects"].weight
         yield _counter(
@@ -171,9 +163,9 @@ class MetricSources:
         yield _gauge("danube_cache_bytes", "Bytes held by a cache.", _by_label("cache", sizes))
 
     def _tiering(self) -> Iterable[MetricFamily]:
-        if self._tiers is None:
+        if self.tiers is None:
             return
-        uploader, name = self._tiers.uploader, "danube_upload"
+        uploader, name = self.tiers.uploader, "danube_upload"
         yield _counter(f"{name}_objects_total", "Objects uploaded to object storage.", uploader.objects_made)
         yield _counter(f"{name}_bytes_total", "Bytes uploaded to object storage.", uploader.uploaded_bytes)
         yield _counter(f"{name}_failures_total", "Failed uploads.", uploader.failures)
@@ -181,7 +173,7 @@ class MetricSources:
         yield _gauge(f"{name}_waiting_bytes", "Bytes that are in the log only.", uploader.waiting_bytes)
         unreadable = len(uploader.unreadable)
         yield _gauge(f"{name}_unreadable_partitions", "Partitions whose log is damaged.", unreadable)
-        slices, name = self._slice_counts(), "danube_slice"
+        slices, name = self.slice_counts(), "danube_slice"
         yield _counter(f"{name}_puts_total", "Puts of slices, failed ones too.", slices.puts)
         yield _counter(f"{name}_bytes_total", "Bytes of slices that were put.", slices.put_bytes)
         yield _counter(f"{name}_failures_total", "Failed puts of slices.", slices.put_failures)
@@ -191,7 +183,7 @@ class MetricSources:
         yield _gauge(f"{name}_unlisted_bytes", "Bytes of messages in slices that the catalog does not list.", unlisted)
 
     def _listening(self) -> Iterable[MetricFamily]:
-        name, listeners = "danube_connections", self._metrics.listeners
+        name, listeners = "danube_connections", self.metrics.listeners
         for kind, suffix, attribute, about in (
             (MetricKind.GAUGE, "", "connections", "Connections, on the gRPC listeners running calls"),
             (MetricKind.COUNTER, "_accepted_total", "accepted", "Connections or calls accepted"),
@@ -200,11 +192,11 @@ class MetricSources:
         ):
             samples = _by_label("listener", {one: getattr(counts, attribute) for one, counts in listeners.items()})
             yield MetricFamily(f"{name}{suffix}", kind, f"{about}, by listener.", samples)
-        answers = _by_label("status", {"200": 0, **self._metrics.http_answers})
+        answers = _by_label("status", {"200": 0, **self.metrics.http_answers})
         yield _counter("danube_http_answers_total", "Answers of the HTTP listener, by status.", answers)
 
     def _auditing(self) -> Iterable[MetricFamily]:
-        counted = {**dict.fromkeys(_AUDITED, 0), **self._metrics.audit_events}
+        counted = {**dict.fromkeys(_AUDITED, 0), **self.metrics.audit_events}
         yield _counter(
             "danube_audit_events_total",
             "Audit events, by kind and outcome.",
@@ -213,7 +205,7 @@ class MetricSources:
         yield _counter(
             "danube_audit_events_lost_total",
             "Audit events that could not be written.",
-            self._metrics.audit_lost,
+            self.metrics.audit_lost,
         )
 
 

@@ -11,6 +11,7 @@ clients that stay open publish at the owner, with `Broker.publish`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -34,49 +35,40 @@ class Submit(Protocol):
     def __call__(self, principal: Principal, producer: Producer, batch: memoryview, done: PublishDone) -> None: ...
 
 
+@dataclass(eq=False)
 class PartitionPublisher:
     """Publishes for callers that have no producer open, and for the broker itself."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        partitions: Partitions,
-        producers: Producers,
-        cluster: ClusterParts,
-        authorizer: Authorizer,
-        throttle: Throttle,
-        submit: Submit,
-    ) -> None:
-        self._registry = registry
-        self._partitions = partitions
-        self._producers = producers
-        self._cluster = cluster
-        self._authorizer = authorizer
-        self._throttle = throttle
-        self._submit = submit
+    registry: Registry
+    partitions: Partitions
+    producers: Producers
+    cluster: ClusterParts
+    authorizer: Authorizer
+    throttle: Throttle
+    submit: Submit
 
     async def publish(self, principal: Principal, topic: TopicName, partition: int, batch: memoryview) -> Published:
         """Publish a batch and return where it is, once it has the ack level of the topic.
 
         Its owner checks it as if a client had sent it there. Cancelled or Unavailable: it may have been appended.
         """
-        self._authorizer.check(principal, Action.PRODUCE, str(topic))
-        if self._throttle.is_active:
-            await self._throttle.forward(principal, len(batch))
-        owner = self._cluster.other_owner(self._registry.topic(topic).topic_id, partition)
+        self.authorizer.check(principal, Action.PRODUCE, str(topic))
+        if self.throttle.is_active:
+            await self.throttle.forward(principal, len(batch))
+        owner = self.cluster.other_owner(self.registry.topic(topic).topic_id, partition)
         if owner is not None:
-            published = await self._cluster.peers.publish(owner.name, topic, partition, batch)
+            published = await self.cluster.peers.publish(owner.name, topic, partition, batch)
         else:
-            producer = await self._producers.open_forwarder(principal, topic, partition)
-            published = await outcome_of(partial(self._submit, principal, producer, batch))
+            producer = await self.producers.open_forwarder(principal, topic, partition)
+            published = await outcome_of(partial(self.submit, principal, producer, batch))
         count_traffic(Action.PRODUCE, str(topic), Batch.trust(batch).count, len(batch))
         return published
 
     async def publish_own(self, topic: TopicName, partition: int, batch: memoryview) -> Published:
         """Publish a batch by the broker's own authority: dead letters, and audit events. No principal is asked for, and
         at this broker nothing is checked. Otherwise as `publish`."""
-        owner = self._cluster.other_owner(self._registry.topic(topic).topic_id, partition)
+        owner = self.cluster.other_owner(self.registry.topic(topic).topic_id, partition)
         if owner is not None:
-            return await self._cluster.peers.publish(owner.name, topic, partition, batch)
-        opened = await self._partitions.get(topic, partition)
+            return await self.cluster.peers.publish(owner.name, topic, partition, batch)
+        opened = await self.partitions.get(topic, partition)
         return await outcome_of(partial(opened.publish, Batch.open(batch)))

@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Final
 
 from pydanube.broker.cluster.addresses import Place, TopicAddresses
@@ -45,22 +46,17 @@ class SharedProducer:
         return self.producer.fenced is None and self.producer.partition.closed is None
 
 
+@dataclass(eq=False)
 class SharedProducers:
     """Opens producers by name, finds them by id, and closes those that are silent."""
 
-    def __init__(
-        self,
-        producers: Producers,
-        addresses: TopicAddresses,
-        authorizer: Authorizer,
-        clock: Clock,
-        tasks: Tasks,
-    ) -> None:
-        self._producers = producers
-        self._addresses = addresses
-        self._authorizer = authorizer
-        self._clock = clock
-        self._tasks = tasks
+    producers: Producers
+    addresses: TopicAddresses
+    authorizer: Authorizer
+    clock: Clock
+    tasks: Tasks
+
+    def __post_init__(self) -> None:
         self._open: dict[int, SharedProducer] = {}
         self._rounds: asyncio.Task[None] | None = None
 
@@ -68,16 +64,16 @@ class SharedProducers:
         self, principal: Principal, address: TopicAddress, place: Place, name: str, exclusive: bool = False
     ) -> SharedProducer:
         """Open a producer, or return the one that is open under this name."""
-        self._authorizer.check(principal, Action.PRODUCE, str(place.topic))
+        self.authorizer.check(principal, Action.PRODUCE, str(place.topic))
         number = shared_id(address.text, name, principal.owner_id)
-        producer = await self._producers.open_shared(principal, place.topic, place.partition, name, number, exclusive)
+        producer = await self.producers.open_shared(principal, place.topic, place.partition, name, number, exclusive)
         found = self._open.get(number)
         if found is None or found.producer is not producer:
             found = SharedProducer(address.text, name, producer)
             self._open[number] = found
             if self._rounds is None or self._rounds.done():
-                self._rounds = self._tasks.spawn(self._close_silent(), "silent producers closing")
-        found.heard_at = self._clock.monotonic()
+                self._rounds = self.tasks.spawn(self._close_silent(), "silent producers closing")
+        found.heard_at = self.clock.monotonic()
         return found
 
     def find(self, principal: Principal, producer_id: int, address: str, name: str) -> SharedProducer | None:
@@ -86,17 +82,17 @@ class SharedProducers:
         found = self._open.get(producer_id)
         if found is None or found.address != address or not found.is_open or name not in (found.name, ""):
             return None
-        self._authorizer.check(principal, Action.PRODUCE, found.producer.topic)
+        self.authorizer.check(principal, Action.PRODUCE, found.producer.topic)
         if found.producer.principal.id != principal.id:
             raise Denied(f"producer {producer_id} does not belong to {principal.id}: create one")
-        found.heard_at = self._clock.monotonic()
+        found.heard_at = self.clock.monotonic()
         return found
 
     async def reopen(self, principal: Principal, producer_id: int, address: str, name: str) -> SharedProducer:
         """Open the producer of a client that has an id from before. Raises Unavailable for an id that is not that of
         the name at the address, and NotFound if the topic does not exist any more."""
-        self._addresses.check(principal, Action.PRODUCE, parsed := TopicAddress.parse(address))
-        place = self._addresses.get(principal, parsed)
+        self.addresses.check(principal, Action.PRODUCE, parsed := TopicAddress.parse(address))
+        place = self.addresses.get(principal, parsed)
         if producer_id != shared_id(address, name, principal.owner_id):
             raise Unavailable(f"producer {producer_id} is not {name!r} on {address}: create the producer again")
         return await self.open(principal, parsed, place, name)
@@ -106,13 +102,13 @@ class SharedProducers:
         found = self._open.get(producer_id)
         if found is None or not found.is_open:
             return False
-        found.heard_at = self._clock.monotonic()
+        found.heard_at = self.clock.monotonic()
         return True
 
     async def _close_silent(self) -> None:
         while self._open:
-            await self._clock.sleep(ROUND_S)
-            limit = self._clock.monotonic() - SILENT_S
+            await self.clock.sleep(ROUND_S)
+            limit = self.clock.monotonic() - SILENT_S
             for number, one in list(self._open.items()):
                 if one.heard_at < limit or not one.is_open:
                     one.producer.close()

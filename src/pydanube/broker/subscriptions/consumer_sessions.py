@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from pydanube.broker.cluster.addresses import Place, TopicAddresses
@@ -42,24 +43,18 @@ with the first receive."""
 CONSUMER_NAME_BYTES_MAX: Final = PRODUCER_NAME_BYTES_MAX
 
 
+@dataclass(eq=False)
 class ConsumerSessions:
     """Records consumers by name, and attaches them by id."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        addresses: TopicAddresses,
-        subscriptions: Subscriptions,
-        authorizer: Authorizer,
-        clock: Clock,
-        tasks: Tasks,
-    ) -> None:
-        self._registry = registry
-        self._addresses = addresses
-        self._subscriptions = subscriptions
-        self._authorizer = authorizer
-        self._clock = clock
-        self._tasks = tasks
+    registry: Registry
+    addresses: TopicAddresses
+    subscriptions: Subscriptions
+    authorizer: Authorizer
+    clock: Clock
+    tasks: Tasks
+
+    def __post_init__(self) -> None:
         self._waiting: dict[int, asyncio.Task[None]] = {}
         """By consumer id: the tasks that detach consumers whose stream is not opened in time."""
 
@@ -77,20 +72,20 @@ class ConsumerSessions:
         Creates the subscription, at the latest position, if it does not exist; never the topic. A consumer of the same
         name is closed, and has this id too. Raises Held if the subscription is exclusive and another one has it.
         """
-        self._addresses.check(principal, Action.CONSUME, address, parse_subscription(subscription))
-        place = self._addresses.get(principal, address)
+        self.addresses.check(principal, Action.CONSUME, address, parse_subscription(subscription))
+        place = self.addresses.get(principal, address)
         if not 1 <= len(consumer.encode()) <= CONSUMER_NAME_BYTES_MAX:
             raise Invalid(f"a consumer's name has 1 to {CONSUMER_NAME_BYTES_MAX} bytes")
         attachment = self._attachment(place, subscription, consumer, subscription_type, key_filters)
         attached: Consumer | None = None
         if subscription_type is SubscriptionType.EXCLUSIVE:
-            attached = await self._subscriptions.subscribe(principal, *place, attachment, _NoStream())
+            attached = await self.subscriptions.subscribe(principal, *place, attachment, _NoStream())
             subscription_id = attached.subscription_id
         else:
-            subscription_id = await self._subscriptions.announce(principal, *place, attachment)
+            subscription_id = await self.subscriptions.announce(principal, *place, attachment)
         try:
             record = ConsumerRecord(
-                self._registry.topic(place.topic).topic_id,
+                self.registry.topic(place.topic).topic_id,
                 subscription_id,
                 address.text,
                 str(place.topic),
@@ -99,22 +94,22 @@ class ConsumerSessions:
                 consumer,
                 int(subscription_type),
                 list(key_filters),
-                self._clock.now_us(),
+                self.clock.now_us(),
             )
-            number = await self._registry.consumers.save(record)
+            number = await self.registry.consumers.save(record)
         except BaseException:
             if attached is not None:
                 attached.close()
             raise
         if attached is not None:
             self._stop_waiting(number)
-            self._waiting[number] = self._tasks.spawn(self._detach_late(number, attached), "consumer without a stream")
+            self._waiting[number] = self.tasks.spawn(self._detach_late(number, attached), "consumer without a stream")
         return number
 
     def find(self, consumer_id: int) -> ConsumerRecord | None:
         """Return the consumer with this id; None if it never was, or its subscription was deleted."""
-        found = self._registry.consumers.find(consumer_id)
-        return found if found is not None and self._registry.is_current(found) else None
+        found = self.registry.consumers.find(consumer_id)
+        return found if found is not None and self.registry.is_current(found) else None
 
     async def open_stream(
         self, principal: Principal, consumer_id: int, sink: Sink, unread: UnreadPart | None = None
@@ -128,21 +123,21 @@ class ConsumerSessions:
         if record is None:
             raise missing
         resource = subscription_resource(record.topic, record.subscription)
-        check_found(self._authorizer, principal, Action.CONSUME, resource, missing)
+        check_found(self.authorizer, principal, Action.CONSUME, resource, missing)
         place = Place(TopicName.parse(record.topic), record.partition)
         kind = SubscriptionType(record.type)
         attachment = self._attachment(place, record.subscription, record.consumer, kind, record.key_filters, unread)
-        attached = await self._subscriptions.subscribe(principal, *place, attachment, sink)
+        attached = await self.subscriptions.subscribe(principal, *place, attachment, sink)
         self._stop_waiting(consumer_id)
-        self._registry.consumers.live.add(consumer_id)
+        self.registry.consumers.live.add(consumer_id)
         return attached
 
     async def close_stream(self, consumer_id: int, attached: Consumer, was_replaced: bool) -> None:
         """Detach a consumer whose stream has ended. `was_replaced`: it has another stream now."""
         attached.close()
         if not was_replaced:
-            self._registry.consumers.live.discard(consumer_id)
-        await self._registry.consumers.note_use(consumer_id)
+            self.registry.consumers.live.discard(consumer_id)
+        await self.registry.consumers.note_use(consumer_id)
 
     def _attachment(
         self,
@@ -153,7 +148,7 @@ class ConsumerSessions:
         key_filters: Sequence[str],
         unread: UnreadPart | None = None,
     ) -> Attachment:
-        is_reliable = self._registry.topic(place.topic).reliable
+        is_reliable = self.registry.topic(place.topic).reliable
         return Attachment(
             subscription,
             consumer,
@@ -170,7 +165,7 @@ class ConsumerSessions:
 
     async def _detach_late(self, consumer_id: int, attached: Consumer) -> None:
         """Detach a consumer that opens no stream. Cancelled: it has opened one, or subscribed again."""
-        await self._clock.sleep(PLACE_S)
+        await self.clock.sleep(PLACE_S)
         self._waiting.pop(consumer_id, None)
         attached.close()
 

@@ -75,27 +75,23 @@ AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class NativePeers:
-    """The other brokers of the cluster: broker.cluster.peers.Peers over native connections."""
+    """The other brokers of the cluster: broker.cluster.peers.Peers over native connections.
 
-    def __init__(
-        self,
-        membership: Membership,
-        clock: Clock,
-        tasks: Tasks,
-        token: str = "",
-        tls: Callable[[], ssl.SSLContext] | None = None,
-    ) -> None:
-        """`tasks` owns the attempts to connect; close the peers before it. `token`: the cluster token that this broker
-        shows to the others; empty: none. `tls` returns the context of the next connection; None: connections are not
-        encrypted."""
-        self._tls = tls
-        self._membership = membership
-        self._clock = clock
-        self._tasks = tasks
-        self._token = token
+    `tasks` owns the attempts to connect; close the peers before it. `token`: the cluster token that this broker shows
+    to the others; empty: none. `tls` returns the context of the next connection; None: connections are not encrypted.
+    """
+
+    membership: Membership
+    clock: Clock
+    tasks: Tasks
+    token: str = ""
+    tls: Callable[[], ssl.SSLContext] | None = None
+
+    def __post_init__(self) -> None:
         self._links: dict[str, _Link] = {}
-        membership.subscribe(MembershipListener(left=self._left))
+        self.membership.subscribe(MembershipListener(left=self._left))
 
     async def request(self, broker: str, request: wire.Request, answer: type[AnswerT]) -> AnswerT:
         head = wire.encode(request)
@@ -110,7 +106,7 @@ class NativePeers:
         return await link.call("a batch", CALL_SECONDS, lambda connection: connection.publish(topic, partition, copied))
 
     def reply(self, inbox: InboxAddress, head: ReplyHead, payload: bytes) -> None:
-        session = self._membership.find(inbox.broker)
+        session = self.membership.find(inbox.broker)
         if session is not None and session.incarnation == inbox.incarnation:
             self._link(inbox.broker).reply(wire.encode(wire.Reply(str(inbox), len(payload), head)), payload)
 
@@ -121,15 +117,15 @@ class NativePeers:
             link.end(Unavailable("this broker is closing"))
 
     def _link(self, name: str) -> _Link:
-        session = self._membership.find(name)
+        session = self.membership.find(name)
         if session is None:
             raise Unavailable(f"broker {name!r} has no session: wait until it is back")
         link = self._links.get(name)
         if link is None or link.session.incarnation != session.incarnation:
             if link is not None:
                 link.end(_over(link.session))
-            own = self._membership.session
-            link = self._links[name] = _Link(session, own, self._clock, self._tasks, self._token, self._tls)
+            own = self.membership.session
+            link = self._links[name] = _Link(session, own, self.clock, self.tasks, self.token, self.tls)
         return link
 
     def _left(self, session: BrokerSession) -> None:
