@@ -17,11 +17,11 @@ from pydanube.broker.cluster.addresses import TopicAddresses
 from pydanube.broker.cluster.compaction import MetadataCompaction
 from pydanube.broker.cluster.freshness import Freshness
 from pydanube.broker.cluster.gathering import Gathering
-from pydanube.broker.cluster.membership import Membership
 from pydanube.broker.cluster.parts import ClusterParts, sole_cluster
 from pydanube.broker.cluster.routing import answer_inside, client_addresses
 from pydanube.broker.cluster.takeover import Takeover, no_cursors
 from pydanube.broker.cluster.upgrade import Upgrade
+from pydanube.broker.context import BrokerContext
 from pydanube.broker.observe.cluster_status import ClusterStatus
 from pydanube.broker.observe.metric_families import MetricSources
 from pydanube.broker.observe.metrics import BrokerMetrics
@@ -37,7 +37,6 @@ from pydanube.broker.partitions.partition_table import PartitionTable
 from pydanube.broker.partitions.publish_checks import PayloadCheck, check_publishable
 from pydanube.broker.partitions.publish_queue import PublishDone
 from pydanube.broker.partitions.store_loss import StoreLoss
-from pydanube.broker.partitions.unlisted_bytes import UnlistedBytes
 from pydanube.broker.producers.inboxes import Inboxes
 from pydanube.broker.producers.producers import Access, Producer, Producers
 from pydanube.broker.producers.publishing import PartitionPublisher
@@ -152,27 +151,6 @@ class BrokerParts:
     """Without it, no audit events are recorded."""
 
 
-def _open_object_storage(
-    parts: BrokerParts, open_partitions: PartitionTable, settings: Sections, membership: Membership
-) -> ObjectStorage | None:
-    """Return the object storage of a broker that has one."""
-    if parts.objects is None:
-        return None
-    return ObjectStorage(
-        parts.objects,
-        parts.store,
-        parts.registry,
-        open_partitions,
-        parts.writer,
-        parts.clock,
-        parts.tasks,
-        settings.storage,
-        parts.writer.identity.cluster,
-        membership,
-        UnlistedBytes(settings.slices.unlisted_bytes_max),
-    )
-
-
 class Broker:
     """One broker. All listeners call this, and only this."""
 
@@ -209,10 +187,13 @@ class Broker:
         """Asked before anything is read for a client; all listeners count there what clients have not received."""
         self._cache = TailCache(settings.cache.tail_bytes)
         open_partitions = PartitionTable()
-        self._tiers = _open_object_storage(parts, open_partitions, settings, self._cluster.membership)
-        self._slices = self._open_slices(parts, settings)
+        self._context = context = BrokerContext(
+            registry, parts.store, writer, authorizer, clock, parts.tasks, self._cluster, self.metrics, settings
+        )
+        self._tiers = None if parts.objects is None else ObjectStorage(context, parts.objects, open_partitions)
+        self._slices = self._open_slices()
         policies = EffectivePolicies(registry, settings)
-        self._partitions = self._make_partitions(parts, settings, policies, open_partitions)
+        self._partitions = self._make_partitions(parts, policies, open_partitions)
         if parts.audit is not None:
             self.audit.sink = self._audit_sink(parts.audit)
         self.schemas = Schemas(parts.store, registry, self._partitions, authorizer, clock, parts.tasks, self.metrics)
@@ -249,30 +230,15 @@ class Broker:
         self.statistics = Statistics(registry, self._partitions, authorizer, clock, gathering)
         self._stored_bytes = StoredBytes(self.throttle, registry, self._partitions, self.statistics, clock, self.node)
         self.listing = Listing(registry, self.statistics, authorizer, clock)
-        self.storage = StorageAdministration(
-            registry,
-            self._partitions,
-            authorizer,
-            parts.store,
-            writer,
-            clock,
-            parts.tasks,
-            self._tiers,
-            gathering,
-            self._slice_counts,
-        )
-        self._staging = self._open_staging(parts, self._tiers)
+        self.storage = StorageAdministration(context, self._partitions, self._tiers, gathering, self._slice_counts)
+        self._staging = self._open_staging(self._tiers)
         self._metric_sources = MetricSources(
             self.metrics, registry, open_partitions, writer, self._cache, self._tiers, self._slice_counts
         )
         self._deletion = TopicDeletion(registry, self._partitions, writer, self._tiers, self._staging)
         self.cluster = ClusterStatus(
-            registry,
+            context,
             self._partitions,
-            self._cluster,
-            authorizer,
-            parts.store,
-            clock,
             self.cluster_id,
             self._started_at,
             self._state,
@@ -282,25 +248,12 @@ class Broker:
         self._store_loss: StoreLoss | None = None
         """Looks whether this broker has the object store, once it is a member of a cluster."""
         self._takeover = Takeover(
-            registry,
-            parts.store,
-            self._cluster,
+            context,
             self._partitions.placement,
             self._partitions.policies_of,
             self._tiers.cursors_of if self._tiers is not None else no_cursors,
-            clock,
-            self.metrics,
         )
-        self.leftovers = Leftovers(
-            registry,
-            parts.store,
-            writer,
-            self._cluster,
-            gathering,
-            authorizer,
-            self.publisher,
-            self.decompression,
-        )
+        self.leftovers = Leftovers(context, gathering, self.publisher, self.decompression)
         self.topics = TopicChanges(registry, self._partitions, writer, gathering, self._check_storing)
         self._lifetimes = Expiration(
             registry, self._partitions, self.subscriptions, self._deletion, clock, self._cluster
@@ -319,8 +272,9 @@ class Broker:
         """Follows the metadata, from the start on."""
 
     def _make_partitions(
-        self, parts: BrokerParts, settings: Sections, policies: EffectivePolicies, open_partitions: PartitionTable
+        self, parts: BrokerParts, policies: EffectivePolicies, open_partitions: PartitionTable
     ) -> Partitions:
+        settings = self._settings
         recovery = PartitionRecovery(
             parts.writer,
             self._cache,
@@ -332,17 +286,10 @@ class Broker:
         if self._slices is not None:
             self._slices.on_sealed = self._slices_sealed
         return Partitions(
-            parts.registry,
-            parts.store,
-            parts.writer,
+            self._context,
             recovery,
-            parts.tasks,
-            parts.clock,
-            self._cluster,
-            settings,
             policies,
             open_partitions,
-            self.metrics,
             self._tiers,
             throttle=self.throttle,
             dead_letters=DeadLetterTopics(
@@ -386,21 +333,12 @@ class Broker:
         if former is not None and former.ack_level != record.ack_level and former.topic_id == record.topic_id:
             self._tasks.spawn(self.topics.follow_ack_level(topic), f"ack level of {topic}")
 
-    def _open_slices(self, parts: BrokerParts, settings: Sections) -> BrokerSlices | None:
+    def _open_slices(self) -> BrokerSlices | None:
         """Return the slices of `stored` topics, which are in the object storage; None if there is none."""
         if self._tiers is None:
             return None
-        return BrokerSlices(
-            self._tiers.objects,
-            parts.store,
-            self._cluster.membership,
-            parts.writer,
-            parts.clock,
-            parts.tasks,
-            settings.slices,
-            self._tiers.settings.segment_bytes,
-            self._tiers.unlisted,
-        )
+        tiers = self._tiers
+        return BrokerSlices(self._context, tiers.objects, tiers.settings.segment_bytes, tiers.unlisted)
 
     def _slice_counts(self) -> SliceCounts:
         return self._slices.counts() if self._slices is not None else SliceCounts()
@@ -437,22 +375,11 @@ class Broker:
         except DanubeError as error:
             log.warning("slices.unfit_store", error=error.message)
 
-    def _open_staging(self, parts: BrokerParts, tiers: ObjectStorage | None) -> Staging | None:
+    def _open_staging(self, tiers: ObjectStorage | None) -> Staging | None:
         """Return the staged writes, whose stages are in the object storage; None if there is none."""
         if tiers is None:
             return None
-        return Staging(
-            parts.registry,
-            self._partitions,
-            self._producers,
-            self._authorizer,
-            parts.store,
-            parts.clock,
-            tiers,
-            self.decompression,
-            self.schemas,
-            self._cluster,
-        )
+        return Staging(self._context, self._partitions, self._producers, tiers, self.decompression, self.schemas)
 
     @property
     def address(self) -> str:

@@ -25,7 +25,7 @@ import msgspec
 
 from pydanube.broker.cluster.gathering import Gathering
 from pydanube.broker.cluster.owners import StoredRecord
-from pydanube.broker.cluster.parts import ClusterParts
+from pydanube.broker.context import BrokerContext
 from pydanube.broker.partitions.decompression import DecompressionBudget
 from pydanube.broker.producers.producers import SHARED_PRODUCER
 from pydanube.broker.producers.publishing import PartitionPublisher
@@ -38,21 +38,20 @@ from pydanube.broker.registry.records import (
     ledgers_of,
     partition_key,
 )
-from pydanube.broker.registry.registry import Registry
 from pydanube.broker.registry.tombstones import drop_writes
 from pydanube.broker.security.visibility import topic_filter
 from pydanube.codec.batch import Batch, Codec, encode
 from pydanube.codec.native import requests as wire
-from pydanube.core.access import Action, Authorizer, Principal
+from pydanube.core.access import Action, Principal
 from pydanube.metadata.packing import pack_over, unpack
-from pydanube.metadata.store import Compare, MetadataStore, Put, list_all
+from pydanube.metadata.store import Compare, Put, list_all
 from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.leftovers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, ORIGINAL_TOPIC, Leftover, SalvageStep
 from pydanube.model.limits import ATTRIBUTES_PER_MESSAGE_MAX, MIB, PRODUCER_BATCHES_IN_FLIGHT_MAX
 from pydanube.model.names import TopicName
 from pydanube.operations.brokers import LeftoversListed, ListLeftovers
 from pydanube.runtime.telemetry import get_logger
-from pydanube.storage.wal import LedgerSummary, LogWriter
+from pydanube.storage.wal import LedgerSummary
 
 log = get_logger(__name__)
 
@@ -88,17 +87,13 @@ class _Lost(NamedTuple):
 class Leftovers:
     """What this broker and others still have of partitions that were taken over."""
 
-    registry: Registry
-    store: MetadataStore
-    writer: LogWriter
-    cluster: ClusterParts
+    context: BrokerContext
     gathering: Gathering
-    authorizer: Authorizer
     publisher: PartitionPublisher
     decompression: DecompressionBudget
 
     def __post_init__(self) -> None:
-        self._membership = self.cluster.membership
+        self._membership = self.context.cluster.membership
         self._salvaging = asyncio.Lock()  # two steps at the same time would publish the same batches
 
     # -- listing -------------------------------------------------------------------------------------------------------
@@ -107,7 +102,7 @@ class Leftovers:
         """Return the leftovers of one broker or of all, by topic, partition and offset. Those of a broker that does not
         answer are listed as the metadata has them, with the reason. Topics that the caller may not see are left
         out."""
-        is_visible = topic_filter(self.authorizer, principal)
+        is_visible = topic_filter(self.context.authorizer, principal)
         found: list[Leftover] = []
         others: dict[str, list[_Lost]] = {}
         for lost in self._all():
@@ -132,11 +127,11 @@ class Leftovers:
         return sorted(found, key=lambda one: (one.topic, one.partition, one.start_offset))
 
     def _all(self) -> Iterator[_Lost]:
-        for name in self.registry.topics():
-            topic = self.registry.find_topic(name)
+        for name in self.context.registry.topics():
+            topic = self.context.registry.find_topic(name)
             for index in range(topic.config().partition_count) if topic is not None else ():
                 assert topic is not None
-                record = self.cluster.owners.record(topic.topic_id, index)
+                record = self.context.cluster.owners.record(topic.topic_id, index)
                 yield from _lost(name, topic.topic_id, index, record)
 
     def _is_own(self, lost: LostRecord) -> bool:
@@ -169,7 +164,7 @@ class Leftovers:
     async def _listed(self, lost: _Lost) -> list[tuple[int, LedgerRecord]]:
         """Return the ledgers of a lost part, oldest first, of data and of state."""
         found = []
-        async for one in list_all(self.store, ledgers_of(lost.topic_id, lost.partition)):
+        async for one in list_all(self.context.store, ledgers_of(lost.topic_id, lost.partition)):
             ledger = unpack(one.value, LedgerRecord)
             if lost.after_epoch < ledger.epoch <= lost.record.epoch:
                 found.append((ledger_of_key(one.key)[1], ledger))
@@ -179,7 +174,7 @@ class Leftovers:
         """Return the data ledgers in this broker's log that hold messages which are not in the catalog."""
         found = []
         for ledger_id, ledger in await self._listed(lost):
-            summary = self.writer.ledger(ledger_id) if ledger.kind == "data" else None
+            summary = self.context.writer.ledger(ledger_id) if ledger.kind == "data" else None
             if summary is not None and summary.end_offset > max(summary.first_offset, lost.record.start):
                 found.append((ledger_id, summary))
         return found
@@ -201,10 +196,10 @@ class Leftovers:
         Raises Refused for the topic that they came from, NotFound if there are none, and Unavailable if the broker that
         has them is away. Cancelled: some may have been published; the next step goes on with the others.
         """
-        self.authorizer.check(principal, Action.READ, str(topic))
-        self.authorizer.check(principal, Action.PRODUCE, str(to))
+        self.context.authorizer.check(principal, Action.READ, str(topic))
+        self.context.authorizer.check(principal, Action.PRODUCE, str(to))
         if drop:
-            self.authorizer.check(principal, Action.DELETE, str(topic))
+            self.context.authorizer.check(principal, Action.DELETE, str(topic))
         target_id = await self._check_target(topic, to)
         found = await self._find(topic, partition, broker)
         holder = self._holder(found[0].record)
@@ -227,10 +222,10 @@ class Leftovers:
         """Return the id of the topic that leftovers go to."""
         if to == topic:
             raise Refused(f"leftovers of topic {topic} cannot be salvaged into the same topic: name another one")
-        await self.registry.refresh_topic(topic)
-        await self.registry.refresh_topic(to)
-        self.registry.topic(topic)
-        target = self.registry.find_topic(to)
+        await self.context.registry.refresh_topic(topic)
+        await self.context.registry.refresh_topic(to)
+        self.context.registry.topic(topic)
+        target = self.context.registry.find_topic(to)
         if target is None:
             raise NotFound(f"topic {to} does not exist: create it first, with `danube topics create {to}`")
         if not target.reliable:
@@ -239,7 +234,7 @@ class Leftovers:
 
     async def _find(self, topic: TopicName, partition: int, broker: str) -> list[_Lost]:
         """Return what one broker has of the partition, oldest first."""
-        record = self.registry.topic(topic)
+        record = self.context.registry.topic(topic)
         if not 0 <= partition < record.config().partition_count:
             raise NotFound(
                 f"topic {topic} has {record.config().partition_count} partitions: there is no partition {partition}"
@@ -279,10 +274,10 @@ class Leftovers:
         self, principal: Principal, lost: _Lost, ledger_id: int, reached: int, to: TopicName
     ) -> tuple[int, int]:
         """Publish some batches of a ledger from `reached` on; return how many messages, and the end of them."""
-        views = await self.writer.read(ledger_id, reached, STEP_BYTES)
-        headers = await self.writer.batch_headers(ledger_id, lost.record.start)
+        views = await self.context.writer.read(ledger_id, reached, STEP_BYTES)
+        headers = await self.context.writer.batch_headers(ledger_id, lost.record.start)
         sequence = sum(one.count for one in headers if one.base_offset < reached)
-        index = lost.partition % self.registry.topic(to).config().partition_count
+        index = lost.partition % self.context.registry.topic(to).config().partition_count
         published, batches, end = 0, 0, reached
         for view in views:
             if batches >= BATCHES_MAX:
@@ -318,11 +313,11 @@ class Leftovers:
             if self._membership.is_own_log(ledger.log)
         ]
         for writes in drop_writes(own):
-            await self.store.transact([], writes)
+            await self.context.store.transact([], writes)
         if await self._listed(lost):
             return  # of another log
         await self._change(lost, lambda _one: None)
-        self.writer.forget({ledger_of_key(key)[1] for key, _ in own})
+        self.context.writer.forget({ledger_of_key(key)[1] for key, _ in own})
         log.info("leftovers.dropped", partition=lost.name, ledgers=len(own))
 
     async def _change(self, lost: _Lost, change: Callable[[LostRecord], LostRecord | None]) -> None:
@@ -334,14 +329,16 @@ class Leftovers:
             changed = [change(one) if one.epoch == lost.record.epoch else one for one in stored.record.lost]
             record = msgspec.structs.replace(stored.record, lost=[one for one in changed if one is not None])
             value, key = pack_over(stored.value, record), partition_key(lost.topic_id, lost.partition)
-            result = await self.store.transact([Compare.mod_revision(key, stored.revision)], [Put(key, value)])
+            result = await self.context.store.transact([Compare.mod_revision(key, stored.revision)], [Put(key, value)])
             if result.succeeded:
-                self.cluster.owners.wrote(lost.topic_id, lost.partition, StoredRecord(record, value, result.revision))
+                self.context.cluster.owners.wrote(
+                    lost.topic_id, lost.partition, StoredRecord(record, value, result.revision)
+                )
                 return
         raise Unavailable(f"{lost.name}: its record changes all the time; try again")
 
     async def _read(self, topic_id: int, index: int) -> StoredRecord | None:
-        found = await self.store.get(partition_key(topic_id, index))
+        found = await self.context.store.get(partition_key(topic_id, index))
         if found is None:
             return None
         return StoredRecord(unpack(found.value, PartitionRecord), found.value, found.mod_revision)

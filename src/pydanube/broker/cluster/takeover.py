@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from pydanube.broker.observe.metrics import BrokerMetrics
+from pydanube.broker.context import BrokerContext
 from pydanube.broker.registry.records import (
     LedgerRecord,
     LostRecord,
@@ -35,9 +35,8 @@ from pydanube.broker.registry.records import (
     restored_entries,
     topic_key,
 )
-from pydanube.broker.registry.registry import Registry
 from pydanube.metadata.packing import pack_over, unpack
-from pydanube.metadata.store import Compare, MetadataStore, Put, list_all, split_writes
+from pydanube.metadata.store import Compare, Put, list_all, split_writes
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.ledgers import CursorEntry
@@ -46,14 +45,12 @@ from pydanube.model.names import TopicName
 from pydanube.model.policies import Policies
 from pydanube.model.positions import utc_text
 from pydanube.model.topics import AckLevel
-from pydanube.runtime.clock import Clock
 from pydanube.runtime.slices import Slices
 from pydanube.runtime.telemetry import get_logger
 
 from .membership import MembershipListener
 from .node_records import session_key
 from .owners import Key, StoredRecord, has_ledgers
-from .parts import ClusterParts
 from .placing import Placement, is_bound_to_log
 
 log = get_logger(__name__)
@@ -87,25 +84,22 @@ class Takeover:
 
     def __init__(
         self,
-        registry: Registry,
-        store: MetadataStore,
-        cluster: ClusterParts,
+        context: BrokerContext,
         placement: Placement,
         policies_of: Callable[[TopicName], Policies],
         cursors_of: CursorsOf,
-        clock: Clock,
-        metrics: BrokerMetrics,
     ) -> None:
         """`cursors_of` returns the newest cursors of partitions that the object store has."""
-        self._registry = registry
-        self._store = store
+        cluster, clock = context.cluster, context.clock
+        self._registry = context.registry
+        self._store = context.store
         self._cluster = cluster
         self._membership = cluster.membership
         self._placement = placement
         self._policies_of = policies_of
         self._cursors_of = cursors_of
         self._clock = clock
-        self._metrics = metrics
+        self._metrics = context.metrics
         self._refused: set[Key] = set()
         """Partitions whose takeover by policy was refused, and that was logged."""
         self._started = clock.monotonic()

@@ -7,17 +7,15 @@ from collections.abc import Callable
 from typing import Final
 
 from pydanube.broker.cluster.loads import LEAVING, LoadRecord, load_key
-from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.cluster.routing import client_addresses
+from pydanube.broker.context import BrokerContext
 from pydanube.broker.partitions.open_partitions import Partitions
-from pydanube.broker.registry.registry import Registry
-from pydanube.core.access import BROKER, Action, Authorizer, Principal
+from pydanube.core.access import BROKER, Action, Principal
 from pydanube.metadata.packing import pack
-from pydanube.metadata.store import MetadataStore, Put
+from pydanube.metadata.store import Put
 from pydanube.model.cluster import AWAY, BrokerSession, BrokerStatus, ClusterDescription
 from pydanube.model.errors import DanubeError
 from pydanube.model.topics import BrokerDescription
-from pydanube.runtime.clock import Clock
 from pydanube.runtime.telemetry import get_logger
 from pydanube.version import __version__
 
@@ -51,12 +49,8 @@ class ClusterStatus:
 
     def __init__(
         self,
-        registry: Registry,
+        context: BrokerContext,
         partitions: Partitions,
-        cluster: ClusterParts,
-        authorizer: Authorizer,
-        store: MetadataStore,
-        clock: Clock,
         cluster_id: str,
         started_at: int,
         state: Callable[[], str],
@@ -64,14 +58,15 @@ class ClusterStatus:
     ) -> None:
         """`started_at`: when this broker was started, in microseconds since 1970. `state` returns "ok", or what is
         wrong with it, and `store_health` what its load says of the object store."""
-        self._registry = registry
+        cluster = context.cluster
+        self._registry = context.registry
         self._partitions = partitions
         self._membership = cluster.membership
         self._owners = cluster.owners
         self._loads = cluster.loads
-        self._authorizer = authorizer
-        self._store = store
-        self._clock = clock
+        self._authorizer = context.authorizer
+        self._store = context.store
+        self._clock = context.clock
         self._cluster_id = cluster_id
         self._started_at = started_at
         self._state = state

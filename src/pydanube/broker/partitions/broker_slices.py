@@ -10,24 +10,20 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from pydanube.broker.cluster.membership import Membership, MembershipListener
+from pydanube.broker.cluster.membership import MembershipListener
 from pydanube.broker.cluster.node_records import INCARNATION_COUNTER
+from pydanube.broker.context import BrokerContext
 from pydanube.metadata.counters import take_ids
 from pydanube.metadata.joining import JoinedTransactions
-from pydanube.metadata.store import MetadataStore
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, NotOwner, Unavailable
-from pydanube.model.settings.sections import SliceSettings
-from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.randomness import identity
-from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.segments.catalog import Catalog
 from pydanube.storage.segments.recovered_upload import RecoveredUpload
 from pydanube.storage.slices import SliceWriter, check_store, probe_store
 from pydanube.storage.slices.writer import PROOF_S
-from pydanube.storage.wal import LogWriter
 
 from .slice_takeover import SliceTakeover
 from .sliced_log import SlicedLog
@@ -60,24 +56,16 @@ class BrokerSlices:
     """The slices of one broker."""
 
     def __init__(
-        self,
-        objects: ObjectStore,
-        store: MetadataStore,
-        membership: Membership,
-        log: LogWriter,
-        clock: Clock,
-        tasks: Tasks,
-        settings: SliceSettings,
-        segment_bytes: int,
-        unlisted: UnlistedBytes,
+        self, context: BrokerContext, objects: ObjectStore, segment_bytes: int, unlisted: UnlistedBytes
     ) -> None:
+        store, clock, tasks = context.store, context.clock, context.tasks
         self._objects = objects
         self._store = store
-        self._membership = membership
-        self._log = log
+        self._membership = membership = context.cluster.membership
+        self._log = context.writer
         self._clock = clock
         self._tasks = tasks
-        self._settings = settings
+        self._settings = context.settings.slices
         self.unlisted = unlisted
         self._writer: SliceWriter | None = None
         self._incarnation = 0

@@ -25,16 +25,14 @@ from typing import Final, Protocol
 
 from pydanube.broker.cluster.membership import MembershipListener
 from pydanube.broker.cluster.owners import Key
-from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.cluster.placing import Placement
 from pydanube.broker.cluster.routing import Routing
-from pydanube.broker.observe.metrics import BrokerMetrics
+from pydanube.broker.context import BrokerContext
 from pydanube.broker.partitions.partition_recovery import PartitionRecovery, RecoveredPartition
 from pydanube.broker.quotas.throttle import Throttle
 from pydanube.broker.registry.effective_policies import EffectivePolicies
 from pydanube.broker.registry.ids import LEDGER_COUNTER, IdBlocks
 from pydanube.broker.registry.records import SubscriptionRecord, TopicRecord, pending_of, pending_of_key
-from pydanube.broker.registry.registry import Registry
 from pydanube.broker.registry.tombstones import Tombstones
 from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics
 from pydanube.broker.subscriptions.subscription import LiveSubscription, SubscriptionContext
@@ -42,18 +40,16 @@ from pydanube.broker.unread_memory import UnreadMemory
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.staging import STAGED_PRODUCER
 from pydanube.metadata.joining import JoinedTransactions
-from pydanube.metadata.store import MetadataStore, list_all
+from pydanube.metadata.store import list_all
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, NotOwner, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.policies import Policies
-from pydanube.model.settings.sections import Sections
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
-from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks, run_together
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.segments.history import PartitionHistory
-from pydanube.storage.wal import LogListener, LogWriter
+from pydanube.storage.wal import LogListener
 
 from .non_reliable_partition import NonReliablePartition
 from .ownership import Ownership
@@ -95,25 +91,19 @@ class Partitions:
 
     def __init__(
         self,
-        registry: Registry,
-        store: MetadataStore,
-        writer: LogWriter,
+        context: BrokerContext,
         recovery: PartitionRecovery,
-        tasks: Tasks,
-        clock: Clock,
-        cluster: ClusterParts,
-        settings: Sections,
         policies: EffectivePolicies,
         open_partitions: PartitionTable,
-        metrics: BrokerMetrics,
         tiering: Tiering | None = None,
         *,
         throttle: Throttle,
         dead_letters: DeadLetterTopics,
         unread: UnreadMemory,
     ) -> None:
-        """`cluster`: this broker and the others. `open_partitions` is filled here. Without `tiering` the log keeps
-        everything."""
+        """`open_partitions` is filled here. Without `tiering` the log keeps everything."""
+        registry, store, writer = context.registry, context.store, context.writer
+        tasks, clock, cluster = context.tasks, context.clock, context.cluster
         self._registry = registry
         self._store = store
         self._writer = writer
@@ -121,9 +111,9 @@ class Partitions:
         self._tasks = tasks
         self._clock = clock
         self._cluster = cluster
-        self._settings = settings
+        self._settings = context.settings
         self._policies = policies
-        self._metrics = metrics
+        self._metrics = context.metrics
         self._tiering = tiering
         self._throttle = throttle
         self._unread = unread

@@ -6,24 +6,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from pydanube.broker.context import BrokerContext
 from pydanube.broker.partitions.decompression import DecompressionBudget
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.publish_checks import check_publishable
 from pydanube.broker.producers.producers import Producers
 from pydanube.broker.registry.records import TopicRecord
-from pydanube.broker.registry.registry import Registry
 from pydanube.broker.schemas.schemas import Schemas
 from pydanube.broker.security.audit_operations import count_traffic
 from pydanube.broker.tiering.object_storage import ObjectStorage
 from pydanube.codec import stage
 from pydanube.codec.batch import HEADER_BYTES, Batch
 from pydanube.codec.batch.header import unpacked_bytes
-from pydanube.core.access import Action, Authorizer, Principal
+from pydanube.core.access import Action, Principal
 from pydanube.core.staging import QueryRecord, StageName, check_attempt, stage_time
 from pydanube.model.errors import Invalid, NotFound, Refused
 from pydanube.model.names import TopicName
 from pydanube.model.staging import check_batch_id, check_query
-from pydanube.runtime.clock import Clock
 from pydanube.runtime.randomness import identity
 from pydanube.runtime.slices import Slices
 
@@ -55,14 +54,12 @@ class StageRequest(NamedTuple):
 
 @dataclass(eq=False)
 class StageWriter:
-    registry: Registry
+    context: BrokerContext
     partitions: Partitions
     producers: Producers
-    authorizer: Authorizer
     records: QueryRecords
     reader: StageReader
     tiers: ObjectStorage
-    clock: Clock
     decompression: DecompressionBudget
     schemas: Schemas
 
@@ -76,7 +73,7 @@ class StageWriter:
         check_batch_id(request.batch_id)
         check_attempt(request.task, request.attempt, request.part)
         for topic, partition in {one.topic: one.partition for one in sorted(request.sections)}.items():
-            await self.registry.refresh_topic(topic, partition)
+            await self.context.registry.refresh_topic(topic, partition)
         topics = self._check_topics(principal, request)
         if (full := self.tiers.refusal()) is not None:
             raise full
@@ -85,7 +82,7 @@ class StageWriter:
         record = await self.records.enter_run(principal, request.query, request.run, _namespace(request))
         name = self._name(record, request)
         named = [(one.topic_id, str(topic)) for topic, one in topics.items()]
-        pieces, index = stage.encode(self.clock.now_us(), named, parts)
+        pieces, index = stage.encode(self.context.clock.now_us(), named, parts)
         key = f"{stages_of(record.number, request.batch_id)}{name}"
         await self.tiers.objects.put(key, pieces, create=True)
         self.reader.add_index(key, index)
@@ -112,8 +109,8 @@ class StageWriter:
         return topics
 
     def _check_topic(self, principal: Principal, topic: TopicName) -> TopicRecord:
-        self.authorizer.check(principal, Action.PRODUCE, str(topic))
-        record = self.registry.topic(topic)
+        self.context.authorizer.check(principal, Action.PRODUCE, str(topic))
+        record = self.context.registry.topic(topic)
         if not record.reliable:
             raise Invalid(f"topic {topic} is not reliable, and keeps nothing: stages go to reliable topics only")
         if self.producers.is_held(record.topic_id):
@@ -125,7 +122,7 @@ class StageWriter:
     ) -> list[stage.StagePart]:
         places = {topic: place for place, topic in enumerate(topics)}
         parts: list[stage.StagePart] = []
-        slices = Slices(self.clock)
+        slices = Slices(self.context.clock)
         views = _split_body(request, body)
         for section in request.sections:
             policies, schema = self.partitions.policies_of(section.topic), self.schemas.check_of(section.topic)
@@ -148,7 +145,7 @@ class StageWriter:
         return parts
 
     def _name(self, record: QueryRecord, request: StageRequest) -> StageName:
-        at = stage_time(record, self.clock.now_us())
+        at = stage_time(record, self.context.clock.now_us())
         return StageName(at, request.task, request.attempt, request.part, identity()[:RANDOM_DIGITS])
 
 

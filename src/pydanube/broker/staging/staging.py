@@ -20,24 +20,21 @@ from typing import Final
 
 import msgspec
 
-from pydanube.broker.cluster.parts import ClusterParts
+from pydanube.broker.context import BrokerContext
 from pydanube.broker.partitions.decompression import DecompressionBudget
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.producers.producers import Producers
-from pydanube.broker.registry.registry import Registry
 from pydanube.broker.schemas.schemas import Schemas
 from pydanube.broker.security.audit_operations import note_change, note_detail
 from pydanube.broker.tiering.object_storage import ObjectStorage
 from pydanube.core import staging as core
-from pydanube.core.access import BROKER, Action, Authorizer, Principal
+from pydanube.core.access import BROKER, Action, Principal
 from pydanube.core.staging import QueryRecord, StageName
-from pydanube.metadata.store import MetadataStore
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.staging import StagedQuery, check_batch_id, check_query
 from pydanube.operations.staging import QUERIES_MAX, CommitStages, StagedQueries, StagesCommitted
-from pydanube.runtime.clock import Clock
 from pydanube.runtime.events import Signal
 from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.slices import Slices
@@ -71,17 +68,15 @@ class Staging:
 
     def __init__(
         self,
-        registry: Registry,
+        context: BrokerContext,
         partitions: Partitions,
         producers: Producers,
-        authorizer: Authorizer,
-        store: MetadataStore,
-        clock: Clock,
         tiers: ObjectStorage,
         decompression: DecompressionBudget,
         schemas: Schemas,
-        cluster: ClusterParts,
     ) -> None:
+        registry, authorizer, cluster = context.registry, context.authorizer, context.cluster
+        store, clock = context.store, context.clock
         self._registry = registry
         self._authorizer = authorizer
         self._clock = clock
@@ -90,16 +85,7 @@ class Staging:
         self._tasks = Tasks()
         self._reader = StageReader(tiers.objects, self._tasks)
         self._writer = StageWriter(
-            registry,
-            partitions,
-            producers,
-            authorizer,
-            self._records,
-            self._reader,
-            tiers,
-            clock,
-            decompression,
-            schemas,
+            context, partitions, producers, self._records, self._reader, tiers, decompression, schemas
         )
         self.decisions = Decisions(
             registry, partitions, store, tiers.objects, self._reader, clock, cluster, self._records.changed

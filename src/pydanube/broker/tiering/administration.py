@@ -13,15 +13,14 @@ from itertools import count
 from typing import Final
 
 from pydanube.broker.cluster.gathering import Gathering
+from pydanube.broker.context import BrokerContext
 from pydanube.broker.partitions.broker_slices import SliceCounts
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.registry.records import PartitionRecord, TopicRecord, partition_key
-from pydanube.broker.registry.registry import Registry
 from pydanube.codec.batch import read_header
-from pydanube.core.access import ANONYMOUS, BROKER, Action, Authorizer, Principal
+from pydanube.core.access import ANONYMOUS, BROKER, Action, Principal
 from pydanube.metadata.packing import unpack
-from pydanube.metadata.store import MetadataStore
 from pydanube.model.errors import DanubeError, Denied, Full, Invalid, NotFound, Refused, Unauthenticated
 from pydanube.model.names import TopicName
 from pydanube.model.positions import OFFSET_END, Position
@@ -46,12 +45,10 @@ from pydanube.operations.storage import (
     UploadStorage,
 )
 from pydanube.runtime.budget import Budget
-from pydanube.runtime.clock import MICROSECONDS, Clock
-from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.clock import MICROSECONDS
 from pydanube.storage.segments.catalog import CatalogSegment
 from pydanube.storage.segments.garbage_collector import CollectionStep
 from pydanube.storage.segments.verifier import CatalogBounds, PartitionToVerify, SegmentVerifier, VerificationStep
-from pydanube.storage.wal import LogWriter
 
 from .object_storage import ObjectStorage
 
@@ -131,26 +128,21 @@ class StorageAdministration:
 
     def __init__(
         self,
-        registry: Registry,
+        context: BrokerContext,
         partitions: Partitions,
-        authorizer: Authorizer,
-        store: MetadataStore,
-        writer: LogWriter,
-        clock: Clock,
-        tasks: Tasks,
         tiers: ObjectStorage | None,
         gathering: Gathering,
         slice_counts: Callable[[], SliceCounts] = SliceCounts,
     ) -> None:
         self._slice_counts = slice_counts
         self._gathering = gathering
-        self._registry = registry
+        self._registry = context.registry
         self._partitions = partitions
-        self._authorizer = authorizer
-        self._store = store
-        self._writer = writer
-        self._clock = clock
-        self._tasks = tasks
+        self._authorizer = context.authorizer
+        self._store = context.store
+        self._writer = context.writer
+        self._clock = context.clock
+        self._tasks = context.tasks
         self._tiers = tiers
         self._verifying = asyncio.Lock()  # so that only one range is in memory, however many callers there are
         self._runs: dict[int, UploadRun] = {}

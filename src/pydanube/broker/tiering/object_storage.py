@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import count
 from typing import Final
 
-from pydanube.broker.cluster.membership import Membership
+from pydanube.broker.context import BrokerContext
 from pydanube.broker.partitions.ownership import Ownership
 from pydanube.broker.partitions.partition_table import PartitionTable
 from pydanube.broker.partitions.stored_partition import StoredPartition
@@ -27,14 +27,12 @@ from pydanube.broker.registry.records import (
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.manifest import PartitionPositions
 from pydanube.metadata.packing import unpack
-from pydanube.metadata.store import MetadataStore, list_all
+from pydanube.metadata.store import list_all
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.ledgers import CursorEntry
-from pydanube.model.settings.sections import StorageSettings
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.randomness import identity
-from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.segments.catalog import Catalog
 from pydanube.storage.segments.garbage_collector import GarbageCollector
@@ -46,7 +44,6 @@ from pydanube.storage.segments.store_ownership import CHECK_S, DELETE_CHECK_S, S
 from pydanube.storage.segments.time_limits import TimeLimitedStore
 from pydanube.storage.segments.uploader import Uploader, UploadSource
 from pydanube.storage.slices import SliceCollector
-from pydanube.storage.wal import LogWriter
 
 from .tiered_partition import TieredPartition
 
@@ -118,33 +115,23 @@ class OpenPositions:
 class ObjectStorage:
     """One broker's object storage."""
 
-    def __init__(
-        self,
-        objects: ObjectStore,
-        store: MetadataStore,
-        registry: Registry,
-        open_partitions: PartitionTable,
-        writer: LogWriter,
-        clock: Clock,
-        tasks: Tasks,
-        settings: StorageSettings,
-        cluster: str,
-        membership: Membership,
-        unlisted: UnlistedBytes,
-    ) -> None:
+    def __init__(self, context: BrokerContext, objects: ObjectStore, open_partitions: PartitionTable) -> None:
+        store, registry, clock = context.store, context.registry, context.clock
+        settings, membership = context.settings.storage, context.cluster.membership
+        cluster = context.writer.identity.cluster
         self._next_merge = 0.0
-        self.unlisted = unlisted
-        unlisted.reason = self._upload_problem
+        self.unlisted = UnlistedBytes(context.settings.slices.unlisted_bytes_max)
+        self.unlisted.reason = self._upload_problem
         self._store = store
         self._registry = registry
         self.objects = objects = TimeLimitedStore(objects, settings.store_timeout_s, self.check_deletion)
         self.settings = settings
         self.ownership = StoreOwnership(objects, store, cluster, clock)
         self.catalog = Catalog(store)
-        self.history = SegmentReader(objects, self.catalog, tasks, settings.cache_bytes)
+        self.history = SegmentReader(objects, self.catalog, context.tasks, settings.cache_bytes)
         self.partitions: dict[tuple[int, int], TieredPartition] = {}
         """The open partitions that are uploaded, by topic id and index."""
-        self._writer = writer
+        self._writer = context.writer
         self._clock = clock
         process = identity()
         self.uploader = Uploader(objects, self.catalog, self._upload_sources, process, clock, settings)
