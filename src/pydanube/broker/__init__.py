@@ -1,7 +1,7 @@
 """OWNERSHIP. Each partition and subscription has one owner, and all listeners call one facade.
 
-Lives here      the facade (facade.py), handlers.py: which function carries out each operation, and context.py: what nearly
-                every part needs
+Lives here      the facade (facade.py), handlers.py: which function carries out each operation, and context.py: what
+                nearly every part needs
                 redrive lists dead letters and sends them back; leftovers lists and salvages what a broker has of
                 partitions that others took over
                 unread_memory bounds what is read for clients and not received by them

@@ -196,7 +196,7 @@ class Broker:
         self._partitions = self._make_partitions(parts, policies, open_partitions)
         if parts.audit is not None:
             self.audit.sink = self._audit_sink(parts.audit)
-        self.schemas = Schemas(parts.store, registry, self._partitions, authorizer, clock, parts.tasks, self.metrics)
+        self.schemas = Schemas(context, self._partitions)
         self.addresses = TopicAddresses(registry, authorizer, settings.topics.auto_create, self._first_publish_level)
         self._producers = Producers(registry, self._partitions, self._cluster, authorizer)
         self.policies = PolicyAdministration(registry, self._partitions, policies, authorizer)
@@ -223,10 +223,8 @@ class Broker:
             self._cluster,
         )
         self.single_acks = SingleAcks(registry, self._partitions, authorizer)
-        self.shared_producers = SharedProducers(self._producers, self.addresses, authorizer, clock, parts.tasks)
-        self.consumer_sessions = ConsumerSessions(
-            registry, self.addresses, self.subscriptions, authorizer, clock, parts.tasks
-        )
+        self.shared_producers = SharedProducers(context, self._producers, self.addresses)
+        self.consumer_sessions = ConsumerSessions(context, self.addresses, self.subscriptions)
         self.statistics = Statistics(registry, self._partitions, authorizer, clock, gathering)
         self._stored_bytes = StoredBytes(self.throttle, registry, self._partitions, self.statistics, clock, self.node)
         self.listing = Listing(registry, self.statistics, authorizer, clock)
@@ -255,9 +253,7 @@ class Broker:
         )
         self.leftovers = Leftovers(context, gathering, self.publisher, self.decompression)
         self.topics = TopicChanges(registry, self._partitions, writer, gathering, self._check_storing)
-        self._lifetimes = Expiration(
-            registry, self._partitions, self.subscriptions, self._deletion, clock, self._cluster
-        )
+        self._lifetimes = Expiration(context, self._partitions, self.subscriptions, self._deletion)
         self._compaction = MetadataCompaction(parts.store, self._cluster.membership, clock)
         self.peer_requests = PeerRequests(
             authorizer, self.security, self._producers, self._lifetimes.unused, self._cluster.membership

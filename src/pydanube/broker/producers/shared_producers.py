@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from pydanube.broker.cluster.addresses import Place, TopicAddresses
+from pydanube.broker.context import BrokerContext
 from pydanube.broker.producers.producers import Producer, Producers, shared_id
-from pydanube.core.access import Action, Authorizer, Principal
+from pydanube.core.access import Action, Principal
 from pydanube.model.errors import Denied, Unavailable
 from pydanube.model.names import TopicAddress
-from pydanube.runtime.clock import Clock
-from pydanube.runtime.tasks import Tasks
 
 SILENT_S: Final = 30.0
 """Clients send a health check every 5 seconds."""
@@ -50,11 +49,9 @@ class SharedProducer:
 class SharedProducers:
     """Opens producers by name, finds them by id, and closes those that are silent."""
 
+    context: BrokerContext
     producers: Producers
     addresses: TopicAddresses
-    authorizer: Authorizer
-    clock: Clock
-    tasks: Tasks
 
     def __post_init__(self) -> None:
         self._open: dict[int, SharedProducer] = {}
@@ -64,7 +61,7 @@ class SharedProducers:
         self, principal: Principal, address: TopicAddress, place: Place, name: str, exclusive: bool = False
     ) -> SharedProducer:
         """Open a producer, or return the one that is open under this name."""
-        self.authorizer.check(principal, Action.PRODUCE, str(place.topic))
+        self.context.authorizer.check(principal, Action.PRODUCE, str(place.topic))
         number = shared_id(address.text, name, principal.owner_id)
         producer = await self.producers.open_shared(principal, place.topic, place.partition, name, number, exclusive)
         found = self._open.get(number)
@@ -72,8 +69,8 @@ class SharedProducers:
             found = SharedProducer(address.text, name, producer)
             self._open[number] = found
             if self._rounds is None or self._rounds.done():
-                self._rounds = self.tasks.spawn(self._close_silent(), "silent producers closing")
-        found.heard_at = self.clock.monotonic()
+                self._rounds = self.context.tasks.spawn(self._close_silent(), "silent producers closing")
+        found.heard_at = self.context.clock.monotonic()
         return found
 
     def find(self, principal: Principal, producer_id: int, address: str, name: str) -> SharedProducer | None:
@@ -82,10 +79,10 @@ class SharedProducers:
         found = self._open.get(producer_id)
         if found is None or found.address != address or not found.is_open or name not in (found.name, ""):
             return None
-        self.authorizer.check(principal, Action.PRODUCE, found.producer.topic)
+        self.context.authorizer.check(principal, Action.PRODUCE, found.producer.topic)
         if found.producer.principal.id != principal.id:
             raise Denied(f"producer {producer_id} does not belong to {principal.id}: create one")
-        found.heard_at = self.clock.monotonic()
+        found.heard_at = self.context.clock.monotonic()
         return found
 
     async def reopen(self, principal: Principal, producer_id: int, address: str, name: str) -> SharedProducer:
@@ -102,13 +99,13 @@ class SharedProducers:
         found = self._open.get(producer_id)
         if found is None or not found.is_open:
             return False
-        found.heard_at = self.clock.monotonic()
+        found.heard_at = self.context.clock.monotonic()
         return True
 
     async def _close_silent(self) -> None:
         while self._open:
-            await self.clock.sleep(ROUND_S)
-            limit = self.clock.monotonic() - SILENT_S
+            await self.context.clock.sleep(ROUND_S)
+            limit = self.context.clock.monotonic() - SILENT_S
             for number, one in list(self._open.items()):
                 if one.heard_at < limit or not one.is_open:
                     one.producer.close()

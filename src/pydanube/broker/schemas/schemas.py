@@ -14,17 +14,15 @@ from functools import partial
 from typing import Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
-from pydanube.broker.observe.metrics import BrokerMetrics
+from pydanube.broker.context import BrokerContext
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
-from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.audit_operations import note_change
 from pydanube.broker.security.visibility import hide
-from pydanube.core.access import BROKER, Action, Authorizer, Principal
+from pydanube.core.access import BROKER, Action, Principal
 from pydanube.formats import ParsedSchema
 from pydanube.formats.compatibility import check_compatible
 from pydanube.formats.registry import fingerprint
-from pydanube.metadata.store import MetadataStore
 from pydanube.model.errors import Invalid, NotFound, Refused, Unavailable
 from pydanube.model.limits import (
     MIB,
@@ -51,9 +49,7 @@ from pydanube.model.schemas import (
 )
 from pydanube.model.security import subject_resource
 from pydanube.runtime.budget import Budget
-from pydanube.runtime.clock import Clock
 from pydanube.runtime.slices import Slices
-from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
 from .definitions import ENTRY_BYTES, Definitions
@@ -102,20 +98,13 @@ class ChosenVersion(NamedTuple):
 class Schemas:
     """Registers, reads and deletes schemas. Loaded by `start`, before the listeners open."""
 
-    def __init__(
-        self,
-        store: MetadataStore,
-        registry: Registry,
-        partitions: Partitions,
-        authorizer: Authorizer,
-        clock: Clock,
-        tasks: Tasks,
-        metrics: BrokerMetrics,
-    ) -> None:
+    def __init__(self, context: BrokerContext, partitions: Partitions) -> None:
+        store, registry, clock = context.store, context.registry, context.clock
+        tasks, metrics = context.tasks, context.metrics
         self._registry = registry
         self._violations = metrics.schema_violations
         self._partitions = partitions
-        self._authorizer = authorizer
+        self._authorizer = context.authorizer
         self._clock = clock
         self._subjects = Subjects(store, clock, registry.follower)
         self._definitions = Definitions(self._subjects)

@@ -33,7 +33,7 @@ from typing import Final
 
 from pydanube.broker.cluster.membership import MembershipListener
 from pydanube.broker.cluster.owners import Key
-from pydanube.broker.cluster.parts import ClusterParts
+from pydanube.broker.context import BrokerContext
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.registry.records import (
     DECISIONS,
@@ -48,14 +48,13 @@ from pydanube.broker.registry.records import (
     pending_key,
     pending_of_key,
 )
-from pydanube.broker.registry.registry import Registry, RegistryListener
+from pydanube.broker.registry.registry import RegistryListener
 from pydanube.core.staging import QueryRecord
 from pydanube.metadata.following import Handler
 from pydanube.metadata.packing import pack, unpack
-from pydanube.metadata.store import Compare, Delete, Event, KeyValue, MetadataStore, Put, list_all, split_writes
+from pydanube.metadata.store import Compare, Delete, Event, KeyValue, Put, list_all, split_writes
 from pydanube.model.errors import Corrupt, DanubeError, Unavailable
 from pydanube.model.names import TopicName
-from pydanube.runtime.clock import Clock
 from pydanube.runtime.events import Signal
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.retry import RetryBackoff, until_done
@@ -106,19 +105,17 @@ class Decisions:
 
     def __init__(
         self,
-        registry: Registry,
+        context: BrokerContext,
         partitions: Partitions,
-        store: MetadataStore,
         objects: ObjectStore,
         reader: StageReader,
-        clock: Clock,
-        cluster: ClusterParts,
         query_changed: Callable[[str, QueryRecord | None], None],
     ) -> None:
         """`query_changed` is called with the key and the record of every query that a broker changes."""
+        registry, clock, cluster = context.registry, context.clock, context.cluster
         self._registry = registry
         self._partitions = partitions
-        self._store = store
+        self._store = context.store
         self._objects = objects
         self._reader = reader
         self._clock = clock

@@ -87,9 +87,7 @@ class Staging:
         self._writer = StageWriter(
             context, partitions, producers, self._records, self._reader, tiers, decompression, schemas
         )
-        self.decisions = Decisions(
-            registry, partitions, store, tiers.objects, self._reader, clock, cluster, self._records.changed
-        )
+        self.decisions = Decisions(context, partitions, tiers.objects, self._reader, self._records.changed)
         self.expiry = StageExpiry(
             tiers.objects,
             store,

@@ -20,21 +20,19 @@ from dataclasses import dataclass
 from typing import Final
 
 from pydanube.broker.cluster.addresses import Place, TopicAddresses
+from pydanube.broker.context import BrokerContext
 from pydanube.broker.registry.records import ConsumerRecord
-from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.visibility import check_found
 from pydanube.broker.subscriptions.consumer import Consumer, Sink
 from pydanube.broker.subscriptions.subscriptions import Attachment, Subscriptions
 from pydanube.broker.unread_memory import UnreadPart
-from pydanube.core.access import Action, Authorizer, Principal
+from pydanube.core.access import Action, Principal
 from pydanube.model.errors import DanubeError, Invalid, Unavailable
 from pydanube.model.failure import DANUBE
 from pydanube.model.limits import PRODUCER_NAME_BYTES_MAX
 from pydanube.model.names import TopicAddress, TopicName, parse_subscription
 from pydanube.model.security import subscription_resource
 from pydanube.model.topics import SubscriptionType
-from pydanube.runtime.clock import Clock
-from pydanube.runtime.tasks import Tasks
 
 PLACE_S: Final = 15.0
 """How long a consumer that subscribed to an exclusive subscription may take until it opens its stream. Clients do that
@@ -47,12 +45,9 @@ CONSUMER_NAME_BYTES_MAX: Final = PRODUCER_NAME_BYTES_MAX
 class ConsumerSessions:
     """Records consumers by name, and attaches them by id."""
 
-    registry: Registry
+    context: BrokerContext
     addresses: TopicAddresses
     subscriptions: Subscriptions
-    authorizer: Authorizer
-    clock: Clock
-    tasks: Tasks
 
     def __post_init__(self) -> None:
         self._waiting: dict[int, asyncio.Task[None]] = {}
@@ -85,7 +80,7 @@ class ConsumerSessions:
             subscription_id = await self.subscriptions.announce(principal, *place, attachment)
         try:
             record = ConsumerRecord(
-                self.registry.topic(place.topic).topic_id,
+                self.context.registry.topic(place.topic).topic_id,
                 subscription_id,
                 address.text,
                 str(place.topic),
@@ -94,22 +89,24 @@ class ConsumerSessions:
                 consumer,
                 int(subscription_type),
                 list(key_filters),
-                self.clock.now_us(),
+                self.context.clock.now_us(),
             )
-            number = await self.registry.consumers.save(record)
+            number = await self.context.registry.consumers.save(record)
         except BaseException:
             if attached is not None:
                 attached.close()
             raise
         if attached is not None:
             self._stop_waiting(number)
-            self._waiting[number] = self.tasks.spawn(self._detach_late(number, attached), "consumer without a stream")
+            self._waiting[number] = self.context.tasks.spawn(
+                self._detach_late(number, attached), "consumer without a stream"
+            )
         return number
 
     def find(self, consumer_id: int) -> ConsumerRecord | None:
         """Return the consumer with this id; None if it never was, or its subscription was deleted."""
-        found = self.registry.consumers.find(consumer_id)
-        return found if found is not None and self.registry.is_current(found) else None
+        found = self.context.registry.consumers.find(consumer_id)
+        return found if found is not None and self.context.registry.is_current(found) else None
 
     async def open_stream(
         self, principal: Principal, consumer_id: int, sink: Sink, unread: UnreadPart | None = None
@@ -123,21 +120,21 @@ class ConsumerSessions:
         if record is None:
             raise missing
         resource = subscription_resource(record.topic, record.subscription)
-        check_found(self.authorizer, principal, Action.CONSUME, resource, missing)
+        check_found(self.context.authorizer, principal, Action.CONSUME, resource, missing)
         place = Place(TopicName.parse(record.topic), record.partition)
         kind = SubscriptionType(record.type)
         attachment = self._attachment(place, record.subscription, record.consumer, kind, record.key_filters, unread)
         attached = await self.subscriptions.subscribe(principal, *place, attachment, sink)
         self._stop_waiting(consumer_id)
-        self.registry.consumers.live.add(consumer_id)
+        self.context.registry.consumers.live.add(consumer_id)
         return attached
 
     async def close_stream(self, consumer_id: int, attached: Consumer, was_replaced: bool) -> None:
         """Detach a consumer whose stream has ended. `was_replaced`: it has another stream now."""
         attached.close()
         if not was_replaced:
-            self.registry.consumers.live.discard(consumer_id)
-        await self.registry.consumers.note_use(consumer_id)
+            self.context.registry.consumers.live.discard(consumer_id)
+        await self.context.registry.consumers.note_use(consumer_id)
 
     def _attachment(
         self,
@@ -148,7 +145,7 @@ class ConsumerSessions:
         key_filters: Sequence[str],
         unread: UnreadPart | None = None,
     ) -> Attachment:
-        is_reliable = self.registry.topic(place.topic).reliable
+        is_reliable = self.context.registry.topic(place.topic).reliable
         return Attachment(
             subscription,
             consumer,
@@ -165,7 +162,7 @@ class ConsumerSessions:
 
     async def _detach_late(self, consumer_id: int, attached: Consumer) -> None:
         """Detach a consumer that opens no stream. Cancelled: it has opened one, or subscribed again."""
-        await self.clock.sleep(PLACE_S)
+        await self.context.clock.sleep(PLACE_S)
         self._waiting.pop(consumer_id, None)
         attached.close()
 

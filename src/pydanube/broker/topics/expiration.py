@@ -10,11 +10,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from pydanube.broker.cluster.parts import ClusterParts
+from pydanube.broker.context import BrokerContext
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.stored_partition import StoredPartition
 from pydanube.broker.registry.records import TopicRecord
-from pydanube.broker.registry.registry import Registry
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
 from pydanube.broker.topics.retention import Retention
 from pydanube.broker.topics.time_to_live import TimeToLive
@@ -22,7 +21,7 @@ from pydanube.broker.topics.topic_deletion import TopicDeletion
 from pydanube.broker.topics.unused import HELD_SECONDS, UnusedTopics
 from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.model.names import TopicName
-from pydanube.runtime.clock import MICROSECONDS, Clock
+from pydanube.runtime.clock import MICROSECONDS
 from pydanube.runtime.slices import Slices
 from pydanube.runtime.telemetry import get_logger
 
@@ -72,14 +71,9 @@ class Expiration:
     """Runs the rounds over all topics of this broker."""
 
     def __init__(
-        self,
-        registry: Registry,
-        partitions: Partitions,
-        subscriptions: Subscriptions,
-        deletion: TopicDeletion,
-        clock: Clock,
-        cluster: ClusterParts,
+        self, context: BrokerContext, partitions: Partitions, subscriptions: Subscriptions, deletion: TopicDeletion
     ) -> None:
+        registry, clock, cluster = context.registry, context.clock, context.cluster
         self._cluster = cluster
         self._registry = registry
         self._partitions = partitions
