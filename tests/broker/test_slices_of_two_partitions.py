@@ -23,12 +23,15 @@ from pydanube.operations.topics import UnloadTopic
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.objects.store import Buffer, ObjectInfo
+from waiting import until
 
 
 class HeldStore(MemoryStore):
     """A store whose puts of slices never arrive while they are held."""
 
     is_held = False
+    held = 0
+    """How many puts of slices are held."""
     fails_seals = 0
     """How many markers are still refused."""
 
@@ -36,6 +39,7 @@ class HeldStore(MemoryStore):
         self, key: str, data: Buffer | Sequence[Buffer], *, create: bool = False, if_match: str | None = None
     ) -> ObjectInfo:
         if key.startswith("slices/") and self.is_held:
+            self.held += 1
             await asyncio.Event().wait()
         if key.startswith("slices/") and self.fails_seals:
             self.fails_seals -= 1
@@ -52,12 +56,12 @@ async def test_a_partition_that_opens_while_a_slice_is_on_its_way_names_no_slice
         first = await client.producer(partition=0)
         assert (await client.publish(first, [b"acked"])).base_offset == 0
         objects.is_held = True
-        for _ in range(3):  # several slices are on their way
+        for on_their_way in range(1, 4):
             client.publish(first, [b"never stored"])
-            await asyncio.sleep(0.06)
+            await until(lambda wanted=on_their_way: objects.held == wanted)
         second = await client.producer(partition=1)
         client.publish(second, [b"never stored"])
-        await asyncio.sleep(0.06)
+        await until(lambda: objects.held == 4)
         topic_id = broker._registry.topic(client.topic).topic_id
         for index in (0, 1):
             found = await broker._store.get(partition_key(topic_id, index))

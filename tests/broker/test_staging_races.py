@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from broker_harness import TOPIC
 from metadata_harness import FaultyStore, puts
-from staging_harness import Query, payloads, quiet, stages_in, staging_broker, until
+from staging_harness import Query, payloads, quiet, stages_in, staging_broker
 from test_staging_restart import Hiding
 from tiering_harness import keys, upload_all
 
@@ -23,6 +23,7 @@ from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects import ObjectInfo
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.storage.segments.store_ownership import StoreOwner
+from waiting import until
 
 
 class Counting(MemoryStore):
@@ -165,7 +166,7 @@ async def test_a_stage_that_comes_while_its_query_is_removed_counts_for_the_new_
         if by_hand:
             await broker.staging.forget(ANONYMOUS, "query")
         else:
-            monkeypatch.setattr(broker.staging.expiry, "_query_keep_s", -1)
+            monkeypatch.setattr(broker.staging.expiry, "query_keep_s", -1)
             assert await broker.staging.expiry.forget_queries() == 1
         assert await query.commit(1, await store.stage) == (False, True)
         assert await query.write(2, {0: [b"after"]}) == (False, True)

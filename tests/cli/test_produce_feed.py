@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pydanube.cli.messages import feed
 from pydanube.model.errors import Invalid
+from pydanube.runtime.clock import ManualClock
 
 
 async def flat(source: AsyncIterator[list[bytes]]) -> list[bytes]:
@@ -111,20 +112,28 @@ async def test_a_whole_file_is_one_message(tmp_path: Path):
     assert await flat(feed.whole_file(tmp_path / "f", 3)) == [b"a\nb\n"] * 3
 
 
+class SkippingClock(ManualClock):
+    """A clock on which only sleeps take time."""
+
+    async def sleep(self, seconds: float) -> None:
+        self.advance(max(0.0, seconds))
+
+
 async def test_a_rate_is_not_exceeded():
-    loop = asyncio.get_running_loop()
-    begin = loop.time()
-    assert len(await flat(feed.at_rate(feed.texts(["x"], 300), 1_000))) == 300
-    assert loop.time() - begin >= 0.28
+    clock = SkippingClock()
+    begin = clock.monotonic()
+    assert len(await flat(feed.at_rate(feed.texts(["x"], 300), 1_000, clock))) == 300
+    assert 0.28 <= clock.monotonic() - begin <= 0.3
 
 
 async def test_a_pause_of_the_source_is_not_made_up_for_by_a_burst():
+    clock = SkippingClock()
+
     async def pausing() -> AsyncIterator[list[bytes]]:
         yield [b"before"]
-        await asyncio.sleep(0.3)  # in which 30 might have been sent
+        clock.advance(0.3)  # in which 30 might have been sent
         yield [b"after"] * 20
 
-    loop = asyncio.get_running_loop()
-    times = [loop.time() async for _ in feed.at_rate(pausing(), 100)]
+    times = [clock.monotonic() async for _ in feed.at_rate(pausing(), 100, clock)]
     assert len(times) == 21
     assert times[-1] - times[1] >= 0.18

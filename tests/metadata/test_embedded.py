@@ -20,6 +20,7 @@ from pydanube.metadata import embedded as embedded_module
 from pydanube.metadata.database import SCHEMA_VERSION, Database
 from pydanube.model.errors import Corrupt, Full, NotFound, Refused, Unavailable
 from pydanube.runtime.clock import ManualClock, SystemClock
+from waiting import until
 
 
 class TestEmbedded(StoreConformance):
@@ -353,7 +354,12 @@ async def test_waiting_transactions_share_commits(path: Path) -> None:
                 commits.append(statement)
 
         await store._submit(lambda database: database._connection.set_trace_callback(trace))
-        await asyncio.gather(*(put(store, f"/{number}") for number in range(200)))
+        gate = threading.Event()
+        held = asyncio.ensure_future(store._submit(lambda _: gate.wait()))
+        puts = [asyncio.ensure_future(put(store, f"/{number}")) for number in range(200)]
+        await until(lambda: store._waiting == 1 + len(puts))
+        gate.set()
+        await asyncio.gather(held, *puts)
         assert len(commits) < 50
 
 

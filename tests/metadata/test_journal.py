@@ -8,6 +8,7 @@ import lzma
 import random
 import shutil
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ from pydanube.metadata.store import Delete, KeyValue, Put
 from pydanube.model.errors import Corrupt, Refused, Unavailable
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.disk import OsDisk
+from waiting import until
 
 STORE_ID = "0123456789abcdef" * 2
 SCHEMA_1 = Path(__file__).parent.parent / "golden" / "metadata-schema-1.db.xz"
@@ -445,7 +447,12 @@ async def test_a_journal_that_is_behind_never_brings_back_the_past(
 async def test_commits_share_one_sync_of_the_journal(path: Path, disk: FaultyDisk) -> None:
     async with await opened(path, disk) as store:
         before = disk.steps
-        await asyncio.gather(*(put(store, f"/{number}") for number in range(200)))
+        gate = threading.Event()
+        held = asyncio.ensure_future(store._submit(lambda _: gate.wait()))
+        puts = [asyncio.ensure_future(put(store, f"/{number}")) for number in range(200)]
+        await until(lambda: store._waiting == 1 + len(puts))
+        gate.set()
+        await asyncio.gather(held, *puts)
         assert disk.steps - before < 50
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from pydanube.model.errors import Unavailable
 from pydanube.runtime.objects.threads import Threads
+from waiting import until
 
 
 async def test_calls_run_side_by_side_up_to_the_limit_and_all_are_answered():
@@ -61,10 +62,10 @@ async def test_what_is_cancelled_before_it_began_never_begins():
 
 async def test_closing_waits_for_a_call_that_hangs_for_a_while_only(monkeypatch):
     monkeypatch.setattr("pydanube.runtime.objects.threads.CLOSE_S", 0.2)
-    threads, gate = Threads(1, "test://"), threading.Event()
-    hanging = asyncio.create_task(threads.run(gate.wait))
+    threads, begun, gate = Threads(1, "test://"), threading.Event(), threading.Event()
+    hanging = asyncio.create_task(threads.run(lambda: begun.set() or gate.wait()))
     waiting = asyncio.create_task(threads.run(lambda: 1))
-    await asyncio.sleep(0.01)
+    await until(begun.is_set)
     async with asyncio.timeout(60):
         await threads.close()
     with pytest.raises(Unavailable):
