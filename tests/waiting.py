@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import count
+
+TURNS = 100
+"""So many turns of the event loop are looked at before the wait pauses between them."""
 
 
-async def until(condition: Callable[[], object | Awaitable[object]], seconds: float = 60) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60) -> None:
     """Wait until `condition`, which may be a coroutine function, returns something true."""
     async with asyncio.timeout(seconds):
-        while True:
+        for turn in count():
             found = condition()
             if isinstance(found, Awaitable):
                 found = await found
             if found:
                 return
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0 if turn < TURNS else 0.002)

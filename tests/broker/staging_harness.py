@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from pydanube.model.names import TopicName
 from pydanube.operations.staging import CommitStages
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects import ObjectStore
+from waiting import until
 
 Rows = dict[int, list[bytes]]
 """Payloads by partition."""
@@ -91,18 +91,6 @@ async def payloads(broker: Broker, partition: int = 0, topic: TopicName = TOPIC)
 
 async def stages_in(objects: ObjectStore) -> list[str]:
     return [info.key async for info in objects.list("stages/")]
-
-
-async def until(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Wait until `condition`, which may be a coroutine function, returns something true."""
-    async with asyncio.timeout(seconds):
-        while True:
-            found = condition()
-            if asyncio.iscoroutine(found):
-                found = await found
-            if found:
-                return
-            await asyncio.sleep(0.005)
 
 
 async def quiet(broker: Broker) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from broker_harness import BrokerClient
@@ -94,10 +93,3 @@ async def markers(objects: MemoryStore) -> list[str]:
 async def sequences(store: MetadataStore) -> list[list[SequenceRecord]]:
     """Return what each partition needs, by its key."""
     return [unpack(one.value, PartitionRecord).sequences async for one in list_all(store, PARTITIONS)]
-
-
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something holds that a task in the background brings about."""
-    async with asyncio.timeout(20):
-        while not await holds():  # noqa: ASYNC110 there is no event for it
-            await asyncio.sleep(0.01)

@@ -15,17 +15,11 @@ from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.clock import ManualClock
+from waiting import until
 
 ALL = pytest.mark.parametrize("kind", list(SubscriptionType))
 DLQ = TopicName.parse("/default/orders-dlq")
 TIMED = FailurePolicy(redeliveries_max=1, ack_timeout_ms=30_000, delay_ms=1000, dead_letter_topic=str(DLQ))
-
-
-async def until(condition) -> None:
-    """Run the event loop until the condition holds; the clock stands still."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 -- the condition has no event
-            await asyncio.sleep(0)
 
 
 async def pass_time(clock: ManualClock, seconds: float) -> None:

@@ -27,6 +27,7 @@ from pydanube.model.errors import Refused, Unavailable
 from pydanube.model.levels import FIRST
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.tasks import Tasks
+from waiting import until
 
 SESSION_S = 10
 PATIENCE_S = 60
@@ -145,12 +146,6 @@ async def opened(directory: Path) -> AsyncIterator[World]:
         store = await EmbeddedStore.open(directory / "metadata.db", clock)
         parts.push_async_callback(store.close)
         yield World(store, clock, parts)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not holds():  # noqa: ASYNC110 - what is waited for is state of other tasks
-            await asyncio.sleep(0.002)
 
 
 # The deadline

@@ -1,7 +1,6 @@
 """Messages that are being dead-lettered while the failure policy changes, while they are acknowledged, and when who set
 the policy may not publish to the dead letter topic any more, or its owner has deleted it."""
 
-import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -20,17 +19,11 @@ from pydanube.model.security import Binding, BoundSubject, ResourcePattern
 from pydanube.model.topics import SubscriptionType
 from pydanube.operations.subscriptions import Settle
 from pydanube.runtime.clock import ManualClock
+from waiting import until
 
 DLQ = TopicName.parse("/default/orders-dlq")
 DEAD_LETTER = FailurePolicy(redeliveries_max=0, delay_ms=0, poison=Poison.DEAD_LETTER, dead_letter_topic=str(DLQ))
 DROP = FailurePolicy(redeliveries_max=0, delay_ms=0, poison=Poison.DROP)
-
-
-async def until(condition) -> None:
-    """Run the event loop until the condition holds; the clock stands still."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 -- the condition has no event
-            await asyncio.sleep(0)
 
 
 @asynccontextmanager

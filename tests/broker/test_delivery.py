@@ -15,6 +15,7 @@ from pydanube.model.positions import EARLIEST, LATEST, Position
 from pydanube.model.topics import SubscriptionType
 from pydanube.operations.subscriptions import Advance, Seek, Settle
 from pydanube.runtime.clock import ManualClock
+from waiting import until
 
 SHARED, FAILOVER, KEY_SHARED = SubscriptionType.SHARED, SubscriptionType.FAILOVER, SubscriptionType.KEY_SHARED
 AT_ONCE = FailurePolicy(delay_ms=0, backoff=Backoff.FIXED)
@@ -27,13 +28,6 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
 
 def offsets(collector) -> list[int]:
     return [offset for offset, _ in collector.received]
-
-
-async def until(condition) -> None:
-    """Run the event loop until the condition holds."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 -- the condition has no event
-            await asyncio.sleep(0)
 
 
 async def published(client: BrokerClient, payloads: list[bytes], batch: int = 0, **columns) -> None:

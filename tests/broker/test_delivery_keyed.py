@@ -14,6 +14,7 @@ from pydanube.model.errors import Full
 from pydanube.model.positions import LATEST, Position
 from pydanube.model.topics import SubscriptionType
 from pydanube.operations.subscriptions import Seek
+from waiting import until
 
 KEY_SHARED = SubscriptionType.KEY_SHARED
 COUNT, BATCH = 2_000, 50
@@ -73,9 +74,7 @@ async def share_everything(client: BrokerClient, names: str) -> tuple[list[Colle
     await client.broker.subscriptions.seek(
         ANONYMOUS, Seek(topic=TOPIC, subscription="keyed", position=Position("offset", 0))
     )
-    async with asyncio.timeout(60):
-        while sum(len(one.received) for one in consumers) < COUNT:  # noqa: ASYNC110 -- the pump goes on in turns
-            await asyncio.sleep(0)
+    await until(lambda: sum(len(one.received) for one in consumers) >= COUNT)
     assert all(one.received for one in consumers), "each has some of the keys"
     return consumers, recorders
 

@@ -20,6 +20,7 @@ from pydanube.core.dispatch.policy import Assignment
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.clock import ManualClock
+from waiting import until
 
 SHARED = SubscriptionType.SHARED
 
@@ -37,13 +38,6 @@ def numbered(count: int) -> list[bytes]:
 
 def offsets(consumer) -> list[int]:
     return [offset for offset, _ in consumer.received]
-
-
-async def until(condition) -> None:
-    """Run the event loop until the condition holds."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 -- the condition has no event
-            await asyncio.sleep(0)
 
 
 def live(broker) -> LiveSubscription:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from metadata_harness import FaultyStore, Writes
-from test_cluster_membership import PATIENCE_S, Member, World, opened, until
+from test_cluster_membership import PATIENCE_S, Member, World, opened
 
 from pydanube.broker.cluster.joining import Joining, join_cluster
 from pydanube.broker.cluster.node_records import IDENTITY_KEY, session_key, unpack_session
@@ -38,6 +38,7 @@ from pydanube.server.server import Components, Server
 from pydanube.settings import Settings
 from pydanube.storage.segments.manifest import PREFIX, SUFFIX
 from pydanube.storage.segments.store_ownership import StoreOwner
+from waiting import until
 
 NEWER = Levels(1, 2)
 OLDER = Levels(1, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from broker_harness import TOPIC, BrokerClient
-from staging_harness import until
 from two_brokers import TwoBrokers, two_brokers
 
 from pydanube.broker import Broker
@@ -15,6 +14,7 @@ from pydanube.model.failure import FailurePolicy, Poison
 from pydanube.model.names import TopicName
 from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.clock import ManualClock
+from waiting import until
 
 LETTERS = TopicName.parse("/default/orders-dlq")
 POLICY = FailurePolicy(redeliveries_max=0, delay_ms=0, poison=Poison.DEAD_LETTER, dead_letter_topic=str(LETTERS))

@@ -17,6 +17,7 @@ from pydanube.runtime.disk import OsDisk
 from pydanube.server.server import REVISION_INTERVAL_S, Components, Server
 from pydanube.settings import Settings
 from pydanube.storage.metadata_seen import REVISION_FILE, read_seen
+from waiting import until
 
 TOPIC = TopicName.parse("/default/orders")
 
@@ -61,9 +62,7 @@ async def test_while_the_broker_runs_the_revision_is_written_when_it_has_moved(t
         assert moved > first
         await asyncio.sleep(0)
         clock.advance(REVISION_INTERVAL_S)
-        async with asyncio.timeout(30):
-            while seen(tmp_path)[1] < moved:  # noqa: ASYNC110 - it happens inside the broker
-                await asyncio.sleep(0.001)
+        await until(lambda: seen(tmp_path)[1] >= moved)
         assert broker._writer.metadata.revision >= moved, "the next log file names it"
         assert seen(tmp_path)[0] == (await store.identity()).store_id
 

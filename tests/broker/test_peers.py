@@ -30,6 +30,7 @@ from pydanube.model.topics import BrokerDescription
 from pydanube.operations import Request, brokers, namespaces
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.tasks import Tasks
+from waiting import until
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
@@ -267,8 +268,7 @@ async def test_a_new_incarnation_gets_a_new_connection(tmp_path: Path) -> None:
         sessions["b"] = BrokerSession("b", 99, sessions["b"].addresses)
         assert (await describe(a.peers)).node == "b"
         assert cluster["b"].server._sessions != {former}
-        while cluster["b"].server.connections != 1:  # noqa: ASYNC110 - the listener notices that the old one ended
-            await asyncio.sleep(0.001)
+        await until(lambda: cluster["b"].server.connections == 1)
 
 
 async def test_a_broker_that_is_not_there_is_unavailable_by_name() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from broker_harness import TOPIC, BrokerClient, open_broker
 from metadata_harness import FaultyStore, Writes, puts
-from stored_harness import client_of, markers, sequences, slices, stored_topic, until
+from stored_harness import client_of, markers, sequences, slices, stored_topic
 from tiering_harness import SMALL, WAL, upload_all
 
 from pydanube.broker import Broker
@@ -26,6 +26,7 @@ from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.storage.segments.catalog import SEGMENTS
 from pydanube.storage.slices import SliceCollector, seal
 from pydanube.storage.slices.collecting import KEPT_S, WHOLE_EVERY_S
+from waiting import until
 
 ROWS = [(n, b"%d" % n) for n in range(40)]
 

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
-from staging_harness import Query, payloads, quiet, staged_keys, stages_in, staging_broker, until
+from staging_harness import Query, payloads, quiet, staged_keys, stages_in, staging_broker
 from tiering_harness import FaultyObjectStore
 
 from pydanube.broker import SectionRequest, StageRequest
@@ -19,6 +19,7 @@ from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import TopicConfig
 from pydanube.operations.staging import CommitStages
 from pydanube.runtime.objects.memory import MemoryStore
+from waiting import until
 
 
 @pytest.fixture

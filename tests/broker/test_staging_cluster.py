@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from broker_harness import TOPIC
 from cluster_harness import stop_following
-from staging_harness import NeverRetried, Query, payloads, stages_in, until
+from staging_harness import NeverRetried, Query, payloads, stages_in
 from two_brokers import TwoBrokers, two_brokers
 
 from pydanube.broker import Broker
@@ -28,6 +28,7 @@ from pydanube.model.errors import NotFound, Refused
 from pydanube.model.names import TopicName
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.objects.memory import MemoryStore
+from waiting import until
 
 
 async def keys(pair: TwoBrokers, prefix: str) -> list[str]:
@@ -153,7 +154,7 @@ async def test_a_retry_for_a_lost_stage_ends_when_it_is_decided_elsewhere(tmp_pa
             await pair.store.transact([], [Delete(one) for one in await keys(pair, PENDING)])
         else:
             await pair.give(TOPIC, 0, "b")
-            await until(lambda: not publisher._queues)
+            await until(lambda: not publisher._queues and pair.opened_by(TOPIC)["b"] == [0])
             await pair.store.transact([], [Delete(one) for one in await keys(pair, PENDING)])
             await pair.give(TOPIC, 0, "a")
         await over(pair)

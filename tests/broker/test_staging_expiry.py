@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 from broker_harness import TIERING, TOPIC
-from staging_harness import Query, payloads, quiet, stages_in, staging_broker, until
+from staging_harness import Query, payloads, quiet, stages_in, staging_broker
 from tiering_harness import FaultyObjectStore
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Refused
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.objects.memory import MemoryStore
+from waiting import until
 
 DAY_S = 86_400
 

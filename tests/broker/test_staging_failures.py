@@ -6,7 +6,7 @@ import pytest
 from broker_harness import TOPIC
 from lifetimes_harness import TimedClient
 from metadata_harness import FaultyStore, deletes, puts
-from staging_harness import NeverRetried, Query, payloads, quiet, staged_keys, stages_in, staging_broker, until
+from staging_harness import NeverRetried, Query, payloads, quiet, staged_keys, stages_in, staging_broker
 from tiering_harness import FaultyObjectStore
 
 from pydanube.broker.registry.records import DECISIONS, PENDING, topic_key
@@ -23,6 +23,7 @@ from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.local import LocalStore
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.retry import LONGEST_SECONDS
+from waiting import until
 
 # -- stores that fail ----------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from broker_harness import TOPIC, BrokerClient
 from metadata_harness import FaultyStore, deletes, puts
-from staging_harness import Query, payloads, quiet, stages_in, staging_broker, until
+from staging_harness import Query, payloads, quiet, stages_in, staging_broker
 from test_failing_disk import FAST_CURE, FailingDisk, until_cured
 from tiering_harness import FaultyObjectStore, upload_all
 
@@ -22,6 +22,7 @@ from pydanube.model.topics import AckLevel, TopicConfig
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.storage.segments.store_ownership import StoreOwner
+from waiting import until
 
 
 class Hiding(MemoryStore):

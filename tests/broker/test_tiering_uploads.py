@@ -16,18 +16,13 @@ from pydanube.model.errors import Unavailable
 from pydanube.model.storage import StoragePlace
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.memory import MemoryStore
+from waiting import until
 
 LIMITED = replace(SMALL, log_bytes_max=4 * WAL.file_bytes, upload_interval_s=0.01)
 
 
 def state_of(broker) -> str:
     return broker.describe(ANONYMOUS).state
-
-
-async def until(holds, seconds: float = 60) -> None:
-    async with asyncio.timeout(seconds):
-        while not holds():  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.01)
 
 
 async def test_a_full_log_takes_publishes_again_although_nothing_is_left_to_upload(tmp_path: Path):

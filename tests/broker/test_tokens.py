@@ -31,6 +31,7 @@ from pydanube.model.errors import Full, Invalid, Unauthenticated, Unavailable
 from pydanube.model.limits import TOKEN_BYTES_MAX
 from pydanube.model.settings.sections import AuthSettings
 from pydanube.runtime.clock import ManualClock
+from waiting import until
 
 RSA_KEY = rsa.generate_private_key(65537, 2048)
 OTHER_RSA_KEY = rsa.generate_private_key(65537, 2048)
@@ -351,14 +352,10 @@ async def _advance(here: World, seconds: float) -> None:
     while left > 0:
         step = min(left, 300.0)
         before = here.source.fetched
-        async with asyncio.timeout(60):
-            while not here.clock.sleeping:  # noqa: ASYNC110 - it happens in the task of the keys
-                await asyncio.sleep(0)
+        await until(lambda: here.clock.sleeping)
         here.clock.advance(step)
         if step == 300.0:
-            async with asyncio.timeout(60):
-                while here.source.fetched == before or here.jwks._next is not None:  # noqa: ASYNC110 - likewise
-                    await asyncio.sleep(0)
+            await until(lambda before=before: here.source.fetched != before and here.jwks._next is None)
         left -= step
 
 
@@ -512,9 +509,7 @@ async def test_strangers_get_bounded_processor_time_and_places_and_others_still_
         asked = [asyncio.ensure_future(here.shows(one)) for one in forged]
         with pytest.raises(Full, match="too many callers"):
             await asked.pop()  # one address has no more places
-        async with asyncio.timeout(30):
-            while check.running < CHECKS_AT_ONCE:  # noqa: ASYNC110 - in threads
-                await asyncio.sleep(0.001)
+        await until(lambda: check.running >= CHECKS_AT_ONCE)
         other = asyncio.ensure_future(here.shows(here.token(n=-1), "203.0.113.9"))
         assert (await here.shows(known)).principal.name == "alice"  # nobody waits who was known before
         await asyncio.sleep(0)

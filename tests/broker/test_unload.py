@@ -15,6 +15,7 @@ from pydanube.model.positions import Position
 from pydanube.model.topics import AckLevel, SubscriptionType
 from pydanube.operations.topics import UnloadTopic
 from pydanube.runtime.objects.memory import MemoryStore
+from waiting import until
 
 LEVELS = pytest.mark.parametrize("ack_level", [AckLevel.DURABLE, AckLevel.WRITTEN])
 
@@ -137,9 +138,7 @@ async def test_a_topic_can_be_deleted_while_it_is_unloaded(tmp_path):
         unloading = asyncio.ensure_future(broker.topics.unload(UnloadTopic(topic=TOPIC)))
         await opening.asked.wait()
         deleting = asyncio.ensure_future(broker.delete_topic(ANONYMOUS, TOPIC))
-        async with asyncio.timeout(60):
-            while broker._registry.find_topic(TOPIC) is not None:  # noqa: ASYNC110 -- there is no event
-                await asyncio.sleep(0)
+        await until(lambda: broker._registry.find_topic(TOPIC) is None)
         opening.go_on()
         await asyncio.gather(unloading, deleting)
         with pytest.raises(NotFound):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, BrokerClient
-from staging_harness import until
 from two_brokers import TwoBrokers, two_brokers
 
 from pydanube.codec.native.requests import AskTopicUse
@@ -17,6 +16,7 @@ from pydanube.model.errors import NotFound, Unavailable
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.clock import ManualClock
+from waiting import until
 
 HOUR = 3600
 

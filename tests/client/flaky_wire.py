@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -69,16 +69,6 @@ class Wire:
         for task in list(self._pumps):
             task.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
-
-
-async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 60) -> None:
-    """Wait until `condition` holds; for states that cause no event, such as a count inside the broker."""
-    async with asyncio.timeout(seconds):
-        while True:
-            held = condition()
-            if held if isinstance(held, bool) else await held:
-                return
-            await asyncio.sleep(0.002)
 
 
 @asynccontextmanager

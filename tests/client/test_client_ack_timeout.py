@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
-from flaky_wire import Wire, until
+from flaky_wire import Wire
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +15,7 @@ import pydanube
 from pydanube import Client, Consumer, FailurePolicy, Invalid
 from pydanube.client.consuming.acks import Acks, AckTimeouts
 from pydanube.runtime.clock import ManualClock
+from waiting import until
 
 TOPIC = "/default/orders"
 SOON = FailurePolicy(ack_timeout_ms=150, delay_ms=0, delay_max_ms=0)

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from flaky_wire import Wire, until
+from flaky_wire import Wire
 
 import pydanube
 from pydanube import Invalid, Unavailable, testing
 from pydanube.client.connection import routing
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Frame, FrameKind
+from waiting import until
 
 TOPIC = "/default/orders"
 FOREVER = 3_600

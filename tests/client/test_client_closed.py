@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from flaky_wire import until
 
 import pydanube
 from pydanube import Client, NotFound, Refused
 from pydanube.client.consuming.messages import Message
+from waiting import until
 
 TOPIC = "/default/orders"
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from flaky_wire import Wire, until
+from flaky_wire import Wire
 
 import pydanube
 from pydanube import Client, Refused
 from pydanube.client.connection.connection import Connection
 from pydanube.codec.native import requests
+from waiting import until
 
 TOPIC = "/default/orders"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from flaky_wire import until
 from impatient_clock import ImpatientClock
 from scripted_brokers import TOPIC, ScriptedBroker, scripted_brokers
 
@@ -15,6 +14,7 @@ from pydanube.client.connection import routing
 from pydanube.client.connection.address import BrokerAddress
 from pydanube.client.connection.owner_epochs import TOPICS_MAX, OwnerEpochs
 from pydanube.client.consuming import partition_sources
+from waiting import until
 
 
 def url(*brokers: ScriptedBroker) -> str:

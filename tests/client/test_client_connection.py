@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
-from flaky_wire import until
 
 import pydanube
 from pydanube import NotFound, Unavailable
@@ -22,6 +21,7 @@ from pydanube.model.errors import DanubeError
 from pydanube.model.paging import NamePage
 from pydanube.model.positions import Position
 from pydanube.runtime.clock import SystemClock
+from waiting import until
 
 
 @asynccontextmanager

@@ -7,7 +7,6 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from flaky_wire import until
 
 import pydanube
 from pydanube import Client, Consumer, Invalid, NotFound, Refused
@@ -15,6 +14,7 @@ from pydanube.client.connection.connection import Connection
 from pydanube.client.consuming.messages import Message
 from pydanube.client.consuming.partition_sources import REQUESTS_AT_ONCE
 from pydanube.codec.native.requests import Request
+from waiting import until
 
 TOPIC = "/default/orders"
 

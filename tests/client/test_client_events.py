@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from flaky_wire import Wire, until
+from flaky_wire import Wire
 
 import pydanube
 from pydanube import testing
 from pydanube.runtime import telemetry
+from waiting import until
 
 TOPIC = "/default/orders"
 

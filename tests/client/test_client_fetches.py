@@ -6,7 +6,6 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from flaky_wire import until
 
 import pydanube
 from pydanube import Client, NotFound
@@ -15,6 +14,7 @@ from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.history.range_fetch import AHEAD, RangeFetch
 from pydanube.client.history.reader import split_batches
 from pydanube.codec.native import requests
+from waiting import until
 
 TOPIC = "/default/orders"
 PAYLOAD = b"x" * 1000

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from flaky_wire import until
 from hypothesis import given
 from hypothesis import strategies as st
 from impatient_clock import ImpatientClock
@@ -18,6 +17,7 @@ from pydanube import Client, Invalid, Unavailable
 from pydanube.client.connection.foreign_peer import describe_peer
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
+from waiting import until
 
 HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
 SSH = b"SSH-2.0-OpenSSH_9.6p1\r\n"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from flaky_wire import until
 
 from pydanube import Client, Full, Refused, StaleEpoch, Unavailable
 from pydanube.client.connection.connection import Connection
 from pydanube.codec.native import requests
 from pydanube.runtime.clock import ManualClock
+from waiting import until
 
 TOPIC = "/default/orders"
 
@@ -163,6 +163,4 @@ def connection_of(client: Client) -> Connection:
 async def until_asked(client: Client) -> None:
     """Run the event loop turn by turn until a handle was requested."""
     opening = (requests.ProducerOpened, requests.ConsumerOpened)
-    async with asyncio.timeout(60):
-        while not any(getattr(one, "kind", None) in opening for one in connection_of(client)._asked.values()):  # noqa: ASYNC110
-            await asyncio.sleep(0)
+    await until(lambda: any(getattr(one, "kind", None) in opening for one in connection_of(client)._asked.values()))

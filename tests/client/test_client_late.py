@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from flaky_wire import until
 from scripted_brokers import TOPIC, ScriptedBroker, scripted_brokers
 
 import pydanube
@@ -14,6 +13,7 @@ from pydanube.client.connection import connection
 from pydanube.client.connection.address import BrokerAddress
 from pydanube.client.connection.connection import KeepAlive
 from pydanube.client.history.range_fetch import RangeFetch, fetches
+from waiting import until
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from flaky_wire import Wire, until
+from flaky_wire import Wire
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +16,7 @@ from pydanube.client.consuming import partition_source as source_module
 from pydanube.client.consuming.acks import Acks, merge_ranges, split_ranges, subtract_ranges
 from pydanube.client.consuming.messages import Message
 from pydanube.gateway.native import session as session_module
+from waiting import until
 
 TOPIC = "/default/orders"
 AT_ONCE = FailurePolicy(delay_ms=0, delay_max_ms=0)

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 import pytest
-from flaky_wire import until
 
 import pydanube
 from pydanube import Client, Consumer, Unavailable
 from pydanube.client.connection.connection import Connection
 from pydanube.client.consuming import partition_sources
+from waiting import until
 
 TOPIC = "/default/orders"
 AWAY = "/default/away"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from flaky_wire import until
 
 from pydanube import Client, FailurePolicy, Invalid, PeekedMessage, Refused
+from waiting import until
 
 TOPIC = "/default/orders"
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from flaky_wire import until
 
 from pydanube import Client, Consumer
 from pydanube.client.consuming.messages import Message
+from waiting import until
 
 TOPIC = "/default/orders"
 

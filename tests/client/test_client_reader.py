@@ -6,12 +6,12 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from flaky_wire import until
 
 import pydanube
 from pydanube import AlreadyExists, Client, Consumer, Invalid, NotFound, Reader, Refused, testing
 from pydanube.model.limits import MIB
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
+from waiting import until
 
 TOPIC = "/default/orders"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from flaky_wire import Wire, until, wired_broker
+from flaky_wire import Wire, wired_broker
 from impatient_clock import StandingClock
 
 import pydanube
@@ -22,6 +22,7 @@ from pydanube.codec.native.frames import FrameKind
 from pydanube.model.errors import DanubeError, NotOwner
 from pydanube.runtime import network
 from pydanube.runtime.clock import SystemClock
+from waiting import until
 
 TOPIC = "/default/orders"
 

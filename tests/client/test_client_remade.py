@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from flaky_wire import Wire, until
+from flaky_wire import Wire
 
 import pydanube
 from pydanube import Client, Consumer, NotFound
 from pydanube.client.history.range_fetch import RangeFetch
 from pydanube.codec.native import requests
+from waiting import until
 
 TOPIC = "/default/orders"
 NEVER = 3_600.0

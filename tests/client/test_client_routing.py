@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from flaky_wire import until
 
 import pydanube
 from pydanube import Client, Invalid, NotFound, Refused, StaleEpoch
@@ -16,6 +15,7 @@ from pydanube.client.producing.message_intake import delivery_time_us
 from pydanube.client.producing.partitioning import ANY_PARTITION, Partitioner
 from pydanube.codec.batch import Batch
 from pydanube.runtime.clock import ManualClock
+from waiting import until
 
 TOPIC = "/default/orders"
 

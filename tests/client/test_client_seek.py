@@ -7,7 +7,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from flaky_wire import Wire, until
+from flaky_wire import Wire
 
 import pydanube
 from pydanube import Client, Consumer, Corrupt, Invalid
@@ -15,6 +15,7 @@ from pydanube.client.consuming import partition_source as source
 from pydanube.client.consuming.messages import Message
 from pydanube.codec.native import requests
 from pydanube.operations import subscriptions
+from waiting import until
 
 TOPIC = "/default/orders"
 LATER_MS = 60_000

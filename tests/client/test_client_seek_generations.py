@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from flaky_wire import Wire, until
+from flaky_wire import Wire
 
 import pydanube
 from pydanube import Client, Consumer, testing
 from pydanube.client.consuming.messages import Message
 from pydanube.client.consuming.partition_source import PartitionSource
+from waiting import until
 
 TOPIC = "/default/orders"
 LATER_MS = 60_000

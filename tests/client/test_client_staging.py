@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from flaky_wire import Wire, until, wired_broker
+from flaky_wire import Wire, wired_broker
 from test_client_connection import broker_that, nonsense, silence
 
 import pydanube
@@ -22,6 +22,7 @@ from pydanube.codec.native.frames import Frame, FrameKind
 from pydanube.model.errors import Invalid, NotFound, Refused, StaleEpoch, Unavailable
 from pydanube.model.limits import BATCH_BYTES_MAX, CONTROL_BYTES_MAX, STAGES_PER_COMMIT_MAX
 from pydanube.runtime.clock import SystemClock
+from waiting import until
 
 TOPIC = "/default/orders"
 NOW = 1_700_000_000_000_000

@@ -8,6 +8,7 @@ import pytest
 
 import pydanube
 from pydanube import Client
+from waiting import until
 
 TOPIC = "/default/orders"
 UNLOADS = 8
@@ -71,8 +72,7 @@ async def test_nothing_is_lost_while_a_topic_is_unloaded_again_and_again_under_l
         for _ in range(UNLOADS):
             seen = len(received)
             await client.unload_topic(TOPIC)
-            while len(received) < seen + 50:  # noqa: ASYNC110 -- what arrives has no event
-                await asyncio.sleep(0.01)
+            await until(lambda seen=seen: len(received) >= seen + 50)
         is_over.set()
 
     async with asyncio.timeout(240), asyncio.TaskGroup() as tasks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -11,6 +11,7 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
+import waiting
 from pydanube import testing
 from pydanube.gateway.grpc.messages import API, SCHEMA
 from pydanube.model.names import TopicName
@@ -200,11 +201,7 @@ class GrpcBroker:
         name = TopicName.parse(topic)
         return self.broker._partitions.of(name)[partition].subscriptions[subscription]
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Let the loop run until it is so."""
-        async with asyncio.timeout(TIMEOUT_S):
-            while not condition():  # noqa: ASYNC110 - what is waited for happens inside the broker
-                await asyncio.sleep(0.001)
+    until = staticmethod(waiting.until)
 
     async def attached(self, topic: str, count: int, subscription: str = "s") -> None:
         """Wait until this many consumers can receive."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +10,7 @@ import grpc
 import grpc.aio
 from broker_harness import changed
 
+import waiting
 from pydanube import testing
 from pydanube.gateway.grpc import GrpcServer
 from pydanube.gateway.grpc.messages import SCHEMA
@@ -35,11 +35,7 @@ class GrpcListener:
         self.data = "{}:{}".format(*server.data_address)
         self.admin = "{}:{}".format(*server.admin_address)
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Let the loop run until it is so."""
-        async with asyncio.timeout(TIMEOUT_S):
-            while not condition():  # noqa: ASYNC110 - what is waited for happens inside the listener
-                await asyncio.sleep(0.001)
+    until = staticmethod(waiting.until)
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from broker_harness import changed
 
+import waiting
 from pydanube import testing
 from pydanube.gateway.http import HttpServer
 from pydanube.model.settings.sections import Sections
@@ -36,11 +37,7 @@ class HttpListener:
     def url(self) -> str:
         return "http://{}:{}".format(*self.address)
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Let the loop run until it is so."""
-        async with asyncio.timeout(TIMEOUT_S):
-            while not condition():  # noqa: ASYNC110 - what is waited for happens inside the listener
-                await asyncio.sleep(0.001)
+    until = staticmethod(waiting.until)
 
 
 @asynccontextmanager

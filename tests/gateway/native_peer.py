@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 from broker_harness import changed
 
+import waiting
 from pydanube import testing
 from pydanube.codec import batch as batches
 from pydanube.codec.native import frames, requests
@@ -52,11 +53,7 @@ class NativeListener:
                 return session
         raise AssertionError("the listener does not know this peer")
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until `condition` returns True."""
-        async with asyncio.timeout(TIMEOUT_S):
-            while not condition():  # noqa: ASYNC110 - what is waited for happens inside the listener
-                await asyncio.sleep(0.001)
+    until = staticmethod(waiting.until)
 
 
 @asynccontextmanager

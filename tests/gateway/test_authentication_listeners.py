@@ -30,6 +30,7 @@ from pydanube.model.security import BoundSubject
 from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.server.server import Server
 from pydanube.testing import _server
+from waiting import until
 
 SECRET = "s3cret-of-the-cluster-0123456789abcdef"
 CLUSTER_TOKEN = "c1uster-token-0123456789abcdef-0123456789"
@@ -77,12 +78,6 @@ async def served(tmp_path: Path, **overrides: Any) -> AsyncIterator[Here]:
 
 def bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens in the broker
-            await asyncio.sleep(0.01)
 
 
 # -- native ------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from grpc_peer import TIMEOUT_S, connect
+from grpc_peer import connect
 
 from pydanube.gateway.grpc.calls import CallLimits, service_handler
 from pydanube.gateway.grpc.messages import HEALTH, SCHEMA
@@ -16,6 +16,7 @@ from pydanube.gateway.native.publish_memory import PublishMemory
 from pydanube.gateway.unproven_work import UnprovenWork
 from pydanube.model.limits import MIB
 from pydanube.runtime.clock import SystemClock
+from waiting import until
 
 
 class WritesTooLate:
@@ -48,9 +49,7 @@ async def test_a_write_to_a_client_that_is_gone_is_not_logged_as_an_error(capfd:
             stream = peer.stream("grpc.health.v1.Health/Watch")
             await stream.read()
             stream.cancel()
-            async with asyncio.timeout(TIMEOUT_S):
-                while service.error is None or limits._addresses:  # noqa: ASYNC110 - it happens inside the listener
-                    await asyncio.sleep(0.001)
+            await until(lambda: service.error is not None and not limits._addresses)
     finally:
         await server.stop(0)
     assert isinstance(service.error, grpc.aio.InternalError)

@@ -17,6 +17,7 @@ from pydanube.gateway.native.answer_share import AnswerShare
 from pydanube.model.errors import Unavailable
 from pydanube.model.limits import KIB, MIB
 from pydanube.model.positions import Position
+from waiting import until
 
 LIMIT = 4 * MIB
 ANSWER = 1 * MIB
@@ -103,9 +104,7 @@ async def test_a_client_that_is_gone_gives_back_what_it_did_not_take() -> None:
         for peer in peers:
             peer.stop_reading()
             peer.write(fetch_frames(FETCHES))
-        async with asyncio.timeout(20.0):
-            while not memory.queue.locked():  # noqa: ASYNC110
-                await asyncio.sleep(0)
+        await until(lambda: memory.queue.locked())
         reader.write(fetch_frames(1))
         answer = await reader.receive(FrameKind.FETCHED)  # a first answer is always there, if only a small one
         assert len(answer.body) >= BATCH

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from grpc_peer import connect
 from http_peer import Peer
-from test_authentication_listeners import Here, bearer, served, until
+from test_authentication_listeners import Here, bearer, served
 
 from pydanube.broker import ListenerMetrics
 from pydanube.gateway import unproven_work
@@ -18,6 +18,7 @@ from pydanube.gateway.places import Places
 from pydanube.gateway.unproven_work import BURST_S, SHARE, UnprovenWork
 from pydanube.model.errors import Full, Unauthenticated
 from pydanube.runtime.clock import ManualClock
+from waiting import until
 
 EVE, BOB = "192.0.2.1", "192.0.2.2"
 GRPC_CALL = "danube_admin.TopicAdmin/ListNamespaceTopics"

@@ -12,6 +12,7 @@ from following_harness import HeldStore
 from pydanube.metadata import Delete, EmbeddedStore, Event, KeyValue, Put
 from pydanube.metadata.following import Follower, Handler, KeyMirror
 from pydanube.runtime.clock import ManualClock, SystemClock
+from waiting import until
 
 
 @pytest.fixture
@@ -236,9 +237,7 @@ async def test_a_store_that_was_away_is_followed_from_where_it_was_left(store: E
     await memory.catch_up()
     memory.held.cut()
     await write(store, "/a/2")
-    async with asyncio.timeout(60):
-        while not memory.clock.sleeping:  # noqa: ASYNC110 - what is waited for happens in the follower
-            await asyncio.sleep(0)
+    await until(lambda: memory.clock.sleeping)
     await write(store, "/a/3")
     memory.clock.advance(1.0)
     await memory.catch_up()

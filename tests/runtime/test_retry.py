@@ -12,6 +12,7 @@ from pydanube.model.errors import DanubeError, NotFound, Unavailable
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.events import Signal
 from pydanube.runtime.retry import RetryBackoff, until_done
+from waiting import until
 
 
 class ImpatientClock(ManualClock):
@@ -42,8 +43,7 @@ async def test_what_fails_is_tried_again_after_longer_waits_until_it_succeeds() 
 
     trying = asyncio.create_task(until_done(attempt, RetryBackoff(1.0, 2.0, Random(7)), clock, told.append))
     for seconds in (1.0, 2.0):
-        while not clock.sleeping:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: clock.sleeping)
         clock.advance(seconds)
     assert await trying == "done"
     assert [one.message for one in told] == ["one", "two"]
@@ -81,8 +81,7 @@ async def test_a_signal_ends_the_waits_whose_condition_holds_and_time_ends_the_o
         return what
 
     first, second = (asyncio.create_task(wait_for(what)) for what in ("first", "second"))
-    while clock.sleeping < 2:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: clock.sleeping >= 2)
     decided.add("first")
     assert not first.done(), "nobody has told it yet"
     signal.wake()

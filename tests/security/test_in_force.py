@@ -15,15 +15,14 @@ from pydanube.model.errors import Denied
 from pydanube.model.names import TopicAddress
 from pydanube.model.positions import LATEST, Position
 from pydanube.model.topics import SubscriptionType
+from waiting import until
 
 PRODUCER, CONSUMER = Principal("producer"), Principal("consumer")
 
 
 async def reviewed(world) -> None:
     """Wait until the review that the last change has started is over."""
-    async with asyncio.timeout(30):
-        while world.broker._review.is_running:  # noqa: ASYNC110 - what is waited for happens inside the broker
-            await asyncio.sleep(0)
+    await until(lambda: not world.broker._review.is_running)
 
 
 async def attach(world, principal, sink, name="c"):

@@ -43,6 +43,7 @@ from pydanube.model.webhooks import Webhook, WebhookScheme
 from pydanube.operations import namespaces
 from pydanube.runtime.clock import Clock, ManualClock, SystemClock
 from pydanube.runtime.tasks import Tasks
+from waiting import until
 
 TOPIC = "/default/orders"
 NAMES = ("root", "alice", "bob")
@@ -88,9 +89,7 @@ class Place:
 
     async def waiting(self, count: int) -> None:
         """Wait until so many callers wait for a rate."""
-        async with asyncio.timeout(60):
-            while self.broker.throttle.waiting != count:  # noqa: ASYNC110 - it happens inside the broker
-                await asyncio.sleep(0.001)
+        await until(lambda: self.broker.throttle.waiting == count)
 
     async def pass_time(self, seconds: float) -> None:
         for _ in range(round(seconds * 20)):

@@ -19,6 +19,7 @@ from tls_files import Authority, Pair
 
 import pydanube
 from pydanube.runtime.certificates import read_certificate
+from waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -62,9 +63,7 @@ async def test_sighup_reads_the_certificate_again_and_keeps_the_connections(
             authority.issue("broker", "127.0.0.1", "new.example")
             assert "DNS:old.example" in shown_names(broker.port, authority)
             os.kill(broker.pid, signal.SIGHUP)
-            async with asyncio.timeout(60):
-                while "DNS:new.example" not in shown_names(broker.port, authority):  # noqa: ASYNC110 - of the broker
-                    await asyncio.sleep(0.05)
+            await until(lambda: "DNS:new.example" in shown_names(broker.port, authority))
             assert (await producer.send(b"after")).offset == 1
 
 

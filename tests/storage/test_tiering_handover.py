@@ -26,6 +26,7 @@ from pydanube.model.positions import Position
 from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.memory import MemoryStore
+from waiting import until
 
 BATCHES = 150
 
@@ -74,8 +75,7 @@ async def test_every_message_comes_once_and_in_order_while_all_happens_at_once(t
                 assert await reader == list(range(total))
             for consumer in (alone, late):
                 assert numbers_of(await consumer.wait_for(total)) == list(range(total))
-            while sum(len(one.received) for one in shared) < total:  # noqa: ASYNC110 - three collectors, no event
-                await asyncio.sleep(0.01)
+            await until(lambda: sum(len(one.received) for one in shared) >= total)
         assert sorted(n for one in shared for n in numbers_of(one.received)) == list(range(total))
         tiering_task.cancel()
 

@@ -18,6 +18,7 @@ from pydanube.model.positions import Position
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.disk import DiskFile, OsDisk
 from pydanube.runtime.objects.memory import MemoryStore
+from waiting import until
 
 BATCHES = 90
 DEADLINE_S = 120
@@ -82,9 +83,7 @@ async def find(broker: Broker, time_us: int) -> int:
 
 async def sidecars(directory: Path) -> None:
     """Wait until the rows of the first file have left the memory."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not (directory / "wal" / FIRST_INDEX).exists():  # noqa: ASYNC110 - written by a thread
-            await asyncio.sleep(0.01)
+    await until(lambda: (directory / "wal" / FIRST_INDEX).exists())
 
 
 @asynccontextmanager

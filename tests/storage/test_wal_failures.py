@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 from wal_simulation import IDENTITY, make_batch
-from wal_tools import DIRECTORY, SMALL, Ledger, append, open_log, opened, payloads, sim_disk, until
+from wal_tools import DIRECTORY, SMALL, Ledger, append, open_log, opened, payloads, sim_disk
 
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.settings.sections import LogSettings
 from pydanube.storage.wal import DurabilityLevel, LogListener, LogWriter
 from pydanube.storage.wal.recovery import LogRecovery
+from waiting import until
 
 PATIENT = LogSettings(file_bytes=8192, cure_ms=60_000, fill_bytes=0)
 """The disk is not tried again while the test runs."""
@@ -258,7 +259,8 @@ PROGRAM = """
 import asyncio, resource, sys
 from pathlib import Path
 sys.path[:0] = [sys.argv[2], sys.argv[2] + "/.."]
-from wal_tools import Ledger, open_log, payloads, until
+from wal_tools import Ledger, open_log, payloads
+from waiting import until
 from pydanube.model.errors import Unavailable
 from pydanube.runtime.disk import OsDisk
 from pydanube.model.settings.sections import LogSettings

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 from wal_simulation import IDENTITY, make_batch
-from wal_tools import DIRECTORY, SMALL, Ledger, append, opened, payloads, sim_disk, until
+from wal_tools import DIRECTORY, SMALL, Ledger, append, opened, payloads, sim_disk
 
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import Unavailable
@@ -23,6 +23,7 @@ from pydanube.storage.wal.recovery import LogRecovery
 from pydanube.storage.wal.sidecar import encode_sidecar, load_rows, load_sidecar, write_sidecar
 from pydanube.storage.wal.table import LedgerSpan, WalFile
 from simdisk import SimDisk
+from waiting import until
 
 NO_SPARES = LogSettings(file_bytes=8192, spare_files_max=0, fill_bytes=0)
 

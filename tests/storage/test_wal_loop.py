@@ -19,7 +19,7 @@ import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
-from wal_tools import Ledger, append, open_log, opened, payloads, sim_disk, until
+from wal_tools import Ledger, append, open_log, opened, payloads, sim_disk
 
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import DanubeError, Unavailable
@@ -30,6 +30,7 @@ from pydanube.storage.wal import DurabilityLevel, LogListener, LogWriter
 from pydanube.storage.wal.engine_guard import EngineGuard
 from pydanube.storage.wal.writer import CLOSE_SECONDS, SLOW_WRITE_SECONDS
 from simdisk import PowerCut
+from waiting import until
 
 SETTINGS = LogSettings(file_bytes=1 << 20, cure_ms=20, lazy_sync_ms=20, written_sync_ms=20, fill_bytes=0)
 LAZY_FOR_EVER = LogSettings(lazy_sync_ms=600_000, written_sync_ms=600_000, fill_bytes=0)

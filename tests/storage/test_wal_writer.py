@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 from wal_simulation import make_batch
-from wal_tools import DIRECTORY, SMALL, Ledger, append, open_log, opened, payloads, sim_disk, until
+from wal_tools import DIRECTORY, SMALL, Ledger, append, open_log, opened, payloads, sim_disk
 
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import DanubeError, Refused
@@ -20,6 +20,7 @@ from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.disk import DiskFile, OsDisk
 from pydanube.storage.wal import DurabilityLevel, LogListener, LogWriter
 from simdisk import SimDisk
+from waiting import until
 
 
 class CountingDisk(OsDisk):

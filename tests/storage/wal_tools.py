@@ -106,10 +106,3 @@ async def payloads(log: LogWriter, ledger_id: int, offset: int = 0) -> list[byte
             found.extend(bytes(payload) for payload in batch.payloads)
             offset = batch.end_offset
     return found
-
-
-async def until(condition: Any) -> None:
-    """Let the loop and the log thread run until `condition` returns True."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - what it waits for happens in a thread
-            await asyncio.sleep(0.001)
