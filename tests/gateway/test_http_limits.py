@@ -437,7 +437,10 @@ async def test_closing_answers_what_is_in_flight_and_accepts_nothing_new() -> No
 
 
 async def test_closing_ends_what_takes_too_long(capsys) -> None:
+    begun = asyncio.Event()
+
     async def forever(_request: Request) -> Response:
+        begun.set()
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -445,7 +448,7 @@ async def test_closing_ends_what_takes_too_long(capsys) -> None:
         add_route(there, "/forever", forever)
         async with await Peer.connect(there) as peer:
             peer.send("GET", "/forever")
-            await there.until(lambda: len(there.server._state.tasks) == 1)
+            await begun.wait()
             await there.server.close(0.05)
             assert await peer.closed() == b""
             assert not there.server._state.tasks and there.server.connections == 0
