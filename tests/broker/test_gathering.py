@@ -14,7 +14,6 @@ from pydanube.codec.batch import encode
 from pydanube.codec.native import requests
 from pydanube.core.access import ANONYMOUS
 from pydanube.gateway.native import peers as native_peers
-from pydanube.model.dead_letters import LetterSelection
 from pydanube.model.errors import Full, Invalid, NotFound, NotOwner, Refused, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.paging import PageQuery
@@ -22,6 +21,7 @@ from pydanube.model.positions import EARLIEST, LATEST, Position
 from pydanube.model.storage import StoragePlace
 from pydanube.model.topics import SubscriptionType
 from pydanube.operations import storage
+from pydanube.operations.dead_letters import ListLetters, RedriveLetters
 from pydanube.operations.subscriptions import (
     Advance,
     AdvanceMany,
@@ -381,14 +381,14 @@ async def test_dead_letters_are_listed_and_dropped_by_any_broker(tmp_path: Path)
         await cluster.create(partitions=2)
         await publish(cluster, 0, 3)
         letters = cluster["a"].broker.dead_letters
-        page = await letters.listed(ANONYMOUS, TOPIC, 1, count=2)
+        page = await letters.listed(ANONYMOUS, ListLetters(topic=TOPIC, partition=1, letters_max=2))
         assert [one.offset for one in page.messages] == [0, 1] and page.next_offset == 2
         assert bytes((await letters.get(ANONYMOUS, TOPIC, 1, 2)).payload) == b"1-2"
         with pytest.raises(NotFound, match="has no letter at 1:3"):
             await letters.get(ANONYMOUS, TOPIC, 1, 3)
-        step = await letters.drop(ANONYMOUS, TOPIC, 1, LetterSelection())
-        assert (step.done, step.next_offset) == (0, None)
-        assert cluster["a"].asked["b", requests.RedriveLetters] == 1
+        step = await letters.redrive(ANONYMOUS, RedriveLetters(topic=TOPIC, partition=1, drop=True))
+        assert (step.done, step.next_offset) == (0, -1)
+        assert cluster["a"].asked["b", RedriveLetters] == 1
 
 
 async def test_requests_that_cross_do_not_wait_for_each_other(tmp_path: Path) -> None:

@@ -8,15 +8,18 @@ from two_brokers import TwoBrokers, two_brokers
 
 from pydanube.broker import Broker
 from pydanube.core.access import ANONYMOUS
-from pydanube.model.dead_letters import REDRIVE, LetterSelection, RedriveStep
+from pydanube.model.dead_letters import REDRIVE, RedriveStep
 from pydanube.model.errors import Unavailable
 from pydanube.model.failure import FailurePolicy, Poison
 from pydanube.model.names import TopicName
 from pydanube.model.topics import SubscriptionType
+from pydanube.operations.dead_letters import ListLetters, RedriveLetters
 from pydanube.runtime.clock import ManualClock
 from waiting import until
 
 LETTERS = TopicName.parse("/default/orders-dlq")
+ALL = RedriveLetters(topic=LETTERS, partition=0)
+DROP_ONE = RedriveLetters(topic=LETTERS, partition=0, offsets=[1], drop=True)
 POLICY = FailurePolicy(redeliveries_max=0, delay_ms=0, poison=Poison.DEAD_LETTER, dead_letter_topic=str(LETTERS))
 
 
@@ -73,7 +76,7 @@ async def test_letters_whose_answer_was_lost_are_stored_again_under_the_same_id(
         pair.table.lose_answers = False
         clock.advance(60.0)
         await until(lambda: live.cursor.position == 2)
-        page = await pair.b.dead_letters.listed(ANONYMOUS, LETTERS, 0)
+        page = await pair.b.dead_letters.listed(ANONYMOUS, ListLetters(topic=LETTERS, partition=0))
         ids = [one.attributes["x-dead-letter-id"] for one in page.messages]
         assert len(ids) == 4 and len(set(ids)) == 2
 
@@ -83,10 +86,10 @@ async def test_any_broker_redrives_letters_of_another_to_a_topic_of_its_own(tmp_
         await prepare(pair)
         live = await fail_two(pair)
         await until(lambda: live.cursor.position == 2)
-        assert await pair.a.dead_letters.redrive(ANONYMOUS, LETTERS, 0, LetterSelection()) == RedriveStep(2)
+        assert await pair.a.dead_letters.redrive(ANONYMOUS, ALL) == RedriveStep(2)
         assert await payloads(pair.a, TOPIC) == [b"first", b"second"] * 2
         assert pair.opened_by(TOPIC) == {"a": [0], "b": []}
-        assert await pair.b.dead_letters.redrive(ANONYMOUS, LETTERS, 0, LetterSelection()) == RedriveStep(0)
+        assert await pair.b.dead_letters.redrive(ANONYMOUS, ALL) == RedriveStep(0)
 
 
 async def test_letters_stay_if_the_owner_of_their_topic_does_not_answer(tmp_path):
@@ -96,9 +99,9 @@ async def test_letters_stay_if_the_owner_of_their_topic_does_not_answer(tmp_path
         await until(lambda: live.cursor.position == 2)
         pair.table.unreachable.add("a")
         with pytest.raises(Unavailable, match="broker 'a'"):
-            await pair.b.dead_letters.redrive(ANONYMOUS, LETTERS, 0, LetterSelection())
+            await pair.b.dead_letters.redrive(ANONYMOUS, ALL)
         pair.table.unreachable.clear()
-        assert await pair.b.dead_letters.redrive(ANONYMOUS, LETTERS, 0, LetterSelection()) == RedriveStep(2)
+        assert await pair.b.dead_letters.redrive(ANONYMOUS, ALL) == RedriveStep(2)
 
 
 async def test_letters_of_another_broker_are_dropped_by_any(tmp_path):
@@ -106,8 +109,6 @@ async def test_letters_of_another_broker_are_dropped_by_any(tmp_path):
         await prepare(pair)
         live = await fail_two(pair)
         await until(lambda: live.cursor.position == 2)
-        assert await pair.a.dead_letters.drop(ANONYMOUS, LETTERS, 0, LetterSelection([1])) == RedriveStep(
-            1, remaining=1
-        )
+        assert await pair.a.dead_letters.redrive(ANONYMOUS, DROP_ONE) == RedriveStep(1, remaining=1)
         assert REDRIVE in await pair.a.subscriptions.names(ANONYMOUS, LETTERS)
         assert pair.opened_by(LETTERS) == {"a": [], "b": [0]}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
 
@@ -14,13 +16,13 @@ from pydanube.model.dead_letters import (
     NO_LETTER,
     NOT_BY_A_BROKER,
     REDRIVE,
-    LetterSelection,
     RedriveStep,
 )
 from pydanube.model.errors import Denied, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import SubscriptionType, TopicConfig
+from pydanube.operations.dead_letters import ListLetters, RedriveLetters
 from pydanube.operations.subscriptions import ListPending, PeekMessages
 
 LETTERS = TopicName.parse("/default/orders-dlq")
@@ -39,8 +41,12 @@ async def prepare(broker: Broker) -> None:
         await broker.create_topic(ANONYMOUS, topic, TopicConfig())
 
 
-async def step(broker: Broker, **selection: object) -> RedriveStep:
-    return await broker.dead_letters.redrive(ANONYMOUS, LETTERS, 0, LetterSelection(**selection))  # type: ignore[arg-type]
+def asked(**fields: Any) -> RedriveLetters:
+    return RedriveLetters(topic=LETTERS, partition=fields.pop("partition", 0), **fields)
+
+
+async def step(broker: Broker, **selection: Any) -> RedriveStep:
+    return await broker.dead_letters.redrive(ANONYMOUS, asked(**selection))
 
 
 async def test_a_step_takes_as_many_letters_as_it_may_and_says_where_the_next_begins(tmp_path, monkeypatch):
@@ -51,9 +57,9 @@ async def test_a_step_takes_as_many_letters_as_it_may_and_says_where_the_next_be
         await publish(broker, 3, subscription="audit")
         assert await step(broker, letters_max=2) == RedriveStep(2, [], 2, 6)
         assert await step(broker, start=2, original_subscription="audit") == RedriveStep(1, [], 6, 5)
-        assert await step(broker, start=2, end=4) == RedriveStep(2, [], None, 3)
-        assert await step(broker, original_topic="/default/other") == RedriveStep(0, [], None, 3)
-        assert await step(broker) == RedriveStep(3, [], None, 0)
+        assert await step(broker, start=2, end=4) == RedriveStep(2, [], -1, 3)
+        assert await step(broker, original_topic="/default/other") == RedriveStep(0, [], -1, 3)
+        assert await step(broker) == RedriveStep(3, [], -1, 0)
         assert sorted(payload for _, payload in await BrokerClient(broker).read_all()) == sorted(
             [b"0", b"1", b"2", b"3", b"4", b"0", b"1", b"2"]
         )
@@ -65,7 +71,7 @@ async def test_a_step_is_limited_in_bytes(tmp_path, monkeypatch):
         await prepare(broker)
         await publish(broker, 5)
         assert await step(broker, offsets=[0, 1, 2]) == RedriveStep(2, [], 2, 3)
-        page = await broker.dead_letters.listed(ANONYMOUS, LETTERS, 0)
+        page = await broker.dead_letters.listed(ANONYMOUS, ListLetters(topic=LETTERS, partition=0))
         assert ([one.offset for one in page.messages], page.next_offset) == ([2, 3], 4)
 
 
@@ -74,15 +80,17 @@ async def test_letters_are_listed_in_pages(tmp_path):
         await prepare(broker)
         await publish(broker, 5)
         letters = broker.dead_letters
-        page = await letters.listed(ANONYMOUS, LETTERS, 0, count=3)
+        page = await letters.listed(ANONYMOUS, ListLetters(topic=LETTERS, partition=0, letters_max=3))
         assert ([one.payload for one in page.messages], page.next_offset) == ([b"0", b"1", b"2"], 3)
         assert REDRIVE not in await broker.subscriptions.names(ANONYMOUS, LETTERS)
-        await letters.drop(ANONYMOUS, LETTERS, 0, LetterSelection([1, 3]))
-        page = await letters.listed(ANONYMOUS, LETTERS, 0, count=2)
+        await letters.redrive(ANONYMOUS, asked(offsets=[1, 3], drop=True))
+        page = await letters.listed(ANONYMOUS, ListLetters(topic=LETTERS, partition=0, letters_max=2))
         assert ([one.offset for one in page.messages], page.next_offset) == ([0, 2], 4)
-        page = await letters.listed(ANONYMOUS, LETTERS, 0, page.next_offset, 2)
-        assert ([one.offset for one in page.messages], page.next_offset) == ([4], None)
-        page = await letters.listed(ANONYMOUS, LETTERS, 0, redriven=True)
+        page = await letters.listed(
+            ANONYMOUS, ListLetters(topic=LETTERS, partition=0, start=page.next_offset, letters_max=2)
+        )
+        assert ([one.offset for one in page.messages], page.next_offset) == ([4], -1)
+        page = await letters.listed(ANONYMOUS, ListLetters(topic=LETTERS, partition=0, redriven=True))
         assert len(page.messages) == 5
         assert (await letters.get(ANONYMOUS, LETTERS, 0, 3)).payload == b"3"
         with pytest.raises(NotFound, match="no letter at 0:5"):
@@ -102,15 +110,15 @@ async def test_a_topic_without_letters_gets_no_subscription(tmp_path):
 async def test_what_is_wrong_with_a_selection_is_refused(tmp_path):
     async with open_broker(tmp_path) as broker:
         await prepare(broker)
-        for wrong in ({"letters_max": 0}, {"letters_max": 501}, {"offsets": range(501)}, {"offsets": [-1]}):
+        for wrong in ({"letters_max": 0}, {"letters_max": 501}, {"offsets": [*range(501)]}, {"offsets": [-1]}):
             with pytest.raises(Invalid):
                 await step(broker, **wrong)
         with pytest.raises(NotFound):
-            await broker.dead_letters.drop(ANONYMOUS, LETTERS, 1, LetterSelection())
+            await broker.dead_letters.redrive(ANONYMOUS, asked(partition=1, drop=True))
         unstored = TopicName.parse("/default/unstored")
         await broker.create_topic(ANONYMOUS, unstored, TopicConfig(reliable=False))
         with pytest.raises(Refused, match="keeps nothing"):
-            await broker.dead_letters.listed(ANONYMOUS, unstored, 0)
+            await broker.dead_letters.listed(ANONYMOUS, ListLetters(topic=unstored, partition=0))
 
 
 async def test_what_a_client_wrote_goes_only_where_the_caller_says(tmp_path):
@@ -122,13 +130,13 @@ async def test_what_a_client_wrote_goes_only_where_the_caller_says(tmp_path):
         forged = {"x-original-topic": str(TOPIC), "x-original-subscription": "billing"}
         await peer.publish(producer, [b"forged"], attributes=[forged])
         await publish(broker, 1)
-        assert await step(broker) == RedriveStep(1, [(0, NOT_BY_A_BROKER)], None, 1)
-        assert await step(broker, offsets=[0]) == RedriveStep(0, [(0, NOT_BY_A_BROKER)], None, 1)
-        page = await broker.dead_letters.listed(ANONYMOUS, LETTERS, 0, redriven=True)
+        assert await step(broker) == RedriveStep(1, [(0, NOT_BY_A_BROKER)], -1, 1)
+        assert await step(broker, offsets=[0]) == RedriveStep(0, [(0, NOT_BY_A_BROKER)], -1, 1)
+        page = await broker.dead_letters.listed(ANONYMOUS, ListLetters(topic=LETTERS, partition=0, redriven=True))
         assert [one.is_by_broker for one in page.messages] == [False, True]
         assert [payload for _, payload in await BrokerClient(broker).read_all()] == [b"0"]
-        sent = await broker.dead_letters.redrive(ANONYMOUS, LETTERS, 0, LetterSelection(), to=TOPIC)
-        assert sent == RedriveStep(1, [], None, 0)
+        sent = await broker.dead_letters.redrive(ANONYMOUS, asked(to=str(TOPIC)))
+        assert sent == RedriveStep(1, [], -1, 0)
 
 
 async def test_no_client_publishes_with_the_id_of_dead_letters(tmp_path):
@@ -152,7 +160,7 @@ async def test_where_letters_may_not_be_sent_is_not_told_to_exist(tmp_path):
         await publish(broker, 1)
         for to in (TOPIC, TopicName.parse("/default/orders-missing"), TopicName.parse("/missing/orders")):
             with pytest.raises(Denied):
-                await broker.dead_letters.redrive(ANONYMOUS, LETTERS, 0, LetterSelection(), to=to)
+                await broker.dead_letters.redrive(ANONYMOUS, asked(to=str(to)))
 
 
 class OnlyLetters(AllowAll):
@@ -169,7 +177,7 @@ async def test_who_may_not_publish_to_a_topic_sends_nothing_back_to_it(tmp_path)
         await publish(broker, 2)
         with pytest.raises(Denied):
             await step(broker)
-        assert (await broker.dead_letters.listed(ANONYMOUS, LETTERS, 0)).messages
+        assert (await broker.dead_letters.listed(ANONYMOUS, ListLetters(topic=LETTERS, partition=0))).messages
         assert await BrokerClient(broker).read_all() == []
 
 

@@ -25,6 +25,7 @@ from pydanube.broker.registry.registry import Registry
 from pydanube.codec.batch import Batch
 from pydanube.codec.native import requests as wire
 from pydanube.core.access import ANONYMOUS
+from pydanube.core.identity import NOBODY
 from pydanube.gateway.native.requests import perform
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.packing import pack
@@ -70,7 +71,7 @@ class DirectPeers:
 
     async def request(self, broker: str, request: wire.Request, answer: type[AnswerT]) -> AnswerT:
         other = self._table.reach(broker, request)
-        decoded = msgspec.msgpack.decode(wire.encode(request), type=wire.AnyRequest)
+        decoded = wire.decode_request(memoryview(wire.encode(request)))
         found = wire.decode(memoryview(await perform(_Caller(other), decoded)), answer)  # type: ignore[arg-type]
         if self._table.lose_answers:
             raise Unavailable(f"the answer of broker {broker!r} was lost")
@@ -95,6 +96,7 @@ class _Caller:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.principal = ANONYMOUS
+        self.identity = NOBODY
         self.producers: dict[int, Any] = {}
         self.consumers: dict[int, Any] = {}
 

@@ -7,9 +7,10 @@ from native_samples import unhex
 
 from pydanube.codec.native import requests
 from pydanube.model.addresses import BrokerAddresses
+from pydanube.model.dead_letters import RedriveStep
 from pydanube.model.names import TopicName
 from pydanube.model.topics import BrokerDescription
-from pydanube.operations import topics
+from pydanube.operations import dead_letters, topics
 
 ADDRESSES = BrokerAddresses("10.0.0.2:6655", "10.0.0.2:6650", "10.0.0.2:50051", "10.0.0.2:8650")
 
@@ -64,7 +65,9 @@ ADMIN_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.RedriveLetters(topic="/default/orders-dlq", partition=1, offsets=[17, 18], to="/default/repaired"),
+        dead_letters.RedriveLetters(
+            topic=TopicName.parse("/default/orders-dlq"), partition=1, offsets=[17, 18], to="/default/repaired"
+        ),
         unhex("""
         85a26f70 b3646561 645f6c65 74746572 2e726564 72697665 a5746f70 6963b32f
         64656661 756c742f 6f726465 72732d64 6c71a970 61727469 74696f6e 01a76f66
@@ -72,8 +75,8 @@ ADMIN_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.RedriveLetters(
-            topic="/default/orders-dlq",
+        dead_letters.RedriveLetters(
+            topic=TopicName.parse("/default/orders-dlq"),
             partition=1,
             start=17,
             end=1000,
@@ -98,7 +101,7 @@ ADMIN_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.LettersRedriven(2, [(17, "topic /default/orders does not exist")], 18, 5),
+        RedriveStep(2, [(17, "topic /default/orders does not exist")], 18, 5),
         unhex("""
         84a4646f 6e6502a6 73746179 65649192 11d92474 6f706963 202f6465 6661756c
         742f6f72 64657273 20646f65 73206e6f 74206578 697374ab 6e657874 5f6f6666

@@ -6,9 +6,10 @@ import msgspec
 from native_samples import unhex
 
 from pydanube.codec.native import requests
+from pydanube.model.names import TopicName
 from pydanube.model.paging import NamePage
 from pydanube.model.statistics import SubscriptionSummary, TopicSummary
-from pydanube.operations import namespaces
+from pydanube.operations import namespaces, subscriptions
 
 SUBSCRIPTION = SubscriptionSummary(
     name="billing",
@@ -113,14 +114,14 @@ LISTING_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.ListSubscriptions(topic="/default/orders"),
+        subscriptions.ListSubscriptions(topic=TopicName.parse("/default/orders")),
         unhex("""
         82a26f70 b1737562 73637269 7074696f 6e2e6c69 7374a574 6f706963 af2f6465
         6661756c 742f6f72 64657273
         """),
     ),
     (
-        requests.ListSubscriptions(topic="/default/orders", filter="b", limit=20),
+        subscriptions.ListSubscriptions(topic=TopicName.parse("/default/orders"), filter="b", limit=20),
         unhex("""
         84a26f70 b1737562 73637269 7074696f 6e2e6c69 7374a574 6f706963 af2f6465
         6661756c 742f6f72 64657273 a666696c 746572a1 62a56c69 6d697414

@@ -254,7 +254,7 @@ async def test_dead_letters_are_listed_redriven_and_dropped() -> None:
         assert await api("GET", f"{letters}/0/1") == second
         dropped = await api("POST", f"{letters}/drop", {"offsets": [1]})
         assert (dropped["done"], dropped["remaining"]) == (1, 1)
-        assert await api("POST", f"{letters}/redrive") == {"done": 1, "stayed": [], "next": None, "remaining": 0}
+        assert await api("POST", f"{letters}/redrive") == {"done": 1, "stayed": [], "next_offset": -1, "remaining": 0}
         assert (await api("GET", letters))["letters"] == []
         assert len((await api("GET", f"{letters}?redriven=true"))["letters"]) == 2
         (again,) = (await api("GET", f"{path}/peek"))["messages"]

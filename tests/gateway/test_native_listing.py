@@ -42,7 +42,7 @@ async def test_names_come_in_pages_when_that_is_asked_for() -> None:
         assert page.names == ["a", "b", "c"]
         page = await peer.request(namespaces.ListNamespaces(limit=3, after=page.next), NamePage)
         assert (page.names, page.next) == (["default"], "")
-        page = await peer.request(requests.ListSubscriptions(topic=TOPIC, filter="[bc]"), NamePage)
+        page = await peer.request(subscriptions.ListSubscriptions(topic=TOPIC, filter="[bc]"), NamePage)
         assert (page.names, page.next) == (["b", "c"], "")
 
 

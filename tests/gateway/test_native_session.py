@@ -97,7 +97,7 @@ async def test_topics_namespaces_and_subscriptions_are_administered() -> None:
         assert [one.index for one in described.partition_infos] == [0, 1]
         made = subscriptions.CreateSubscription(topic=TopicName.parse("/shop/orders"), subscription="billing")
         await peer.request(made, requests.Done)
-        listed = await peer.request(requests.ListSubscriptions(topic="/shop/orders"), NamePage)
+        listed = await peer.request(subscriptions.ListSubscriptions(topic=TopicName.parse("/shop/orders")), NamePage)
         assert listed.names == ["billing"]
         billing = subscriptions.DescribeSubscription(topic=TopicName.parse("/shop/orders"), subscription="billing")
         assert len((await peer.request(billing, SubscriptionDescription)).partitions) == 2

@@ -36,7 +36,6 @@ from pydanube.broker.quotas.throttle import Kind
 from pydanube.codec.batch import encode
 from pydanube.codec.native import requests as wire
 from pydanube.core.access import Action, Principal
-from pydanube.model.dead_letters import LetterSelection
 from pydanube.model.errors import NotFound, Unavailable
 from pydanube.model.failure import NATIVE
 from pydanube.model.names import TopicAddress, TopicName
@@ -46,6 +45,7 @@ from pydanube.model.schemas import Binding, Compatibility, RegistryMode
 from pydanube.model.storage import StoragePlace
 from pydanube.model.topics import SubscriptionType, TopicConfig
 from pydanube.operations.access import ListRoles
+from pydanube.operations.dead_letters import ListLetters, RedriveLetters
 from pydanube.operations.subscriptions import (
     Advance,
     AdvanceMany,
@@ -112,7 +112,6 @@ class Row(NamedTuple):
 ADDRESS: Final = TopicAddress.parse(str(TOPIC))
 MISSING: Final = TopicAddress.parse("/default/missing")
 ATTACHMENT: Final = Attachment(SUBSCRIPTION, "c", SubscriptionType.SHARED)
-SELECTION: Final = LetterSelection()
 OF: Final[dict[str, Any]] = {"topic": TOPIC, "subscription": SUBSCRIPTION}
 
 
@@ -281,10 +280,13 @@ FACADE: Final[dict[str, Row]] = {
         SEE_SUBSCRIPTION, lambda w, p: w.broker.subscriptions.unacked_max(p, TOPIC, SUBSCRIPTION)
     ),
     "subscriptions.version": Row(SEE_SUBSCRIPTION, lambda w, p: w.broker.subscriptions.version(p, TOPIC, SUBSCRIPTION)),
-    "dead_letters.drop": Row(REDRIVING, lambda w, p: w.broker.dead_letters.drop(p, LETTERS, 0, SELECTION)),
-    "dead_letters.redrive": Row(REDRIVING, lambda w, p: w.broker.dead_letters.redrive(p, LETTERS, 0, SELECTION)),
+    "dead_letters.redrive": Row(
+        REDRIVING, lambda w, p: w.broker.dead_letters.redrive(p, RedriveLetters(topic=LETTERS, partition=0))
+    ),
     "dead_letters.get": Row(SEE_LETTERS, lambda w, p: w.broker.dead_letters.get(p, LETTERS, 0, 0)),
-    "dead_letters.listed": Row(SEE_LETTERS, lambda w, p: w.broker.dead_letters.listed(p, LETTERS, 0)),
+    "dead_letters.listed": Row(
+        SEE_LETTERS, lambda w, p: w.broker.dead_letters.listed(p, ListLetters(topic=LETTERS, partition=0))
+    ),
     # schemas
     "schemas.bind": Row(
         f"{ADMINISTER} + {SEE_SUBJECT}", lambda w, p: w.broker.schemas.bind(p, TOPIC, Binding(SUBJECT))
@@ -452,6 +454,7 @@ UNCHECKED: Final[dict[str, str]] = {
     "staging.is_awaited": "the broker itself",
     "staging.start": "the broker itself",
     "subscriptions.consumers": "carried out by an operation, whose class says what it needs",
+    "dead_letters.listed_own": "only brokers ask for it, as the class of the operation says",
     "subscriptions.peek_own": "only brokers ask for it, as the class of the operation says",
     "subscriptions.pending": "carried out by an operation, whose class says what it needs",
     "subscriptions.starts": "carried out by an operation, whose class says what it needs",

@@ -38,6 +38,7 @@ from pydanube.model.errors import Denied
 from pydanube.model.schemas import Binding
 from pydanube.model.settings.sections import HttpSettings, LimitSettings, Sections
 from pydanube.model.webhooks import Webhook, WebhookScheme
+from pydanube.operations.dead_letters import RedriveLetters
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.tasks import Tasks
 
@@ -106,7 +107,7 @@ async def test_a_redrive_on_behalf_counts_the_rights_of_the_principal_and_is_for
 
         async def is_refused(role: str, on_behalf: str) -> bool:
             give(world.rules, ANONYMOUS, role)
-            request = wire.RedriveLetters(topic=str(LETTERS), partition=0, own_only=True, on_behalf=["user", on_behalf])
+            request = RedriveLetters(topic=LETTERS, partition=0, own_only=True, on_behalf=["user", on_behalf])
             return await refuses(peer, FrameKind.REQUEST, wire.encode(request))
 
         assert await is_refused("consumer", "consumer")

@@ -220,7 +220,7 @@ class Broker:
             self.publisher,
             self.decompression,
             self.unread,
-            self._cluster,
+            gathering,
         )
         self.single_acks = SingleAcks(registry, self._partitions, authorizer)
         self.shared_producers = SharedProducers(context, self._producers, self.addresses)

@@ -21,6 +21,7 @@ from pydanube.operations import (
     Operation,
     access,
     brokers,
+    dead_letters,
     namespaces,
     schemas,
     staging,
@@ -96,10 +97,16 @@ async def _list_leftovers(broker: Broker, caller: Caller, asked: brokers.ListLef
 # -- namespaces and policies -------------------------------------------------------------------------------------------
 
 
+def _page(asked: namespaces.ListNamespaces | subscriptions.ListSubscriptions) -> PageQuery | None:
+    """Return which page is asked for; None, as in the requests of earlier releases: everything."""
+    if not (asked.limit or asked.filter or asked.after):
+        return None
+    return PageQuery(filter=asked.filter, sort=asked.sort, limit=asked.limit or PAGE_MAX, after=asked.after)
+
+
 async def _list_namespaces(broker: Broker, caller: Caller, asked: namespaces.ListNamespaces) -> Outcome:
-    if not (asked.limit or asked.filter or asked.after):  # as earlier releases ask
+    if (query := _page(asked)) is None:
         return NamePage(await broker.list_namespaces(caller.principal))
-    query = PageQuery(filter=asked.filter, sort=asked.sort, limit=asked.limit or PAGE_MAX, after=asked.after)
     return await broker.listing.namespaces(caller.principal, query)
 
 
@@ -215,6 +222,19 @@ async def _take_over(broker: Broker, caller: Caller, asked: topics.TakeOverTopic
 
 
 # -- subscriptions -----------------------------------------------------------------------------------------------------
+
+
+async def _list_subscriptions(broker: Broker, caller: Caller, asked: subscriptions.ListSubscriptions) -> Outcome:
+    if (query := _page(asked)) is None:
+        return NamePage(await broker.subscriptions.names(caller.principal, asked.topic))
+    return await broker.listing.subscriptions(caller.principal, asked.topic, query)
+
+
+def _redrive(broker: Broker, caller: Caller, asked: dead_letters.RedriveLetters) -> Awaitable[Outcome]:
+    principal = caller.principal
+    if asked.on_behalf:
+        principal = broker.peer_requests.principal_of(principal, asked.on_behalf)
+    return broker.dead_letters.redrive(principal, asked)
 
 
 def _create_subscription(broker: Broker, caller: Caller, asked: subscriptions.CreateSubscription) -> Awaitable[Outcome]:
@@ -340,6 +360,9 @@ HANDLERS: Final[Mapping[type[Operation[Any]], Handler]] = dict(
             subscriptions.DescribeSubscription,
             lambda b, c, asked: b.subscriptions.describe(c.principal, asked.topic, asked.subscription, asked.own_only),
         ),
+        _by(subscriptions.ListSubscriptions, _list_subscriptions),
+        _by(dead_letters.ListLetters, lambda b, c, asked: b.dead_letters.listed_own(c.principal, asked)),
+        _by(dead_letters.RedriveLetters, _redrive),
         _by(subscriptions.Seek, lambda b, c, asked: b.subscriptions.seek(c.principal, asked)),
         _by(subscriptions.Advance, lambda b, c, asked: b.subscriptions.advance(c.principal, asked)),
         _by(subscriptions.AdvanceMany, lambda b, c, asked: b.subscriptions.advance_many(c.principal, asked)),

@@ -18,41 +18,44 @@ from functools import partial
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
+import msgspec
 import numpy as np
 
-from pydanube.broker.cluster.parts import ClusterParts
+from pydanube.broker.cluster.gathering import Gathering
 from pydanube.broker.partitions.decompression import DecompressionBudget
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.producers.producers import shared_id
 from pydanube.broker.producers.publishing import PartitionPublisher
+from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.subscriptions.message_reading import MADE_TIMES, Range, read_messages
 from pydanube.broker.subscriptions.subscription import LiveSubscription
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
 from pydanube.broker.unread_memory import UnreadMemory
 from pydanube.codec.batch import encode
-from pydanube.codec.native import requests as wire
+from pydanube.codec.native.requests import fitting
 from pydanube.core.access import ANONYMOUS, Action, Authorizer, Principal
 from pydanube.core.dispatch.ranges import runs
 from pydanube.model.dead_letters import (
     CANNOT_GO_BACK,
+    LETTERS_AT_ONCE,
     NO_LETTER,
     NOT_BY_A_BROKER,
     REDRIVE,
     REDRIVEN_BEFORE,
     LetterHistory,
-    LetterSelection,
     RedriveStep,
 )
 from pydanube.model.errors import AlreadyExists, DanubeError, Denied, Invalid, NotFound, Refused
 from pydanube.model.key_hash import fnv1a_64
 from pydanube.model.limits import MIB
 from pydanube.model.messages import StoredMessage
-from pydanube.model.names import TopicName
+from pydanube.model.names import TopicName, parse_subscription
 from pydanube.model.positions import EARLIEST
 from pydanube.model.security import subscription_resource
 from pydanube.model.topics import SubscriptionType
+from pydanube.operations.dead_letters import LettersListed, ListLetters, RedriveLetters
 from pydanube.operations.subscriptions import Settle
 from pydanube.runtime.telemetry import get_logger
 
@@ -61,15 +64,11 @@ log = get_logger(__name__)
 BYTES_AT_ONCE: Final = 8 * MIB
 """The most payload bytes that one step reads, and one message more."""
 
+STAYED_CHARACTERS_MAX: Final = 400
+"""The longest reason why a letter stays: those of one step fit one frame."""
+
 SCANNED_MAX: Final = 10_000
 """The most messages that one step looks at: some have another origin, or are no dead letters."""
-
-
-class LetterPage(NamedTuple):
-    """Messages of one partition of a dead letter topic; the next page begins at `next_offset`, None: there is none."""
-
-    messages: list[StoredMessage]
-    next_offset: int | None
 
 
 class _Destination(NamedTuple):
@@ -86,7 +85,8 @@ class _Selected(NamedTuple):
 
     letters: list[StoredMessage]
     stayed: list[tuple[int, str]]
-    next_offset: int | None
+    next_offset: int
+    """-1: there is none."""
 
 
 Outcomes = dict[int, DanubeError | None]
@@ -105,7 +105,7 @@ class DeadLetters:
         publisher: PartitionPublisher,
         decompression: DecompressionBudget,
         unread: UnreadMemory,
-        cluster: ClusterParts,
+        gathering: Gathering,
     ) -> None:
         self._registry = registry
         self._partitions = partitions
@@ -114,54 +114,57 @@ class DeadLetters:
         self._publisher = publisher
         self._decompression = decompression
         self._unread = unread
-        self._cluster = cluster
+        self._gathering = gathering
         self._steps: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
         """By topic id. Without it, two redrives at the same time would send every letter twice."""
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
-    async def listed(
-        self,
-        principal: Principal,
-        topic: TopicName,
-        partition: int,
-        start: int = 0,
-        count: int = 100,
-        redriven: bool = False,
-        own_only: bool = False,
-    ) -> LetterPage:
-        """Return at most `count` messages of a dead letter topic from offset `start` on that remain.
+    async def listed(self, principal: Principal, asked: ListLetters) -> LettersListed:
+        """Return messages of a dead letter topic from offset `start` on that remain.
 
         With `redriven`, also those that were redriven or dropped. A message that is no dead letter is among them. A
-        partition of another broker is read there, unless `own_only` is set, here and in other calls.
+        partition of another broker is read there.
         """
-        self._authorizer.check(principal, Action.READ, str(topic))
-        if not own_only and (owner := await self._elsewhere(topic, partition)) is not None:
-            request = wire.ListLetters(
-                topic=str(topic), partition=partition, start=start, letters_max=count, redriven=redriven
-            )
-            answer = await self._cluster.peers.request(owner, request, wire.LettersListed)
-            return LetterPage(answer.messages, None if answer.next_offset < 0 else answer.next_offset)
-        owned = await self._stored(topic, partition)
-        live = None if redriven else self._redrive_subscription(topic, owned)
-        ranges = [(start, owned.stream.end_offset)] if live is None else live.backlog_ranges(start, count + 1)
+        self._authorizer.check(principal, Action.READ, str(asked.topic))
+        record = await self._refreshed(asked.topic)
+        if (owner := self._gathering.elsewhere(record.topic_id, asked.partition, own_only=False)) is not None:
+            return await self._gathering.forward(owner, asked, LettersListed)
+        return await self._listed(principal, asked)
+
+    async def listed_own(self, principal: Principal, asked: ListLetters) -> LettersListed:
+        """Return what `listed` finds here, as many messages as fit an answer."""
+        page = await self._listed(principal, asked)
+        count = fitting(page.messages)
+        return (
+            page if count >= len(page.messages) else LettersListed(page.messages[:count], page.messages[count].offset)
+        )
+
+    async def _listed(self, principal: Principal, asked: ListLetters) -> LettersListed:
+        owned = await self._stored(asked.topic, asked.partition)
+        live = None if asked.redriven else self._redrive_subscription(asked.topic, owned)
+        ranges = [(asked.start, owned.stream.end_offset)]
+        if live is not None:
+            ranges = live.backlog_ranges(asked.start, asked.letters_max + 1)
         found: list[StoredMessage] = []
         async with (
             self._unread.reading(principal, BYTES_AT_ONCE, MADE_TIMES) as left,
             aclosing(self._read(owned, ranges)) as messages,
         ):
             async for message in messages:
-                if len(found) == count or left <= 0:
-                    return LetterPage(found, message.offset)
+                if len(found) == asked.letters_max or left <= 0:
+                    return LettersListed(found, message.offset)
                 found.append(message)
                 left -= len(message.payload)
-        return LetterPage(found, None)
+        return LettersListed(found)
 
     async def get(self, principal: Principal, topic: TopicName, partition: int, offset: int) -> StoredMessage:
         """Return the message at one place, redriven or not. Raises NotFound."""
         self._authorizer.check(principal, Action.READ, str(topic))
-        if await self._elsewhere(topic, partition) is not None:
-            page = await self.listed(principal, topic, partition, offset, count=1, redriven=True)
+        record = await self._refreshed(topic)
+        if self._gathering.elsewhere(record.topic_id, partition, own_only=False) is not None:
+            asked = ListLetters(topic=topic, partition=partition, start=offset, letters_max=1, redriven=True)
+            page = await self.listed(principal, asked)
             if page.messages and page.messages[0].offset == offset:
                 return page.messages[0]
             raise _missing(topic, partition, offset)
@@ -173,111 +176,54 @@ class DeadLetters:
 
     # -- redriving and dropping ----------------------------------------------------------------------------------------
 
-    async def redrive(
-        self,
-        principal: Principal,
-        topic: TopicName,
-        partition: int,
-        selection: LetterSelection,
-        to: TopicName | None = None,
-        own_only: bool = False,
-    ) -> RedriveStep:
+    async def redrive(self, principal: Principal, asked: RedriveLetters) -> RedriveStep:
         """Do one step of a redrive: send letters of one partition back to the topics they came from, or to another one.
+        With `drop`, give them up: ack them without sending them anywhere; they stay stored.
 
         Raises an error that may pass later (Unavailable, Full) if it kept the step from doing anything, or if the
         letters were chosen by their offsets; those that were sent are acked all the same. Cancelled: some may have been
-        sent. With `own_only`, no other broker is asked to do the step.
+        sent. Where letters go is read at the owner of the partition, which checks whether the principal may publish to
+        it.
         """
-        if not own_only and (owner := await self._other_owner(principal, topic, partition)) is not None:
-            return await self._forward(principal, owner, topic, partition, selection, to=to)
-        step = await self._step(principal, topic, partition, selection, lambda some: self._send(principal, some, to))
-        log.info("letters.redriven", topic=str(topic), partition=partition, letters=step.done, stayed=len(step.stayed))
-        return step
+        self._authorizer.check(principal, Action.CONSUME, subscription_resource(str(asked.topic), REDRIVE))
+        _check_selection(asked)
+        on_behalf = [] if principal == ANONYMOUS else [principal.type, principal.name, *principal.groups]
+        asked = msgspec.structs.replace(asked, on_behalf=on_behalf)
+        return await self._gathering.at_owner(await self._refreshed(asked.topic), asked, partial(self._step, principal))
 
-    async def drop(
-        self,
-        principal: Principal,
-        topic: TopicName,
-        partition: int,
-        selection: LetterSelection,
-        own_only: bool = False,
-    ) -> RedriveStep:
-        """Do one step of giving letters up: ack them without sending them anywhere. They stay stored."""
-        if not own_only and (owner := await self._other_owner(principal, topic, partition)) is not None:
-            return await self._forward(principal, owner, topic, partition, selection, drop=True)
-
-        async def nothing(letters: Sequence[StoredMessage]) -> Outcomes:
-            return {one.offset: None for one in letters}
-
-        step = await self._step(principal, topic, partition, selection, nothing)
-        log.info("letters.dropped", topic=str(topic), partition=partition, letters=step.done)
-        return step
-
-    async def _other_owner(self, principal: Principal, topic: TopicName, partition: int) -> str | None:
-        """Return the name of the other broker that owns a partition of the dead letter topic; None: there is none."""
-        self._check_redrive(principal, topic)
-        return await self._elsewhere(topic, partition)
-
-    def _check_redrive(self, principal: Principal, topic: TopicName) -> None:
-        """Raise Denied unless the principal may consume the subscription that notes which letters were redriven."""
-        self._authorizer.check(principal, Action.CONSUME, subscription_resource(str(topic), REDRIVE))
-
-    async def _elsewhere(self, topic: TopicName, partition: int) -> str | None:
+    async def _refreshed(self, topic: TopicName) -> TopicRecord:
         await self._registry.refresh_topic(topic)
-        owner = self._cluster.other_owner(self._registry.topic(topic).topic_id, partition)
-        return None if owner is None else owner.name
+        return self._registry.topic(topic)
 
-    async def _forward(
-        self,
-        principal: Principal,
-        owner: str,
-        topic: TopicName,
-        partition: int,
-        selection: LetterSelection,
-        to: TopicName | None = None,
-        drop: bool = False,
-    ) -> RedriveStep:
-        """Have the owner of the partition do one step for the principal, and return what it did. Where letters go is
-        read there, so the owner checks whether the principal may publish to it."""
-        request = wire.RedriveLetters(
-            topic=str(topic),
-            partition=partition,
-            offsets=list(selection.offsets),
-            start=selection.start,
-            end=-1 if selection.end is None else selection.end,
-            original_topic=selection.original_topic,
-            original_subscription=selection.original_subscription,
-            letters_max=selection.letters_max,
-            to=str(to or ""),
-            drop=drop,
-            own_only=True,
-            on_behalf=[] if principal == ANONYMOUS else [principal.type, principal.name, *principal.groups],
-        )
-        answer = await self._cluster.peers.request(owner, request, wire.LettersRedriven)
-        next_offset = None if answer.next_offset < 0 else answer.next_offset
-        return RedriveStep(answer.done, answer.stayed, next_offset, answer.remaining)
-
-    async def _step(
-        self, principal: Principal, topic: TopicName, partition: int, selection: LetterSelection, send: Send
-    ) -> RedriveStep:
-        self._check_redrive(principal, topic)
+    async def _step(self, principal: Principal, asked: RedriveLetters) -> RedriveStep:
+        topic = asked.topic
         async with self._steps.setdefault(self._registry.topic(topic).topic_id, asyncio.Lock()):
-            owned = await self._stored(topic, partition)
-            chosen = await self._select(topic, owned, selection)
+            owned = await self._stored(topic, asked.partition)
+            chosen = await self._select(owned, asked)
+            outcomes: Outcomes = {}
             if chosen.letters:
                 await self._ensure_subscription(principal, topic)
-            outcomes = await send(chosen.letters) if chosen.letters else {}
+                outcomes = await self._send(principal, chosen.letters, asked)
             sent = [offset for offset, error in outcomes.items() if error is None]
             if sent:
                 ranges = _ranges(sent)
-                settle = Settle(topic=topic, subscription=REDRIVE, partition=partition, ranges=ranges)
+                settle = Settle(topic=topic, subscription=REDRIVE, partition=asked.partition, ranges=ranges)
                 await self._subscriptions.settle(principal, settle)
             stayed = chosen.stayed + [
-                (offset, error.message) for offset, error in outcomes.items() if isinstance(error, CANNOT_GO_BACK)
+                (offset, error.message[:STAYED_CHARACTERS_MAX])
+                for offset, error in outcomes.items()
+                if isinstance(error, CANNOT_GO_BACK)
             ]
             obstacles = {offset: error for offset, error in outcomes.items() if _may_pass(error)}
-            if obstacles and (selection.offsets or not (sent or stayed)):
+            if obstacles and (asked.offsets or not (sent or stayed)):
                 raise next(error for error in obstacles.values() if error is not None)
+            log.info(
+                "letters.dropped" if asked.drop else "letters.redriven",
+                topic=str(topic),
+                partition=asked.partition,
+                letters=len(sent),
+                stayed=len(stayed),
+            )
             live = self._redrive_subscription(topic, owned)
             return RedriveStep(
                 len(sent),
@@ -286,28 +232,28 @@ class DeadLetters:
                 live.backlog if live is not None else 0,
             )
 
-    async def _select(self, topic: TopicName, owned: Partition, selection: LetterSelection) -> _Selected:
+    async def _select(self, owned: Partition, asked: RedriveLetters) -> _Selected:
         """Return the letters of one step. Raises NotFound for an offset that is not stored."""
-        live = self._redrive_subscription(topic, owned)
-        if selection.offsets:
-            return await self._select_offsets(topic, owned, selection, live)
-        end = owned.stream.end_offset if selection.end is None else min(selection.end, owned.stream.end_offset)
-        ranges = [(selection.start, end)]
+        live = self._redrive_subscription(asked.topic, owned)
+        if asked.offsets:
+            return await self._select_offsets(owned, asked, live)
+        end = owned.stream.end_offset if asked.end < 0 else min(asked.end, owned.stream.end_offset)
+        ranges = [(asked.start, end)]
         if live is not None:
-            ranges = [(one, min(stop, end)) for one, stop in live.backlog_ranges(selection.start, SCANNED_MAX + 1)]
+            ranges = [(one, min(stop, end)) for one, stop in live.backlog_ranges(asked.start, SCANNED_MAX + 1)]
         letters: list[StoredMessage] = []
         others: list[tuple[int, str]] = []
-        next_offset: int | None = None
+        next_offset = -1
         scanned, left = 0, BYTES_AT_ONCE
         async with aclosing(self._read(owned, ranges)) as messages:
             async for message in messages:
-                if len(letters) + len(others) >= selection.letters_max or scanned >= SCANNED_MAX or left <= 0:
+                if len(letters) + len(others) >= asked.letters_max or scanned >= SCANNED_MAX or left <= 0:
                     next_offset = message.offset
                     break
                 scanned += 1
                 left -= len(message.payload)
                 history = LetterHistory(message.attributes)
-                if history.is_letter and selection.accepts(history):
+                if history.is_letter and _accepts(asked, history):
                     letters.append(message)
                 elif not history.is_letter:
                     others.append((message.offset, NO_LETTER))
@@ -315,18 +261,18 @@ class DeadLetters:
         return _Selected(letters, others if is_letter_topic else [], next_offset)
 
     async def _select_offsets(
-        self, topic: TopicName, owned: Partition, selection: LetterSelection, live: LiveSubscription | None
+        self, owned: Partition, asked: RedriveLetters, live: LiveSubscription | None
     ) -> _Selected:
         letters: list[StoredMessage] = []
         stayed: list[tuple[int, str]] = []
-        wanted, left = sorted(set(selection.offsets)), BYTES_AT_ONCE
+        wanted, left = sorted(set(asked.offsets)), BYTES_AT_ONCE
         async with aclosing(self._read(owned, _ranges(wanted))) as messages:
             for count, offset in enumerate(wanted):
-                if count >= selection.letters_max or left <= 0:
+                if count >= asked.letters_max or left <= 0:
                     return _Selected(letters, stayed, offset)
                 message = await anext(messages, None)
                 if message is None or message.offset != offset:
-                    raise _missing(topic, owned.index, offset)
+                    raise _missing(asked.topic, owned.index, offset)
                 left -= len(message.payload)
                 if live is not None and live.backlog_ranges(offset, 1) != [(offset, offset + 1)]:
                     stayed.append((offset, REDRIVEN_BEFORE))
@@ -334,7 +280,7 @@ class DeadLetters:
                     stayed.append((offset, NO_LETTER))
                 else:
                     letters.append(message)
-        return _Selected(letters, stayed, None)
+        return _Selected(letters, stayed, -1)
 
     def _redrive_subscription(self, topic: TopicName, owned: Partition) -> LiveSubscription | None:
         record = self._registry.subscriptions(topic).get(REDRIVE)
@@ -347,7 +293,10 @@ class DeadLetters:
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
-    async def _send(self, principal: Principal, letters: Sequence[StoredMessage], to: TopicName | None) -> Outcomes:
+    async def _send(self, principal: Principal, letters: Sequence[StoredMessage], asked: RedriveLetters) -> Outcomes:
+        if asked.drop:
+            return {one.offset: None for one in letters}
+        to = TopicName.parse(asked.to) if asked.to else None
         outcomes: Outcomes = {}
         groups: dict[_Destination, list[StoredMessage]] = {}
         for letter in letters:
@@ -399,7 +348,26 @@ class DeadLetters:
         return read_messages(owned.stream, owned.index, ranges, self._decompression)
 
 
-Send = Callable[[Sequence[StoredMessage]], Awaitable[Outcomes]]
+def _check_selection(asked: RedriveLetters) -> None:
+    """Raise Invalid if no letters can be chosen in this way."""
+    if not 0 < asked.letters_max <= LETTERS_AT_ONCE:
+        raise Invalid(f"letters_max={asked.letters_max} is out of range: use 1 to {LETTERS_AT_ONCE}")
+    if len(asked.offsets) > LETTERS_AT_ONCE:
+        raise Invalid(f"{len(asked.offsets)} letters are too many for one step: at most {LETTERS_AT_ONCE}")
+    if asked.start < 0 or any(offset < 0 for offset in asked.offsets):
+        raise Invalid("an offset is negative: offsets are counted from 0")
+    for topic in (asked.original_topic, asked.to):
+        if topic:
+            TopicName.parse(topic)
+    if asked.original_subscription:
+        parse_subscription(asked.original_subscription)
+
+
+def _accepts(asked: RedriveLetters, letter: LetterHistory) -> bool:
+    """Return whether the letter has the origin that is asked for."""
+    return asked.original_topic in ("", letter.original_topic) and (
+        asked.original_subscription in ("", letter.original_subscription)
+    )
 
 
 async def _send_each(

@@ -16,9 +16,11 @@ Rules of a redrive
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from .errors import Invalid, NotFound
 
@@ -138,46 +140,15 @@ class LetterHistory:
         return _number(self._text(name))
 
 
-@dataclass(frozen=True, slots=True)
-class LetterSelection:
-    """Which letters of one partition a step of a redrive is about."""
-
-    offsets: Sequence[int] = ()
-    """These letters; empty: all that remain in [start, end)."""
-    start: int = 0
-    end: int | None = None
-    """None: the end that the partition has now."""
-    original_topic: str = ""
-    """Only those that came from this topic; empty: from any."""
-    original_subscription: str = ""
-    """Only those that failed for this subscription; empty: for any."""
-    letters_max: int = LETTERS_AT_ONCE
-
-    def __post_init__(self) -> None:
-        if not 0 < self.letters_max <= LETTERS_AT_ONCE:
-            raise Invalid(f"letters_max={self.letters_max} is out of range: use 1 to {LETTERS_AT_ONCE}")
-        if len(self.offsets) > LETTERS_AT_ONCE:
-            raise Invalid(f"{len(self.offsets)} letters are too many for one step: at most {LETTERS_AT_ONCE}")
-        if self.start < 0 or any(offset < 0 for offset in self.offsets):
-            raise Invalid("an offset is negative: offsets are counted from 0")
-
-    def accepts(self, letter: LetterHistory) -> bool:
-        """Return whether the letter has the origin that is asked for."""
-        return self.original_topic in ("", letter.original_topic) and (
-            self.original_subscription in ("", letter.original_subscription)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RedriveStep:
+class RedriveStep(msgspec.Struct, omit_defaults=True):
     """The result of one step of a redrive, in one partition of the dead letter topic."""
 
     done: int = 0
     """Letters sent back, or dropped."""
-    stayed: list[tuple[int, str]] = field(default_factory=list)
+    stayed: list[tuple[int, str]] = []
     """Offset and reason of each letter that could not be sent back."""
-    next_offset: int | None = None
-    """Where the next step begins; None: the selection is done."""
+    next_offset: int = -1
+    """Where the next step begins; -1: the selection is done."""
     remaining: int = 0
     """How many messages of the partition are neither redriven nor dropped."""
 

@@ -15,6 +15,7 @@ staging         staged writes
 storage         object storage
 topics          topics and what is done to their partitions
 subscriptions   subscriptions, their positions, their backlogs
+dead_letters    dead letters, and sending them back
 """
 
 from .operation import (

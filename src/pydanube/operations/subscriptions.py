@@ -13,6 +13,7 @@ from pydanube.model.errors import Invalid
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import PARTITIONS_MAX, UNACKED_MAX
 from pydanube.model.names import TopicName, parse_subscription
+from pydanube.model.paging import NamePage
 from pydanube.model.pending import BacklogMessage, PendingMessage
 from pydanube.model.positions import OFFSET_END, Position
 from pydanube.model.security import Action
@@ -30,6 +31,7 @@ from .operation import (
     on_subscription,
     on_topic,
 )
+from .paging import After, Filter, NameOrder, PageLimit
 from .topics import Positions
 
 PENDING_MAX: Final = 250
@@ -187,6 +189,27 @@ class FindStarts(Operation[Positions], tag="subscription.start"):
     partitions: list[int]
     start: Position = msgspec.field(default_factory=Position)
     positions: list[tuple[int, int]] = msgspec.field(default_factory=list)
+
+
+class ListSubscriptions(Operation[NamePage], tag="subscription.list"):
+    """List the subscriptions of a topic."""
+
+    needs = on_topic(Action.DESCRIBE)
+    rest = _rest(
+        "GET",
+        "/topics/{namespace}/{topic}/subscriptions",
+        defaults={"limit": 100},
+        answer=NamePage(["billing"]),
+    )
+    topic: TopicName
+    filter: Filter = ""
+    """A glob (`*`, `?`, `[...]`) that must match the whole name; without any of these, a part of the name."""
+    sort: NameOrder = "name"
+    """`name`, ascending; with a `-` before it, descending."""
+    limit: PageLimit = 0
+    """The most entries of one page."""
+    after: After = ""
+    """The token of the page before; empty: the first page."""
 
 
 class DeleteSubscription(OfSubscription[Done], tag="subscription.delete"):
@@ -403,6 +426,7 @@ SubscriptionOperation = (
     CreateSubscription
     | FindStarts
     | DeleteSubscription
+    | ListSubscriptions
     | DescribeSubscription
     | Seek
     | Advance

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Final
 
 from pydanube.client.consuming.messages import Message
 from pydanube.client.settings import check_number
-from pydanube.codec.native import requests
 from pydanube.model.dead_letters import (
     LETTER_ATTRIBUTES,
     LETTER_PRODUCER,
@@ -32,12 +31,14 @@ from pydanube.model.dead_letters import (
     REDRIVE,
     LetterHistory,
     Place,
+    RedriveStep,
     parse_place,
 )
 from pydanube.model.errors import NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import PartitionDescription
+from pydanube.operations.dead_letters import RedriveLetters
 from pydanube.runtime.rates import Pacer
 
 from .peeking import unacked_messages
@@ -331,27 +332,21 @@ class _RedriveRun:
 
     async def _step(
         self, partition: int, start: int = 0, end: int = -1, offsets: list[int] | None = None
-    ) -> requests.LettersRedriven:
-        """Let the broker do one step, as the rate allows.
-
-        Letters chosen by their offsets are asked for once: the answer to a second request would say that they were
-        redriven before.
-        """
+    ) -> RedriveStep:
+        """Let the broker do one step, as the rate allows."""
         await self._pace.take(len(offsets or ()) or self._at_once)
-        request = requests.RedriveLetters(
-            topic=self._letters.topic,
-            partition=partition,
-            offsets=offsets or [],
-            start=start,
-            end=end,
-            letters_max=self._at_once,
-            to=self._to,
-            drop=self._drop,
+        step = await self._client._do(
+            RedriveLetters(
+                topic=TopicName.parse(self._letters.topic),
+                partition=partition,
+                offsets=offsets or [],
+                start=start,
+                end=end,
+                letters_max=self._at_once,
+                to=self._to,
+                drop=self._drop,
+            )
         )
-        if offsets:
-            step = await self._client._answer_once(request, requests.LettersRedriven)
-        else:
-            step = await self._client._request(request, requests.LettersRedriven)
         state = self._state
         state.done += step.done
         state.stayed |= {f"{partition}:{offset}": reason for offset, reason in step.stayed}

@@ -21,7 +21,6 @@ from pydanube.client.consuming.acks import Range, merge_ranges
 from pydanube.client.consuming.messages import PeekedMessage
 from pydanube.client.positions import AnyPosition
 from pydanube.client.settings import check_count
-from pydanube.codec.native import requests
 from pydanube.model.errors import Invalid
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import PARTITIONS_MAX, UNACKED_MAX
@@ -78,21 +77,20 @@ class Subscriptions(Area):
         )
 
     async def list(self, topic: str) -> builtins.list[str]:
-        request = requests.ListSubscriptions(topic=str(TopicName.parse(topic)))
-        return (await self._client._request(request, NamePage)).names
+        return (await self._client._do(subscriptions.ListSubscriptions(topic=TopicName.parse(topic)))).names
 
     async def page(self, topic: str, **query: Unpack[PageArguments]) -> NamePage:
         """Return one page of the names of a topic's subscriptions, sorted by name only; the arguments as for
         `client.topics.page`."""
         checked = PageQuery(**query)
-        request = requests.ListSubscriptions(
-            topic=str(TopicName.parse(topic)),
+        request = subscriptions.ListSubscriptions(
+            topic=TopicName.parse(topic),
             filter=checked.filter,
             sort=checked.sort,
             limit=checked.limit,
             after=checked.after,
         )
-        return name_page(await self._client._request(request, NamePage), checked)
+        return name_page(await self._client._do(request), checked)
 
     async def describe(self, topic: str, subscription: str) -> SubscriptionDescription:
         request = subscriptions.DescribeSubscription(topic=TopicName.parse(topic), subscription=subscription)

@@ -18,7 +18,6 @@ from pydanube.model.errors import Conflict, DanubeError, Held, Invalid, NotOwner
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.leftovers import SalvageStep
 from pydanube.model.limits import CONTROL_BYTES_MAX
-from pydanube.model.messages import StoredMessage
 from pydanube.model.positions import Position
 from pydanube.model.replies import ReplyHead
 from pydanube.model.statistics import TopicStatistics, TopicSummary
@@ -28,6 +27,7 @@ from pydanube.operations import Done as Done
 from pydanube.operations import Request as Request
 from pydanube.operations.access import AccessOperation
 from pydanube.operations.brokers import BrokerOperation
+from pydanube.operations.dead_letters import DeadLetterOperation
 from pydanube.operations.namespaces import NamespaceOperation
 from pydanube.operations.schemas import SchemaOperation
 from pydanube.operations.staging import StagingOperation
@@ -382,53 +382,6 @@ class CloseConsumer(Request, tag="consumer.close"):
     handle: int
 
 
-class ListSubscriptions(Request, tag="subscription.list"):
-    """-> Names. With a `limit`, one page of them: see `model.paging.PageQuery`."""
-
-    topic: str
-    filter: str = ""
-    sort: str = "name"
-    limit: int = 0
-    after: str = ""
-
-
-class ListLetters(Request, tag="dead_letter.list"):
-    """Read dead letters of one partition of this broker from offset `start` on: those that remain or, with `redriven`,
-    all -> LettersListed. For brokers only: clients use ListUnsettled and FETCH."""
-
-    for_brokers = True
-    topic: str
-    partition: int
-    start: int = 0
-    letters_max: int = 100
-    redriven: bool = False
-
-
-class RedriveLetters(Request, tag="dead_letter.redrive"):
-    """Send dead letters of one partition back to the topics they came from, or to the topic `to`; with `drop`, ack them
-    only -> LettersRedriven. This is one step of at most `letters_max` letters.
-
-    `offsets`: these letters; empty: those that remain in [start, end), `end` -1: up to the end of the partition. Only
-    letters that came from `original_topic` and failed for `original_subscription` are taken, where these are given.
-    `model.dead_letters` has the rules. `on_behalf`: another broker asks for this principal, whose permissions count:
-    its type, its name and its groups. From others than brokers it is refused.
-    """
-
-    seconds = CHANGE_SECONDS
-    topic: str
-    partition: int
-    offsets: list[int] = msgspec.field(default_factory=list)
-    start: int = 0
-    end: int = -1
-    original_topic: str = ""
-    original_subscription: str = ""
-    letters_max: int = 500
-    to: str = ""
-    drop: bool = False
-    own_only: bool = False
-    on_behalf: list[str] = msgspec.field(default_factory=list)
-
-
 class GrowTopic(Request, tag="topic.grow"):
     """Add partitions to a partitioned topic -> Done. Afterwards a key may go to another partition."""
 
@@ -476,9 +429,6 @@ AnyRequest = (
     | CloseProducer
     | Subscribe
     | CloseConsumer
-    | ListSubscriptions
-    | ListLetters
-    | RedriveLetters
     | GrowTopic
     | GetStatistics
     | FindOffset
@@ -489,6 +439,7 @@ AnyRequest = (
     | SchemaOperation
     | StagingOperation
     | StorageOperation
+    | DeadLetterOperation
     | SubscriptionOperation
     | TopicOperation
 )
@@ -611,24 +562,6 @@ class TopicUse(msgspec.Struct, omit_defaults=True):
 
 class Salvaged(msgspec.Struct):
     step: SalvageStep
-
-
-class LettersRedriven(msgspec.Struct, omit_defaults=True):
-    """The result of one step of a redrive; `stayed` has the offset and the reason of letters that could not be sent
-    back. With a `next_offset` other than -1, the next step begins there."""
-
-    done: int = 0
-    stayed: list[tuple[int, str]] = []
-    next_offset: int = -1
-    remaining: int = 0
-    """How many messages of the partition are neither redriven nor dropped."""
-
-
-class LettersListed(msgspec.Struct, omit_defaults=True):
-    """Messages in order, as many as fit the answer. The next page begins at `next_offset`; -1: there is none."""
-
-    messages: list[StoredMessage]
-    next_offset: int = -1
 
 
 class StatisticsReport(msgspec.Struct):

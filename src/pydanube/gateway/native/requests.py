@@ -30,11 +30,10 @@ from pydanube.codec.native import requests as wire
 from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import Principal
 from pydanube.core.identity import Identity
-from pydanube.model.dead_letters import LetterSelection
 from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, internal_error
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
-from pydanube.model.paging import PAGE_MAX, TOPIC_NUMBERS, NamePage, Order, PageQuery, TopicPage
+from pydanube.model.paging import TOPIC_NUMBERS, NamePage, Order, PageQuery, TopicPage
 from pydanube.model.statistics import TopicSummary
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.operations import Operation
@@ -48,13 +47,6 @@ _MESSAGE_CHARACTERS_MAX: Final = 2_000
 """The longest error text that is sent; it may quote what the peer sent."""
 
 _CONSUMER_CHARACTERS_MAX: Final = 200
-_UNSETTLED_MESSAGES_MAX: Final = 10_000
-_PENDING_MESSAGES_MAX: Final = 250
-"""So many fit one frame, each with a reason and a consumer's name."""
-
-_STAYED_CHARACTERS_MAX: Final = 400
-"""The longest reason why a letter stays: those of one step fit one frame."""
-
 _GAPS_TOLD_MAX: Final = 1_000
 """The most gaps of one partition in an answer. Each crash of a `written` topic and each restore leaves one gap."""
 
@@ -233,13 +225,6 @@ async def _grow_topic(caller: Caller, request: wire.GrowTopic) -> wire.Done:
     return wire.Done()
 
 
-def _page_query(request: wire.ListSubscriptions) -> PageQuery | None:
-    """Return which page is asked for; None, as in the requests of earlier releases: everything."""
-    if not (request.limit or request.filter or request.after):
-        return None
-    return PageQuery(filter=request.filter, sort=request.sort, limit=request.limit or PAGE_MAX, after=request.after)
-
-
 # -- producers and consumers -------------------------------------------------------------------------------------------
 
 
@@ -337,37 +322,6 @@ async def _close_consumer(caller: Caller, request: wire.CloseConsumer) -> wire.D
 # -- subscriptions, positions, the broker ------------------------------------------------------------------------------
 
 
-async def _list_subscriptions(caller: Caller, request: wire.ListSubscriptions) -> NamePage:
-    topic = TopicName.parse(request.topic)
-    if (query := _page_query(request)) is None:
-        return NamePage(await caller.broker.subscriptions.names(caller.principal, topic))
-    page = await caller.broker.listing.subscriptions(caller.principal, topic, query)
-    return NamePage(page.names, page.next)
-
-
-async def _redrive_letters(caller: Caller, request: wire.RedriveLetters) -> wire.LettersRedriven:
-    letters, topic = caller.broker.dead_letters, TopicName.parse(request.topic)
-    selection = LetterSelection(
-        request.offsets,
-        request.start,
-        None if request.end < 0 else request.end,
-        str(TopicName.parse(request.original_topic)) if request.original_topic else "",
-        parse_subscription(request.original_subscription) if request.original_subscription else "",
-        request.letters_max,
-    )
-    principal = caller.principal
-    if request.on_behalf:
-        principal = caller.broker.peer_requests.principal_of(caller.principal, request.on_behalf)
-    if request.drop:
-        step = await letters.drop(principal, topic, request.partition, selection, request.own_only)
-    else:
-        to = TopicName.parse(request.to) if request.to else None
-        step = await letters.redrive(principal, topic, request.partition, selection, to, request.own_only)
-    stayed = [(offset, reason[:_STAYED_CHARACTERS_MAX]) for offset, reason in step.stayed]
-    next_offset = -1 if step.next_offset is None else step.next_offset
-    return wire.LettersRedriven(step.done, stayed, next_offset, step.remaining)
-
-
 async def _find_offset(caller: Caller, request: wire.FindOffset) -> wire.Offset:
     topic, position = TopicName.parse(request.topic), request.position
     offset = await caller.broker.find_offset(caller.principal, topic, request.partition, position, request.own_only)
@@ -393,22 +347,6 @@ async def _summarize_topics(caller: Caller, request: wire.SummarizeTopics) -> wi
                 return wire.TopicsListed(found, found[-1].topic)
             found.append(one if left >= 0 else replace(one, subscriptions=[]))
     return wire.TopicsListed(found)
-
-
-async def _list_letters(caller: Caller, request: wire.ListLetters) -> wire.LettersListed:
-    page = await caller.broker.dead_letters.listed(
-        caller.principal,
-        TopicName.parse(request.topic),
-        request.partition,
-        request.start,
-        request.letters_max,
-        request.redriven,
-        own_only=True,
-    )
-    count = wire.fitting(page.messages)
-    if count < len(page.messages):
-        return wire.LettersListed(page.messages[:count], page.messages[count].offset)
-    return wire.LettersListed(page.messages, -1 if page.next_offset is None else page.next_offset)
 
 
 # -- staged writes -----------------------------------------------------------------------------------------------------
@@ -466,9 +404,6 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.CloseProducer: _close_producer,
     wire.Subscribe: _subscribe,
     wire.CloseConsumer: _close_consumer,
-    wire.ListLetters: _list_letters,
-    wire.ListSubscriptions: _list_subscriptions,
-    wire.RedriveLetters: _redrive_letters,
     wire.FindOffset: _find_offset,
     wire.GetStatistics: _topic_statistics,
     wire.Authenticate: _authenticate,

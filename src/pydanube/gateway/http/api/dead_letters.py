@@ -1,4 +1,4 @@
-"""Operations on dead letters: messages that failed too often, which can be sent back to the topics they came from."""
+"""What REST alone has of dead letters: the messages as JSON, with what their attributes say about their history."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from typing import Annotated, Final
 
 import msgspec
 
-from pydanube.codec.native import requests as wire
 from pydanube.gateway.http.data.messages import PayloadForm
-from pydanube.model.dead_letters import LETTERS_AT_ONCE, LetterHistory, LetterSelection, RedriveStep
-from pydanube.model.limits import NAME_CHARACTERS_MAX
+from pydanube.model.dead_letters import LETTERS_AT_ONCE, LetterHistory
 from pydanube.model.messages import StoredMessage
-from pydanube.model.names import TopicName, parse_subscription
+from pydanube.operations.dead_letters import ListLetters
 
 from .operations import ApiCall, Operation
 from .paging import Offset, PartitionIndex
@@ -64,59 +62,6 @@ class DeadLetterPage(msgspec.Struct):
     """The value of `after` for the next page; null: this is the last one."""
 
 
-class DropRequest(msgspec.Struct):
-    """Which letters are to be given up."""
-
-    partition: PartitionIndex = 0
-    offsets: Annotated[list[Offset], msgspec.Meta(max_length=LETTERS_AT_ONCE)] = []
-    """These letters; empty: all that remain from `start` to `end`."""
-    start: Offset = 0
-    end: Offset | None = None
-    """null: the end that the partition has now."""
-    original_topic: TopicName | None = None
-    """Only letters that came from this topic; null: from any."""
-    original_subscription: Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)] = ""
-    """Only letters that failed for this subscription; empty: for any."""
-    letters_max: Annotated[int, msgspec.Meta(ge=1, le=LETTERS_AT_ONCE)] = LETTERS_AT_ONCE
-    """The most letters of this step."""
-
-    def selection(self) -> LetterSelection:
-        return LetterSelection(
-            self.offsets,
-            self.start,
-            self.end,
-            str(self.original_topic or ""),
-            parse_subscription(self.original_subscription) if self.original_subscription else "",
-            self.letters_max,
-        )
-
-
-class RedriveRequest(DropRequest):
-    """Which letters are to be sent back."""
-
-    to: TopicName | None = None
-    """The topic that they are sent to; null: the topic that each came from, if a broker wrote the letter."""
-
-
-class StayedLetter(msgspec.Struct):
-    """A letter that could not be sent back."""
-
-    offset: int
-    reason: str
-
-
-class RedriveResult(msgspec.Struct):
-    """What one step did."""
-
-    done: int
-    """Letters sent back, or dropped."""
-    stayed: list[StayedLetter]
-    next: int | None = None
-    """The value of `start` for the next step; null: this was the last one."""
-    remaining: int = 0
-    """How many messages of the partition are neither redriven nor dropped."""
-
-
 def _letter(message: StoredMessage, form: PayloadForm) -> DeadLetter:
     history = LetterHistory(message.attributes)
     return DeadLetter(
@@ -134,10 +79,16 @@ def _letter(message: StoredMessage, form: PayloadForm) -> DeadLetter:
 
 async def _list(call: ApiCall) -> DeadLetterPage:
     asked: LetterQuery = call.query
-    page = await call.broker.dead_letters.listed(
-        call.principal, call.topic, asked.partition, asked.after, asked.limit, asked.redriven
+    wanted = ListLetters(
+        topic=call.topic,
+        partition=asked.partition,
+        start=asked.after,
+        letters_max=asked.limit,
+        redriven=asked.redriven,
     )
-    return DeadLetterPage([_letter(one, asked.payload) for one in page.messages], page.next_offset)
+    page = await call.broker.dead_letters.listed(call.principal, wanted)
+    letters = [_letter(one, asked.payload) for one in page.messages]
+    return DeadLetterPage(letters, None if page.next_offset < 0 else page.next_offset)
 
 
 async def _get(call: ApiCall) -> DeadLetter:
@@ -147,26 +98,8 @@ async def _get(call: ApiCall) -> DeadLetter:
     )
 
 
-def _result(step: RedriveStep) -> RedriveResult:
-    stayed = [StayedLetter(offset, reason) for offset, reason in step.stayed]
-    return RedriveResult(step.done, stayed, step.next_offset, step.remaining)
-
-
-async def _redrive(call: ApiCall) -> RedriveResult:
-    asked: RedriveRequest = call.body
-    letters = call.broker.dead_letters
-    return _result(await letters.redrive(call.principal, call.topic, asked.partition, asked.selection(), asked.to))
-
-
-async def _drop(call: ApiCall) -> RedriveResult:
-    asked: DropRequest = call.body
-    letters = call.broker.dead_letters
-    return _result(await letters.drop(call.principal, call.topic, asked.partition, asked.selection()))
-
-
 _TAG: Final = "dead letters"
 _LETTER: Final = DeadLetter(EXAMPLE, "/default/orders", "billing", 0, 17, 6, "no such customer", 0, True)
-_STEPS: Final = "One step; while `next` is not null, the next one begins there."
 
 OPERATIONS: Final = (
     Operation(
@@ -192,36 +125,5 @@ OPERATIONS: Final = (
         reply=DeadLetter,
         reply_example=_LETTER,
         errors=(409,),
-    ),
-    Operation(
-        method="POST",
-        path=f"{_LETTERS}/redrive",
-        name="redriveDeadLetters",
-        summary="Send letters back to the topics they came from",
-        description=f"{_STEPS} A letter is done only after its topic has the message: none is lost, and an "
-        "interruption may repeat some.",
-        tag=_TAG,
-        handler=_redrive,
-        body=RedriveRequest,
-        body_optional=True,
-        body_example=RedriveRequest(),
-        reply=RedriveResult,
-        reply_example=RedriveResult(1, []),
-        native=(wire.RedriveLetters,),
-    ),
-    Operation(
-        method="POST",
-        path=f"{_LETTERS}/drop",
-        name="dropDeadLetters",
-        summary="Give letters up without sending them anywhere",
-        description=f"{_STEPS} They stay stored.",
-        tag=_TAG,
-        handler=_drop,
-        body=DropRequest,
-        body_optional=True,
-        body_example=DropRequest(offsets=[17]),
-        reply=RedriveResult,
-        reply_example=RedriveResult(1, []),
-        native=(wire.RedriveLetters,),
     ),
 )

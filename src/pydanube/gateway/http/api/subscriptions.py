@@ -1,4 +1,4 @@
-"""What REST alone has of subscriptions: pages of them, their statistics, and messages of the backlog as JSON."""
+"""What REST alone has of subscriptions: their statistics, and messages of the backlog as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import msgspec
 from pydanube.codec.native import requests as wire
 from pydanube.gateway.http.data.messages import PayloadForm
 from pydanube.model.errors import NotFound
-from pydanube.model.paging import NamePage, PageQuery
 from pydanube.model.pending import PendingMessage
 from pydanube.model.statistics import ConsumerStatistics, SubscriptionStatistics
 from pydanube.operations.subscriptions import PeekMessages
@@ -62,10 +61,6 @@ class PeekedMessages(msgspec.Struct):
 # -- handlers ----------------------------------------------------------------------------------------------------------
 
 
-async def _list(call: ApiCall) -> NamePage:
-    return await call.broker.listing.subscriptions(call.principal, call.topic, call.query)
-
-
 async def _statistics(call: ApiCall) -> SubscriptionReport:
     found = await call.broker.statistics.topic(call.principal, call.topic)
     parts = [
@@ -97,18 +92,6 @@ _COUNTED: Final = SubscriptionStatistics(
 )
 
 OPERATIONS: Final = (
-    Operation(
-        method="GET",
-        path=f"{TOPIC_PATH}/subscriptions",
-        name="listSubscriptions",
-        summary="List the subscriptions of a topic",
-        tag=_TAG,
-        handler=_list,
-        query=PageQuery,
-        reply=NamePage,
-        reply_example=NamePage(["billing"]),
-        native=(wire.ListSubscriptions,),
-    ),
     Operation(
         method="GET",
         path=f"{SUBSCRIPTION_PATH}/statistics",

@@ -34,7 +34,6 @@ NOT_OFFERED: Final[dict[type[Any], str]] = {
     wire.FenceProducers: "only brokers of a cluster ask each other, when a producer is opened",
     wire.CountProducers: "only brokers of a cluster ask each other, when a producer is opened",
     wire.AskTopicUse: "only brokers of a cluster ask each other, before a topic ends as unused",
-    wire.ListLetters: "only brokers of a cluster ask each other; listDeadLetters forwards to the owner",
     wire.OpenForwarder: "only brokers of a cluster forward batches to each other",
     wire.OpenProducer: "a producer is a handle of a native connection; HTTP publishes without one",
     wire.CloseProducer: "a producer is a handle of a native connection; HTTP publishes without one",
