@@ -13,6 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from served import ROOT
 
+from pydanube.client.connection.observing import ClientMetrics
 from pydanube.codec.native import requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.gateway.grpc.errors import STATUS as GRPC_STATUS
@@ -69,6 +70,10 @@ def test_every_figure_is_listed(kind: Any) -> None:
     section = (DOCS / "statistics.md").read_text().split(f"| `{kind.__name__}` |")[1].split("\n## ")[0]
     listed = set(re.findall(r"`(\w+)`", section))
     assert {one.name for one in fields(kind)} <= listed
+
+
+def test_every_number_of_a_client_is_listed() -> None:
+    assert {one.name for one in fields(ClientMetrics)} <= set(rows_of("metrics.md"))
 
 
 @pytest.mark.parametrize("one", fields(FailurePolicy), ids=lambda one: one.name)

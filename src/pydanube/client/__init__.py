@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from pydanube.client.blocking.streams import BlockingConsumer, BlockingReader
     from pydanube.client.client import Client, connect
+    from pydanube.client.connection.observing import ClientMetrics, PartitionEvent
     from pydanube.client.consuming.consumer import Consumer
     from pydanube.client.consuming.messages import Message, PeekedMessage, ReceivedBatch
     from pydanube.client.history.reader import Reader
@@ -46,10 +47,12 @@ __all__ = [
     "BlockingSchemas",
     "BlockingStager",
     "Client",
+    "ClientMetrics",
     "Consumer",
     "DeadLetter",
     "DeadLetters",
     "Message",
+    "PartitionEvent",
     "PeekedMessage",
     "Producer",
     "Reader",
@@ -76,10 +79,12 @@ _MODULES: Final = {
     "BlockingSchemas": ".blocking.areas",
     "BlockingStager": ".blocking.client",
     "Client": ".client",
+    "ClientMetrics": ".connection.observing",
     "Consumer": ".consuming.consumer",
     "DeadLetter": ".admin.dead_letters",
     "DeadLetters": ".admin.dead_letters",
     "Message": ".consuming.messages",
+    "PartitionEvent": ".connection.observing",
     "PeekedMessage": ".consuming.messages",
     "Producer": ".producing.producer",
     "Reader": ".history.reader",

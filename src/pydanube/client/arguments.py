@@ -10,6 +10,7 @@ from os import PathLike
 from typing import Any, Required, TypedDict
 
 from pydanube.client.connection.credentials import AnyToken
+from pydanube.client.connection.observing import PartitionHook
 from pydanube.client.positions import AnyPosition
 from pydanube.client.producing.message_intake import Attributes
 from pydanube.client.producing.partitioning import PartitionBy
@@ -48,6 +49,7 @@ class ProducerArguments(TypedDict, total=False):
     timeout: float | None
     refresh_seconds: float
     create_topic: bool
+    on_partition: PartitionHook | None
 
 
 class ConsumerArguments(TypedDict, total=False):

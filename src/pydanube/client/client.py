@@ -30,6 +30,7 @@ from pydanube.client.admin.subscriptions import Subscriptions
 from pydanube.client.admin.topics import Namespaces, Topics
 from pydanube.client.connection.address import Servers, parse_servers
 from pydanube.client.connection.credentials import AnyToken, ClientCredentials
+from pydanube.client.connection.observing import ClientMetrics, PartitionHook
 from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.connection.routing import Brokers
 from pydanube.client.consuming.consumer import Consumer, ConsumerOptions
@@ -61,6 +62,7 @@ from pydanube.runtime.tls import ClientTls
 
 from .arguments import ConsumerArguments, ProducerArguments, ReadArguments, ReaderArguments, RequestArguments
 from .lifecycle import Openable
+from .opentelemetry_metrics import client_closed, client_opened
 from .replies import Reply
 from .requesting import Requester
 from .settings import AccessName, CompressionName, ConsumerSettings, ProducerSettings, check_count, check_number
@@ -118,6 +120,13 @@ class Client(Aliases, Admin, StagedWrites):
         addresses stay as they are, because they tell where the brokers are."""
         return self._brokers.servers
 
+    def metrics(self) -> ClientMetrics:
+        """Return a copy of this client's counters: connections, partitions, messages published and received.
+
+        A program that imported `opentelemetry.metrics` before the client was opened exports them as `danube.client.*`.
+        """
+        return replace(self._brokers.metrics)
+
     # -- producers, consumers, readers ---------------------------------------------------------------------------------
 
     @overload
@@ -164,6 +173,7 @@ class Client(Aliases, Admin, StagedWrites):
         timeout: float | None = None,
         refresh_seconds: float = 5.0,
         create_topic: bool = True,
+        on_partition: PartitionHook | None = None,
         schema: type[Any] | SchemaSource | SchemaVersion | None = None,
         subject: str | None = None,
         register_schema: bool = True,
@@ -186,6 +196,8 @@ class Client(Aliases, Admin, StagedWrites):
         timeout             seconds until an unanswered message fails with Unavailable (default: the client's)
         refresh_seconds     how often it checks whether the topic has more partitions
         create_topic        whether a topic that does not exist is created
+        on_partition        a function that is called with a `PartitionEvent` when a partition is assigned, disconnected
+                            or revoked
         schema              what is sent: a msgspec Struct, a dataclass, a pydantic model, a generated protobuf class,
                             str, int, float or bytes, a dict with an Avro schema or a JSON Schema, or a
                             SchemaDefinition. A SchemaVersion, which `client.schemas.get` returns: bytes that are
@@ -207,6 +219,7 @@ class Client(Aliases, Admin, StagedWrites):
             queue_messages=queue_messages,
             queue_bytes=queue_bytes,
             timeout=self._timeout if timeout is None else timeout,
+            on_partition=on_partition,
         )
         if schema is None or isinstance(schema, SchemaVersion):
             if subject is not None or not register_schema:
@@ -254,6 +267,7 @@ class Client(Aliases, Admin, StagedWrites):
         ack_linger_ms: float = 5.0,
         refresh_seconds: float = 5.0,
         create_topic: bool = False,
+        on_partition: PartitionHook | None = None,
         schema: type[Any] | SchemaSource | None = None,
     ) -> Consumer[Any]:
         """Return a consumer of one topic, of several, or of all that match a pattern such as ``/default/orders-*``.
@@ -277,6 +291,8 @@ class Client(Aliases, Admin, StagedWrites):
         refresh_seconds     how often it looks for new partitions, and for new topics that match the pattern; those are
                             read from their beginning
         create_topic        whether named topics that do not exist are created
+        on_partition        a function that is called with a `PartitionEvent` when a partition is assigned, active (its
+                            first messages arrived), disconnected or revoked
         schema              what `message.value()` returns, as in `producer`. Messages that were written with another
                             version of the schema are converted to this one. None: bytes. It is not registered
         """
@@ -286,6 +302,7 @@ class Client(Aliases, Admin, StagedWrites):
             ack_linger_ms=ack_linger_ms,
             refresh_seconds=refresh_seconds,
             timeout=self._timeout,
+            on_partition=on_partition,
         )
         options = ConsumerOptions(
             subscription=subscription,
@@ -528,6 +545,7 @@ class Client(Aliases, Admin, StagedWrites):
 
     async def _begin(self) -> None:
         await self._brokers.reach(self.reach_seconds)
+        client_opened(self.url, self._brokers.metrics)
 
     async def _finish(self, timeout: float | None) -> None:
         results = await asyncio.gather(*(made.close(timeout) for made in list(self._made)), return_exceptions=True)
@@ -539,6 +557,7 @@ class Client(Aliases, Admin, StagedWrites):
         try:
             await self._writer_schemas.close()
         finally:
+            client_closed(self._brokers.metrics)
             await self._brokers.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from pydanube.client.connection.observing import PartitionHook, checked_hook
 from pydanube.codec.batch import Codec
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import (
@@ -70,8 +71,10 @@ class ProducerSettings:
     """Schema id and version, which are written to every batch."""
     subject: str = ""
     """The subject of this schema. The first producer that names one binds the topic to it."""
+    on_partition: PartitionHook | None = None
 
     def __post_init__(self) -> None:
+        checked_hook(self.on_partition)
         if self.access not in ("shared", "exclusive"):
             raise Invalid(f"access {self.access!r} is unknown: use shared or exclusive")
         check_number("refresh_seconds", self.refresh_seconds, 0.01, 1e6)
@@ -96,8 +99,10 @@ class ConsumerSettings:
     refresh_seconds: float = 5.0
     """How often a consumer looks for new partitions, and for new topics that match its pattern."""
     timeout: float = 30.0
+    on_partition: PartitionHook | None = None
 
     def __post_init__(self) -> None:
+        checked_hook(self.on_partition)
         check_count("prefetch_messages", self.prefetch_messages, 1, 1 << 31)
         check_count("prefetch_bytes", self.prefetch_bytes, 1, 1 << 40)
         check_number("ack_linger_ms", self.ack_linger_ms, 0, 60_000)

@@ -32,6 +32,7 @@ from pydanube.client.arguments import (
     RequestArguments,
 )
 from pydanube.client.client import Client, connect
+from pydanube.client.connection.observing import ClientMetrics
 from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.history.range_fetch import FETCH_BYTES as RANGE_FETCH_BYTES
 from pydanube.client.history.range_fetch import RangeFetch
@@ -224,6 +225,10 @@ class BlockingClient(BlockingAliases, Blocking[Client]):
     def cluster(self) -> str:
         """See `Client.cluster`."""
         return self._inner.cluster
+
+    def metrics(self) -> ClientMetrics:
+        """See `Client.metrics`."""
+        return self._inner.metrics()
 
     @overload
     def producer(

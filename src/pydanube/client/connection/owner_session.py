@@ -32,6 +32,7 @@ from pydanube.runtime.tasks import Tasks, ignore
 from pydanube.runtime.telemetry import get_logger
 
 from .connection import Connection
+from .observing import PartitionHook, PartitionWatch
 from .routing import Brokers, worth_retrying
 
 log = get_logger(__name__)
@@ -147,8 +148,10 @@ class OwnerSession(Generic[OpenedT]):
         topic: str,
         partition: int,
         backoff: RetryBackoff,
+        hook: PartitionHook | None = None,
     ) -> None:
         self.handle: OwnerHandle | None = None
+        self.watch = PartitionWatch(brokers.metrics, hook, topic, partition)
         self.retry = OwnerRetry(brokers, topic, partition, backoff)
         self.epoch = brokers.epochs.of(topic, partition)
         """The highest epoch of the partition's owner that the client has seen."""
@@ -193,19 +196,25 @@ class OwnerSession(Generic[OpenedT]):
             self._brokers.avoid(self.handle.connection.address)
         return self.epoch.refusal(epoch, broker)
 
-    def release(self) -> OwnerHandle | None:
-        """Leave the session and return its handle, which the caller gives back (or the broker has closed already)."""
+    def release(self, error: DanubeError | None = None) -> OwnerHandle | None:
+        """Leave the session and return its handle, which the caller gives back (or the broker has closed already, with
+        `error`)."""
+        self.watch.revoked(error)
+        return self._leave()
+
+    def _leave(self) -> OwnerHandle | None:
         handle, self.handle = self.handle, None
         if handle is not None:
             handle.connection.forget(self)
         return handle
 
-    def detach(self) -> OwnerHandle | None:
-        """Stop `reopen`, leave the session and return its handle, which the caller gives back."""
+    def detach(self, error: DanubeError | None = None) -> OwnerHandle | None:
+        """Stop `reopen`, leave the session and return its handle, which the caller gives back. `error` is why, unless
+        the client wants it so."""
         if self._opening is not None:
             self._opening.cancel()
             self._opening = None
-        return self.release()
+        return self.release(error)
 
     async def close(self, handle: OwnerHandle | None) -> None:
         """Close a handle that `detach` returned and wait for the broker a moment; its refusal is only logged."""
@@ -220,15 +229,17 @@ class OwnerSession(Generic[OpenedT]):
         if not self.epoch.accepts(opened.owner_epoch):  # `open_at` raises the error
             connection.tell(self._user.close_request(opened.handle))
             return
-        former = self.release()
+        former = self._leave()
         if former is not None:
             former.give_back()
         connection.on_lost(self, self._lost)
         self.handle = OwnerHandle(connection, opened.handle, self._user.close_request(opened.handle))
         self._user.session_opened(connection, opened)
+        self.watch.assigned(connection.address)
 
     def _lost(self, error: DanubeError) -> None:
         self.handle = None
+        self.watch.disconnected(error)
         self._user.session_lost(error)
 
     async def _reopen(self) -> None:
@@ -240,4 +251,6 @@ class OwnerSession(Generic[OpenedT]):
         finally:
             if self._opening is asyncio.current_task():
                 self._opening = None
+        if failure is not None:
+            self.watch.revoked(failure)
         self._user.reopen_ended(failure)

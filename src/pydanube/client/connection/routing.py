@@ -44,6 +44,7 @@ from .address import BrokerAddress, Servers
 from .connection import HANDSHAKE_SECONDS, REQUEST_SECONDS, Connection, KeepAlive
 from .credentials import NO_CREDENTIALS, ClientCredentials, keep_authenticated
 from .foreign_peer import ForeignPeer
+from .observing import ClientMetrics
 from .owner_epochs import OwnerEpochs
 
 log = get_logger(__name__)
@@ -120,6 +121,7 @@ class Brokers:
         self._avoided: dict[BrokerAddress, float] = {}
         """Brokers that answered with a lower epoch than was seen, and until when they are avoided."""
         self.epochs = OwnerEpochs()
+        self.metrics = ClientMetrics()
         self._http_servers = servers.http
         self._discovery: asyncio.Task[list[BrokerAddress]] | None = None
         self.clock = clock
@@ -242,6 +244,7 @@ class Brokers:
         self.cluster = connection.welcome.cluster
         self.epochs.use_cluster(self.cluster)
         self._connections[address] = connection
+        self.metrics.connections_opened += 1
         connection.on_lost(self, lambda _: self._lost(address, connection))
         connection.on_late = partial(self._late, connection)
         if self.credentials.can_change and connection.welcome.credentials_ms > 0:
@@ -267,6 +270,7 @@ class Brokers:
             del self._connections[address]
             if not self._closed and connection.lost is not None:
                 self._outages[address] = False
+                self.metrics.connections_lost += 1
                 log.info("broker.connection_lost", address=str(address), error=connection.lost.message)
 
     def _log_unreachable(self, address: BrokerAddress, error: DanubeError) -> None:

@@ -32,6 +32,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from pydanube.client.connection.connection import Connection
+from pydanube.client.connection.observing import PartitionHook
 from pydanube.client.connection.owner_session import OwnerHandle, OwnerSession
 from pydanube.client.connection.routing import Brokers, worth_retrying
 from pydanube.codec.batch import Batch
@@ -129,6 +130,7 @@ class PartitionSource:
         subscribe: requests.Subscribe,
         ack_timeout_s: float | None = None,
         is_away: bool = False,
+        hook: PartitionHook | None = None,
     ) -> None:
         """`ack_timeout_s` is the consumer's own ack timeout; None: that of the subscription. `is_away`: the partition
         had no owner when it was looked up."""
@@ -143,7 +145,9 @@ class PartitionSource:
         self._subscribe = subscribe
         self._flow = FlowControl(0, 0)
         backoff, opened_type = RetryBackoff(), requests.ConsumerOpened
-        self._session = OwnerSession(brokers, tasks, self, opened_type, "consumer", self.topic, self.partition, backoff)
+        self._session = OwnerSession(
+            brokers, tasks, self, opened_type, "consumer", self.topic, self.partition, backoff, hook
+        )
         self._subscription_id = self._epoch = self._moves = 0
         self._confirming = 0
         """The number of the last ack set for which a confirmation was requested."""
@@ -269,6 +273,13 @@ class PartitionSource:
         self._session.retry.succeeded()
         rows = rows_of(head.ranges, opened.count)
         received = ReceivedBatch(opened, self.topic, self.partition, self.acks, rows, head.redeliveries, head.reasons)
+        metrics = self._brokers.metrics
+        metrics.batches_received += 1
+        metrics.messages_received += len(received)
+        metrics.bytes_received += len(batch)
+        if head.redeliveries:
+            metrics.messages_redelivered += sum(map(bool, head.redeliveries))
+        self._session.watch.delivered()
         self._listener.delivered(received)
 
     def changed(self, ack_timeout_ms: int, generation: int) -> None:
@@ -284,7 +295,7 @@ class PartitionSource:
 
     def closed(self, error: DanubeError) -> None:
         """End the session: the broker closed it, or a delivery was damaged."""
-        self._clean_up(self._session.release())
+        self._clean_up(self._session.release(error))
         self._listener.discard_deliveries(self)
         self._brokers.moved(self.topic)
         if worth_retrying(error):
@@ -349,6 +360,7 @@ class PartitionSource:
 
     def _send_nacks(self, handle: OwnerHandle) -> None:
         for nack in self.acks.take_nacks():
+            self._brokers.metrics.messages_nacked += sum(end - start for start, end in nack.ranges)
             for ranges in split_ranges(nack.ranges, NACKED_MESSAGES_MAX):
                 about = (nack.delay_ms, nack.reason, nack.timeout, self.acks.generation, nack.reject)
                 handle.connection.nack(requests.Nack(handle.number, ranges, *about))

@@ -363,7 +363,15 @@ class PartitionSources:
         ]
         away = {one.index for one in route.partitions if not one.owner}
         return [
-            PartitionSource(self._brokers, self._tasks, self, one, options.ack_timeout_s, one.partition in away)
+            PartitionSource(
+                self._brokers,
+                self._tasks,
+                self,
+                one,
+                options.ack_timeout_s,
+                one.partition in away,
+                self._settings.on_partition,
+            )
             for one in subscriptions
         ]
 

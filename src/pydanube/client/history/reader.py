@@ -159,9 +159,13 @@ class Reader(MessageStream[ValueT]):
             self._report_gap(position, batch.base_offset)
             position = batch.end_offset
         self._report_gap(position, fetched.next_offset)
+        metrics = self._brokers.metrics
+        metrics.batches_received += len(found)
+        metrics.bytes_received += len(fetched.body)
         batches = [received for batch in found if (received := self._select_rows(batch)) is not None]
         self.next_offset = max(self.next_offset, fetched.next_offset)
         self.end_offset = fetched.end_offset
+        metrics.messages_received += sum(map(len, batches))
         if batches:
             self._batches_left.append(len(batches))
             for received in batches:

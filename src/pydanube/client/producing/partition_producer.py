@@ -95,6 +95,7 @@ class PartitionProducer:
             topic,
             partition,
             RetryBackoff.within(settings.timeout),
+            settings.on_partition,
         )
         self.flushing = 0
         """How many callers wait in `flush`: no batch lingers meanwhile."""
@@ -169,13 +170,13 @@ class PartitionProducer:
             self.batches.fail_all(partial(copy, error))
         self.send_due()
 
-    def detach(self) -> OwnerHandle | None:
-        """Leave the session and return its handle, which the caller gives back.
+    def detach(self, error: DanubeError | None = None) -> OwnerHandle | None:
+        """Leave the session, because of `error` if there is one, and return its handle, which the caller gives back.
 
         Batches that were not answered will be sent again through the next session.
         """
         self._cancel_timers()
-        handle = self.session.detach()
+        handle = self.session.detach(error)
         if handle is not None:
             self.batches.connection_lost()
         return handle

@@ -428,6 +428,13 @@ class Producer(Openable, Generic[ValueT]):
     def _settled(
         self, partition: int, rows: MessageRows, base_offset: int, duplicate: bool, error: DanubeError | None
     ) -> None:
+        metrics = self._brokers.metrics
+        if error is None:
+            metrics.batches_published += 1
+            metrics.messages_published += len(rows)
+            metrics.bytes_published += rows.size
+        else:
+            metrics.messages_failed += len(rows)
         awaited = 0
         for waiter, start, count in rows.waiters:
             awaited += count
@@ -477,7 +484,7 @@ class Producer(Openable, Generic[ValueT]):
             self._final = error
             self._ready = False
             log.warning("producer.fenced", topic=self.topic, name=self.name, error=error.message)
-            _give_back(self._detach_all())
+            _give_back(self._detach_all(error))
             self._fail_all(error)
 
     def _renew(self) -> None:
@@ -534,8 +541,8 @@ class Producer(Openable, Generic[ValueT]):
         except DanubeError as error:
             self._fail_all(error)
 
-    def _detach_all(self) -> list[OwnerHandle]:
-        return [handle for partition in self._partitions if (handle := partition.detach()) is not None]
+    def _detach_all(self, error: DanubeError | None = None) -> list[OwnerHandle]:
+        return [handle for partition in self._partitions if (handle := partition.detach(error)) is not None]
 
     def _begin_sequences(self) -> None:
         for partition in self._partitions:
