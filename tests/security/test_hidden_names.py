@@ -29,7 +29,7 @@ from pydanube.codec.native import requests as wire
 from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import ANONYMOUS
 from pydanube.gateway.http.api.table import OPERATIONS
-from pydanube.gateway.http.schema_registry import BASE, SchemaRegistry
+from pydanube.gateway.http.schema_registry import BASE, ROUTES
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
@@ -238,22 +238,21 @@ async def test_rest_operations_hide_names(tmp_path: Path):
 # -- the Confluent registry --------------------------------------------------------------------------------------------
 
 
-def registry_requests(registry: SchemaRegistry) -> list[tuple[str, str, str, dict[str, object] | None]]:
+def registry_requests() -> list[tuple[str, str, str, dict[str, object] | None]]:
     """Return each route with each method, parameter and body: method, path, what exists, and the body."""
     own = {"schema": '"string"', "references": [{"name": "a", "subject": SUBJECT, "version": -1}]}
     pinned = own | {"references": [{"name": "a", "subject": SUBJECT, "version": 1}]}
     setting = {"compatibility": "FULL", "mode": "READWRITE"}
     found: list[tuple[str, str, str, dict[str, object] | None]] = []
-    for route in registry._make_routes():
-        for method in sorted((route.methods or set()) - {"HEAD"}):
-            bodies = {"POST": [{"schema": '"string"'}, own, pinned], "PUT": [setting]}.get(method, [None])
-            for query, body in product(("", "?deleted=true", "?permanent=true", f"?subject={SUBJECT}"), bodies):
-                for version in ("1", "9", "latest")[: 3 if "{version}" in route.path else 1]:
-                    path = BASE + route.path.replace("{version}", version) + query
-                    existing = "global_id" if "{id}" in path else SUBJECT
-                    found.append((method, path.replace("{subject}", SUBJECT).replace("{id}", "1"), existing, body))
-                    if body in (own, pinned):
-                        found.append((method, path.replace("{subject}", "other-new"), existing, body))
+    for method, route, _ in ROUTES:
+        bodies = {"POST": [{"schema": '"string"'}, own, pinned], "PUT": [setting]}.get(method, [None])
+        for query, body in product(("", "?deleted=true", "?permanent=true", f"?subject={SUBJECT}"), bodies):
+            for version in ("1", "9", "latest")[: 3 if "{version}" in route else 1]:
+                path = BASE + route.replace("{version}", version) + query
+                existing = "global_id" if "{id}" in path else SUBJECT
+                found.append((method, path.replace("{subject}", SUBJECT).replace("{id}", "1"), existing, body))
+                if body in (own, pinned):
+                    found.append((method, path.replace("{subject}", "other-new"), existing, body))
     return found
 
 
@@ -261,7 +260,7 @@ async def test_the_confluent_registry_hides_names(tmp_path: Path):
     async with open_http(tmp_path) as (world, address):
         await make_stranger(world)
         problems: list[str] = []
-        for method, path, existing, body in registry_requests(SchemaRegistry(world.broker)):
+        for method, path, existing, body in registry_requests():
             missing, other = renamed(path, existing), body and json.loads(renamed(json.dumps(body), existing))
             if existing == "global_id":
                 missing = path.replace("/ids/1", "/ids/999")

@@ -9,10 +9,10 @@ rule sets. A request for one of them is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import IntEnum
 from http import HTTPStatus
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final
 from urllib.parse import unquote
 
 import msgspec
@@ -24,11 +24,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from pydanube.broker import Broker
-from pydanube.core.access import Principal
+from pydanube.broker.handlers import Caller, carry_out
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Refused
 from pydanube.model.schemas import (
     Compatibility,
-    Incompatibility,
     RegistryMode,
     SchemaDefinition,
     SchemaFormat,
@@ -36,10 +35,12 @@ from pydanube.model.schemas import (
     SchemaVersion,
     parse_subject,
 )
+from pydanube.operations import AnswerT, Operation
+from pydanube.operations import schemas as ops
 from pydanube.version import __version__
 
 from . import errors
-from .requests import flag, number, origin_of, principal_of, read_json
+from .requests import flag, identity_of, number, origin_of, principal_of, read_json
 
 BASE: Final = "/schema-registry"
 MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
@@ -49,8 +50,6 @@ _DEFAULT_CONTEXT: Final = ":.:"
 _CONTEXT: Final = ":."
 _VERSION_MAX: Final = 2**31 - 1
 _ID_DIGITS_MAX: Final = 20
-
-T = TypeVar("T")
 
 
 class Code(IntEnum):
@@ -146,302 +145,80 @@ class ModeRequest(msgspec.Struct):
     mode: str
 
 
-# -- the application ---------------------------------------------------------------------------------------------------
+# -- a request ---------------------------------------------------------------------------------------------------------
 
 
-class SchemaRegistry:
-    """The ASGI application under BASE."""
+class Call:
+    """One request, with what its path and its query name."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, request: Request) -> None:
         self._broker = broker
-        self._schemas = broker.schemas
-        handlers = {
-            RegistryError: _registry_error,
-            DanubeError: _danube_error,
-            HTTPException: _http_error,
-            ClientDisconnect: _client_gone,
-            Exception: _unexpected_error,
-        }
-        routes = [self._audited(one) for one in self._make_routes()]
-        self._routes = Starlette(routes=routes, exception_handlers=handlers)
+        self.schemas = broker.schemas
+        self.request = request
+        self.principal = principal_of(request)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Route by the path as it was sent: a subject may have a slash, which is `%2F` there."""
-        await self._routes({**scope, "path": scope["raw_path"].decode("ascii")}, receive, send)
-
-    def _audited(self, route: Route) -> Route:
-        """Return a route whose endpoint runs as an operation that the audit names."""
-        endpoint, name = route.endpoint, f"schemaRegistry.{route.endpoint.__name__.lstrip('_')}"
-
-        async def answer(request: Request) -> Response:
-            with self._broker.audit.operation(origin_of(request), name), self._broker.freshness.checked():
-                try:
-                    response: Response = await endpoint(request)
-                except RegistryError as error:
-                    is_missing = error.code // 100 == HTTPStatus.NOT_FOUND
-                    if is_missing and (doubt := self._broker.freshness.doubt(error.message)) is not None:
-                        raise doubt from error
-                    raise
-                return response
-
-        return Route(route.path, answer, methods=sorted(route.methods or ()))
-
-    def _make_routes(self) -> list[Route]:
-        subject, version = "/subjects/{subject}", "/subjects/{subject}/versions/{version}"
-        return [
-            Route("/", _nothing),
-            Route("/contexts", _contexts),
-            Route("/v1/metadata/version", _server_version),
-            Route("/schemas/types", _types),
-            Route("/schemas/ids/{id}", self._get_by_id),
-            Route("/schemas/ids/{id}/schema", self._get_text_by_id),
-            Route("/schemas/ids/{id}/subjects", self._subjects_of_id),
-            Route("/schemas/ids/{id}/versions", self._versions_of_id),
-            Route("/subjects", self._list_subjects),
-            Route(subject, self._lookup, methods=["POST"]),
-            Route(subject, self._delete_subject, methods=["DELETE"]),
-            Route(f"{subject}/versions", self._list_versions),
-            Route(f"{subject}/versions", self._register, methods=["POST"]),
-            Route(version, self._get_version),
-            Route(version, self._delete_version, methods=["DELETE"]),
-            Route(f"{version}/schema", self._get_text),
-            Route(f"{version}/referencedby", self._referenced_by),
-            Route(f"/compatibility{subject}/versions", self._check, methods=["POST"]),
-            Route(f"/compatibility{version}", self._check, methods=["POST"]),
-            *_setting_routes("/config", self._get_config, self._set_config, self._delete_config),
-            *_setting_routes("/mode", self._get_mode, self._set_mode, self._delete_mode),
-        ]
-
-    # -- schemas by id -------------------------------------------------------------------------------------------------
-
-    async def _get_by_id(self, request: Request) -> Response:
-        found = await self._by_id(request)
-        return _answer(_schema(found, await self._text(request, found)))
-
-    async def _get_text_by_id(self, request: Request) -> Response:
-        found = await self._by_id(request)
-        return Response(await self._text(request, found), media_type=MEDIA_TYPE)
-
-    async def _subjects_of_id(self, request: Request) -> Response:
-        places = await self._places_of_id(request)
-        return _page(request, list(dict.fromkeys(name for name, _ in places)))
-
-    async def _versions_of_id(self, request: Request) -> Response:
-        places = await self._places_of_id(request)
-        return _page(request, [SubjectVersion(*place) for place in places])
-
-    async def _by_id(self, request: Request) -> SchemaVersion:
+    @property
+    def subject(self) -> str:
+        name = unquote(self.request.path_params["subject"]).removeprefix(_DEFAULT_CONTEXT)
+        if name.startswith(_CONTEXT):
+            raise RegistryError(Code.NOT_PERMITTED, f"subject '{name}' names a context: there is the default one only")
         try:
-            return await self._schemas.by_global_id(principal_of(request), _id(request))
-        except NotFound as error:
-            raise RegistryError(Code.SCHEMA_NOT_FOUND, f"Schema not found: {error.message}") from None
-
-    async def _places_of_id(self, request: Request) -> list[tuple[str, int]]:
-        only = request.query_params.get("subject", "")
-        try:
-            places = await self._schemas.versions_of_global_id(
-                principal_of(request), _id(request), flag(request, "deleted")
-            )
-        except NotFound as error:
-            raise RegistryError(Code.SCHEMA_NOT_FOUND, f"Schema not found: {error.message}") from None
-        return [place for place in places if only in ("", place[0])]
-
-    # -- subjects and versions -----------------------------------------------------------------------------------------
-
-    async def _list_subjects(self, request: Request) -> Response:
-        principal, given = principal_of(request), request.query_params
-        prefix = given.get("subjectPrefix", given.get("subject_prefix", "")).removeprefix(_ALL_CONTEXTS)
-        only_deleted = flag(request, "deletedOnly", "deleted_only")
-        found = await self._schemas.subjects(principal, prefix, only_deleted or flag(request, "deleted"))
-        if only_deleted:
-            live = set(await self._schemas.subjects(principal, prefix))
-            found = [name for name in found if name not in live]
-        return _page(request, found)
-
-    async def _list_versions(self, request: Request) -> Response:
-        principal, subject = principal_of(request), _subject(request)
-        only_deleted = flag(request, "deletedOnly", "deleted_only")
-        deleted = only_deleted or flag(request, "deleted")
-        try:
-            found = await self._schemas.versions(principal, subject, deleted)
-        except NotFound:
-            raise _no_subject(subject) from None
-        if only_deleted:
-            found = list((await self._schemas.describe(principal, subject)).deleted_versions)
-        return _page(request, found)
-
-    async def _get_version(self, request: Request) -> Response:
-        found = await self._version(request)
-        answer = _schema(found, await self._text(request, found))
-        answer.subject, answer.version, answer.id = found.subject, found.version, found.global_id
-        return _answer(answer)
-
-    async def _get_text(self, request: Request) -> Response:
-        found = await self._version(request)
-        return Response(await self._text(request, found), media_type=MEDIA_TYPE)
-
-    async def _referenced_by(self, request: Request) -> Response:
-        principal, subject, version = principal_of(request), _subject(request), _version(request)
-        try:
-            found = await self._schemas.referenced_by(principal, subject, version)
-        except NotFound as error:
-            raise await self._missing(principal, subject, error, deleted=True) from None
-        return _page(request, found)
-
-    async def _register(self, request: Request) -> Response:
-        principal, subject = principal_of(request), _subject(request)
-        asked = await read_json(request, SchemaRequest)
-        definition = await self._definition(asked, principal)
-        version = asked.version if asked.version is not None and asked.version > 0 else None
-        try:
-            registered = await self._schemas.register(principal, subject, definition, version=version)
+            return parse_subject(name)
         except Invalid as error:
-            raise _invalid_schema(error) from None
-        except Refused as error:
-            raise await self._why_not_registered(principal, subject, definition, error) from None
-        return _answer({"id": registered.global_id, "version": registered.version})
+            raise RegistryError(Code.INVALID_SUBJECT, error.message) from None
 
-    async def _lookup(self, request: Request) -> Response:
-        principal, subject = principal_of(request), _subject(request)
-        deleted = flag(request, "deleted", "lookupDeletedSubject")
-        definition = await self._definition(await read_json(request, SchemaRequest), principal)
-        try:
-            found = await self._schemas.lookup(principal, subject, definition, deleted)
-        except Invalid as error:
-            raise _invalid_schema(error) from None
-        except NotFound as error:
-            missing = await self._missing(principal, subject, error, deleted)
-            if missing.code is Code.VERSION_NOT_FOUND:
-                missing = RegistryError(Code.SCHEMA_NOT_FOUND, "Schema not found")
-            raise missing from None
-        answer = _schema(found, await self._text(request, found))
-        answer.subject, answer.version, answer.id = found.subject, found.version, found.global_id
-        return _answer(answer)
+    @property
+    def subject_or_all(self) -> str:
+        """The subject; empty: all of them."""
+        return self.subject if "subject" in self.request.path_params else ""
 
-    async def _delete_subject(self, request: Request) -> Response:
-        principal, subject, permanent = principal_of(request), _subject(request), flag(request, "permanent")
-        try:
-            return _answer(await self._schemas.delete_subject(principal, subject, permanent))
-        except NotFound:
-            if not permanent and await self._exists(principal, subject, deleted=True):
-                message = f"Subject '{subject}' was soft deleted. Set permanent=true to delete permanently"
-                raise RegistryError(Code.SUBJECT_SOFT_DELETED, message) from None
-            raise _no_subject(subject) from None
-        except Refused as error:
-            if permanent and await self._exists(principal, subject):
-                message = f"Subject '{subject}' was not deleted first before being permanently deleted"
-                raise RegistryError(Code.SUBJECT_NOT_SOFT_DELETED, message) from None
-            versions = await self._schemas.versions(principal, subject, permanent)
-            raise await self._why_kept(principal, subject, versions, error) from None
-
-    async def _delete_version(self, request: Request) -> Response:
-        principal, subject, version = principal_of(request), _subject(request), _version(request)
-        permanent = flag(request, "permanent")
-        try:
-            return _answer(await self._schemas.delete_version(principal, subject, version, permanent))
-        except NotFound as error:
-            if not permanent and version in await self._deleted_versions(principal, subject):
-                message = (
-                    f"Subject '{subject}' Version {version} was soft deleted. Set permanent=true to delete permanently"
-                )
-                raise RegistryError(Code.VERSION_SOFT_DELETED, message) from None
-            raise await self._missing(principal, subject, error, deleted=True) from None
-        except Refused as error:
-            if permanent and version not in await self._deleted_versions(principal, subject):
-                message = (
-                    f"Subject '{subject}' Version {version} was not deleted first before being permanently deleted"
-                )
-                raise RegistryError(Code.VERSION_NOT_SOFT_DELETED, message) from None
-            raise await self._why_kept(principal, subject, [version], error) from None
-
-    # -- compatibility -------------------------------------------------------------------------------------------------
-
-    async def _check(self, request: Request) -> Response:
-        principal, subject = principal_of(request), _subject(request)
-        version = _version(request) if "version" in request.path_params else None
-        definition = await self._definition(await read_json(request, SchemaRequest), principal)
-        try:
-            reasons = await self._schemas.check(principal, subject, definition, version)
-        except Invalid as error:
-            raise _invalid_schema(error) from None
-        except NotFound as error:
-            if version != "latest":
-                raise await self._missing(principal, subject, error, deleted=False) from None
-            reasons = []  # nothing to be incompatible with
-        messages = [str(one) for one in reasons] if flag(request, "verbose") else msgspec.UNSET
-        return _answer(CompatibilityAnswer(not reasons, messages))
-
-    async def _get_config(self, request: Request) -> Response:
-        subject = _subject_or_all(request)
-        report = await self._schemas.compatibility(principal_of(request), subject)
-        if subject is not None and report.own is None and not flag(request, "defaultToGlobal"):
-            message = f"Subject '{subject}' does not have subject-level compatibility configured"
-            raise RegistryError(Code.NO_SUBJECT_COMPATIBILITY, message)
-        return _answer({"compatibilityLevel": _word(report.effective)})
-
-    async def _set_config(self, request: Request) -> Response:
-        subject = _subject_or_all(request)
-        asked = await read_json(request, ConfigRequest)
-        _refuse_given(
-            compatibilityGroup=asked.compatibility_group,
-            defaultMetadata=asked.default_metadata,
-            overrideMetadata=asked.override_metadata,
-            defaultRuleSet=asked.default_rule_set,
-            overrideRuleSet=asked.override_rule_set,
+    @property
+    def version(self) -> int:
+        """The version; -1: the latest."""
+        text = self.request.path_params["version"]
+        if text in ("latest", "-1"):
+            return -1
+        if text.isascii() and text.isdecimal() and len(text) <= 10 and 1 <= int(text) <= _VERSION_MAX:
+            return int(text)
+        message = (
+            f"The specified version '{text}' is not a valid version id: use a number from 1 to {_VERSION_MAX}, "
+            f"or latest"
         )
+        raise RegistryError(Code.INVALID_VERSION, message)
+
+    @property
+    def id(self) -> int:
+        text = self.request.path_params["id"]
+        if not (text.isascii() and text.isdecimal()):
+            raise HTTPException(404)
+        if len(text) > _ID_DIGITS_MAX:
+            raise RegistryError(Code.SCHEMA_NOT_FOUND, "Schema not found: the id has more than 32 bits")
+        return int(text)
+
+    def flag(self, *names: str) -> bool:
+        return flag(self.request, *names)
+
+    async def ask(self, operation: Operation[AnswerT]) -> AnswerT:
+        """Have the broker carry out an operation."""
+        return await carry_out(self._broker, Caller(self.principal, identity_of(self.request)), operation)
+
+    async def exists(self, deleted: bool = False) -> bool:
         try:
-            level = Compatibility.parse(asked.compatibility or asked.compatibility_level or "")
-        except Invalid as error:
-            raise RegistryError(Code.INVALID_COMPATIBILITY, f"Invalid compatibility level: {error.message}") from None
-        await self._schemas.set_compatibility(principal_of(request), subject, level)
-        return _answer({"compatibility": _word(level)})
+            await self.ask(ops.ListSchemaVersions(subject=self.subject, deleted=deleted))
+        except NotFound:
+            return False
+        return True
 
-    async def _delete_config(self, request: Request) -> Response:
-        principal, subject = principal_of(request), _subject_or_all(request)
-        former = await self._schemas.compatibility(principal, subject)
-        if subject is not None and former.own is None:
-            raise _no_subject(subject)
-        await self._schemas.set_compatibility(principal, subject, None)
-        return _answer({"compatibilityLevel": _word(former.effective)})
-
-    # -- modes ---------------------------------------------------------------------------------------------------------
-
-    async def _get_mode(self, request: Request) -> Response:
-        subject = _subject_or_all(request)
-        report = await self._schemas.mode(principal_of(request), subject)
-        if subject is not None and report.own is None and not flag(request, "defaultToGlobal"):
-            message = f"Subject '{subject}' does not have subject-level mode configured"
-            raise RegistryError(Code.NO_SUBJECT_MODE, message)
-        return _answer({"mode": _word(report.effective)})
-
-    async def _set_mode(self, request: Request) -> Response:
-        subject = _subject_or_all(request)
+    async def deleted_versions(self) -> tuple[int, ...]:
+        """Return the deleted versions of the subject; none if it does not exist."""
         try:
-            mode = RegistryMode.parse((await read_json(request, ModeRequest)).mode)
-        except Invalid as error:
-            raise RegistryError(Code.INVALID_MODE, f"Invalid mode: {error.message}") from None
-        await self._schemas.set_mode(principal_of(request), subject, mode)
-        return _answer({"mode": _word(mode)})
+            return (await self.ask(ops.DescribeSubject(subject=self.subject))).subject.deleted_versions
+        except NotFound:
+            return ()
 
-    async def _delete_mode(self, request: Request) -> Response:
-        principal, subject = principal_of(request), _subject_or_all(request)
-        former = await self._schemas.mode(principal, subject)
-        if subject is not None and former.own is None:
-            raise _no_subject(subject)
-        await self._schemas.set_mode(principal, subject, None)
-        return _answer({"mode": _word(former.effective)})
-
-    # -- helpers -------------------------------------------------------------------------------------------------------
-
-    async def _version(self, request: Request) -> SchemaVersion:
-        principal, subject, version = principal_of(request), _subject(request), _version(request)
-        deleted = flag(request, "deleted")
-        try:
-            return await self._schemas.get(principal, subject, version, deleted)
-        except NotFound as error:
-            raise await self._missing(principal, subject, error, deleted) from None
-
-    async def _definition(self, asked: SchemaRequest, principal: Principal) -> SchemaDefinition:
+    async def definition(self) -> tuple[SchemaDefinition, int]:
+        """Read the definition in the body, and the version that it should get; 0: the next one."""
+        asked = await read_json(self.request, SchemaRequest)
         _refuse_given(metadata=asked.metadata, ruleSet=asked.rule_set)
         if asked.id is not None and asked.id >= 0:
             raise RegistryError(
@@ -456,146 +233,333 @@ class SchemaRegistry:
             message = f"Invalid schema type {kind}: use one of {', '.join(TYPES)}"
             raise RegistryError(Code.INVALID_SCHEMA, message) from None
         references = [
-            SchemaReference(one.name, one.subject, await self._reference_version(principal, one))
-            for one in asked.references or ()
+            SchemaReference(one.name, one.subject, await self._reference_version(one)) for one in asked.references or ()
         ]
-        return SchemaDefinition(chosen, asked.schema, tuple(references))
+        return SchemaDefinition(chosen, asked.schema, tuple(references)), max(0, asked.version or 0)
 
-    async def _reference_version(self, principal: Principal, reference: Reference) -> int:
+    async def _reference_version(self, reference: Reference) -> int:
         """Return the version that a reference means; -1 is the latest."""
         if reference.version != -1:
             return reference.version
         try:
-            return (await self._schemas.get(principal, reference.subject, "latest")).version
+            return (await self.ask(ops.GetSchema(subject=reference.subject))).schema.version
         except (NotFound, Invalid) as error:
             message = f"Invalid schema: reference '{reference.name}' cannot be resolved: {error.message}"
             raise RegistryError(Code.INVALID_SCHEMA, message) from None
 
-    async def _text(self, request: Request, found: SchemaVersion) -> str:
+    async def text(self, found: SchemaVersion) -> str:
         """Return the text of a definition: as it was registered, or a protobuf descriptor with `format=serialized`."""
-        if request.query_params.get("format") != "serialized" or found.definition.format is not SchemaFormat.PROTOBUF:
+        is_protobuf = found.definition.format is SchemaFormat.PROTOBUF
+        if self.request.query_params.get("format") != "serialized" or not is_protobuf:
             return found.definition.text
         from pydanube.formats.protobuf.schema import ParsedProtobuf  # its library is an extra
 
-        parsed = await self._schemas.parsed(principal_of(request), found.subject, found.version)
+        parsed = await self.schemas.parsed(self.principal, found.subject, found.version)
         assert isinstance(parsed, ParsedProtobuf)
         return parsed.serialized
 
-    async def _exists(self, principal: Principal, subject: str, deleted: bool = False) -> bool:
-        try:
-            await self._schemas.versions(principal, subject, deleted)
-        except NotFound:
-            return False
-        return True
-
-    async def _deleted_versions(self, principal: Principal, subject: str) -> tuple[int, ...]:
-        """Return the deleted versions of a subject; none if it does not exist."""
-        try:
-            return (await self._schemas.describe(principal, subject)).deleted_versions
-        except NotFound:
-            return ()
-
-    async def _missing(self, principal: Principal, subject: str, error: NotFound, deleted: bool) -> RegistryError:
-        """Return which of the two is missing: the subject, or a version of it."""
-        if await self._exists(principal, subject, deleted):
-            return RegistryError(Code.VERSION_NOT_FOUND, f"Version not found: {error.message}")
-        return _no_subject(subject)
-
-    async def _why_not_registered(
-        self, principal: Principal, subject: str, definition: SchemaDefinition, error: Refused
-    ) -> Exception:
-        """Return the code for a registration that was refused."""
-        if type(error) is not Refused:  # Denied, Full and others have a status of their own
-            return error
-        if (await self._schemas.mode(principal, subject)).effective is RegistryMode.READONLY:
-            return RegistryError(Code.NOT_PERMITTED, error.message)
-        reasons = await self._reasons(principal, subject, definition)
-        if not reasons:
-            return RegistryError(Code.INVALID_SCHEMA, error.message)
-        listed = "; ".join(map(str, reasons))
-        message = (
-            f"Schema being registered is incompatible with an earlier schema for subject '{subject}', "
-            f"details: [{listed}]"
-        )
-        return RegistryError(Code.INCOMPATIBLE, message)
-
-    async def _reasons(self, principal: Principal, subject: str, definition: SchemaDefinition) -> list[Incompatibility]:
-        try:
-            return await self._schemas.check(principal, subject, definition)
-        except Refused:  # its library is not installed
-            return []
-
-    async def _why_kept(
-        self, principal: Principal, subject: str, versions: Sequence[int | Literal["latest"]], error: Refused
-    ) -> Exception:
-        """Return the code for a deletion that was refused."""
-        if type(error) is not Refused:
-            return error
-        for version in versions:
-            if await self._schemas.referenced_by(principal, subject, version):
-                return RegistryError(Code.REFERENCE_EXISTS, f"One or more references exist: {error.message}")
-        return RegistryError(Code.NOT_PERMITTED, error.message)
+    def page(self, found: Sequence[Any]) -> Sequence[Any]:
+        """Return a list, or the part of it that is asked for."""
+        offset, limit = max(0, number(self.request, "offset", 0)), number(self.request, "limit", -1)
+        return found[offset:] if limit < 0 else found[offset : offset + limit]
 
 
-def _setting_routes(path: str, get: Any, put: Any, delete: Any) -> list[Route]:
-    """Return the routes of a setting, for all subjects and for one."""
-    return [
-        Route(one, handler, methods=[method])
-        for one in (path, f"{path}/{{subject}}")
-        for handler, method in ((get, "GET"), (put, "PUT"), (delete, "DELETE"))
-    ]
+# -- schemas by id -----------------------------------------------------------------------------------------------------
 
 
-async def _nothing(_request: Request) -> Response:
-    """Answer clients that ask whether there is a registry."""
-    return _answer({})
-
-
-async def _contexts(request: Request) -> Response:
-    return _page(request, ["."])
-
-
-async def _server_version(_request: Request) -> Response:
-    return _answer({"version": f"pydanube {__version__}"})
-
-
-async def _types(_request: Request) -> Response:
-    return _answer(TYPES)
-
-
-def _id(request: Request) -> int:
-    text = request.path_params["id"]
-    if not (text.isascii() and text.isdecimal()):
-        raise HTTPException(404)
-    if len(text) > _ID_DIGITS_MAX:
-        raise RegistryError(Code.SCHEMA_NOT_FOUND, "Schema not found: the id has more than 32 bits")
-    return int(text)
-
-
-def _subject(request: Request) -> str:
-    name = unquote(request.path_params["subject"]).removeprefix(_DEFAULT_CONTEXT)
-    if name.startswith(_CONTEXT):
-        raise RegistryError(Code.NOT_PERMITTED, f"subject '{name}' names a context: there is the default one only")
+async def _by_id(call: Call) -> SchemaVersion:
     try:
-        return parse_subject(name)
+        return await call.schemas.by_global_id(call.principal, call.id)
+    except NotFound as error:
+        raise _no_schema(error) from None
+
+
+async def _get_by_id(call: Call) -> Schema:
+    found = await _by_id(call)
+    return _schema(found, await call.text(found))
+
+
+async def _get_text_by_id(call: Call) -> Response:
+    return _text(await call.text(await _by_id(call)))
+
+
+async def _places_of_id(call: Call) -> list[tuple[str, int]]:
+    only = call.request.query_params.get("subject", "")
+    try:
+        places = await call.schemas.versions_of_global_id(call.principal, call.id, call.flag("deleted"))
+    except NotFound as error:
+        raise _no_schema(error) from None
+    return [place for place in places if only in ("", place[0])]
+
+
+async def _subjects_of_id(call: Call) -> Sequence[str]:
+    return call.page(list(dict.fromkeys(name for name, _ in await _places_of_id(call))))
+
+
+async def _versions_of_id(call: Call) -> Sequence[SubjectVersion]:
+    return call.page([SubjectVersion(*place) for place in await _places_of_id(call)])
+
+
+# -- subjects and versions ---------------------------------------------------------------------------------------------
+
+
+async def _list_subjects(call: Call) -> Sequence[str]:
+    given = call.request.query_params
+    prefix = given.get("subjectPrefix", given.get("subject_prefix", "")).removeprefix(_ALL_CONTEXTS)
+    only_deleted = call.flag("deletedOnly", "deleted_only")
+    found = await call.schemas.subjects(call.principal, prefix, only_deleted or call.flag("deleted"))
+    if only_deleted:
+        live = set(await call.schemas.subjects(call.principal, prefix))
+        found = [name for name in found if name not in live]
+    return call.page(found)
+
+
+async def _list_versions(call: Call) -> Sequence[int]:
+    subject, only_deleted = call.subject, call.flag("deletedOnly", "deleted_only")
+    deleted = only_deleted or call.flag("deleted")
+    try:
+        found = (await call.ask(ops.ListSchemaVersions(subject=subject, deleted=deleted))).versions
+    except NotFound:
+        raise _no_subject(subject) from None
+    return call.page(await call.deleted_versions() if only_deleted else found)
+
+
+async def _version(call: Call) -> SchemaVersion:
+    subject, version, deleted = call.subject, call.version, call.flag("deleted")
+    try:
+        return (await call.ask(ops.GetSchema(subject=subject, version=version, deleted=deleted))).schema
+    except NotFound as error:
+        raise await _missing(call, error, deleted) from None
+
+
+async def _get_version(call: Call) -> Schema:
+    found = await _version(call)
+    return _placed(found, await call.text(found))
+
+
+async def _get_text(call: Call) -> Response:
+    return _text(await call.text(await _version(call)))
+
+
+async def _referenced_by(call: Call) -> Sequence[int]:
+    asked = ops.ListReferrers(subject=call.subject, version=call.version)
+    try:
+        return call.page((await call.ask(asked)).global_ids)
+    except NotFound as error:
+        raise await _missing(call, error, deleted=True) from None
+
+
+async def _register(call: Call) -> dict[str, int]:
+    subject = call.subject
+    definition, version = await call.definition()
+    try:
+        registered = await call.schemas.register(call.principal, subject, definition, version=version or None)
     except Invalid as error:
-        raise RegistryError(Code.INVALID_SUBJECT, error.message) from None
+        raise _invalid_schema(error) from None
+    except Refused as error:
+        raise await _why_not_registered(call, definition, error) from None
+    return {"id": registered.global_id, "version": registered.version}
 
 
-def _subject_or_all(request: Request) -> str | None:
-    return _subject(request) if "subject" in request.path_params else None
+async def _lookup(call: Call) -> Schema:
+    subject, deleted = call.subject, call.flag("deleted", "lookupDeletedSubject")
+    definition, _ = await call.definition()
+    try:
+        found = (await call.ask(ops.LookUpSchema(subject=subject, definition=definition, deleted=deleted))).schema
+    except Invalid as error:
+        raise _invalid_schema(error) from None
+    except NotFound as error:
+        missing = await _missing(call, error, deleted)
+        if missing.code is Code.VERSION_NOT_FOUND:
+            missing = RegistryError(Code.SCHEMA_NOT_FOUND, "Schema not found")
+        raise missing from None
+    return _placed(found, await call.text(found))
 
 
-def _version(request: Request) -> int | Literal["latest"]:
-    text = request.path_params["version"]
-    if text in ("latest", "-1"):
-        return "latest"
-    if text.isascii() and text.isdecimal() and len(text) <= 10 and 1 <= int(text) <= _VERSION_MAX:
-        return int(text)
-    message = (
-        f"The specified version '{text}' is not a valid version id: use a number from 1 to {_VERSION_MAX}, or latest"
+async def _delete_subject(call: Call) -> list[int]:
+    subject, permanent = call.subject, call.flag("permanent")
+    try:
+        return (await call.ask(ops.DeleteSchema(subject=subject, permanent=permanent))).versions
+    except NotFound:
+        if not permanent and await call.exists(deleted=True):
+            message = f"Subject '{subject}' was soft deleted. Set permanent=true to delete permanently"
+            raise RegistryError(Code.SUBJECT_SOFT_DELETED, message) from None
+        raise _no_subject(subject) from None
+    except Refused as error:
+        if permanent and await call.exists():
+            message = f"Subject '{subject}' was not deleted first before being permanently deleted"
+            raise RegistryError(Code.SUBJECT_NOT_SOFT_DELETED, message) from None
+        found = await call.ask(ops.ListSchemaVersions(subject=subject, deleted=permanent))
+        raise await _why_kept(call, found.versions, error) from None
+
+
+async def _delete_version(call: Call) -> int:
+    subject, version, permanent = call.subject, call.version, call.flag("permanent")
+    about = f"Subject '{subject}' Version {'latest' if version == -1 else version}"
+    try:
+        asked = ops.DeleteSchema(subject=subject, version=version, permanent=permanent)
+        return (await call.ask(asked)).versions[0]
+    except NotFound as error:
+        if not permanent and version in await call.deleted_versions():
+            message = f"{about} was soft deleted. Set permanent=true to delete permanently"
+            raise RegistryError(Code.VERSION_SOFT_DELETED, message) from None
+        raise await _missing(call, error, deleted=True) from None
+    except Refused as error:
+        if permanent and version not in await call.deleted_versions():
+            message = f"{about} was not deleted first before being permanently deleted"
+            raise RegistryError(Code.VERSION_NOT_SOFT_DELETED, message) from None
+        raise await _why_kept(call, [version], error) from None
+
+
+# -- compatibility and modes -------------------------------------------------------------------------------------------
+
+
+async def _check(call: Call) -> CompatibilityAnswer:
+    subject, version = call.subject, call.version if "version" in call.request.path_params else 0
+    definition, _ = await call.definition()
+    try:
+        reasons = (await call.ask(ops.CheckSchema(subject=subject, definition=definition, version=version))).reasons
+    except Invalid as error:
+        raise _invalid_schema(error) from None
+    except NotFound as error:
+        if version != -1:
+            raise await _missing(call, error, deleted=False) from None
+        reasons = []  # nothing to be incompatible with
+    messages = [str(one) for one in reasons] if call.flag("verbose") else msgspec.UNSET
+    return CompatibilityAnswer(not reasons, messages)
+
+
+async def _get_config(call: Call) -> dict[str, str]:
+    subject = call.subject_or_all
+    level = await call.ask(ops.GetCompatibility(subject=subject))
+    if subject and level.own is None and not call.flag("defaultToGlobal"):
+        message = f"Subject '{subject}' does not have subject-level compatibility configured"
+        raise RegistryError(Code.NO_SUBJECT_COMPATIBILITY, message)
+    return {"compatibilityLevel": _word(level.effective)}
+
+
+async def _set_config(call: Call) -> dict[str, str]:
+    subject = call.subject_or_all
+    asked = await read_json(call.request, ConfigRequest)
+    _refuse_given(
+        compatibilityGroup=asked.compatibility_group,
+        defaultMetadata=asked.default_metadata,
+        overrideMetadata=asked.override_metadata,
+        defaultRuleSet=asked.default_rule_set,
+        overrideRuleSet=asked.override_rule_set,
     )
-    raise RegistryError(Code.INVALID_VERSION, message)
+    try:
+        level = Compatibility.parse(asked.compatibility or asked.compatibility_level or "")
+    except Invalid as error:
+        raise RegistryError(Code.INVALID_COMPATIBILITY, f"Invalid compatibility level: {error.message}") from None
+    await call.ask(ops.SetCompatibility(subject=subject, level=level))
+    return {"compatibility": _word(level)}
+
+
+async def _delete_config(call: Call) -> dict[str, str]:
+    subject = call.subject_or_all
+    former = await call.ask(ops.GetCompatibility(subject=subject))
+    if subject and former.own is None:
+        raise _no_subject(subject)
+    await call.ask(ops.SetCompatibility(subject=subject))
+    return {"compatibilityLevel": _word(former.effective)}
+
+
+async def _get_mode(call: Call) -> dict[str, str]:
+    subject = call.subject_or_all
+    report = await call.schemas.mode(call.principal, subject or None)
+    if subject and report.own is None and not call.flag("defaultToGlobal"):
+        message = f"Subject '{subject}' does not have subject-level mode configured"
+        raise RegistryError(Code.NO_SUBJECT_MODE, message)
+    return {"mode": _word(report.effective)}
+
+
+async def _set_mode(call: Call) -> dict[str, str]:
+    subject = call.subject_or_all
+    try:
+        mode = RegistryMode.parse((await read_json(call.request, ModeRequest)).mode)
+    except Invalid as error:
+        raise RegistryError(Code.INVALID_MODE, f"Invalid mode: {error.message}") from None
+    await call.schemas.set_mode(call.principal, subject or None, mode)
+    return {"mode": _word(mode)}
+
+
+async def _delete_mode(call: Call) -> dict[str, str]:
+    subject = call.subject_or_all
+    former = await call.schemas.mode(call.principal, subject or None)
+    if subject and former.own is None:
+        raise _no_subject(subject)
+    await call.schemas.set_mode(call.principal, subject or None, None)
+    return {"mode": _word(former.effective)}
+
+
+async def _nothing(_call: Call) -> dict[str, str]:
+    """Answer clients that ask whether there is a registry."""
+    return {}
+
+
+async def _contexts(call: Call) -> Sequence[str]:
+    return call.page(["."])
+
+
+async def _server_version(_call: Call) -> dict[str, str]:
+    return {"version": f"pydanube {__version__}"}
+
+
+async def _types(_call: Call) -> list[str]:
+    return TYPES
+
+
+# -- which error it is -------------------------------------------------------------------------------------------------
+
+
+async def _missing(call: Call, error: NotFound, deleted: bool) -> RegistryError:
+    """Return which of the two is missing: the subject, or a version of it."""
+    if await call.exists(deleted):
+        return RegistryError(Code.VERSION_NOT_FOUND, f"Version not found: {error.message}")
+    return _no_subject(call.subject)
+
+
+async def _why_not_registered(call: Call, definition: SchemaDefinition, error: Refused) -> Exception:
+    """Return the code for a registration that was refused."""
+    if type(error) is not Refused:  # Denied, Full and others have a status of their own
+        return error
+    subject = call.subject
+    if (await call.schemas.mode(call.principal, subject)).effective is RegistryMode.READONLY:
+        return RegistryError(Code.NOT_PERMITTED, error.message)
+    try:
+        reasons = await call.schemas.check(call.principal, subject, definition)
+    except Refused:  # its library is not installed
+        reasons = []
+    if not reasons:
+        return RegistryError(Code.INVALID_SCHEMA, error.message)
+    listed = "; ".join(map(str, reasons))
+    message = (
+        f"Schema being registered is incompatible with an earlier schema for subject '{subject}', details: [{listed}]"
+    )
+    return RegistryError(Code.INCOMPATIBLE, message)
+
+
+async def _why_kept(call: Call, versions: Sequence[int], error: Refused) -> Exception:
+    """Return the code for a deletion that was refused."""
+    if type(error) is not Refused:
+        return error
+    for version in versions:
+        if (await call.ask(ops.ListReferrers(subject=call.subject, version=version))).global_ids:
+            return RegistryError(Code.REFERENCE_EXISTS, f"One or more references exist: {error.message}")
+    return RegistryError(Code.NOT_PERMITTED, error.message)
+
+
+def _no_subject(subject: str) -> RegistryError:
+    return RegistryError(Code.SUBJECT_NOT_FOUND, f"Subject '{subject}' not found.")
+
+
+def _no_schema(error: NotFound) -> RegistryError:
+    return RegistryError(Code.SCHEMA_NOT_FOUND, f"Schema not found: {error.message}")
+
+
+def _invalid_schema(error: Invalid) -> RegistryError:
+    return RegistryError(Code.INVALID_SCHEMA, f"Invalid schema: {error.message}")
 
 
 def _refuse_given(**given: object) -> None:
@@ -612,27 +576,97 @@ def _schema(found: SchemaVersion, text: str) -> Schema:
     return Schema(text, schema_type=kind, references=references)
 
 
+def _placed(found: SchemaVersion, text: str) -> Schema:
+    answer = _schema(found, text)
+    answer.subject, answer.version, answer.id = found.subject, found.version, found.global_id
+    return answer
+
+
 def _word(word: SchemaFormat | Compatibility | RegistryMode) -> str:
     """Return a word as the API writes it: BACKWARD_TRANSITIVE."""
     return str(word).upper().replace("-", "_")
 
 
-def _page(request: Request, found: Sequence[Any]) -> Response:
-    """Answer a list, or a part of it."""
-    offset, limit = max(0, number(request, "offset", 0)), number(request, "limit", -1)
-    return _answer(found[offset:] if limit < 0 else found[offset : offset + limit])
+def _text(text: str) -> Response:
+    return Response(text, media_type=MEDIA_TYPE)
 
 
 def _answer(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(body), status, headers, MEDIA_TYPE)
 
 
-def _no_subject(subject: str) -> RegistryError:
-    return RegistryError(Code.SUBJECT_NOT_FOUND, f"Subject '{subject}' not found.")
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+_SUBJECT: Final = "/subjects/{subject}"
+_OF_VERSION: Final = f"{_SUBJECT}/versions/{{version}}"
+
+ROUTES: Final[tuple[tuple[str, str, Callable[[Call], Awaitable[object]]], ...]] = (
+    ("GET", "/", _nothing),
+    ("GET", "/contexts", _contexts),
+    ("GET", "/v1/metadata/version", _server_version),
+    ("GET", "/schemas/types", _types),
+    ("GET", "/schemas/ids/{id}", _get_by_id),
+    ("GET", "/schemas/ids/{id}/schema", _get_text_by_id),
+    ("GET", "/schemas/ids/{id}/subjects", _subjects_of_id),
+    ("GET", "/schemas/ids/{id}/versions", _versions_of_id),
+    ("GET", "/subjects", _list_subjects),
+    ("POST", _SUBJECT, _lookup),
+    ("DELETE", _SUBJECT, _delete_subject),
+    ("GET", f"{_SUBJECT}/versions", _list_versions),
+    ("POST", f"{_SUBJECT}/versions", _register),
+    ("GET", _OF_VERSION, _get_version),
+    ("DELETE", _OF_VERSION, _delete_version),
+    ("GET", f"{_OF_VERSION}/schema", _get_text),
+    ("GET", f"{_OF_VERSION}/referencedby", _referenced_by),
+    ("POST", f"/compatibility{_SUBJECT}/versions", _check),
+    ("POST", f"/compatibility{_OF_VERSION}", _check),
+    *(
+        (method, path, handler)
+        for name, handlers in (
+            ("config", (_get_config, _set_config, _delete_config)),
+            ("mode", (_get_mode, _set_mode, _delete_mode)),
+        )
+        for path in (f"/{name}", f"/{name}/{{subject}}")
+        for method, handler in zip(("GET", "PUT", "DELETE"), handlers, strict=True)
+    ),
+)
+"""What answers a method and a path. What it returns is the body, unless it is a response; its name is in the audit."""
 
 
-def _invalid_schema(error: Invalid) -> RegistryError:
-    return RegistryError(Code.INVALID_SCHEMA, f"Invalid schema: {error.message}")
+class SchemaRegistry:
+    """The ASGI application under BASE."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        handlers = {
+            RegistryError: _registry_error,
+            DanubeError: _danube_error,
+            HTTPException: _http_error,
+            ClientDisconnect: _client_gone,
+            Exception: _unexpected_error,
+        }
+        self._routes = Starlette(routes=[self._route(*one) for one in ROUTES], exception_handlers=handlers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Route by the path as it was sent: a subject may have a slash, which is `%2F` there."""
+        await self._routes({**scope, "path": scope["raw_path"].decode("ascii")}, receive, send)
+
+    def _route(self, method: str, path: str, handler: Callable[[Call], Awaitable[object]]) -> Route:
+        name = f"schemaRegistry.{handler.__name__.lstrip('_')}"
+
+        async def answer(request: Request) -> Response:
+            freshness = self._broker.freshness
+            with self._broker.audit.operation(origin_of(request), name), freshness.checked():
+                try:
+                    body = await handler(Call(self._broker, request))
+                except RegistryError as error:
+                    is_missing = error.code // 100 == HTTPStatus.NOT_FOUND
+                    if is_missing and (doubt := freshness.doubt(error.message)) is not None:
+                        raise doubt from error
+                    raise
+                return body if isinstance(body, Response) else _answer(body)
+
+        return Route(path, answer, methods=[method])
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
