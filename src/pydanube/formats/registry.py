@@ -91,12 +91,6 @@ def parse_schema(
         raise missing_library(error) from None
 
 
-def one_line(reason: object, characters: int = 300) -> str:
-    """Return the text of an error in one line of bounded length."""
-    text = " ".join(str(reason)[: 4 * characters].split())
-    return text if len(text) <= characters else f"{text[: characters - 3]}..."
-
-
 def shown(value: object) -> str:
     """Return a value as an error shows it."""
     text = repr(value)

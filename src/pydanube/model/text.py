@@ -210,3 +210,9 @@ def did_you_mean(name: str, known: Iterable[str], listing: str = "known are", *,
     if meant := nearest(name, known):
         return f"did you mean {meant!r}?"
     return otherwise or (f"{listing} {', '.join(known)}" if known else "there are none")
+
+
+def one_line(reason: object, characters: int = 300) -> str:
+    """Return the text of an error in one line of bounded length."""
+    text = " ".join(str(reason)[: 4 * characters].split())
+    return text if len(text) <= characters else f"{text[: characters - 3]}..."

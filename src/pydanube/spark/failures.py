@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from pydanube.model.text import one_line
+
 _OURS: Final = re.compile(
     r"pydanube\.model\.errors\.\w+: (.+?)(?:\n\s*\n|\nTraceback|\n\s+at |\nJVM stack|SQLSTATE|$)", re.DOTALL
 )
@@ -43,16 +45,12 @@ def explain_sql(error: BaseException) -> str:
     """Return the reason without stack trace, plan and error codes. Lines and columns count from 1."""
     text = str(error)
     if (ours := _OUR_LINE.search(text)) is not None:
-        return _one_line(ours[1])
+        return one_line(ours[1], 1000)
     reason = _CONDITION.sub("", text.strip())
     reason = re.split(r"SQLSTATE: \w+|\n\s*== SQL|;\s*\n|\n\s*JVM stacktrace|\n\tat ", reason)[0]
-    reason = _one_line(_STATE.sub("", reason)).rstrip("; .")
+    reason = one_line(_STATE.sub("", reason), 1000).rstrip("; .")
     place = _PLACE.search(text)
     if place is None:
         return reason
-    reason = _one_line(reason.replace(place[0], "").replace("()", "")).rstrip("; .(")
+    reason = one_line(reason.replace(place[0], "").replace("()", ""), 1000).rstrip("; .(")
     return f"line {place[1]}, column {int(place[2]) + 1}: {reason[:1].lower()}{reason[1:]}"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:1000]

@@ -17,8 +17,9 @@ import msgspec
 from pydanube.formats.json.documents import DRAFT_2020_12, has_infinite
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
+from pydanube.model.text import one_line
 
-from .value_type import ValueType, not_a_value, one_line
+from .value_type import ValueType, not_a_value
 
 _MAPS: Final = ("$defs", "properties")
 _LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")

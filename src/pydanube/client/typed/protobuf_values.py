@@ -13,8 +13,9 @@ from typing import Any, Final
 from pydanube.formats.registry import missing_library
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
+from pydanube.model.text import one_line
 
-from .value_type import ValueType, not_a_value, one_line
+from .value_type import ValueType, not_a_value
 
 try:
     from google.protobuf import descriptor_pb2

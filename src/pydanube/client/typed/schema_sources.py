@@ -20,9 +20,10 @@ import msgspec
 from pydanube.formats import ParsedSchema, parse_schema
 from pydanube.model.errors import Invalid, Refused
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
+from pydanube.model.text import one_line
 
 from .json_values import pydantic_values, struct_values
-from .value_type import ValueType, WriterSchema, not_a_value, one_line
+from .value_type import ValueType, WriterSchema, not_a_value
 
 
 class AvroSchemaObject(Protocol):

@@ -8,8 +8,9 @@ from copy import copy
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from pydanube.model.errors import DanubeError, Invalid
+from pydanube.model.text import one_line
 
-from .value_type import ValueType, one_line
+from .value_type import ValueType
 from .writer_schemas import VersionKey, WriterSchemas
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Generic
+from typing import TYPE_CHECKING, Generic
 
 from pydanube.formats import ParsedSchema, parse_schema
 from pydanube.model.errors import Invalid
@@ -23,8 +23,6 @@ else:
     ValueT = TypeVar("ValueT")
 
 T = TypeVar("T")
-
-_REASON_CHARACTERS_MAX: Final = 300
 
 
 class WriterSchema:
@@ -83,9 +81,3 @@ class ValueType(ABC, Generic[T]):
 
 def not_a_value(value: object, kind: type) -> Invalid:
     return Invalid(f"a {type(value).__name__} is not a value of the schema {kind.__name__}")
-
-
-def one_line(reason: object) -> str:
-    """Return the text of an error in one line of bounded length."""
-    text = " ".join(str(reason).split())
-    return text if len(text) <= _REASON_CHARACTERS_MAX else text[: _REASON_CHARACTERS_MAX - 3] + "..."

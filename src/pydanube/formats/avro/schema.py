@@ -22,9 +22,10 @@ import fastavro
 import msgspec
 from fastavro.types import Schema
 
-from pydanube.formats.registry import AnyBytes, InvalidRow, ParsedSchema, one_line
+from pydanube.formats.registry import AnyBytes, InvalidRow, ParsedSchema
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
+from pydanube.model.text import one_line
 
 from .check import DatumCheck
 from .read import BadDatum, Read, Resolution, default_value, read_payload

@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from pydanube.formats.columns import Decoded, decode_one_by_one, list_array, make_columns, map_array, struct_array
-from pydanube.formats.registry import one_line
+from pydanube.model.text import one_line
 
 from .arrow import Kind, Shape
 

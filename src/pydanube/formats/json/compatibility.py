@@ -24,8 +24,8 @@ from typing import Any, Final
 
 import jsonschema_rs
 
-from pydanube.formats.registry import one_line
 from pydanube.model.schemas import Incompatibility
+from pydanube.model.text import one_line
 
 from .documents import Node, bundle
 from .schema import JsonSchema, compile_document

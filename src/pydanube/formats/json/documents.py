@@ -21,9 +21,9 @@ from math import isfinite
 from typing import Any, Final, NoReturn
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
-from pydanube.formats.registry import one_line
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
+from pydanube.model.text import one_line
 
 Node = dict[str, Any] | bool
 

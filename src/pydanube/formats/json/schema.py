@@ -20,10 +20,11 @@ from typing import Any, Final, NoReturn
 import jsonschema_rs
 import msgspec
 
-from pydanube.formats.registry import AnyBytes, InvalidRow, ParsedSchema, one_line
+from pydanube.formats.registry import AnyBytes, InvalidRow, ParsedSchema
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import MESSAGE_BYTES_MAX
 from pydanube.model.schemas import SchemaDefinition
+from pydanube.model.text import one_line
 
 from . import documents
 from .documents import Graph, Node, bundle, has_infinite, nested_deeper_than

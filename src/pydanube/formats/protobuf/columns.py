@@ -12,8 +12,8 @@ import pyarrow as pa
 from google.protobuf.descriptor import FieldDescriptor
 
 from pydanube.formats.columns import Decoded, decode_one_by_one, list_array, make_columns, map_array, struct_array
-from pydanube.formats.registry import one_line
 from pydanube.model.errors import Invalid
+from pydanube.model.text import one_line
 
 from .arrow import (
     JSON_MESSAGES,

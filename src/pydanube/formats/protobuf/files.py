@@ -29,10 +29,10 @@ from google.protobuf import (
 )
 from google.protobuf.message import DecodeError
 
-from pydanube.formats.registry import one_line
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import PROTO_TEXT_BYTES_MAX
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
+from pydanube.model.text import one_line
 
 from .text import FIELD_NUMBER_MAX, NESTING_MAX, translate
 

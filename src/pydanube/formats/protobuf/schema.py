@@ -25,9 +25,10 @@ from typing import Any, Final
 from google.protobuf import descriptor_pb2, json_format, message_factory
 from google.protobuf.message import DecodeError, EncodeError, Message
 
-from pydanube.formats.registry import AnyBytes, InvalidRow, ParsedSchema, one_line
+from pydanube.formats.registry import AnyBytes, InvalidRow, ParsedSchema
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition
+from pydanube.model.text import one_line
 
 from .files import (
     WELL_KNOWN,

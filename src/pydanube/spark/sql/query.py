@@ -21,6 +21,7 @@ from sqlglot.errors import ParseError, SqlglotError
 
 from pydanube.model.errors import Invalid
 from pydanube.model.names import TopicName
+from pydanube.model.text import one_line
 
 TOPICS_MAX: Final = 100
 _HINT: Final = "write a topic with its namespace in backticks, as `/default/orders`"
@@ -90,7 +91,7 @@ def _first_word(text: str) -> str:
 def _explain(error: ParseError) -> str:
     """Return the first mistake with the line and the column where its word begins, both counted from 1."""
     if not error.errors:
-        return f"the query cannot be read: {_one_line(str(error))}"
+        return f"the query cannot be read: {one_line(str(error))}"
     first = error.errors[0]
     word = str(first.get("highlight") or "")
     column = max(1, int(first.get("col") or 1) - max(0, len(word) - 1))
@@ -104,11 +105,7 @@ def _explain(error: ParseError) -> str:
     if word.startswith("/"):
         reason += f"; {_HINT}"
     near = f" at {word!r}" if word else ""
-    return f"line {first.get('line') or 1}, column {column}{near}: {_one_line(reason)}"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:300]
+    return f"line {first.get('line') or 1}, column {column}{near}: {one_line(reason)}"
 
 
 def _topics(root: Any) -> tuple[str, ...]:
