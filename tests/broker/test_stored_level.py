@@ -10,16 +10,7 @@ from pathlib import Path
 import pytest
 from broker_harness import TOPIC, open_broker, truncate
 from metadata_harness import FaultyStore, Writes
-from stored_harness import (
-    Death,
-    MortalStore,
-    client_of,
-    markers,
-    mortal_metadata,
-    slices,
-    stored_topic,
-    until,
-)
+from stored_harness import Death, MortalStore, client_of, markers, mortal_metadata, slices, stored_topic
 from test_failing_disk import FAST_CURE, FailingDisk, until_cured
 from tiering_harness import SMALL, WAL, everything, filled, upload_all
 
@@ -36,6 +27,7 @@ from pydanube.operations.subscriptions import Seek
 from pydanube.operations.topics import UnloadTopic
 from pydanube.runtime.clock import MICROSECONDS, SystemClock
 from pydanube.runtime.objects.memory import MemoryStore
+from waiting import until
 
 ROWS = [(n, b"%d" % n) for n in range(30)]
 

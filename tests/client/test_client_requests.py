@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flaky_wire import Wire, until
+from flaky_wire import Wire
 
 import pydanube
 from pydanube import Client, Consumer, Invalid, Message, NotFound, Refused, RequestFailed, Unavailable
+from waiting import until
 
 TOPIC = "/default/quotes"
 Handler = Callable[[Consumer[Any], Message[Any]], Awaitable[None]]
