@@ -10,8 +10,8 @@ import pytest
 from broker_harness import TOPIC, truncate
 from cluster_harness import TalkingCluster, talking_cluster
 
+from pydanube.broker import handlers
 from pydanube.codec.batch import encode
-from pydanube.codec.native import requests
 from pydanube.core.access import ANONYMOUS
 from pydanube.gateway.native import peers as native_peers
 from pydanube.model.errors import Full, Invalid, NotFound, NotOwner, Refused, Unavailable
@@ -20,7 +20,7 @@ from pydanube.model.paging import PageQuery
 from pydanube.model.positions import EARLIEST, LATEST, Position
 from pydanube.model.storage import StoragePlace
 from pydanube.model.topics import SubscriptionType
-from pydanube.operations import storage
+from pydanube.operations import storage, topics
 from pydanube.operations.dead_letters import ListLetters, RedriveLetters
 from pydanube.operations.subscriptions import (
     Advance,
@@ -193,9 +193,7 @@ async def test_a_page_of_topics_names_the_brokers_that_did_not_answer(
 
 
 async def test_a_large_answer_comes_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pydanube.codec.native import requests as wire
-
-    monkeypatch.setattr(wire, "ANSWER_BYTES_KEPT", wire.CONTROL_BYTES_MAX - 500)  # one topic at a time
+    monkeypatch.setattr(handlers, "_LIST_BYTES_MAX", 500)  # one topic at a time
     async with talking_cluster(tmp_path, "ab") as cluster:
         for number in range(5):
             topic = TopicName.parse(f"/default/topic-{number}")
@@ -203,7 +201,7 @@ async def test_a_large_answer_comes_in_parts(tmp_path: Path, monkeypatch: pytest
             await publish(cluster, 0, number + 1, topic=topic)
         page = await cluster["a"].broker.listing.topics(ANONYMOUS, PageQuery())
         assert [one.messages for one in page.topics] == [1, 2, 3, 4, 5]
-        assert cluster["a"].asked["b", requests.SummarizeTopics] > 1
+        assert cluster["a"].asked["b", topics.SummarizeTopics] > 1
 
 
 # -- subscriptions -----------------------------------------------------------------------------------------------------

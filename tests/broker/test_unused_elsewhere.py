@@ -10,11 +10,12 @@ import pytest
 from broker_harness import TOPIC, BrokerClient
 from two_brokers import TwoBrokers, two_brokers
 
-from pydanube.codec.native.requests import AskTopicUse
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import NotFound, Unavailable
+from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import SubscriptionType
+from pydanube.operations.topics import AskTopicUse
 from pydanube.runtime.clock import ManualClock
 from waiting import until
 
@@ -132,7 +133,7 @@ async def test_a_producer_that_was_about_to_be_opened_when_the_topic_was_held_is
     async with shared_topic(tmp_path, clock, inactive_topic_s=HOUR) as pair:
         await BrokerClient(pair.b).fetch(partition=1)
         clock.advance(HOUR)
-        request = AskTopicUse(topic=str(TOPIC), topic_id=pair.a._registry.topic(TOPIC).topic_id, hold=True)
+        request = AskTopicUse(topic=TOPIC, topic_id=pair.a._registry.topic(TOPIC).topic_id, hold=True)
         get = pair.b._partitions.get
 
         async def get_and_hold(topic, index):
@@ -162,7 +163,7 @@ async def test_a_deletion_that_comes_too_late_is_given_up_and_the_topic_is_serve
 
 async def test_a_topic_that_is_used_between_the_questions_is_not_held(tmp_path, clock):
     async with shared_topic(tmp_path, clock, inactive_topic_s=HOUR) as pair:
-        request = AskTopicUse(topic=str(TOPIC), topic_id=pair.a._registry.topic(TOPIC).topic_id, hold=True)
+        request = AskTopicUse(topic=TOPIC, topic_id=pair.a._registry.topic(TOPIC).topic_id, hold=True)
         clock.advance(HOUR - 1)
         assert pair.b._lifetimes.unused.answer(request) == (HOUR - 1) * 10**6
         producer = await BrokerClient(pair.b).producer(partition=1)
@@ -176,10 +177,10 @@ async def test_what_another_broker_does_not_know_counts_as_used(tmp_path, clock)
         topic_id = pair.a._registry.topic(TOPIC).topic_id
         clock.advance(HOUR)
         answer = pair.b._lifetimes.unused.answer
-        assert answer(AskTopicUse(topic=str(TOPIC), topic_id=topic_id)) == HOUR * 10**6
-        assert answer(AskTopicUse(topic=str(TOPIC), topic_id=topic_id + 1)) == 0
-        assert answer(AskTopicUse(topic="/default/unknown", topic_id=topic_id)) == 0
-        assert answer(AskTopicUse(topic=str(TOPIC), topic_id=topic_id, subscription="unknown")) == 0
+        assert answer(AskTopicUse(topic=TOPIC, topic_id=topic_id)) == HOUR * 10**6
+        assert answer(AskTopicUse(topic=TOPIC, topic_id=topic_id + 1)) == 0
+        assert answer(AskTopicUse(topic=TopicName.parse("/default/unknown"), topic_id=topic_id)) == 0
+        assert answer(AskTopicUse(topic=TOPIC, topic_id=topic_id, subscription="unknown")) == 0
 
 
 async def test_a_consumer_of_another_broker_keeps_a_subscription_and_the_time_counts_from_its_end(tmp_path, clock):

@@ -14,6 +14,7 @@ from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import DanubeError, NotOwner, Unavailable
+from pydanube.operations import topics
 from pydanube.runtime import network
 from pydanube.runtime.clock import SystemClock
 
@@ -102,16 +103,17 @@ class ScriptedBroker:
 
     def answer(self, request: object) -> object:
         match request:
-            case requests.Lookup():
+            case topics.Lookup():
                 self.lookups += 1
+                topic = str(request.topic)
                 owners = [self.owner, *self.others]
                 routes = [
-                    requests.PartitionRoute(index, "" if request.topic in self.away else owner, self.route_epoch)
+                    topics.PartitionRoute(index, "" if topic in self.away else owner, self.route_epoch)
                     for index, owner in enumerate(owners)
                 ]
                 brokers = [BrokerAddresses(one) for one in self.brokers]
-                return requests.Route(request.topic, self.topic_id, len(owners) > 1, True, "durable", routes, brokers)
-            case requests.CreateTopic():
+                return topics.Route(topic, self.topic_id, len(owners) > 1, True, "durable", routes, brokers)
+            case topics.CreateTopic():
                 if self.owner != self.address:
                     raise NotOwner("ask the owner", self.owner)
                 self.created += 1

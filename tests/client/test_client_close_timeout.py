@@ -16,6 +16,7 @@ from pydanube import Invalid, Unavailable, testing
 from pydanube.client.connection import routing
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Frame, FrameKind
+from pydanube.operations import topics
 from waiting import until
 
 TOPIC = "/default/orders"
@@ -167,9 +168,9 @@ class SlowBroker:
                 self._kept.append((writer, answer))
             case FrameKind.REQUEST:
                 match requests.decode_request(frame.head):
-                    case requests.Lookup() as lookup:
-                        route = requests.Route(
-                            lookup.topic, 7, False, True, "durable", [requests.PartitionRoute(0, "")]
+                    case topics.Lookup() as lookup:
+                        route = topics.Route(
+                            str(lookup.topic), 7, False, True, "durable", [topics.PartitionRoute(0, "")]
                         )
                         writer.write(frames.encode(FrameKind.RESPONSE, encoded(route), frame.correlation))
                     case requests.OpenProducer():

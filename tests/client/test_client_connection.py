@@ -20,6 +20,7 @@ from pydanube.codec.native.frames import Frame, FrameKind
 from pydanube.model.errors import DanubeError
 from pydanube.model.paging import NamePage
 from pydanube.model.positions import Position
+from pydanube.operations import topics
 from pydanube.runtime.clock import SystemClock
 from waiting import until
 
@@ -99,7 +100,7 @@ async def test_a_request_whose_answer_cannot_be_read_fails_with_the_connection()
     async with broker_that(nonsense) as address, asyncio.timeout(60):
         connection = await Connection.open(BrokerAddress.parse(address), SystemClock())
         with pytest.raises(Unavailable, match="sent what cannot be read: NamePage"):
-            await connection.request(requests.ListTopics(), NamePage)
+            await connection.request(topics.ListTopics(), NamePage)
         heard: asyncio.Future[DanubeError | None] = asyncio.get_running_loop().create_future()
         connection = await Connection.open(BrokerAddress.parse(address), SystemClock())
         connection.ack(1, [(0, 1)], on_done=heard.set_result)
@@ -134,8 +135,8 @@ async def test_many_who_need_the_same_topic_look_it_up_once() -> None:
     lookups: list[str] = []
 
     def answer(frame: Frame) -> bytes:
-        lookups.append(requests.decode_request(frame.head).topic)  # type: ignore[union-attr]
-        route = requests.Route("/default/orders", 1, False, True, "durable", [requests.PartitionRoute(0, "", 0)])
+        lookups.append(str(requests.decode_request(frame.head).topic))  # type: ignore[union-attr]
+        route = topics.Route("/default/orders", 1, False, True, "durable", [topics.PartitionRoute(0, "", 0)])
         return frames.encode(FrameKind.RESPONSE, requests.encode(route), frame.correlation)
 
     async with broker_that(answer) as address, pydanube.connect(f"danube://{address}") as client:
@@ -183,9 +184,9 @@ class TurnsOut:
 
     def _answer(self, asked: requests.Request) -> msgspec.Struct:
         match asked:
-            case requests.Lookup():
-                here = requests.PartitionRoute(0, "", 0)
-                return requests.Route(asked.topic, 1, False, True, "durable", [here])
+            case topics.Lookup():
+                here = topics.PartitionRoute(0, "", 0)
+                return topics.Route(str(asked.topic), 1, False, True, "durable", [here])
             case requests.Subscribe():
                 self._sessions += 1
                 return requests.ConsumerOpened(handle=self._sessions, subscription_id=1, position=0)
@@ -251,7 +252,7 @@ async def test_more_fetches_than_a_broker_takes_at_once_wait_for_their_turn() ->
             abandoned.cancel()
         for turn in range(3):
             assert len(broker.held) == (10 if turn == 2 else FETCHES_MAX)  # the abandoned still count there
-            await connection.request(requests.ListTopics(), NamePage)
+            await connection.request(topics.ListTopics(), NamePage)
             await until(lambda: len(broker.waits) == len(fetches) or len(broker.held) == FETCHES_MAX)
         assert {answer.next_offset for answer in await asyncio.gather(*fetches[100:])} == {7}
         await connection.close()

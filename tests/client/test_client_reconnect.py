@@ -20,6 +20,7 @@ from pydanube.client.connection.connection import Connection
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.model.errors import DanubeError, NotOwner
+from pydanube.operations import topics
 from pydanube.runtime import network
 from pydanube.runtime.clock import SystemClock
 from waiting import until
@@ -393,10 +394,10 @@ class Signpost:
         if received.kind is FrameKind.HELLO:
             self.answer(FrameKind.WELCOME, requests.Welcome(version=1, broker="signpost"), received.correlation)
         elif received.kind is FrameKind.REQUEST and isinstance(
-            asked := requests.decode_request(received.head), requests.Lookup
+            asked := requests.decode_request(received.head), topics.Lookup
         ):
-            here = requests.PartitionRoute(0, self.address)
-            route = requests.Route(asked.topic, 1, False, True, "durable", [here])
+            here = topics.PartitionRoute(0, self.address)
+            route = topics.Route(str(asked.topic), 1, False, True, "durable", [here])
             self.answer(FrameKind.RESPONSE, route, received.correlation)
         elif received.kind is FrameKind.REQUEST and self.opens_producers and isinstance(asked, requests.OpenProducer):
             self.answer(FrameKind.RESPONSE, requests.ProducerOpened(1, 1, 0), received.correlation)

@@ -13,6 +13,7 @@ import pydanube
 from pydanube import Client, Consumer, NotFound
 from pydanube.client.history.range_fetch import RangeFetch
 from pydanube.codec.native import requests
+from pydanube.operations import topics
 from waiting import until
 
 TOPIC = "/default/orders"
@@ -106,7 +107,7 @@ async def test_a_topic_that_is_deleted_after_it_was_listed_does_not_delay_the_ot
     call = client._brokers.call
 
     async def call_and_delete(request: requests.Request, answer: Any, repeatable: bool = True) -> Any:
-        if not isinstance(request, requests.ListTopics):
+        if not isinstance(request, topics.ListTopics):
             return await call(request, answer, repeatable)
         if lists:
             await asyncio.Event().wait()  # what one list leads to is looked at, not the next one
@@ -130,7 +131,7 @@ async def test_a_topic_whose_deletion_the_consumer_has_not_noticed_does_not_dela
     await client.create_topic("/default/orders-a", partitions=2)
     route = client._brokers.route
 
-    async def route_or_gone(topic: str, *how: Any, **more: Any) -> requests.Route:
+    async def route_or_gone(topic: str, *how: Any, **more: Any) -> topics.Route:
         if topic == "/default/orders-a":
             raise NotFound(f"{topic} was deleted")
         return await route(topic, *how, **more)

@@ -339,7 +339,7 @@ class SimulatedPeers:
         self._world = world
 
     async def request(self, broker: str, request: wire.Request, answer: type[AnswerT]) -> AnswerT:
-        decoded = msgspec.msgpack.decode(wire.encode(request), type=wire.AnyRequest)
+        decoded = wire.decode_request(memoryview(wire.encode(request)))
         other = self._world.connect(self._world.brokers[broker])
         found = await self._world.ask(other, lambda broker: perform(_Caller(broker), decoded))  # type: ignore[arg-type]
         return wire.decode(memoryview(found), answer)

@@ -34,13 +34,13 @@ ADMIN_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.Route(
+        topics.Route(
             "/default/orders",
             3,
             False,
             True,
             "durable",
-            [requests.PartitionRoute(0, "10.0.0.2:6655")],
+            [topics.PartitionRoute(0, "10.0.0.2:6655")],
             [ADDRESSES],
         ),
         unhex("""

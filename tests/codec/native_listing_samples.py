@@ -5,11 +5,10 @@ from __future__ import annotations
 import msgspec
 from native_samples import unhex
 
-from pydanube.codec.native import requests
 from pydanube.model.names import TopicName
-from pydanube.model.paging import NamePage
+from pydanube.model.paging import NamePage, TopicPage
 from pydanube.model.statistics import SubscriptionSummary, TopicSummary
-from pydanube.operations import namespaces, subscriptions
+from pydanube.operations import namespaces, subscriptions, topics
 
 SUBSCRIPTION = SubscriptionSummary(
     name="billing",
@@ -61,13 +60,13 @@ TOPIC = TopicSummary(
 
 LISTING_HEADS: list[tuple[msgspec.Struct, bytes]] = [
     (
-        requests.ListTopicPage(),
+        topics.ListTopicPage(),
         unhex("""
         81a26f70 aa746f70 69632e70 616765
         """),
     ),
     (
-        requests.ListTopicPage(namespace="default", filter="/default/o*", sort="-backlog", limit=20, after="WyJh"),
+        topics.ListTopicPage(namespace="default", filter="/default/o*", sort="-backlog", limit=20, after="WyJh"),
         unhex("""
         86a26f70 aa746f70 69632e70 616765a9 6e616d65 73706163 65a76465 6661756c
         74a66669 6c746572 ab2f6465 6661756c 742f6f2a a4736f72 74a82d62 61636b6c
@@ -75,7 +74,7 @@ LISTING_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.TopicsListed([TOPIC], "WyJh"),
+        TopicPage([TOPIC], "WyJh"),
         unhex("""
         82a6746f 70696373 91de0013 a5746f70 6963af2f 64656661 756c742f 6f726465
         7273a872 656c6961 626c65c3 a961636b 5f6c6576 656ca764 75726162 6c65aa70

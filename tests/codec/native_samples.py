@@ -10,12 +10,13 @@ from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerLevel, BrokerStatus, ClusterDescription, UpgradeDescription
 from pydanube.model.errors import NotFound, NotOwner, Unavailable
 from pydanube.model.failure import Backoff, FailurePolicy, Poison
+from pydanube.model.gaps import Gaps
 from pydanube.model.names import TopicName
 from pydanube.model.policies import DEFAULTS, BacklogAction, Policies, PolicyReport
 from pydanube.model.positions import Position
 from pydanube.model.replies import ReplyHead
 from pydanube.model.statistics import ConsumerStatistics, PartitionStatistics, SubscriptionStatistics, TopicStatistics
-from pydanube.model.topics import SubscriptionDescription, SubscriptionPartition
+from pydanube.model.topics import PartitionDescription, SubscriptionDescription, SubscriptionPartition
 from pydanube.operations import brokers, namespaces, subscriptions, topics
 
 BODY = bytes(range(1, 17))
@@ -77,7 +78,9 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
         """),
     ),
     "REQUEST": (
-        frames.encode(FrameKind.REQUEST, requests.encode(requests.Lookup(topic="/default/orders", create=True)), 7),
+        frames.encode(
+            FrameKind.REQUEST, requests.encode(topics.Lookup(topic=TopicName.parse("/default/orders"), create=True)), 7
+        ),
         unhex("""
         40000000 0a000000 07000000 29000000 83a26f70 a66c6f6f 6b7570a5 746f7069
         63af2f64 65666175 6c742f6f 72646572 73a66372 65617465 c3000000 00000000
@@ -87,8 +90,8 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
         frames.encode(
             FrameKind.RESPONSE,
             requests.encode(
-                requests.Route(
-                    "/default/orders", 3, False, True, "durable", [requests.PartitionRoute(0, "127.0.0.1:6655", 1)]
+                topics.Route(
+                    "/default/orders", 3, False, True, "durable", [topics.PartitionRoute(0, "127.0.0.1:6655", 1)]
                 )
             ),
             7,
@@ -568,24 +571,24 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.GrowTopic(topic="/default/orders", partitions=8),
+        topics.GrowTopic(topic=TopicName.parse("/default/orders"), partitions=8),
         unhex("""
         83a26f70 aa746f70 69632e67 726f77a5 746f7069 63af2f64 65666175 6c742f6f
         72646572 73aa7061 72746974 696f6e73 08
         """),
     ),
     (
-        requests.Topic(
+        topics.Topic(
             "/default/orders",
             9,
             2,
             True,
             "durable",
             [
-                requests.PartitionInfo(
-                    0, "127.0.0.1:6655", 1003, 100, 78_001_050, 2, 70_000, "ok", 78_000_000, [(1000, 78_001_000)]
+                PartitionDescription(
+                    0, "127.0.0.1:6655", 1003, 100, 78_001_050, 2, 70_000, "ok", 78_000_000, Gaps([(1000, 78_001_000)])
                 ),
-                requests.PartitionInfo(1, "127.0.0.1:6655", 1003, 0, 50),
+                PartitionDescription(1, "127.0.0.1:6655", 1003, 0, 50),
             ],
             ["billing"],
         ),
@@ -603,7 +606,7 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.GetStatistics(topic="/default/orders"),
+        topics.GetStatistics(topic=TopicName.parse("/default/orders")),
         unhex("""
         82a26f70 b0746f70 69632e73 74617469 73746963 73a5746f 706963af 2f646566
         61756c74 2f6f7264 657273
@@ -712,7 +715,7 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.StatisticsReport(TopicStatistics("/default/orders", reliable=True, partitions=[PARTITION])),
+        topics.StatisticsReport(TopicStatistics("/default/orders", reliable=True, partitions=[PARTITION])),
         unhex("""
         81a5746f 70696383 a5746f70 6963af2f 64656661 756c742f 6f726465 7273a872
         656c6961 626c65c3 aa706172 74697469 6f6e7391 8fa5696e 64657802 ac737461

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pydanube.codec.native import requests
 from pydanube.model.failure import DELAY_MS_MAX, Backoff, FailurePolicy, Poison
+from pydanube.model.gaps import Gaps
 from pydanube.model.names import TopicName
 from pydanube.model.policies import FIELDS, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, BacklogAction, Policies
 from pydanube.model.positions import Position
@@ -93,6 +94,7 @@ PLAIN: dict[object, st.SearchStrategy[typing.Any]] = {
     Policies: policies(),
     Position: st.sampled_from([Position("latest"), Position("time", -5), Position("offset", 1000)]),
     Binding: bindings(),
+    Gaps: OFFSET_RANGES.map(Gaps),
     TopicName: st.sampled_from(["/default/orders", "/shop/a.b-c"]).map(TopicName.parse),
     BoundSubject: st.sampled_from([BoundSubject("user", "alice"), BoundSubject("group", "ops")]),
     ResourcePattern: st.sampled_from(["/", "/shop/orders-*", "schema:x"]).map(ResourcePattern),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 from native_samples import POLICY, unhex
 
-from pydanube.codec.native import requests
 from pydanube.model.names import TopicName
 from pydanube.model.policies import Policies, PolicyReport
 from pydanube.model.schemas import Binding, Compatibility
@@ -33,7 +32,7 @@ VERSION_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.GrowTopic(topic="/default/orders", partitions=3, expected=VERSION),
+        topics.GrowTopic(topic=TopicName.parse("/default/orders"), partitions=3, expected=VERSION),
         unhex("""
         84a26f70 aa746f70 69632e67 726f77a5 746f7069 63af2f64 65666175 6c742f6f
         72646572 73aa7061 72746974 696f6e73 03a86578 70656374 6564b062 37363235
@@ -118,7 +117,7 @@ VERSION_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.Topic("/default/orders", 9, 0, True, "durable", version=VERSION),
+        topics.Topic("/default/orders", 9, 0, True, "durable", version=VERSION),
         unhex("""
         86a5746f 706963af 2f646566 61756c74 2f6f7264 657273a8 746f7069 635f6964
         09aa7061 72746974 696f6e73 00a87265 6c696162 6c65c3a9 61636b5f 6c657665

@@ -23,9 +23,11 @@ from native_version_samples import VERSION_HEADS
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.model.failure import FailurePolicy
+from pydanube.model.gaps import Gaps
 from pydanube.model.limits import ALIGNMENT
 from pydanube.model.security import NewApiKey
-from pydanube.operations import subscriptions
+from pydanube.model.topics import PartitionDescription
+from pydanube.operations import subscriptions, topics
 
 GOLDEN = SAMPLES | STAGING_FRAMES
 
@@ -208,14 +210,14 @@ def test_a_head_with_values_of_the_model_has_the_bytes_it_had_when_it_was_releas
 
 
 def test_answers_of_a_broker_that_does_not_tell_gaps_are_read_as_having_none() -> None:
-    statistics = requests.decode(memoryview(STATISTICS_BEFORE_GAPS), requests.StatisticsReport)
+    statistics = requests.decode(memoryview(STATISTICS_BEFORE_GAPS), topics.StatisticsReport)
     earlier = [replace(one, stale_acks=0) for one in PARTITION.subscriptions]
     assert statistics.topic.partitions == [
         replace(PARTITION, missing_offsets=0, schema_warnings=0, subscriptions=earlier)
     ]
     before = {"index": 0, "owner": "a:1", "epoch": 3, "start_offset": 10, "end_offset": 50}
-    info = requests.decode(memoryview(msgspec.msgpack.encode(before)), requests.PartitionInfo)
-    assert (info.missing_offsets, info.gaps) == (0, [])
+    info = requests.decode(memoryview(msgspec.msgpack.encode(before)), PartitionDescription)
+    assert (info.missing_offsets, info.gaps) == (0, Gaps())
 
 
 def test_the_golden_frames_of_delivery_say_what_was_put_in() -> None:

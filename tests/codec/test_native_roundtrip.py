@@ -16,6 +16,8 @@ from pydanube.codec.native.frames import FrameKind
 from pydanube.model.errors import Conflict, DanubeError, Full, Held, Invalid, NotOwner, Refused, RequestFailed, tree
 from pydanube.model.failure import REASON_CHARACTERS_MAX
 from pydanube.model.limits import ALIGNMENT, BATCH_MESSAGES_MAX, CONTROL_BYTES_MAX
+from pydanube.model.names import TopicName
+from pydanube.operations import topics
 
 
 @given(st.sampled_from(FrameKind), st.integers(0, 255), U32, st.binary(max_size=300))
@@ -193,7 +195,7 @@ def test_a_subcode_that_is_not_known_yet_is_passed_over() -> None:
 
 def test_a_field_that_is_not_known_yet_is_passed_over() -> None:
     later = msgspec.msgpack.encode({"op": "lookup", "topic": "/default/orders", "since": [1, {"deep": None}]})
-    assert requests.decode_request(memoryview(later)) == requests.Lookup(topic="/default/orders")
+    assert requests.decode_request(memoryview(later)) == topics.Lookup(topic=TopicName.parse("/default/orders"))
 
 
 def test_hello_says_its_versions_even_where_they_are_todays_defaults() -> None:

@@ -23,8 +23,10 @@ from pydanube.codec.native.frames import Frame, FrameKind
 from pydanube.gateway.native import NativeServer
 from pydanube.gateway.native.session import Session
 from pydanube.model.errors import DanubeError
+from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 from pydanube.model.settings.sections import Sections
+from pydanube.operations import topics
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.tasks import Tasks
 
@@ -209,10 +211,10 @@ class Peer:
         return requests.decode(frame.head, answer)
 
     async def create_topic(self, topic: str = TOPIC) -> None:
-        await self.request(requests.CreateTopic(topic=topic, ack_level="written"), requests.Done)
+        await self.request(topics.CreateTopic(topic=TopicName.parse(topic), ack_level="written"), requests.Done)
 
     async def open_producer(self, topic: str = TOPIC) -> requests.ProducerOpened:
-        await self.request(requests.Lookup(topic=topic, create=True), requests.Route)
+        await self.request(topics.Lookup(topic=TopicName.parse(topic), create=True), topics.Route)
         return await self.request(requests.OpenProducer(topic=topic, partition=0), requests.ProducerOpened)
 
     async def subscribe(self, name: str, topic: str = TOPIC) -> requests.ConsumerOpened:

@@ -14,6 +14,7 @@ from pydanube import testing
 from pydanube.codec.native import requests
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.topics import BrokerDescription
+from pydanube.operations import topics
 from pydanube.server.server import Server
 
 ALL = {"server_http": True, "grpc_data": True, "grpc_admin": True}
@@ -27,7 +28,7 @@ def here(server: Server, host: str = "127.0.0.1") -> BrokerAddresses:
 async def test_a_lookup_names_all_listeners_of_the_owner(tmp_path):
     async with testing._server(tmp_path, ALL) as server, pydanube.connect(server.url) as client:
         await client.create_topic("/default/orders", partitions=2)
-        route = await client._brokers.call(requests.Lookup(topic="/default/orders"), requests.Route)
+        route = await client._brokers.call(topics.Lookup(topic="/default/orders"), topics.Route)
         assert route.brokers == [here(server)]
         assert {one.owner for one in route.partitions} == {here(server).native}
         assert (await client.describe_topic("/default/orders")).brokers == [here(server)]
@@ -80,7 +81,7 @@ async def test_a_client_inside_the_network_is_told_the_inside_addresses(tmp_path
     given = ALL | INSIDE | {"server_advertised_inside": "inside.example:7"} | settings
     async with testing._server(tmp_path, given) as server, pydanube.connect(server.url) as client:
         await client.create_topic("/default/orders")
-        route = await client._brokers.call(requests.Lookup(topic="/default/orders"), requests.Route)
+        route = await client._brokers.call(topics.Lookup(topic="/default/orders"), topics.Route)
         grpc, admin, http = server.grpc_address[1], server.admin_address[1], server.http_address[1]
         host, native = ("inside.example", 7) if is_told else ("outside.example", 1)
         assert route.brokers == [BrokerAddresses(*(f"{host}:{port}" for port in (native, grpc, admin, http)))]

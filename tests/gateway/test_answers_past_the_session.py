@@ -16,7 +16,6 @@ from two_brokers import TwoBrokers, two_brokers
 
 from pydanube.client.connection.address import BrokerAddress
 from pydanube.client.connection.connection import Connection
-from pydanube.codec.native import requests as wire
 from pydanube.core.access import ANONYMOUS
 from pydanube.gateway.grpc.messages import SCHEMA
 from pydanube.gateway.http import HttpServer
@@ -28,6 +27,7 @@ from pydanube.model.quotas import QuotaSubject
 from pydanube.model.schemas import Binding, SchemaDefinition, SchemaFormat, ValidationPolicy
 from pydanube.model.settings.sections import LimitSettings, Sections
 from pydanube.model.topics import TopicConfig
+from pydanube.operations import topics
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.protobuf import ServiceMethod
 from pydanube.runtime.tasks import Tasks
@@ -115,12 +115,12 @@ async def test_a_native_client_is_warned_of_an_old_answer_and_told_unavailable(
 ) -> None:
     async with native_of(pair, "a") as connection:
         with pytest.raises(NotFound):
-            await connection.request(wire.DescribeTopic(topic="/default/nowhere"), wire.Topic)
+            await connection.request(topics.DescribeTopic(topic="/default/nowhere"), topics.Topic)
         pair.table.sessions.ages_s["a"] = 41.2
         with pytest.raises(Unavailable, match=r"the changes of the last 42 s; as it was then: topic /default/nowhere"):
-            await connection.request(wire.DescribeTopic(topic="/default/nowhere"), wire.Topic)
+            await connection.request(topics.DescribeTopic(topic="/default/nowhere"), topics.Topic)
         for _ in range(2):
-            assert (await connection.request(wire.ListTopics(), NamePage)).names == [str(TOPIC)]
+            assert (await connection.request(topics.ListTopics(), NamePage)).names == [str(TOPIC)]
     assert capsys.readouterr().err.count("broker.answers_old") == 1
 
 

@@ -27,6 +27,7 @@ from pydanube.core.access import Principal
 from pydanube.gateway.http.connection import STRANGER_LINGER_BYTES
 from pydanube.model.errors import Denied, Invalid, Unauthenticated, Unavailable
 from pydanube.model.security import BoundSubject
+from pydanube.operations import topics
 from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.server.server import Server
 from pydanube.testing import _server
@@ -102,7 +103,7 @@ async def test_nothing_behind_hello_is_handled_before_welcome(tmp_path: Path) ->
     async with served(tmp_path) as here:
         reader, writer = await asyncio.open_connection(*here.server.native_address)
         hello = requests.Hello(auth_scheme="bearer", auth_data=b"dnb_wrong")
-        request = requests.CreateTopic(topic=TOPIC)
+        request = topics.CreateTopic(topic=TOPIC)
         writer.write(frames.PREAMBLE + frames.encode(FrameKind.HELLO, requests.encode(hello)))
         writer.write(frames.encode(FrameKind.REQUEST, requests.encode(request), 7))
         received = await asyncio.wait_for(reader.read(), 10)
@@ -116,7 +117,7 @@ async def test_what_is_sent_right_behind_hello_is_handled_as_the_principal_that_
     async with served(tmp_path) as here:
         reader, writer = await asyncio.open_connection(*here.server.native_address)
         hello = requests.Hello(auth_scheme="bearer", auth_data=here.jwt(60).encode())  # checked in a thread
-        request = requests.CreateTopic(topic=TOPIC)
+        request = topics.CreateTopic(topic=TOPIC)
         writer.write(frames.PREAMBLE + frames.encode(FrameKind.HELLO, requests.encode(hello)))
         writer.write(frames.encode(FrameKind.REQUEST, requests.encode(request), 7))
         kinds = []
@@ -234,8 +235,8 @@ async def test_newer_credentials_with_fewer_groups_end_what_they_do_not_allow(tm
 async def test_the_cluster_token_makes_a_peer_and_others_are_none(tmp_path: Path) -> None:
     async with served(tmp_path) as here:
         peer, admin = await here.connection(CLUSTER_TOKEN), await here.connection(here.admin)
-        await admin.request(requests.CreateTopic(topic=TOPIC), requests.Done)
-        topic = await admin.request(requests.DescribeTopic(topic=TOPIC), requests.Topic)
+        await admin.request(topics.CreateTopic(topic=TOPIC), requests.Done)
+        topic = await admin.request(topics.DescribeTopic(topic=TOPIC), topics.Topic)
         ask = requests.CountProducers(topic=TOPIC, topic_id=topic.topic_id)
         with pytest.raises(Denied, match="no broker of this cluster"):
             await admin.request(ask, requests.ProducerCount)
@@ -417,8 +418,8 @@ async def test_what_waits_for_a_quota_is_not_done_when_its_key_is_revoked_meanwh
         async with pydanube.connect(here.server.url, token=here.admin) as client:
             await client.access.set_quota("user:bob", requests_per_s=1)
             native = await here.connection(key)
-            await native.request(requests.CreateTopic(topic=TOPIC), requests.Done)
-            late = asyncio.ensure_future(native.request(requests.CreateTopic(topic="/default/a"), requests.Done))
+            await native.request(topics.CreateTopic(topic=TOPIC), requests.Done)
+            late = asyncio.ensure_future(native.request(topics.CreateTopic(topic="/default/a"), requests.Done))
             async with await Peer.connect(here) as peer:  # type: ignore[arg-type]
                 peer.send("PUT", "/api/v1/topics/default/b", b"{}", content_type="application/json", **bearer(key))
                 await until(lambda: throttle.waiting == 2)

@@ -13,6 +13,7 @@ from pydanube.codec.native.frames import Frame, FrameKind
 from pydanube.gateway.native import asks as asks_module
 from pydanube.model.errors import Full, Invalid, NotFound, Unavailable
 from pydanube.model.replies import EXPIRES, REPLY_TO, REQUEST_PRODUCER, ReplyHead
+from pydanube.operations import topics
 
 QUOTES = "/default/quotes"
 
@@ -25,7 +26,7 @@ async def there() -> AsyncIterator[NativeListener]:
 
 async def open_topic(peer: Peer, credit: int = 1_000) -> requests.ConsumerOpened:
     """Create a topic that is not reliable, with a consumer that has credit."""
-    await peer.request(requests.CreateTopic(topic=QUOTES, reliable=False), requests.Done)
+    await peer.request(topics.CreateTopic(topic=QUOTES, reliable=False), requests.Done)
     consumer = await peer.subscribe("clerk", QUOTES)
     peer.credit(consumer.handle, credit, 1 << 30)
     return consumer
@@ -144,7 +145,7 @@ async def test_a_wrong_ask_is_refused(there: NativeListener) -> None:
     async with await Peer.greet(there) as peer:
         number = ask(peer)
         assert isinstance(await peer.error(number), NotFound)
-        await peer.request(requests.CreateTopic(topic=QUOTES, reliable=False), requests.Done)
+        await peer.request(topics.CreateTopic(topic=QUOTES, reliable=False), requests.Done)
         unheard = await peer.error(ask(peer))
         assert isinstance(unheard, Unavailable)
         assert "nobody consumes" in unheard.message

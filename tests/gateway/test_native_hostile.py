@@ -17,7 +17,7 @@ from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
 from pydanube.model.limits import FRAME_BYTES_MAX, KIB, MIB
 from pydanube.model.paging import NamePage
 from pydanube.model.positions import Position
-from pydanube.operations import namespaces
+from pydanube.operations import namespaces, topics
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.file_descriptors import log_files, plan_connections
 from pydanube.runtime.network import counted_address
@@ -248,7 +248,7 @@ async def test_a_flood_of_requests_runs_a_few_at_a_time_and_each_is_answered_onc
 
     limits = {"requests_in_flight_max": 8}
     async with open_listener(wrap=Counting, **limits) as there, neighbour(there), await Peer.greet(there) as peer:
-        request = requests.encode(requests.ListTopics())
+        request = requests.encode(topics.ListTopics())
         peer.write(b"".join(frames.encode(FrameKind.REQUEST, request, number) for number in range(1, 3_001)))
         answered = [(await peer.receive(FrameKind.RESPONSE)).correlation for _ in range(3_000)]
         assert sorted(answered) == list(range(1, 3_001))

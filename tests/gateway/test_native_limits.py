@@ -13,7 +13,7 @@ from pydanube.gateway.native.publish_memory import PauseReason
 from pydanube.model.errors import Full, Invalid, NotFound, Refused, StaleEpoch, Unavailable
 from pydanube.model.policies import Policies, PolicyReport
 from pydanube.model.positions import Position
-from pydanube.operations import namespaces
+from pydanube.operations import namespaces, topics
 
 
 def exclusive(**identity: int) -> requests.OpenProducer:
@@ -82,18 +82,18 @@ async def test_exclusive_access_ends_with_its_connection_and_fences_for_good() -
 
 async def test_a_grown_topic_is_seen_by_lookup() -> None:
     async with open_listener() as there, await Peer.greet(there) as peer:
-        await peer.request(requests.CreateTopic(topic=TOPIC, partitions=1), requests.Done)
-        await peer.request(requests.GrowTopic(topic=TOPIC, partitions=3), requests.Done)
-        route = await peer.request(requests.Lookup(topic=TOPIC), requests.Route)
+        await peer.request(topics.CreateTopic(topic=TOPIC, partitions=1), requests.Done)
+        await peer.request(topics.GrowTopic(topic=TOPIC, partitions=3), requests.Done)
+        route = await peer.request(topics.Lookup(topic=TOPIC), topics.Route)
         assert [one.index for one in route.partitions] == [0, 1, 2]
         with pytest.raises(Refused, match="none can be taken away"):
-            await peer.request(requests.GrowTopic(topic=TOPIC, partitions=2), requests.Done)
+            await peer.request(topics.GrowTopic(topic=TOPIC, partitions=2), requests.Done)
 
 
 async def test_a_non_reliable_topic_delivers_to_whoever_has_credit() -> None:
     async with open_listener() as there, await Peer.greet(there) as peer:
-        await peer.request(requests.CreateTopic(topic=TOPIC, reliable=False), requests.Done)
-        route = await peer.request(requests.Lookup(topic=TOPIC), requests.Route)
+        await peer.request(topics.CreateTopic(topic=TOPIC, reliable=False), requests.Done)
+        route = await peer.request(topics.Lookup(topic=TOPIC), topics.Route)
         assert not route.reliable
         producer, consumer = await peer.open_producer(), await peer.subscribe("live")
         unheard = peer.publish(producer.handle, one_batch(producer, sequence=0))

@@ -6,28 +6,28 @@ import msgspec
 import pytest
 from native_peer import TOPIC, Peer, open_listener
 
+from pydanube.broker.topics.listing import cut_page
 from pydanube.codec.native import requests
-from pydanube.gateway.native.requests import cut_page
 from pydanube.model.errors import Invalid
 from pydanube.model.paging import NamePage, Order, TopicPage
 from pydanube.model.statistics import SubscriptionSummary, TopicSummary
-from pydanube.operations import namespaces, subscriptions
+from pydanube.operations import namespaces, subscriptions, topics
 
 
 async def test_topics_come_in_pages_with_their_numbers() -> None:
     async with open_listener() as there, await Peer.greet(there) as peer:
         for number in range(5):
-            await peer.request(requests.CreateTopic(topic=f"/default/t{number}"), requests.Done)
-        first = await peer.request(requests.ListTopicPage(limit=3), requests.TopicsListed)
+            await peer.request(topics.CreateTopic(topic=f"/default/t{number}"), requests.Done)
+        first = await peer.request(topics.ListTopicPage(limit=3), TopicPage)
         assert [one.topic for one in first.topics] == ["/default/t0", "/default/t1", "/default/t2"]
         assert all((one.open_partitions, one.ack_level) == (0, "durable") for one in first.topics)
-        second = await peer.request(requests.ListTopicPage(limit=3, after=first.next), requests.TopicsListed)
+        second = await peer.request(topics.ListTopicPage(limit=3, after=first.next), TopicPage)
         assert ([one.topic for one in second.topics], second.next) == (["/default/t3", "/default/t4"], "")
-        found = await peer.request(requests.ListTopicPage(filter="*3", namespace="default"), requests.TopicsListed)
+        found = await peer.request(topics.ListTopicPage(filter="*3", namespace="default"), TopicPage)
         assert [one.topic for one in found.topics] == ["/default/t3"]
         for bad in ({"limit": 0}, {"limit": 1001}, {"sort": "x"}, {"after": "x"}, {"namespace": "a/b"}):
             with pytest.raises(Invalid):
-                await peer.request(requests.ListTopicPage(**bad), requests.TopicsListed)
+                await peer.request(topics.ListTopicPage(**bad), TopicPage)
 
 
 async def test_names_come_in_pages_when_that_is_asked_for() -> None:

@@ -88,12 +88,12 @@ async def test_credentials_are_refused_while_there_is_nobody_to_check_them() -> 
 async def test_topics_namespaces_and_subscriptions_are_administered() -> None:
     async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.request(namespaces.CreateNamespace(namespace="shop"), requests.Done)
-        await peer.request(requests.CreateTopic(topic="/shop/orders", partitions=2), requests.Done)
+        await peer.request(topics.CreateTopic(topic=TopicName.parse("/shop/orders"), partitions=2), requests.Done)
         with pytest.raises(AlreadyExists):
-            await peer.request(requests.CreateTopic(topic="/shop/orders", partitions=2), requests.Done)
-        assert (await peer.request(requests.ListTopics(namespace="shop"), NamePage)).names == ["/shop/orders"]
+            await peer.request(topics.CreateTopic(topic=TopicName.parse("/shop/orders"), partitions=2), requests.Done)
+        assert (await peer.request(topics.ListTopics(namespace="shop"), NamePage)).names == ["/shop/orders"]
         assert (await peer.request(namespaces.ListNamespaces(), NamePage)).names == ["default", "shop"]
-        described = await peer.request(requests.DescribeTopic(topic="/shop/orders"), requests.Topic)
+        described = await peer.request(topics.DescribeTopic(topic=TopicName.parse("/shop/orders")), topics.Topic)
         assert [one.index for one in described.partition_infos] == [0, 1]
         made = subscriptions.CreateSubscription(topic=TopicName.parse("/shop/orders"), subscription="billing")
         await peer.request(made, requests.Done)
@@ -123,19 +123,19 @@ async def test_topics_namespaces_and_subscriptions_are_administered() -> None:
 
 async def test_a_lookup_names_the_owner_of_each_partition() -> None:
     async with open_listener() as there, await Peer.greet(there) as peer:
-        route = await peer.request(requests.Lookup(topic=TOPIC, create=True), requests.Route)
+        route = await peer.request(topics.Lookup(topic=TOPIC, create=True), topics.Route)
         assert (route.topic, route.partitioned) == (TOPIC, False)
         assert [(one.index, one.owner) for one in route.partitions] == [(0, there.broker.address)]
         with pytest.raises(NotFound):
-            await peer.request(requests.Lookup(topic="/default/unknown"), requests.Route)
+            await peer.request(topics.Lookup(topic=TopicName.parse("/default/unknown")), topics.Route)
 
 
 @pytest.mark.parametrize(
     ("request_", "complaint"),
     [
-        (requests.Lookup(topic="orders"), "not a full name"),
-        (requests.CreateTopic(topic=TOPIC, ack_level="sure"), "ack level 'sure' is unknown"),
-        (requests.CreateTopic(topic=TOPIC, partitions=-1), "out of range"),
+        (topics.Lookup(topic="orders"), "not a full name"),
+        (topics.CreateTopic(topic=TOPIC, ack_level="sure"), "ack level 'sure' is unknown"),
+        (topics.CreateTopic(topic=TOPIC, partitions=-1), "out of range"),
         (namespaces.CreateNamespace(namespace="a/b"), "not a name"),
         (requests.Subscribe(topic=TOPIC, partition=0, subscription="s", consumer=""), "1 to 200 characters"),
     ],
@@ -168,7 +168,7 @@ async def test_requests_are_answered_as_they_finish_and_find_their_way_by_correl
             return await self._broker.lookup(*arguments)
 
     async with open_listener(wrap=SlowLookup) as there, await Peer.greet(there) as peer:
-        peer.send(FrameKind.REQUEST, requests.encode(requests.Lookup(topic=TOPIC, create=True)), 1)
+        peer.send(FrameKind.REQUEST, requests.encode(topics.Lookup(topic=TOPIC, create=True)), 1)
         peer.send(FrameKind.REQUEST, requests.encode(namespaces.ListNamespaces()), 2)
         assert (await peer.receive(FrameKind.RESPONSE)).correlation == 2
         there.broker.go.set()
@@ -188,7 +188,7 @@ async def test_a_mistake_of_the_broker_is_an_error_of_that_request_only() -> Non
 
     async with open_listener(wrap=Broken) as there, await Peer.greet(there) as peer:
         with pytest.raises(DanubeError, match="internal error in request: RuntimeError"):
-            await peer.request(requests.Lookup(topic=TOPIC), requests.Route)
+            await peer.request(topics.Lookup(topic=TOPIC), topics.Route)
         await peer.create_topic()
         producer = await peer.request(requests.OpenProducer(topic=TOPIC, partition=0), requests.ProducerOpened)
         asked = peer.publish(producer.handle, one_batch(producer))
@@ -386,7 +386,7 @@ async def test_a_fetch_of_what_is_not_there_is_an_error_of_the_tree() -> None:
 async def test_a_fetch_that_means_one_topic_gets_nothing_of_a_later_one_of_the_same_name() -> None:
     async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
-        meant = (await peer.request(requests.Lookup(topic=TOPIC), requests.Route)).topic_id
+        meant = (await peer.request(topics.Lookup(topic=TOPIC), topics.Route)).topic_id
         peer.send(FrameKind.FETCH, fetch(Position("earliest"), topic_id=meant), 9)
         await peer.receive(FrameKind.FETCHED)
         await peer.request(topics.DeleteTopic(topic=TopicName.parse(TOPIC)), requests.Done)

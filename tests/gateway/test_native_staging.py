@@ -12,7 +12,7 @@ from pydanube.codec.native.frames import FrameKind
 from pydanube.model.errors import Corrupt, DanubeError, Invalid, NotFound, StaleEpoch
 from pydanube.model.positions import Position
 from pydanube.model.quotas import Quota, QuotaSubject
-from pydanube.operations import access, staging
+from pydanube.operations import access, staging, topics
 
 Batches = dict[tuple[str, int], list[bytearray]]
 
@@ -35,13 +35,13 @@ async def stage(peer: Peer, batches: Batches, **changes) -> str:
 
 
 async def end_of(peer: Peer, partition: int = 0) -> int:
-    ask = requests.FindOffset(topic=TOPIC, partition=partition, position=Position("latest"))
-    return (await peer.request(ask, requests.Offset)).offset
+    ask = topics.FindOffset(topic=TOPIC, partition=partition, position=Position("latest"))
+    return (await peer.request(ask, topics.Offset)).offset
 
 
 async def test_what_is_staged_is_seen_by_nobody_until_it_is_committed():
     async with open_listener() as one, await Peer.greet(one) as peer:
-        await peer.request(requests.CreateTopic(topic=TOPIC, partitions=2), requests.Done)
+        await peer.request(topics.CreateTopic(topic=TOPIC, partitions=2), requests.Done)
         stages = [
             await stage(peer, {(TOPIC, 0): [one_batch(count=3)], (TOPIC, 1): [one_batch(count=2)] * 2}),
             await stage(peer, {(TOPIC, 1): [one_batch(count=5)]}),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from native_peer import TOPIC, Peer, one_batch, open_listener
 
-from pydanube.codec.native import requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.model.errors import NotFound
+from pydanube.operations import topics
 
 
 async def test_a_client_is_told_what_was_counted_down_to_its_own_consumer() -> None:
@@ -19,7 +19,7 @@ async def test_a_client_is_told_what_was_counted_down_to_its_own_consumer() -> N
         await peer.receive(FrameKind.PUBLISHED)
         peer.credit(consumer.handle, 100, 1 << 20)
         await peer.receive(FrameKind.DELIVER)
-        found = (await peer.request(requests.GetStatistics(topic=TOPIC), requests.StatisticsReport)).topic
+        found = (await peer.request(topics.GetStatistics(topic=TOPIC), topics.StatisticsReport)).topic
         (partition,) = found.partitions
         (subscription,) = partition.subscriptions
         assert (found.topic, found.reliable) == (TOPIC, True)
@@ -33,4 +33,4 @@ async def test_a_client_is_told_what_was_counted_down_to_its_own_consumer() -> N
 async def test_an_unknown_topic_is_refused_by_name() -> None:
     async with open_listener() as there, await Peer.greet(there) as peer:
         with pytest.raises(NotFound, match=TOPIC):
-            await peer.request(requests.GetStatistics(topic=TOPIC), requests.StatisticsReport)
+            await peer.request(topics.GetStatistics(topic=TOPIC), topics.StatisticsReport)

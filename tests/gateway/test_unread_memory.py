@@ -30,7 +30,7 @@ from pydanube.model.limits import MIB
 from pydanube.model.paging import NamePage
 from pydanube.model.positions import Position
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
-from pydanube.operations import schemas
+from pydanube.operations import schemas, topics
 
 LIMIT = 8 * MIB
 LARGE = 1 * MIB
@@ -269,7 +269,7 @@ async def test_native_answers_that_are_no_messages_take_memory_too() -> None:
         async with taken_by_others(there.broker.unread):
             peer.write(frames.encode(FrameKind.REQUEST, asked, 100))
             assert "have not taken" in str(await peer.error(100))
-            await peer.request(requests.ListTopics(), NamePage)  # small ones go past the limit
+            await peer.request(topics.ListTopics(), NamePage)  # small ones go past the limit
         session = await there.session_of(peer)
         peer.stop_reading()
         for number in range(200, 264):

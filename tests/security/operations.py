@@ -44,6 +44,7 @@ from pydanube.model.positions import EARLIEST, LATEST
 from pydanube.model.schemas import Binding, Compatibility, RegistryMode
 from pydanube.model.storage import StoragePlace
 from pydanube.model.topics import SubscriptionType, TopicConfig
+from pydanube.operations import topics
 from pydanube.operations.access import ListRoles
 from pydanube.operations.dead_letters import ListLetters, RedriveLetters
 from pydanube.operations.subscriptions import (
@@ -221,7 +222,7 @@ FACADE: Final[dict[str, Row]] = {
         ),
     ),
     "peer_requests.topic_use": Row(
-        CLUSTER, lambda w, p: w.broker.peer_requests.topic_use(p, wire.AskTopicUse(topic=str(TOPIC), topic_id=1))
+        CLUSTER, lambda w, p: w.broker.peer_requests.topic_use(p, topics.AskTopicUse(topic=TOPIC, topic_id=1))
     ),
     # clients without a connection of their own
     "shared_producers.open": Row(

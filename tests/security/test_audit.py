@@ -316,8 +316,8 @@ async def test_a_flood_of_wrong_credentials_does_not_fill_the_disk(tmp_path: Pat
 async def test_what_a_broker_asks_for_its_callers_is_not_recorded_twice_and_the_rest_is(tmp_path: Path):
     async with served(tmp_path) as here:
         peer = await here.connection(CLUSTER_TOKEN)
-        await peer.request(requests.CreateTopic(topic=TOPIC), requests.Done)
-        topic = await peer.request(requests.DescribeTopic(topic=TOPIC), requests.Topic)
+        await peer.request(topics.CreateTopic(topic=TOPIC), requests.Done)
+        topic = await peer.request(topics.DescribeTopic(topic=TOPIC), topics.Topic)
         await peer.request(topics.UnloadTopic(topic=TopicName.parse(TOPIC), own_only=True), requests.Done)
         await peer.request(requests.CountProducers(topic=TOPIC, topic_id=topic.topic_id), requests.ProducerCount)
         await peer.request(requests.OpenForwarder(topic=TOPIC, partition=0), requests.ProducerOpened)

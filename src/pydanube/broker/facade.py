@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+from msgspec import structs
+
 from pydanube.broker.cluster.addresses import TopicAddresses
 from pydanube.broker.cluster.compaction import MetadataCompaction
 from pydanube.broker.cluster.freshness import Freshness
@@ -70,8 +72,6 @@ from pydanube.broker.topics.listing import Listing
 from pydanube.broker.topics.policies import PolicyAdministration
 from pydanube.broker.topics.topic_deletion import TopicDeletion
 from pydanube.codec.batch import Batch, Codec
-from pydanube.codec.native import requests as wire
-from pydanube.codec.native.conversions import topic_description
 from pydanube.core.access import BROKER, Action, Authorizer, Principal, visible_subscriptions
 from pydanube.core.access_rules import AccessRules
 from pydanube.core.staging import STAGED_PRODUCER
@@ -105,6 +105,7 @@ from pydanube.model.topics import (
     TopicDescription,
 )
 from pydanube.operations import Operation
+from pydanube.operations.topics import DescribeTopic, FindOffset, Offset, Topic
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
@@ -623,11 +624,13 @@ class Broker:
         described = await gathering.read(
             shares,
             self._describe_own(topic, [known[index] for index in shares.own]),
-            dict.fromkeys(shares.others, wire.DescribeTopic(topic=str(topic), own_only=True)),
-            wire.Topic,
-            lambda answer: {one.index: one for one in topic_description(answer).partitions},
+            dict.fromkeys(shares.others, DescribeTopic(topic=topic, own_only=True)),
+            Topic,
+            lambda answer: {one.index: one for one in answer.partition_infos},
         )
-        unknown = {index: replace(known[index], health=error.message) for index, error in described.missing.items()}
+        unknown = {
+            index: structs.replace(known[index], health=error.message) for index, error in described.missing.items()
+        }
         partitions = {**described.found, **unknown}
         return TopicDescription(
             str(topic),
@@ -650,7 +653,7 @@ class Broker:
             except NotFound:
                 raise
             except DanubeError as error:
-                described[known.index] = replace(known, health=error.message)
+                described[known.index] = structs.replace(known, health=error.message)
         return described
 
     async def lookup(self, principal: Principal, topic: TopicName, create: bool) -> TopicDescription:
@@ -897,8 +900,8 @@ class Broker:
         await self._registry.refresh_topic(topic)
         topic_id = self._registry.topic(topic).topic_id
         if (owner := self._gathering.elsewhere(topic_id, partition, own_only)) is not None:
-            request = wire.FindOffset(topic=str(topic), partition=partition, position=position, own_only=True)
-            return (await self._gathering.forward(owner, request, wire.Offset)).offset
+            request = FindOffset(topic=topic, partition=partition, position=position, own_only=True)
+            return (await self._gathering.forward(owner, request, Offset)).offset
         return await (await self._partitions.get(topic, partition)).resolve(position)
 
 

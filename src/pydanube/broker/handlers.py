@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import replace
 from inspect import isawaitable
 from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from pydanube.codec.native.requests import fitting
+from pydanube.broker.topics.listing import cut_page
+from pydanube.codec.native.requests import ANSWER_BYTES_KEPT, fitting
 from pydanube.core.access import Principal
 from pydanube.core.identity import NOBODY, Identity
 from pydanube.model.errors import Invalid
-from pydanube.model.paging import PAGE_MAX, NamePage, PageQuery, page_of_names
-from pydanube.model.topics import SubscriptionType
+from pydanube.model.limits import CONTROL_BYTES_MAX
+from pydanube.model.names import parse_namespace
+from pydanube.model.paging import PAGE_MAX, TOPIC_NUMBERS, NamePage, PageQuery, TopicPage, page_of_names
+from pydanube.model.statistics import TopicSummary
+from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.operations import (
     AnswerT,
     Done,
@@ -214,6 +220,77 @@ async def _upload_storage(broker: Broker, caller: Caller, asked: storage.UploadS
 
 # -- topics ------------------------------------------------------------------------------------------------------------
 
+_GAPS_TOLD_MAX: Final = 1_000
+"""The most gaps of one partition in an answer. Each crash of a `written` topic and each restore leaves one gap."""
+
+_PARTITION_BYTES_MAX: Final = 136
+_GAP_BYTES_MAX: Final = 19
+"""The most bytes that a partition, and one of its gaps, take in the description of a topic."""
+
+_LIST_BYTES_MAX: Final = CONTROL_BYTES_MAX - ANSWER_BYTES_KEPT
+
+
+async def _lookup(broker: Broker, caller: Caller, asked: topics.Lookup) -> Outcome:
+    return topics.Route.of(await broker.lookup(caller.principal, asked.topic, asked.create))
+
+
+async def _create_topic(broker: Broker, caller: Caller, asked: topics.CreateTopic) -> None:
+    is_open = asked.choose_level or not asked.ack_level
+    config = TopicConfig(asked.partitions, asked.reliable, AckLevel.parse(asked.ack_level or "durable"))
+    await broker.create_topic(caller.principal, asked.topic, config, choose_level=is_open)
+
+
+async def _describe_topic(broker: Broker, caller: Caller, asked: topics.DescribeTopic) -> Outcome:
+    found = await broker.describe_topic(caller.principal, asked.topic, asked.own_only)
+    return topics.Topic.of(found, _gaps_told(len(found.partitions)))
+
+
+def _gaps_told(partitions: int) -> int:
+    """Return how many gaps of each partition fit an answer: none for a topic with more than 6,700 partitions."""
+    room = CONTROL_BYTES_MAX - partitions * _PARTITION_BYTES_MAX
+    return max(0, min(_GAPS_TOLD_MAX, room // _GAP_BYTES_MAX // max(1, partitions)))
+
+
+async def _list_topics(broker: Broker, caller: Caller, asked: topics.ListTopics) -> Outcome:
+    namespace = parse_namespace(asked.namespace) if asked.namespace else None
+    return NamePage(await broker.list_topics(caller.principal, namespace))
+
+
+async def _list_topic_page(broker: Broker, caller: Caller, asked: topics.ListTopicPage) -> Outcome:
+    namespace = parse_namespace(asked.namespace) if asked.namespace else None
+    query = PageQuery(filter=asked.filter, sort=asked.sort, limit=asked.limit, after=asked.after)
+    page = await broker.listing.topics(caller.principal, query, namespace)
+    return cut_page(page, query.order(TOPIC_NUMBERS), _LIST_BYTES_MAX)
+
+
+async def _summarize_topics(broker: Broker, caller: Caller, asked: topics.SummarizeTopics) -> Outcome:
+    found: list[TopicSummary] = []
+    left = _LIST_BYTES_MAX
+    async with aclosing(broker.statistics.summaries(caller.principal, asked.topics)) as summaries:
+        async for one in summaries:
+            left -= len(msgspec.msgpack.encode(one))
+            if left < 0 and found:
+                return TopicPage(found, found[-1].topic)
+            found.append(one if left >= 0 else replace(one, subscriptions=[]))
+    return TopicPage(found)
+
+
+async def _get_statistics(broker: Broker, caller: Caller, asked: topics.GetStatistics) -> Outcome:
+    return topics.StatisticsReport(await broker.statistics.topic(caller.principal, asked.topic, asked.own_only))
+
+
+async def _find_offset(broker: Broker, caller: Caller, asked: topics.FindOffset) -> Outcome:
+    return topics.Offset(
+        await broker.find_offset(caller.principal, asked.topic, asked.partition, asked.position, asked.own_only)
+    )
+
+
+async def _salvage(broker: Broker, caller: Caller, asked: topics.SalvageTopic) -> Outcome:
+    step = await broker.leftovers.salvage(
+        caller.principal, asked.topic, asked.partition, asked.to, asked.broker, asked.drop, asked.own_only
+    )
+    return topics.Salvaged(step)
+
 
 async def _take_over(broker: Broker, caller: Caller, asked: topics.TakeOverTopic) -> Outcome:
     partition = None if asked.partition < 0 else asked.partition
@@ -345,6 +422,20 @@ HANDLERS: Final[Mapping[type[Operation[Any]], Handler]] = dict(
             storage.CollectGarbage,
             lambda b, c, asked: b.storage.collect(c.principal, asked.orphans, asked.dry_run, asked.after),
         ),
+        _by(topics.Lookup, _lookup),
+        _by(topics.CreateTopic, _create_topic),
+        _by(topics.DescribeTopic, _describe_topic),
+        _by(
+            topics.GrowTopic,
+            lambda b, c, asked: b.grow_topic(c.principal, asked.topic, asked.partitions, asked.expected),
+        ),
+        _by(topics.ListTopics, _list_topics),
+        _by(topics.ListTopicPage, _list_topic_page),
+        _by(topics.SummarizeTopics, _summarize_topics),
+        _by(topics.AskTopicUse, lambda b, c, asked: topics.TopicUse(b.peer_requests.topic_use(c.principal, asked))),
+        _by(topics.GetStatistics, _get_statistics),
+        _by(topics.FindOffset, _find_offset),
+        _by(topics.SalvageTopic, _salvage),
         _by(topics.DeleteTopic, lambda b, c, asked: b.delete_topic(c.principal, asked.topic, asked.expected)),
         _by(topics.UnloadTopic, lambda b, _, asked: b.topics.unload(asked)),
         _by(topics.SetAckLevel, lambda b, _, asked: b.topics.set_ack_level(asked)),

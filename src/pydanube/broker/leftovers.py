@@ -41,7 +41,6 @@ from pydanube.broker.registry.records import (
 from pydanube.broker.registry.tombstones import drop_writes
 from pydanube.broker.security.visibility import topic_filter
 from pydanube.codec.batch import Batch, Codec, encode
-from pydanube.codec.native import requests as wire
 from pydanube.core.access import Action, Principal
 from pydanube.metadata.packing import pack_over, unpack
 from pydanube.metadata.store import Compare, Put, list_all
@@ -50,6 +49,7 @@ from pydanube.model.leftovers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, ORIGIN
 from pydanube.model.limits import ATTRIBUTES_PER_MESSAGE_MAX, MIB, PRODUCER_BATCHES_IN_FLIGHT_MAX
 from pydanube.model.names import TopicName
 from pydanube.operations.brokers import LeftoversListed, ListLeftovers
+from pydanube.operations.topics import Salvaged, SalvageTopic
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.wal import LedgerSummary
 
@@ -211,10 +211,8 @@ class Leftovers:
         if not self._is_own(found[0].record):
             if own_only:
                 raise Unavailable(f"this broker does not have the leftovers of {found[0].name}: ask again")
-            request = wire.SalvageTopic(
-                topic=str(topic), partition=partition, to=str(to), broker=broker, drop=drop, own_only=True
-            )
-            return (await self.gathering.forward(holder, request, wire.Salvaged)).step
+            asked = SalvageTopic(topic=topic, partition=partition, to=to, broker=broker, drop=drop, own_only=True)
+            return (await self.gathering.forward(holder, asked, Salvaged)).step
         async with self._salvaging:
             return await self._step(principal, found, to, target_id, drop)
 

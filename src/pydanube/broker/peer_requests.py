@@ -14,6 +14,7 @@ from pydanube.broker.topics.unused import UnusedTopics
 from pydanube.codec.native import requests as wire
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.model.errors import Denied, Invalid
+from pydanube.operations.topics import AskTopicUse
 
 from .cluster.membership import Membership
 
@@ -65,7 +66,7 @@ class PeerRequests:
         self.check(principal)
         return self.producers.live(topic_id)
 
-    def topic_use(self, principal: Principal, request: wire.AskTopicUse) -> int:
-        """Return since when a topic or subscription is unused; see codec.native.requests.AskTopicUse."""
+    def topic_use(self, principal: Principal, request: AskTopicUse) -> int:
+        """Return since when a topic or subscription is unused; see operations.topics.AskTopicUse."""
         self.check(principal)
         return self.unused.answer(request)

@@ -11,7 +11,7 @@ import base64
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import translate
 from typing import Any, Final, NamedTuple
 
@@ -127,11 +127,13 @@ class NamePage(msgspec.Struct, frozen=True, omit_defaults=True):
     next: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TopicPage:
-    """One page of topics. `next` is the `after` of the next page; empty: there is none."""
+class TopicPage(msgspec.Struct, frozen=True):
+    """One page of topics. `next` is the `after` of the next page; empty: there is none.
 
-    topics: list[TopicSummary] = field(default_factory=list)
+    A topic with so many subscriptions that it does not fit an answer alone has an empty list of them.
+    """
+
+    topics: list[TopicSummary] = []
     next: str = ""
 
     @classmethod

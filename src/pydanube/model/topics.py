@@ -102,20 +102,7 @@ class TopicConfig:
         return max(1, self.partitions)
 
 
-@dataclass(frozen=True, slots=True)
-class NewTopic:
-    """What a topic is to be created with; without `ack_level` the broker chooses."""
-
-    partitions: int = 0
-    reliable: bool = True
-    ack_level: AckLevel | None = None
-
-    def config(self) -> TopicConfig:
-        return TopicConfig(self.partitions, self.reliable, self.ack_level or AckLevel.DURABLE)
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionDescription:
+class PartitionDescription(msgspec.Struct, frozen=True, omit_defaults=True):
     """A partition, described by its owner. Offsets in [start_offset, end_offset) can be read."""
 
     index: int
@@ -123,8 +110,8 @@ class PartitionDescription:
     epoch: int
     start_offset: int
     end_offset: int
-    ledgers: int
-    stored_bytes: int
+    ledgers: int = 0
+    stored_bytes: int = 0
     health: str = "ok"
     """"ok", or what is wrong and what to do about it."""
     missing_offsets: int = 0

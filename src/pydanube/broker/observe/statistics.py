@@ -18,11 +18,12 @@ from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.visibility import topic_filter
-from pydanube.codec.native import requests as wire
 from pydanube.core.access import Action, Authorizer, Principal, visible_subscriptions
 from pydanube.model.errors import DanubeError, NotFound
 from pydanube.model.names import TopicName
+from pydanube.model.paging import TopicPage
 from pydanube.model.statistics import PartitionStatistics, SubscriptionStatistics, TopicStatistics, TopicSummary
+from pydanube.operations.topics import GetStatistics, StatisticsReport, SummarizeTopics
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.slices import Slices
 from pydanube.runtime.tasks import run_together
@@ -62,8 +63,8 @@ class Statistics:
         gathered = await self._gathering.read(
             shares,
             self._own_partitions(topic, shares.own),
-            dict.fromkeys(shares.others, wire.GetStatistics(topic=str(topic), own_only=True)),
-            wire.StatisticsReport,
+            dict.fromkeys(shares.others, GetStatistics(topic=topic, own_only=True)),
+            StatisticsReport,
             lambda answer: {one.index: one for one in answer.topic.partitions},
         )
         missing = {index: PartitionStatistics(index, health=error.message) for index, error in gathered.missing.items()}
@@ -172,13 +173,13 @@ class Statistics:
         found: dict[str, TopicSummary | DanubeError] = {}
         while names:
             some, names = names[:SUMMARIES_AT_ONCE], names[SUMMARIES_AT_ONCE:]
-            request = wire.SummarizeTopics(topics=[str(name) for name in some])
-            answer = (await self._gathering.ask({broker: request}, wire.TopicsListed))[broker]
+            asked = [str(name) for name in some]
+            answer = (await self._gathering.ask({broker: SummarizeTopics(topics=some)}, TopicPage))[broker]
             if isinstance(answer, DanubeError):
                 return found | {str(name): answer for name in [*some, *names]}
-            found |= {one.topic: one for one in answer.topics if one.topic in request.topics}
-            if answer.next in request.topics:
-                names = some[request.topics.index(answer.next) + 1 :] + names
+            found |= {one.topic: one for one in answer.topics if one.topic in asked}
+            if answer.next in asked:
+                names = some[asked.index(answer.next) + 1 :] + names
         return found
 
     async def _partition(self, topic: TopicName, index: int) -> PartitionStatistics:

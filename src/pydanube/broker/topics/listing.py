@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import NamedTuple
+
+import msgspec
 
 from pydanube.broker.observe.statistics import SUMMARIES_AT_ONCE, Statistics
 from pydanube.broker.registry.registry import Registry
@@ -112,3 +115,16 @@ class Listing:
             await slices.pause_if_spent()
         keep_best(await self._statistics.add_others(principal, some))
         return [summary for _, summary in best]
+
+
+def cut_page(page: TopicPage, order: Order, bytes_max: int) -> TopicPage:
+    """Return a page with as many topics as fit `bytes_max`, but at least one: without its subscriptions, if it does not
+    fit with them."""
+    for count, one in enumerate(page.topics):
+        bytes_max -= len(msgspec.msgpack.encode(one))
+        if bytes_max < 0:
+            if count:
+                return TopicPage.of(page.topics[:count], order, more=True)
+            alone = TopicPage.of([one], order, more=len(page.topics) > 1 or bool(page.next))
+            return TopicPage([replace(one, subscriptions=[])], alone.next)
+    return page

@@ -23,9 +23,9 @@ from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.registry.records import SubscriptionRecord, TopicRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.topics.topic_deletion import TopicDeletion
-from pydanube.codec.native.requests import AskTopicUse, TopicUse
 from pydanube.model.names import TopicName
 from pydanube.model.policies import Policies
+from pydanube.operations.topics import AskTopicUse, TopicUse
 from pydanube.runtime.clock import MICROSECONDS, Clock
 
 HELD_SECONDS: Final = 20.0
@@ -101,7 +101,7 @@ class UnusedTopics:
 
     def answer(self, request: AskTopicUse) -> int:
         """Return what another broker asks for; a topic or subscription that is not known here counts as in use."""
-        topic = TopicName.parse(request.topic)
+        topic = request.topic
         record = self._registry.find_topic(topic)
         if record is None or record.topic_id != request.topic_id:
             return 0
@@ -115,15 +115,13 @@ class UnusedTopics:
     async def is_topic_unused_elsewhere(self, topic: TopicName, record: TopicRecord, hold: bool = False) -> bool:
         """Return whether the other owners say that the topic is unused. With `hold`, those that do hold it back."""
         after_s = self.policies(topic, record).inactive_topic_s or 0
-        return await self._ask(record, AskTopicUse(topic=str(topic), topic_id=record.topic_id, hold=hold), after_s)
+        return await self._ask(record, AskTopicUse(topic=topic, topic_id=record.topic_id, hold=hold), after_s)
 
     async def is_subscription_unused_elsewhere(self, topic: TopicName, record: TopicRecord, name: str) -> bool:
         """Return whether the other owners say that the subscription is unused. A consumer that comes at one of them
         before the subscription is deleted is told of that."""
         after_s = self.policies(topic, record).inactive_subscription_s or 0
-        return await self._ask(
-            record, AskTopicUse(topic=str(topic), topic_id=record.topic_id, subscription=name), after_s
-        )
+        return await self._ask(record, AskTopicUse(topic=topic, topic_id=record.topic_id, subscription=name), after_s)
 
     async def _ask(self, record: TopicRecord, request: AskTopicUse, after_s: int) -> bool:
         routing, placement = self._partitions.routing, self._partitions.placement

@@ -23,8 +23,6 @@ from typing import Final, Literal, Unpack
 
 from pydanube.client.positions import AnyPosition
 from pydanube.client.settings import check_count
-from pydanube.codec.native import requests
-from pydanube.codec.native.conversions import topic_description
 from pydanube.model.errors import Invalid
 from pydanube.model.leftovers import Leftover, Loss
 from pydanube.model.limits import PARTITIONS_MAX
@@ -73,14 +71,14 @@ class Topics(PolicyArea):
                         "memory"; None: the broker chooses "stored" in a cluster, and "durable" if it is alone
         """
         check_count("partitions", partitions, 0, PARTITIONS_MAX)
-        name, level = str(TopicName.parse(topic)), str(AckLevel.parse(ack_level or "durable"))
-        request = requests.CreateTopic(
+        name, level = TopicName.parse(topic), str(AckLevel.parse(ack_level or "durable"))
+        asked = topics.CreateTopic(
             topic=name, partitions=partitions, reliable=reliable, ack_level=level, choose_level=ack_level is None
         )
         try:
-            await self._client._request_once(request)
+            await self._client._do(asked)
         finally:
-            self._client._brokers.moved(name)
+            self._client._brokers.moved(str(name))
 
     async def delete(self, topic: str, *, expected: str = "") -> None:
         """Delete a topic with its messages and subscriptions. Raises NotFound."""
@@ -90,8 +88,8 @@ class Topics(PolicyArea):
 
     async def list(self, namespace: str | None = None) -> builtins.list[str]:
         """Return the full names of the topics of one namespace, or of all."""
-        request = requests.ListTopics(namespace=parse_namespace(namespace) if namespace is not None else "")
-        return (await self._client._request(request, NamePage)).names
+        asked = topics.ListTopics(namespace=parse_namespace(namespace) if namespace is not None else "")
+        return (await self._client._do(asked)).names
 
     async def page(self, namespace: str | None = None, **query: Unpack[PageArguments]) -> TopicPage:
         """Return one page of topics, of one namespace or of all, each with its `TopicSummary`.
@@ -103,15 +101,14 @@ class Topics(PolicyArea):
         """
         checked = PageQuery(**query)
         checked.order(TOPIC_NUMBERS)
-        request = requests.ListTopicPage(
+        asked = topics.ListTopicPage(
             namespace=parse_namespace(namespace) if namespace is not None else "",
             filter=checked.filter,
             sort=checked.sort,
             limit=checked.limit,
             after=checked.after,
         )
-        answer = await self._client._request(request, requests.TopicsListed)
-        return TopicPage(answer.topics, answer.next)
+        return await self._client._do(asked)
 
     async def summaries(self, namespace: str | None = None, *, filter: str = "") -> builtins.list[TopicSummary]:  # noqa: A002
         """Return the summaries of all topics, or of those of one namespace, by name. `filter` as in `page`."""
@@ -124,8 +121,7 @@ class Topics(PolicyArea):
             after = page.next
 
     async def describe(self, topic: str) -> TopicDescription:
-        request = requests.DescribeTopic(topic=str(TopicName.parse(topic)))
-        return topic_description(await self._client._request(request, requests.Topic))
+        return (await self._client._do(topics.DescribeTopic(topic=TopicName.parse(topic)))).description
 
     async def partitions(self, topic: str) -> builtins.list[PartitionDescription]:
         """Return the partitions of a topic, with the offsets that can be read."""
@@ -144,23 +140,20 @@ class Topics(PolicyArea):
         receive them from their beginning.
         """
         check_count("partitions", partitions, 1, PARTITIONS_MAX)
-        name = str(TopicName.parse(topic))
+        name = TopicName.parse(topic)
         try:
-            await self._client._request_once(requests.GrowTopic(topic=name, partitions=partitions, expected=expected))
+            await self._client._do(topics.GrowTopic(topic=name, partitions=partitions, expected=expected))
         finally:
-            self._client._brokers.moved(name)
+            self._client._brokers.moved(str(name))
 
     async def statistics(self, topic: str) -> TopicStatistics:
         """Return rates, backlogs and counts of a topic, its subscriptions and their consumers, for each partition."""
-        request = requests.GetStatistics(topic=str(TopicName.parse(topic)))
-        return (await self._client._request(request, requests.StatisticsReport)).topic
+        return (await self._client._do(topics.GetStatistics(topic=TopicName.parse(topic)))).topic
 
     async def find_offset(self, topic: str, partition: int = 0, position: AnyPosition = LATEST) -> int:
         """Return the offset of a position: of the first message at or after a time, of the start, or of the end."""
-        request = requests.FindOffset(
-            topic=str(TopicName.parse(topic)), partition=partition, position=Position.parse(position)
-        )
-        return (await self._client._request(request, requests.Offset)).offset
+        name, wanted = TopicName.parse(topic), Position.parse(position)
+        return (await self._client._do(topics.FindOffset(topic=name, partition=partition, position=wanted))).offset
 
     async def truncate(self, topic: str, before: AnyPosition, *, partition: int | None = None) -> dict[int, int]:
         """Delete everything before a position, in one partition or in all; durable on return. This cannot be undone.
@@ -225,11 +218,12 @@ class Topics(PolicyArea):
         Each message has the attributes x-original-topic, x-original-partition and x-original-offset. `broker`: whose
         leftovers; needed only if several have some. Raises Refused for the topic that they came from.
         """
-        name, target = str(TopicName.parse(topic)), str(TopicName.parse(to))
+        asked = topics.SalvageTopic(
+            topic=TopicName.parse(topic), partition=partition, to=TopicName.parse(to), broker=broker, drop=drop
+        )
         published = 0
         while True:
-            request = requests.SalvageTopic(topic=name, partition=partition, to=target, broker=broker, drop=drop)
-            step = (await self._client._request(request, requests.Salvaged)).step
+            step = (await self._client._do(asked)).step
             published += step.published
             if step.is_last:
                 return published

@@ -34,6 +34,8 @@ import msgspec
 
 from pydanube.codec.native import requests
 from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, NotOwner, Refused, Unavailable
+from pydanube.model.names import TopicName
+from pydanube.operations import topics
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.tasks import Tasks
@@ -139,13 +141,13 @@ class Brokers:
         self._servers_count = len(servers.native + servers.http)
         self._connections: dict[BrokerAddress, Connection] = {}
         self._connecting: dict[BrokerAddress, asyncio.Task[Connection]] = {}
-        self._lookups: dict[tuple[str, bool], asyncio.Task[requests.Route]] = {}
+        self._lookups: dict[tuple[str, bool], asyncio.Task[topics.Route]] = {}
         self._unreachable: dict[BrokerAddress, float] = {}
         self._owned: dict[tuple[str, int], Connection] = {}
         """By topic and partition: the connection at which its owner was used last."""
         self._questions: dict[Connection, asyncio.Task[None]] = {}
         """What is being asked about late brokers."""
-        self._routes: dict[str, requests.Route] = {}
+        self._routes: dict[str, topics.Route] = {}
         self._learned_at: dict[str, float] = {}
         self._closed = False
 
@@ -444,7 +446,7 @@ class Brokers:
 
     # -- routes ------------------------------------------------------------------------------------------------------
 
-    async def route(self, topic: str, create: bool = False, age_max: float = inf) -> requests.Route:
+    async def route(self, topic: str, create: bool = False, age_max: float = inf) -> topics.Route:
         """Return the partition owners of a topic, from the cache (at most `age_max` seconds old) or by one lookup."""
         known = self._routes.get(topic)
         if known is not None and (age_max == inf or self.clock.monotonic() - self._learned_at[topic] < age_max):
@@ -457,7 +459,7 @@ class Brokers:
             self._lookups[topic, create] = lookup
         return await self._wait_shared(lookup)
 
-    async def _look_up(self, topic: str, create: bool) -> requests.Route:
+    async def _look_up(self, topic: str, create: bool) -> topics.Route:
         mine = asyncio.current_task()
         try:
             return await self._request_route(topic, create)
@@ -465,15 +467,15 @@ class Brokers:
             if self._lookups.get((topic, create)) is mine:
                 del self._lookups[topic, create]
 
-    async def _request_route(self, topic: str, create: bool) -> requests.Route:
+    async def _request_route(self, topic: str, create: bool) -> topics.Route:
         return self._learn(topic, await self._ask_route(await self.connect_any(), topic, create))
 
     async def _ask_route(
         self, connection: Connection, topic: str, create: bool, timeout: float = REQUEST_SECONDS
-    ) -> requests.Route:
+    ) -> topics.Route:
         """Look a topic up at this broker. The owner is empty where it names one that was replaced."""
-        lookup = requests.Lookup(topic=topic, create=create)
-        route = await connection.request(lookup, requests.Route, timeout=timeout, elsewhere=True)
+        lookup = topics.Lookup(topic=TopicName.parse(topic), create=create)
+        route = await connection.request(lookup, topics.Route, timeout=timeout, elsewhere=True)
         if not route.partitions:
             raise Unavailable(f"the lookup of {topic} named no partition")
         self._learn_brokers(route)
@@ -484,14 +486,14 @@ class Brokers:
                 one.owner = ""  # it was replaced: this broker does not know by whom
         return route
 
-    def _learn_brokers(self, route: requests.Route) -> None:
+    def _learn_brokers(self, route: topics.Route) -> None:
         """Take over the other brokers of the cluster that a lookup named; one of an earlier release names none."""
         if route.brokers:
             native = [BrokerAddress.parse(one.native) for one in route.brokers if one.native]
             others = [one for one in dict.fromkeys(native) if one not in self.addresses]
             self._learned = others[:LEARNED_MAX]
 
-    def _learn(self, topic: str, route: requests.Route) -> requests.Route:
+    def _learn(self, topic: str, route: topics.Route) -> topics.Route:
         if len(self._routes) >= ROUTES_MAX:
             self._routes.clear()
             self._learned_at.clear()

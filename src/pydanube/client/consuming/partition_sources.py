@@ -37,7 +37,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.paging import NamePage
 from pydanube.model.positions import Position
 from pydanube.model.topics import SubscriptionType
-from pydanube.operations import Done
+from pydanube.operations import Done, topics
 from pydanube.operations.subscriptions import Seek
 from pydanube.runtime.tasks import Tasks, run_together
 from pydanube.runtime.telemetry import get_logger
@@ -387,7 +387,7 @@ class PartitionSources:
         found: set[str] = set()
         for pattern in self._options.patterns:
             namespace = pattern.split("/")[1]
-            request = requests.ListTopics(namespace="" if is_pattern(namespace) else namespace)
+            request = topics.ListTopics(namespace="" if is_pattern(namespace) else namespace)
             listed = await self._brokers.call(request, NamePage)
             found.update(topic for topic in listed.names if fnmatchcase(topic, pattern))
         return sorted(found)

@@ -27,6 +27,7 @@ from pydanube.model.errors import Corrupt, DanubeError
 from pydanube.model.limits import ALIGNMENT, BATCH_BYTES_MAX, MIB
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
+from pydanube.operations.topics import FindOffset, Offset
 from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
@@ -105,11 +106,11 @@ class Reader(MessageStream[ValueT]):
     async def _find_offset(self, position: Position) -> int:
         if position.kind == "offset":
             return position.value
-        request = requests.FindOffset(topic=self.topic, partition=self.partition, position=position)
+        request = FindOffset(topic=TopicName.parse(self.topic), partition=self.partition, position=position)
 
         async def attempt() -> int:
             connection = await self._owner()
-            return (await connection.request(request, requests.Offset)).offset
+            return (await connection.request(request, Offset)).offset
 
         return await self._brokers.retrying(attempt, self.topic, self.partition)
 

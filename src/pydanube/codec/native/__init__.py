@@ -1,3 +1,1 @@
-"""The native protocol: `frames` has the frame format and the heads of the hot path, `requests` everything else.
-
-`conversions` turns descriptions back into values of the model."""
+"""The native protocol: `frames` has the frame format and the heads of the hot path, `requests` everything else."""

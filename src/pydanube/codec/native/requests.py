@@ -13,16 +13,13 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import Conflict, DanubeError, Held, Invalid, NotOwner, Refused, RequestFailed, from_code
 from pydanube.model.failure import FailurePolicy
-from pydanube.model.leftovers import SalvageStep
+from pydanube.model.gaps import Gaps
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.positions import Position
 from pydanube.model.replies import ReplyHead
-from pydanube.model.statistics import TopicStatistics, TopicSummary
 from pydanube.model.written import Written
-from pydanube.operations import CHANGE_SECONDS
 from pydanube.operations import Done as Done
 from pydanube.operations import Request as Request
 from pydanube.operations.access import AccessOperation
@@ -206,74 +203,6 @@ class ConsumerChanged(msgspec.Struct, omit_defaults=True):
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-class Lookup(Request, tag="lookup"):
-    """Find the owners of a topic's partitions -> Route. With `create`, an unknown topic is created where that is
-    allowed."""
-
-    topic: str
-    create: bool = False
-
-
-class CreateTopic(Request, tag="topic.create"):
-    """-> Done"""
-
-    topic: str
-    partitions: int = 0
-    reliable: bool = True
-    ack_level: str = "durable"
-    choose_level: bool = False
-    """The broker chooses the ack level of a reliable topic; one of an earlier release takes `ack_level`."""
-
-
-class SalvageTopic(Request, tag="topic.salvage"):
-    """Do one step of publishing the leftovers of a partition to another topic -> Salvaged. Repeat it until that was the
-    last. With `drop`, the last step drops them. `broker`: whose; empty: there is only one."""
-
-    seconds = CHANGE_SECONDS
-    topic: str
-    partition: int
-    to: str
-    broker: str = ""
-    drop: bool = False
-    own_only: bool = False
-
-
-class ListTopics(Request, tag="topic.list"):
-    """-> Names. An empty namespace means all of them."""
-
-    namespace: str = ""
-
-
-class ListTopicPage(Request, tag="topic.page"):
-    """List topics in pages, with what the broker has counted of each -> TopicsListed. Opens no partition.
-
-    `model.paging.PageQuery` explains the fields. An empty namespace means all of them.
-    """
-
-    namespace: str = ""
-    filter: str = ""
-    sort: str = "name"
-    limit: int = 100
-    after: str = ""
-
-
-class SummarizeTopics(Request, tag="topic.summaries"):
-    """Sum up what this broker has counted of some topics -> TopicsListed, without those of which nothing is open here.
-
-    For brokers only. As many as fit the answer are looked at; with `next`, the topics behind that one were not.
-    """
-
-    for_brokers = True
-    topics: list[str]
-
-
-class DescribeTopic(Request, tag="topic.describe"):
-    """-> Topic"""
-
-    topic: str
-    own_only: bool = False
-
-
 class OpenProducer(Request, tag="producer.open"):
     """Open a handle to publish to one partition over this connection -> ProducerOpened.
 
@@ -338,19 +267,6 @@ class CountProducers(Request, tag="producer.count"):
     topic_id: int
 
 
-class AskTopicUse(Request, tag="topic.use"):
-    """-> TopicUse: for how long a topic, or one subscription of it, is unused at the asked broker. For brokers only.
-
-    With `hold`, a broker where the topic is unused opens no partition of it for a moment: it is about to be deleted.
-    """
-
-    for_brokers = True
-    topic: str
-    topic_id: int
-    subscription: str = ""
-    hold: bool = False
-
-
 class CloseProducer(Request, tag="producer.close"):
     """-> Done"""
 
@@ -382,30 +298,6 @@ class CloseConsumer(Request, tag="consumer.close"):
     handle: int
 
 
-class GrowTopic(Request, tag="topic.grow"):
-    """Add partitions to a partitioned topic -> Done. Afterwards a key may go to another partition."""
-
-    topic: str
-    partitions: int
-    expected: str = ""
-
-
-class GetStatistics(Request, tag="topic.statistics"):
-    """-> StatisticsReport"""
-
-    topic: str
-    own_only: bool = False
-
-
-class FindOffset(Request, tag="offset.find"):
-    """Find the offset of a position in a partition -> Offset"""
-
-    topic: str
-    partition: int
-    position: Position
-    own_only: bool = False
-
-
 class Authenticate(Request, tag="authenticate"):
     """Show newer credentials of the same principal, as in HELLO, before the last ones end -> Authenticated"""
 
@@ -414,24 +306,13 @@ class Authenticate(Request, tag="authenticate"):
 
 
 AnyRequest = (
-    Lookup
-    | CreateTopic
-    | SalvageTopic
-    | ListTopics
-    | ListTopicPage
-    | SummarizeTopics
-    | DescribeTopic
-    | OpenProducer
+    OpenProducer
     | OpenForwarder
     | FenceProducers
     | CountProducers
-    | AskTopicUse
     | CloseProducer
     | Subscribe
     | CloseConsumer
-    | GrowTopic
-    | GetStatistics
-    | FindOffset
     | Authenticate
     | BrokerOperation
     | AccessOperation
@@ -459,59 +340,6 @@ class Authenticated(msgspec.Struct, omit_defaults=True):
     """The newer credentials are in force. `credentials_ms`: as in Welcome."""
 
     credentials_ms: int = 0
-
-
-class PartitionRoute(msgspec.Struct, omit_defaults=True):
-    index: int
-    owner: str
-    """host:port of the owner's native listener"""
-    epoch: int = 0
-
-
-class Route(msgspec.Struct, omit_defaults=True):
-    topic: str
-    topic_id: int
-    partitioned: bool
-    reliable: bool
-    ack_level: str
-    partitions: list[PartitionRoute]
-    brokers: list[BrokerAddresses] = []
-    """The addresses of every living broker of the cluster, the owners among them; brokers of earlier releases send
-    none."""
-
-
-class PartitionInfo(msgspec.Struct, omit_defaults=True):
-    """`model.topics.PartitionDescription` on the wire."""
-
-    index: int
-    owner: str
-    epoch: int
-    start_offset: int
-    end_offset: int
-    ledgers: int = 0
-    stored_bytes: int = 0
-    health: str = "ok"
-    missing_offsets: int = 0
-    """How many of the offsets [start_offset, end_offset) have no message."""
-    gaps: list[tuple[int, int]] = []
-    """The ranges [start, end) of these offsets, in order; if there are very many, only the largest."""
-    is_known: bool = True
-    """False: the owner does not answer, and offsets and sizes mean nothing."""
-
-
-class Topic(msgspec.Struct, omit_defaults=True):
-    """`model.topics.TopicDescription` on the wire."""
-
-    topic: str
-    topic_id: int
-    partitions: int
-    reliable: bool
-    ack_level: str
-    partition_infos: list[PartitionInfo] = []
-    subscriptions: list[str] = []
-    brokers: list[BrokerAddresses] = []
-    """As in Route."""
-    version: str = ""
 
 
 class ProducerOpened(msgspec.Struct, omit_defaults=True):
@@ -543,39 +371,11 @@ class ConsumerOpened(msgspec.Struct, omit_defaults=True):
     """The seek generation of the deliveries that follow. Brokers of earlier releases send none."""
 
 
-class Offset(msgspec.Struct):
-    offset: int
-
-
 class ProducerCount(msgspec.Struct, omit_defaults=True):
     """The ids of live producers, and that of the one with exclusive access; 0: there is none."""
 
     ids: list[int] = []
     holder: int = 0
-
-
-class TopicUse(msgspec.Struct, omit_defaults=True):
-    """For how long a topic or subscription is unused, in microseconds; 0: it is in use."""
-
-    unused_us: int = 0
-
-
-class Salvaged(msgspec.Struct):
-    step: SalvageStep
-
-
-class StatisticsReport(msgspec.Struct):
-    topic: TopicStatistics
-
-
-class TopicsListed(msgspec.Struct):
-    """One page of topics, with as many as fit the answer. The next page begins after `next`; empty: there is none.
-
-    A topic with so many subscriptions that it does not fit alone has an empty list of them.
-    """
-
-    topics: list[TopicSummary]
-    next: str = ""
 
 
 class Staged(msgspec.Struct, omit_defaults=True):
@@ -592,19 +392,23 @@ ANSWER_BYTES_KEPT: Final = 1_000
 """So much of an answer is left for what is not a list."""
 
 
-def _text_of(value: object) -> str:
+def _plain_of(value: object) -> object:
     if isinstance(value, Written):
         return str(value)
+    if isinstance(value, Gaps):
+        return value.ranges
     raise NotImplementedError(f"a {type(value).__name__} has no bytes")
 
 
-def _value_of(kind: type[Any], text: object) -> object:
-    if issubclass(kind, Written) and isinstance(text, str):
-        return kind.parse(text)
-    raise Invalid(f"{text!r} is no text, of which a {kind.__name__} is made")
+def _value_of(kind: type[Any], plain: object) -> object:
+    if kind is Gaps:
+        return Gaps(msgspec.convert(plain, list[tuple[int, int]]))
+    if issubclass(kind, Written) and isinstance(plain, str):
+        return kind.parse(plain)
+    raise Invalid(f"{plain!r} is no text, of which a {kind.__name__} is made")
 
 
-_encoder: Final = msgspec.msgpack.Encoder(enc_hook=_text_of)
+_encoder: Final = msgspec.msgpack.Encoder(enc_hook=_plain_of)
 _requests: Final[msgspec.msgpack.Decoder[AnyRequest]] = msgspec.msgpack.Decoder(AnyRequest, dec_hook=_value_of)
 
 

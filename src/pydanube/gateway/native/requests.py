@@ -7,8 +7,6 @@ table at the end; a test checks that no request of `codec.native.requests.AnyReq
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -32,10 +30,8 @@ from pydanube.core.access import Principal
 from pydanube.core.identity import Identity
 from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, internal_error
 from pydanube.model.limits import CONTROL_BYTES_MAX
-from pydanube.model.names import TopicName, parse_namespace, parse_subscription
-from pydanube.model.paging import TOPIC_NUMBERS, NamePage, Order, PageQuery, TopicPage
-from pydanube.model.statistics import TopicSummary
-from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
+from pydanube.model.names import TopicName, parse_subscription
+from pydanube.model.topics import SubscriptionType
 from pydanube.operations import Operation
 from pydanube.runtime.telemetry import get_logger
 
@@ -47,12 +43,6 @@ _MESSAGE_CHARACTERS_MAX: Final = 2_000
 """The longest error text that is sent; it may quote what the peer sent."""
 
 _CONSUMER_CHARACTERS_MAX: Final = 200
-_GAPS_TOLD_MAX: Final = 1_000
-"""The most gaps of one partition in an answer. Each crash of a `written` topic and each restore leaves one gap."""
-
-_PARTITION_BYTES_MAX: Final = 136
-_GAP_BYTES_MAX: Final = 19
-"""The most bytes that a partition, and one of its gaps, take in the description of a topic."""
 
 
 class Caller(Protocol):
@@ -121,110 +111,6 @@ def crashed(what: str, error: Exception) -> DanubeError:
     return internal_error(what, error)
 
 
-# -- topics and namespaces ---------------------------------------------------------------------------------------------
-
-
-async def _lookup(caller: Caller, request: wire.Lookup) -> wire.Route:
-    topic = await caller.broker.lookup(caller.principal, TopicName.parse(request.topic), request.create)
-    partitions = [wire.PartitionRoute(one.index, one.owner, one.epoch) for one in topic.partitions]
-    config = topic.config
-    return wire.Route(
-        topic.name,
-        topic.topic_id,
-        config.partitions > 0,
-        config.reliable,
-        str(config.ack_level),
-        partitions,
-        topic.brokers,
-    )
-
-
-async def _create_topic(caller: Caller, request: wire.CreateTopic) -> wire.Done:
-    config = TopicConfig(request.partitions, request.reliable, AckLevel.parse(request.ack_level))
-    topic = TopicName.parse(request.topic)
-    await caller.broker.create_topic(caller.principal, topic, config, choose_level=request.choose_level)
-    return wire.Done()
-
-
-async def _list_topics(caller: Caller, request: wire.ListTopics) -> NamePage:
-    namespace = parse_namespace(request.namespace) if request.namespace else None
-    return NamePage(await caller.broker.list_topics(caller.principal, namespace))
-
-
-async def _list_topic_page(caller: Caller, request: wire.ListTopicPage) -> wire.TopicsListed:
-    namespace = parse_namespace(request.namespace) if request.namespace else None
-    query = PageQuery(filter=request.filter, sort=request.sort, limit=request.limit, after=request.after)
-    page = await caller.broker.listing.topics(caller.principal, query, namespace)
-    page = cut_page(page, query.order(TOPIC_NUMBERS), CONTROL_BYTES_MAX - wire.ANSWER_BYTES_KEPT)
-    return wire.TopicsListed(page.topics, page.next)
-
-
-def cut_page(page: TopicPage, order: Order, bytes_max: int) -> TopicPage:
-    """Return a page with as many topics as fit `bytes_max`, but at least one: without its subscriptions, if it does not
-    fit with them."""
-    for count, one in enumerate(page.topics):
-        bytes_max -= len(msgspec.msgpack.encode(one))
-        if bytes_max < 0:
-            if count:
-                return TopicPage.of(page.topics[:count], order, more=True)
-            alone = TopicPage.of([one], order, more=len(page.topics) > 1 or bool(page.next))
-            return TopicPage([replace(one, subscriptions=[])], alone.next)
-    return page
-
-
-async def _describe_topic(caller: Caller, request: wire.DescribeTopic) -> wire.Topic:
-    topic = await caller.broker.describe_topic(caller.principal, TopicName.parse(request.topic), request.own_only)
-    gaps_max = _gaps_told(len(topic.partitions))
-    infos = [
-        wire.PartitionInfo(
-            one.index,
-            one.owner,
-            one.epoch,
-            one.start_offset,
-            one.end_offset,
-            one.ledgers,
-            one.stored_bytes,
-            one.health,
-            one.missing_offsets if gaps_max else 0,
-            one.gaps.largest(gaps_max).ranges,
-            one.is_known,
-        )
-        for one in topic.partitions
-    ]
-    config = topic.config
-    return wire.Topic(
-        topic.name,
-        topic.topic_id,
-        config.partitions,
-        config.reliable,
-        str(config.ack_level),
-        infos,
-        topic.subscriptions,
-        topic.brokers,
-        topic.version,
-    )
-
-
-def _gaps_told(partitions: int) -> int:
-    """Return how many gaps of each partition fit an answer: none for a topic with more than 6,700 partitions."""
-    room = CONTROL_BYTES_MAX - partitions * _PARTITION_BYTES_MAX
-    return max(0, min(_GAPS_TOLD_MAX, room // _GAP_BYTES_MAX // max(1, partitions)))
-
-
-async def _salvage_topic(caller: Caller, request: wire.SalvageTopic) -> wire.Salvaged:
-    topic, to = TopicName.parse(request.topic), TopicName.parse(request.to)
-    step = await caller.broker.leftovers.salvage(
-        caller.principal, topic, request.partition, to, request.broker, request.drop, request.own_only
-    )
-    return wire.Salvaged(step)
-
-
-async def _grow_topic(caller: Caller, request: wire.GrowTopic) -> wire.Done:
-    topic = TopicName.parse(request.topic)
-    await caller.broker.grow_topic(caller.principal, topic, request.partitions, request.expected)
-    return wire.Done()
-
-
 # -- producers and consumers -------------------------------------------------------------------------------------------
 
 
@@ -267,10 +153,6 @@ async def _fence_producers(caller: Caller, request: wire.FenceProducers) -> wire
 
 async def _count_producers(caller: Caller, request: wire.CountProducers) -> wire.ProducerCount:
     return caller.broker.peer_requests.count_producers(caller.principal, request.topic_id)
-
-
-async def _ask_topic_use(caller: Caller, request: wire.AskTopicUse) -> wire.TopicUse:
-    return wire.TopicUse(caller.broker.peer_requests.topic_use(caller.principal, request))
 
 
 async def _close_producer(caller: Caller, request: wire.CloseProducer) -> wire.Done:
@@ -322,31 +204,7 @@ async def _close_consumer(caller: Caller, request: wire.CloseConsumer) -> wire.D
 # -- subscriptions, positions, the broker ------------------------------------------------------------------------------
 
 
-async def _find_offset(caller: Caller, request: wire.FindOffset) -> wire.Offset:
-    topic, position = TopicName.parse(request.topic), request.position
-    offset = await caller.broker.find_offset(caller.principal, topic, request.partition, position, request.own_only)
-    return wire.Offset(offset)
-
-
-async def _topic_statistics(caller: Caller, request: wire.GetStatistics) -> wire.StatisticsReport:
-    topic = TopicName.parse(request.topic)
-    return wire.StatisticsReport(await caller.broker.statistics.topic(caller.principal, topic, request.own_only))
-
-
 # -- what brokers ask each other ---------------------------------------------------------------------------------------
-
-
-async def _summarize_topics(caller: Caller, request: wire.SummarizeTopics) -> wire.TopicsListed:
-    names = [TopicName.parse(one) for one in request.topics]
-    found: list[TopicSummary] = []
-    left = CONTROL_BYTES_MAX - wire.ANSWER_BYTES_KEPT
-    async with aclosing(caller.broker.statistics.summaries(caller.principal, names)) as summaries:
-        async for one in summaries:
-            left -= len(msgspec.msgpack.encode(one))
-            if left < 0 and found:
-                return wire.TopicsListed(found, found[-1].topic)
-            found.append(one if left >= 0 else replace(one, subscriptions=[]))
-    return wire.TopicsListed(found)
 
 
 # -- staged writes -----------------------------------------------------------------------------------------------------
@@ -388,23 +246,12 @@ async def _authenticate(caller: Caller, request: wire.Authenticate) -> wire.Auth
 
 
 _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec.Struct]]]] = {
-    wire.Lookup: _lookup,
-    wire.CreateTopic: _create_topic,
-    wire.ListTopics: _list_topics,
-    wire.ListTopicPage: _list_topic_page,
-    wire.SummarizeTopics: _summarize_topics,
-    wire.DescribeTopic: _describe_topic,
-    wire.GrowTopic: _grow_topic,
-    wire.SalvageTopic: _salvage_topic,
     wire.OpenProducer: _open_producer,
     wire.OpenForwarder: _open_forwarder,
     wire.FenceProducers: _fence_producers,
     wire.CountProducers: _count_producers,
-    wire.AskTopicUse: _ask_topic_use,
     wire.CloseProducer: _close_producer,
     wire.Subscribe: _subscribe,
     wire.CloseConsumer: _close_consumer,
-    wire.FindOffset: _find_offset,
-    wire.GetStatistics: _topic_statistics,
     wire.Authenticate: _authenticate,
 }

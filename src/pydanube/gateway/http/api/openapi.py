@@ -14,7 +14,7 @@ import msgspec
 from pydanube.gateway.http.errors import PROBLEM, Problem
 from pydanube.model.failure import DELAY_MS_MAX, FailurePolicy
 from pydanube.model.limits import NAME_CHARACTERS_MAX, PARTITIONS_MAX, SCHEMA_BYTES_MAX, SCHEMA_REFERENCES_MAX
-from pydanube.model.paging import AFTER_CHARACTERS_MAX, FILTER_CHARACTERS_MAX, PAGE_MAX, TOPIC_NUMBERS, PageQuery
+from pydanube.model.paging import AFTER_CHARACTERS_MAX, FILTER_CHARACTERS_MAX, PAGE_MAX, PageQuery
 from pydanube.model.policies import FIELDS, SEGMENT_BYTES_MAX, Policies
 from pydanube.model.schemas import Binding, SchemaDefinition, SchemaReference
 from pydanube.model.topics import TopicConfig
@@ -22,7 +22,6 @@ from pydanube.version import __version__
 
 from . import json_forms
 from .operations import JSON, PATH_PARAMETERS, NoQuery, Operation, Schema
-from .topics import TopicQuery
 
 _REFERENCE: Final = "#/components/schemas/{name}"
 
@@ -373,7 +372,6 @@ _LIMITS: Final[dict[tuple[type, str], dict[str, Any]]] = {
         "description": "The most entries of one page.",
     },
     (PageQuery, "after"): {"maxLength": AFTER_CHARACTERS_MAX},
-    (TopicQuery, "sort"): _orders("name", *TOPIC_NUMBERS),
     (TopicConfig, "partitions"): {"minimum": 0, "maximum": PARTITIONS_MAX},
     (FailurePolicy, "redeliveries_max"): {"minimum": 0, "maximum": 2**16 - 1},
     (FailurePolicy, "ack_timeout_ms"): _DELAY,

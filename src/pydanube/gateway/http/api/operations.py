@@ -27,6 +27,7 @@ from pydanube.model.security import parse_binding_id, parse_key_id, parse_role_n
 from pydanube.model.staging import QUERY_CHARACTERS_MAX, check_query
 
 BASE: Final = "/api/v1"
+TOPIC_PATH: Final = f"{BASE}/topics/{{namespace}}/{{topic}}"
 JSON: Final = "application/json"
 
 Schema = dict[str, Any]

@@ -6,17 +6,16 @@ from typing import Annotated, Final
 
 import msgspec
 
-from pydanube.codec.native import requests as wire
 from pydanube.gateway.http.data.messages import PayloadForm
 from pydanube.model.errors import NotFound
 from pydanube.model.pending import PendingMessage
 from pydanube.model.statistics import ConsumerStatistics, SubscriptionStatistics
+from pydanube.operations import topics
 from pydanube.operations.subscriptions import PeekMessages
 
-from .operations import ApiCall, Operation
+from .operations import TOPIC_PATH, ApiCall, Operation
 from .paging import PartitionIndex
 from .stored_messages import EXAMPLE, ShownMessage, show
-from .topics import TOPIC_PATH
 
 SUBSCRIPTION_PATH: Final = f"{TOPIC_PATH}/subscriptions/{{subscription}}"
 
@@ -101,7 +100,7 @@ OPERATIONS: Final = (
         handler=_statistics,
         reply=SubscriptionReport,
         reply_example=SubscriptionReport("/default/orders", "billing", [PartitionSubscriptionStatistics(0, _COUNTED)]),
-        native=(wire.GetStatistics,),
+        native=(topics.GetStatistics,),
     ),
     Operation(
         method="GET",

@@ -13,14 +13,12 @@ from . import (
     dead_letters,
     publishing,
     subscriptions,
-    topics,
 )
 from .declared import rest_operations
 from .operations import Operation
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
     *brokers.OPERATIONS,
-    *topics.OPERATIONS,
     *subscriptions.OPERATIONS,
     *dead_letters.OPERATIONS,
     *publishing.OPERATIONS,
@@ -30,10 +28,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
 
 NOT_OFFERED: Final[dict[type[Any], str]] = {
     wire.Authenticate: "every HTTP request carries its own token or API key, so none is shown again later",
-    wire.SummarizeTopics: "only brokers of a cluster ask each other; listTopics adds up what they answer",
     wire.FenceProducers: "only brokers of a cluster ask each other, when a producer is opened",
     wire.CountProducers: "only brokers of a cluster ask each other, when a producer is opened",
-    wire.AskTopicUse: "only brokers of a cluster ask each other, before a topic ends as unused",
     wire.OpenForwarder: "only brokers of a cluster forward batches to each other",
     wire.OpenProducer: "a producer is a handle of a native connection; HTTP publishes without one",
     wire.CloseProducer: "a producer is a handle of a native connection; HTTP publishes without one",
