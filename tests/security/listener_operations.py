@@ -249,6 +249,7 @@ REST: Final[dict[str, Sent]] = {
     "getDeadLetter": Sent(SEE_LETTERS, None, f"{_LETTERS}/0/0"),
     "dropDeadLetters": Sent(REDRIVING, {}, f"{_LETTERS}/drop"),
     "publishMessages": Sent(PRODUCE, {"messages": [{"payload": "x"}]}),
+    "request": Sent(PRODUCE, {"payload": "x"}),
     "receiveWebhook": Sent(PRODUCE, {"hello": "there"}),
     "openConsumer": Sent(CONSUME, {"type": "shared"}),
     "closeConsumer": Sent(ANYONE, None),

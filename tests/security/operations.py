@@ -30,7 +30,7 @@ from access_world import (
     stage,
 )
 
-from pydanube.broker import Attachment, shared_id
+from pydanube.broker import Attachment, RequestMessage, shared_id
 from pydanube.broker.cluster.addresses import Place
 from pydanube.broker.quotas.throttle import Kind
 from pydanube.codec.batch import encode
@@ -113,6 +113,7 @@ class Row(NamedTuple):
 ADDRESS: Final = TopicAddress.parse(str(TOPIC))
 MISSING: Final = TopicAddress.parse("/default/missing")
 ATTACHMENT: Final = Attachment(SUBSCRIPTION, "c", SubscriptionType.SHARED)
+ASKED: Final = RequestMessage(b"?")
 OF: Final[dict[str, Any]] = {"topic": TOPIC, "subscription": SUBSCRIPTION}
 
 
@@ -123,6 +124,10 @@ async def _all(stream: Any) -> list[Any]:
 
 def _ignore(_value: object) -> None:
     """Do nothing with an answer."""
+
+
+def _ignore_reply(_head: object, _payload: bytes, _is_last: bool) -> None:
+    """Do nothing with a reply."""
 
 
 async def _closing(opening: Awaitable[Any]) -> None:
@@ -185,6 +190,15 @@ FACADE: Final[dict[str, Row]] = {
     "publish": Row(PRODUCE, lambda w, p: publish(w.broker, p, w.producer)),
     "publisher.publish": Row(
         PRODUCE, lambda w, p: w.broker.publisher.publish(p, TOPIC, 0, memoryview(encode([b"x"], publish_times=1)))
+    ),
+    "requests.open": Row(PRODUCE, lambda w, p: w.broker.requests.open(p, TOPIC, 0)),
+    "requests.publish": Row(
+        PRODUCE,
+        lambda w, p: w.broker.requests.publish(p, w.producer, ASKED, w.broker.inboxes.open(_ignore_reply), _ignore),
+    ),
+    "requests.publish_anywhere": Row(
+        PRODUCE,
+        lambda w, p: w.broker.requests.publish_anywhere(p, TOPIC, 0, ASKED, w.broker.inboxes.open(_ignore_reply)),
     ),
     "take_over_topic": Row(ADMINISTER, lambda w, p: w.broker.take_over_topic(p, TOPIC, None, False)),
     "addresses.check": Row(PRODUCE, lambda w, p: w.broker.addresses.check(p, Action.PRODUCE, ADDRESS)),
@@ -417,6 +431,10 @@ UNCHECKED: Final[dict[str, str]] = {
     "decompression.wait": "memory that a listener reserves",
     "freshness.checked": "surrounds the operations of a listener",
     "freshness.doubt": "surrounds the operations of a listener",
+    "inboxes.close": "forgets what the caller has asked",
+    "inboxes.deliver": "who knows the address of an inbox may answer",
+    "inboxes.open": "follows or precedes a call that asks",
+    "requests.find": "precedes a call that asks",
     "leftovers.tidy": "the broker itself",
     "metrics.delivered": "counts",
     "metrics.listener": "counts",

@@ -100,8 +100,8 @@ class RequestPublisher:
         """Publish a request. `done` is called once, now or when the request has the ack level of its topic. Raises
         Invalid, and Unavailable if nobody would get it, because the topic is not reliable."""
         self._authorizer.check(principal, Action.PRODUCE, producer.topic)
-        _check_heard(producer.topic, producer.partition)
         batch = self._batch(message, inbox)
+        _check_heard(producer.topic, producer.partition)
         patience_s = message.timeout_ms / 1_000 or float("inf")
         self._submit(principal, producer, memoryview(batch), done, patience_s)
         count_traffic(Action.PRODUCE, producer.topic, 1, len(batch))

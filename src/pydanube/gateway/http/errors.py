@@ -59,6 +59,8 @@ class Problem(msgspec.Struct, omit_defaults=True):
     retryable: bool = False
     owner: str = ""
     """The address of the broker to ask instead, of a NotOwner."""
+    kind: str = ""
+    """What kind of error the responder to a request has given, of a RequestFailed."""
 
 
 def status_of(error: errors.DanubeError) -> int:
@@ -76,7 +78,7 @@ def problem_of(error: errors.DanubeError) -> Problem:
     owner = error.owner if isinstance(error, errors.NotOwner) else ""
     kind, status = type(error), status_of(error)
     is_retryable = kind.retryable or status == STATUS[errors.Unavailable]
-    return Problem(kind.__name__, status, error.message, kind.code, is_retryable, owner)
+    return Problem(kind.__name__, status, error.message, kind.code, is_retryable, owner, getattr(error, "kind", ""))
 
 
 def problem_of_http(error: HTTPException) -> Problem:

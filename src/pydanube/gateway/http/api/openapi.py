@@ -41,6 +41,7 @@ ERRORS: Final[dict[int, str]] = {
     431: "The request line and the headers are too long.",
     500: "The broker made a mistake, or stored data is damaged (`Corrupt`).",
     502: "The responder answered the request with an error (`RequestFailed`).",
+    504: "No reply to the request came in time.",
     503: "The broker cannot do this now (`Unavailable`): send the same request again, later.",
 }
 

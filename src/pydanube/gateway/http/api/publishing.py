@@ -1,4 +1,4 @@
-"""Operations that publish: messages of a topic, and webhooks. `gateway.http.data` does the work."""
+"""Operations that publish: messages of a topic, requests, and webhooks. `gateway.http.data` does the work."""
 
 from __future__ import annotations
 
@@ -10,16 +10,26 @@ from starlette.responses import Response
 
 from pydanube.gateway.http import errors
 from pydanube.gateway.http.data import DataEndpoints
-from pydanube.gateway.http.data.messages import PublishBody, body_form, read_messages
+from pydanube.gateway.http.data.messages import (
+    PayloadForm,
+    PublishBody,
+    PublishedMessage,
+    body_form,
+    read_messages,
+    shown_payload,
+)
 from pydanube.gateway.http.data.publishing import PRODUCER, PartlyStored, PublishTarget, StoredAt
 from pydanube.gateway.http.requests import LISTENER
-from pydanube.model.errors import NotFound, Unauthenticated
+from pydanube.model.errors import Invalid, NotFound, Unauthenticated
 from pydanube.model.limits import KIB, NAME_CHARACTERS_MAX, PARTITIONS_MAX, PRODUCER_NAME_BYTES_MAX
 
 from .operations import BASE, JSON, ApiCall, Operation, Schema
 
 LARGE_BODY_BYTES: Final = 256 * KIB
 """A larger body is read in a thread: parsing it takes milliseconds."""
+
+
+REQUEST_TIMEOUT_MS: Final = 5_000
 
 
 class PublishQuery(msgspec.Struct):
@@ -73,6 +83,38 @@ def _partly_stored(partly: PartlyStored) -> Response:
     return Response(msgspec.json.encode(problem), status, headers, errors.PROBLEM)
 
 
+class RequestQuery(msgspec.Struct):
+    timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=3_600_000)] = REQUEST_TIMEOUT_MS
+    """How long to wait for a reply. At most http.poll_wait_ms_max."""
+    format: Literal["auto", "json", "raw"] = "auto"
+    """How the body is read. auto: by its media type, see docs/http-data.md."""
+    payload: PayloadForm = "text"
+    """How the payload of the reply is written: text (or payload_base64 if it is not UTF-8), json (as a value if it is
+    one), base64."""
+
+
+class RequestReply(msgspec.Struct, omit_defaults=True):
+    """The reply to a request."""
+
+    payload: Any = msgspec.UNSET
+    payload_base64: str | msgspec.UnsetType = msgspec.UNSET
+    attributes: dict[str, str] = {}
+
+
+async def _request(call: ApiCall) -> Response:
+    query: RequestQuery = call.query
+    data, headers = data_of(call), call.request.headers
+    limit = data.settings.poll_wait_ms_max
+    if query.timeout_ms > limit:
+        raise Invalid(f"timeout_ms={query.timeout_ms} is too long: at most {limit} (http.poll_wait_ms_max)")
+    form = body_form("" if query.format == "auto" else query.format, headers.get("content-type", ""))
+    message = read_messages(await call.request.body(), form, headers, data.clock.now_us())
+    replied = await data.requester.request(call.principal, call.topic, message, query.timeout_ms)
+    payload, as_base64 = shown_payload(replied.payload, query.payload)
+    reply = RequestReply(payload, as_base64, replied.attributes)
+    return Response(msgspec.json.encode(reply), media_type=JSON)
+
+
 async def _webhook(call: ApiCall) -> PublishResult:
     """Publish a webhook. With authentication, an unknown name and a wrong signature have the same answer as every
     failure: strangers do not learn which webhooks there are, and wait as others do who fail."""
@@ -105,6 +147,11 @@ def _body_schema() -> Schema:
     return schema
 
 
+def _message_schema() -> Schema:
+    _, found = msgspec.json.schema_components([PublishedMessage], ref_template="{name}")
+    return {**found["PublishedMessage"], "description": "It has either payload or payload_base64."}
+
+
 _ANY_BYTES: Final[Schema] = {"type": "string", "format": "binary"}
 _STORED: Final = PublishResult([StoredAt(0, 17)])
 
@@ -126,6 +173,23 @@ OPERATIONS = (
         body_media={JSON: _body_schema(), "application/x-ndjson": _ANY_BYTES, "application/octet-stream": _ANY_BYTES},
         reply=PublishResult,
         reply_example=_STORED,
+    ),
+    Operation(
+        method="POST",
+        path=f"{BASE}/topics/{{namespace}}/{{topic}}/request",
+        name="request",
+        summary="Publish a request and wait for its reply",
+        description="Publishes one message, and answers with the first reply of a consumer. The body is as in "
+        "publishMessages, with one message. 503 comes at once if the topic is not reliable and nobody consumes it.",
+        tag="data",
+        handler=_request,
+        query=RequestQuery,
+        reads_body=True,
+        body_example={"payload": {"product": "tea", "count": 3}},
+        body_media={JSON: _message_schema(), "application/octet-stream": _ANY_BYTES},
+        reply=RequestReply,
+        reply_example=RequestReply('{"cents": 750}'),
+        errors=(404, 409, 502, 504),
     ),
     Operation(
         method="POST",

@@ -3,6 +3,7 @@
 endpoints       what the operations share
 messages        messages as JSON, read and written
 publishing      publishes batches and single messages
+requesting      requests, whose callers wait for a reply
 subscriber      a consumer attached to all partitions of a topic, and its flow control
 sessions        consumers by their ids; silent ones are closed
 long_poll       the answer to a long poll

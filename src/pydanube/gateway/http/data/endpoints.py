@@ -1,4 +1,4 @@
-"""What the data operations of the HTTP listener share: publisher, consumers, streams, webhooks."""
+"""What the data operations of the HTTP listener share: publisher, requests, consumers, streams, webhooks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pydanube.runtime.tasks import Tasks
 
 from .events import TopicEvents
 from .publishing import Publisher
+from .requesting import HttpRequester
 from .sessions import Sessions
 from .webhooks import Webhooks
 
@@ -24,6 +25,7 @@ class DataEndpoints:
         self.settings = settings
         self.clock = clock
         self.publisher = Publisher(broker, memory)
+        self.requester = HttpRequester(broker, memory)
         self.sessions = Sessions(broker, clock, tasks, settings.consumers_max)
         self.webhooks = Webhooks(settings.webhooks, self.publisher, clock)
         self.topic_streams: set[TopicEvents] = set()

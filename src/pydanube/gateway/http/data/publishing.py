@@ -8,6 +8,8 @@ stored whole or not at all. Batches for partitions that other brokers own are se
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -63,6 +65,22 @@ class PartlyStored(Exception):
         self.offsets = offsets
 
 
+@contextmanager
+def counted(broker: Broker, memory: PublishMemory | None, principal: Principal, size_bytes: int) -> Iterator[None]:
+    """Count bytes as published and not answered while the block runs. Raises Unavailable if there are too many."""
+    if memory is None:
+        yield
+        return
+    is_known = broker.security.is_required and not principal.is_broker
+    share = memory.reserve(size_bytes, principal.id if is_known else "")
+    if share is None:
+        raise Unavailable("the broker has too many unanswered publishes: send the request again, later")
+    try:
+        yield
+    finally:
+        memory.release(size_bytes, share)
+
+
 class Publisher:
     """Publishes messages of HTTP clients."""
 
@@ -80,16 +98,8 @@ class Publisher:
 
         Raises PartlyStored if only some of the partitions stored theirs. Cancelled: they may be stored all the same.
         """
-        if self._memory is None:
+        with counted(self._broker, self._memory, principal, size_bytes):
             return await self._publish(principal, target, messages)
-        is_known = self._broker.security.is_required and not principal.is_broker
-        share = self._memory.reserve(size_bytes, principal.id if is_known else "")
-        if share is None:
-            raise Unavailable("the broker has too many unanswered publishes: send the request again, later")
-        try:
-            return await self._publish(principal, target, messages)
-        finally:
-            self._memory.release(size_bytes, share)
 
     async def _publish(self, principal: Principal, target: PublishTarget, messages: MessageColumns) -> list[StoredAt]:
         topic, broker = target.topic, self._broker
