@@ -451,3 +451,16 @@ async def test_two_workers_share_a_subscription(client: pydanube.Client) -> None
         await publish(client, "/shop/orders", *(Order(n) for n in range(100)))
         await seen.wait(100)
     assert sorted(seen.items) == list(range(100))
+
+
+async def test_a_topic_that_is_not_reliable_takes_a_handler_too(client: pydanube.Client) -> None:
+    app, seen = pydanube.App(), Seen()
+    await client.topics.create("/shop/orders", reliable=False)
+
+    @app.subscriber("/shop/orders", subscription="bar")
+    async def serve(order: Order) -> None:
+        seen.add(order.id)
+
+    async with app.running(client.url) as inside:
+        await publish(inside, "/shop/orders", Order(1))
+        assert await seen.wait(1) == [1]

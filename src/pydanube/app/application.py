@@ -160,6 +160,53 @@ class App:
 
         return register
 
+    def reply(
+        self,
+        topic: str,
+        *,
+        subscription: str = "replies",
+        concurrency: int = 1,
+        prefetch: int = 1_000,
+        timeout: float | None = None,
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Answer the requests of a topic (`client.request`) with what the function returns.
+
+        An exception is the answer too: the caller's request raises RequestFailed with its text and its name. Nothing is
+        tried again. Requests whose caller does not wait any more are left out. A topic that does not exist is created
+        as one that is not reliable: it carries a request at most once. All workers share the requests.
+
+        concurrency, prefetch, timeout      as for `subscriber`
+        """
+        names = _names_of_caller()
+
+        def register(function: FunctionT) -> FunctionT:
+            handler = Handler(function, names)
+            with _naming(handler):
+                if handler.takes_batch:
+                    raise Invalid("a request is one message: take one value, not a batch")
+                if handler.returns is not None and (handler.returns.many or handler.returns.arrow):
+                    raise Invalid("a reply is one value: return an object with the list in it")
+                self._add(
+                    Subscriber(
+                        handler=handler,
+                        topics=(str(TopicName.parse(topic)),),
+                        subscription=parse_subscription(subscription),
+                        type="shared",
+                        start=LATEST,
+                        concurrency=concurrency,
+                        prefetch=prefetch,
+                        publish_to="",
+                        policy=None,
+                        sets_policy=False,
+                        reject=(),
+                        timeout=timeout,
+                        replies=True,
+                    )
+                )
+            return function
+
+        return register
+
     def every(self, interval: str, **options: Unpack[ScheduleOptions]) -> Callable[[FunctionT], FunctionT]:
         """Call the function every so often, such as "30s", "5m" or "1h", in one of all workers; see `cron`.
 

@@ -62,11 +62,11 @@ def describe(app: App) -> list[HandlerDescription]:
             subscription=spec.subscription,
             type=spec.type,
             takes=_words(spec.handler.takes),
-            publishes_to=spec.publish_to,
-            returns="" if spec.publishes is None else _words(spec.publishes),
+            publishes_to="the caller" if spec.replies else spec.publish_to,
+            returns="" if spec.handler.returns is None else _words(spec.handler.returns),
             schedule="" if spec.schedule is None else spec.schedule.text,
             concurrency=spec.concurrency,
-            dead_letter_topic=spec.policy.dead_letter_topic,
+            dead_letter_topic=spec.dead_letter_topic,
         )
         for spec in app.subscribers
     ]
@@ -80,7 +80,7 @@ def asyncapi(app: App, title: str, version: str = "1.0.0") -> dict[str, Any]:
 
     def refer(topic: str, kind: ValueKind) -> dict[str, Any]:
         """Add the channel of a topic and the message of a kind of values; return the references to both."""
-        message = re.sub(r"\W", "", kind.type.__name__)
+        message = _message_name(kind)
         messages.setdefault(message, _message(kind))
         channel = _identifier(topic)
         described = channels.setdefault(channel, {"address": topic, "messages": {}})
@@ -99,6 +99,14 @@ def asyncapi(app: App, title: str, version: str = "1.0.0") -> dict[str, Any]:
                     "x-danube": _extension(spec),
                 }
             )
+        if spec.replies and spec.handler.returns is not None:
+            messages.setdefault(_message_name(spec.handler.returns), _message(spec.handler.returns))
+            channels[_identifier(spec.topics[0])]["messages"]["reply"] = {
+                "$ref": f"#/components/messages/{_message_name(spec.handler.returns)}"
+            }
+            operations[_identifier(spec.handler.name)]["reply"] = {
+                "messages": [{"$ref": f"#/channels/{_identifier(spec.topics[0])}/messages/reply"}]
+            }
         if spec.publishes is not None:
             operations[_identifier(f"{spec.handler.name}.publish")] = {
                 "action": "send",
@@ -120,7 +128,7 @@ def _extension(spec: Subscriber) -> dict[str, Any]:
             "subscription": spec.subscription,
             "type": spec.type,
             "schedule": schedule,
-            "deadLetterTopic": spec.policy.dead_letter_topic,
+            "deadLetterTopic": spec.dead_letter_topic,
         }
     )
 
@@ -136,6 +144,10 @@ def _message(kind: ValueKind) -> dict[str, Any]:
         return {"contentType": content}
     schema = definition.text if definition.format is SchemaFormat.PROTOBUF else json.loads(definition.text)
     return {"contentType": content, "payload": {"schemaFormat": schema_format, "schema": schema}}
+
+
+def _message_name(kind: ValueKind) -> str:
+    return re.sub(r"\W", "", kind.type.__name__)
 
 
 def _words(kind: ValueKind) -> str:

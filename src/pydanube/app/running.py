@@ -16,6 +16,7 @@ from pydanube.runtime.tasks import Tasks, run_together
 from pydanube.runtime.telemetry import get_logger
 
 from .handlers import Context
+from .responders import Responder
 from .subscribers import Hooks, Subscriber, Subscription
 from .ticks import Ticker
 
@@ -49,7 +50,10 @@ class Running:
         """The task that is inside the block, to be cancelled when a subscription fails."""
         self._failure: BaseException | None = None
         self._clock = clock or SystemClock()
-        self.subscriptions = [Subscription(spec, hooks, self._context, self, self._clock) for spec in specs]
+        self.subscriptions = [
+            (Responder if spec.replies else Subscription)(spec, hooks, self._context, self, self._clock)
+            for spec in specs
+        ]
 
     async def producer(self, topic: str, *, schema: Any = None) -> Producer[Any]:
         """Return the producer of a topic and a schema, which is opened when it is asked for first."""

@@ -20,6 +20,7 @@ import asyncio
 import builtins
 import traceback
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -29,7 +30,7 @@ from pydanube.client.consuming.consumer import Consumer
 from pydanube.client.consuming.messages import Message, ReceivedBatch
 from pydanube.client.positions import AnyPosition
 from pydanube.client.producing.producer import Producer
-from pydanube.model.errors import Invalid
+from pydanube.model.errors import Invalid, NotFound
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.topics import SubscriptionTypeName
 from pydanube.runtime.clock import Clock
@@ -61,17 +62,24 @@ class Subscriber:
     concurrency: int
     prefetch: int
     publish_to: str
-    policy: FailurePolicy
+    policy: FailurePolicy | None
+    """None: that of the subscription."""
     sets_policy: bool
     """Whether the policy also counts for a subscription that exists already."""
     reject: tuple[builtins.type[Exception], ...]
     timeout: float | None
+    replies: bool = False
+    """Whether the messages are requests, and what the handler returns is the reply."""
     schedule: Schedule | None = None
     """What makes the messages, which are ticks. A tick is not processed any more when a later one is here."""
 
     @property
     def publishes(self) -> ValueKind | None:
         return self.handler.returns if self.publish_to else None
+
+    @property
+    def dead_letter_topic(self) -> str:
+        return "" if self.policy is None else self.policy.dead_letter_topic
 
     @property
     def is_ordered(self) -> bool:
@@ -128,17 +136,9 @@ class Subscription:
         self._errors = hooks.errors
         self._call = _with_middlewares(_with_timeout(spec.handler.bind(context), spec.timeout), hooks.middlewares)
         self._decode = spec.handler.takes.decode
-        self._consumer: Consumer[Any] = self._client.consumer(
-            list(spec.topics),
-            subscription=spec.subscription,
-            type=spec.type,
-            start=spec.start,
-            failure_policy=spec.policy,
-            prefetch_messages=spec.prefetch,
-            create_topic=True,
-            schema=spec.handler.takes.schema,
-        )
+        self._consumer: Consumer[Any]
         self._publisher: Producer[Any] | None = None
+        self._hands_on = spec.publishes is not None or spec.replies
         self._lanes: Lanes[Any] | None = None
         self._workers: list[_Worker] = []
         self._newest_tick = -1
@@ -151,9 +151,19 @@ class Subscription:
         spec = self.spec
         if spec.publishes is not None:
             self._publisher = await self._producers.producer(spec.publish_to, schema=spec.publishes.schema)
+        self._consumer = self._client.consumer(
+            list(spec.topics),
+            subscription=spec.subscription,
+            type=spec.type,
+            start=spec.start,
+            failure_policy=await self._fitting_policy(),
+            prefetch_messages=spec.prefetch,
+            create_topic=True,
+            schema=spec.handler.takes.schema,
+        )
         await self._consumer.open()
-        if spec.sets_policy:
-            await self._set_policy()
+        if spec.sets_policy and spec.policy is not None:
+            await self._set_policy(spec.policy)
         if spec.concurrency > 1 and spec.is_ordered:
             self._lanes = Lanes(self._process, spec.concurrency, tasks)
             self._start(self._fill_lanes, tasks)
@@ -161,12 +171,22 @@ class Subscription:
             for _ in range(spec.concurrency):
                 self._start(self._work, tasks)
 
-    async def _set_policy(self) -> None:
+    async def _fitting_policy(self) -> FailurePolicy | None:
+        """Return the policy of a new subscription: the default one only for reliable topics, the others take none."""
+        spec = self.spec
+        if spec.policy is not None and not spec.sets_policy:
+            for topic in spec.topics:
+                with suppress(NotFound, Invalid):  # it will be created; or it is a pattern
+                    if not (await self._client.topics.describe(topic)).config.reliable:
+                        return None
+        return spec.policy
+
+    async def _set_policy(self, policy: FailurePolicy) -> None:
         """Give subscriptions that existed before the policy that this version of the program says."""
         for topic in self._consumer.topics:
             found = await self._client.describe_subscription(topic, self.spec.subscription)
-            if found.failure_policy != self.spec.policy:
-                await self._client.set_failure_policy(topic, self.spec.subscription, self.spec.policy)
+            if found.failure_policy != policy:
+                await self._client.set_failure_policy(topic, self.spec.subscription, policy)
 
     def _start(self, work: Callable[[_Worker], Awaitable[None]], tasks: Tasks) -> None:
         async def run() -> None:
@@ -187,11 +207,8 @@ class Subscription:
 
     async def close(self, timeout: float | None) -> None:
         """Confirm the acks and leave the subscription. What was received and not acked goes to other consumers."""
-        await self._consumer.close(timeout)
-
-    @property
-    def is_open(self) -> bool:
-        return bool(self._workers)
+        if self._workers:
+            await self._consumer.close(timeout)
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
@@ -233,22 +250,21 @@ class Subscription:
 
     # -- one message, or one batch -----------------------------------------------------------------------------------
 
-    async def _process(self, received: Any) -> None:
+    def _process(self, received: Any) -> Awaitable[None]:
         """Call the handler and settle what was received. Cancelled, it is not settled, and delivered again."""
         try:
             value = self._decode(received)
         except Exception as error:
-            await self._undecodable(received, error)
-            return
-        await self._handle(value, received)
+            return self._undecodable(received, error)
+        return self._handle(value, received)
 
     async def _handle(self, value: Any, received: Any) -> None:
         counts, began = self.counts, self._clock.monotonic()
         counts.running += 1
         try:
             result = await self._call(value, received)
-            if self._publisher is not None and result is not None:
-                await self._publish(self._publisher, result, received)
+            if self._hands_on:
+                await self._hand_on(result, received)
         except Exception as error:
             await self._failed(received, error)
         except asyncio.CancelledError:
@@ -257,7 +273,8 @@ class Subscription:
                 raise
             await self._failed(received, RuntimeError(CANCELLED))  # something that it awaited was cancelled
         else:
-            await self._ack(received)
+            await self._consumer.ack(received)
+            counts.acked += _size(received)
         finally:
             counts.running -= 1
             counts.seconds += self._clock.monotonic() - began
@@ -266,10 +283,12 @@ class Subscription:
         await self._consumer.ack(received)
         self.counts.acked += _size(received)
 
-    async def _publish(self, publisher: Producer[Any], result: Any, received: Any) -> None:
+    async def _hand_on(self, result: Any, received: Any) -> None:
         """Publish what the handler returned. It has the key of the message, so that a key keeps its order."""
-        kind = self.spec.publishes
-        assert kind is not None
+        kind, publisher = self.spec.publishes, self._publisher
+        assert kind is not None and publisher is not None
+        if result is None:
+            return
         key = None if isinstance(received, ReceivedBatch) else received.key
         if kind.many:
             values = [kind.encode(one) for one in result]
@@ -332,9 +351,13 @@ class Subscription:
         else:
             await self._consumer.nack(received, error.delay if isinstance(error, Retry) else None, reason)
             self.counts.failed += _size(received)
+        self._log("app.message_rejected" if rejected else "app.message_failed", received, error, reason)
+
+    def _log(self, event: str, received: Any, error: Exception, reason: str) -> None:
+        """Write the one line of a failure: which message, why, and where it was raised."""
         single = received[0] if isinstance(received, ReceivedBatch) else received
         log.warning(
-            "app.message_rejected" if rejected else "app.message_failed",
+            event,
             handler=self.spec.handler.name,
             topic=received.topic,
             partition=received.partition,
@@ -355,7 +378,7 @@ def _partition_lane(received: Received) -> Hashable:
 
 
 def _size(received: Any) -> int:
-    return len(received) if isinstance(received, ReceivedBatch) else 1
+    return len(received) if type(received) is ReceivedBatch else 1
 
 
 def _singles(batch: ReceivedBatch[Any]) -> Iterator[ReceivedBatch[Any]]:
