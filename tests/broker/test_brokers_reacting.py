@@ -200,7 +200,7 @@ async def test_what_another_broker_created_is_found_before_it_is_heard_of(broker
     with pytest.raises(NotFound, match="there is no partition 3"):
         await b.fetch(ANONYMOUS, grown, 3, EARLIEST, 1000, 0)
     await a.subscriptions.create(ANONYMOUS, TOPIC, "billing", SHARED, EARLIEST)
-    assert await b.subscriptions.version(ANONYMOUS, TOPIC, "billing")
+    assert (await b.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).version
     assert await b.subscriptions.names(ANONYMOUS, TOPIC) == ["billing"]
     assert (await b.policies.get(ANONYMOUS, grown)).effective.producers_max == 0
     await b.delete_topic(ANONYMOUS, TOPIC)

@@ -47,7 +47,7 @@ async def namespace_version(broker: Broker) -> str:
 
 
 async def subscription_version(broker: Broker) -> str:
-    return await broker.subscriptions.version(ANONYMOUS, TOPIC, "billing")
+    return (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).version
 
 
 async def subject_version(broker: Broker) -> str:

@@ -23,6 +23,7 @@ from simulated_cluster import PATIENCE_S, SimulatedCluster
 from pydanube.broker import Broker, SectionRequest, StageRequest
 from pydanube.codec.batch import encode
 from pydanube.core.access import ANONYMOUS
+from pydanube.metadata.packing import version_of
 from pydanube.model.errors import AlreadyExists, Conflict, NotFound, Refused, StaleEpoch
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
@@ -170,7 +171,8 @@ class SubscriptionChanges:
     async def _delete(self) -> None:
         async def delete(broker: Broker) -> None:
             with suppress(NotFound):
-                version = await broker.subscriptions.version(ANONYMOUS, self._topic.name, self.NAME)
+                await broker._registry.refresh_subscription(self._topic.name, self.NAME)
+                version = version_of(broker._registry.subscription(self._topic.name, self.NAME))
                 await broker.subscriptions.delete(ANONYMOUS, self._topic.name, self.NAME, version)
 
         while True:

@@ -291,10 +291,6 @@ FACADE: Final[dict[str, Row]] = {
     "subscriptions.subscribe": Row(
         CONSUME, lambda w, p: _closing(w.broker.subscriptions.subscribe(p, TOPIC, 0, ATTACHMENT, NoSink()))
     ),
-    "subscriptions.unacked_max": Row(
-        SEE_SUBSCRIPTION, lambda w, p: w.broker.subscriptions.unacked_max(p, TOPIC, SUBSCRIPTION)
-    ),
-    "subscriptions.version": Row(SEE_SUBSCRIPTION, lambda w, p: w.broker.subscriptions.version(p, TOPIC, SUBSCRIPTION)),
     "dead_letters.redrive": Row(
         REDRIVING, lambda w, p: w.broker.dead_letters.redrive(p, RedriveLetters(topic=LETTERS, partition=0))
     ),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from .messages import StoredMessage
-from .topics import SubscriptionType
 
 PendingState = Literal["ready", "unacked", "waiting", "delayed", "held", "blocked", "dying"]
 """
@@ -43,11 +42,3 @@ class BacklogMessage:
 
     message: StoredMessage
     pending: PendingMessage
-
-
-class Pending(NamedTuple):
-    """Messages of a subscription, in order, at the time `now_us`, in microseconds since 1970."""
-
-    type: SubscriptionType
-    messages: list[PendingMessage]
-    now_us: int

@@ -7,20 +7,22 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from pydanube.broker.partitions.decompression import DecompressionBudget
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.subscriptions.message_reading import read_messages, read_rows
 from pydanube.core.dispatch.ranges import IntArray, runs
-from pydanube.model.pending import BacklogMessage, Pending, PendingMessage
+from pydanube.model.pending import BacklogMessage, PendingMessage
 from pydanube.model.topics import SubscriptionType
+from pydanube.operations.subscriptions import PendingMessages
 
-DELAYING: Final = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
+DELAYING: Final = (str(SubscriptionType.SHARED), str(SubscriptionType.KEY_SHARED))
 """The types of subscriptions that deliver a message later if its producer says so."""
 
 
-async def add_delays(partition: Partition, pending: Pending) -> Pending:
+async def add_delays(partition: Partition, pending: PendingMessages) -> PendingMessages:
     """Return the pending messages with the state "delayed" and its end where the producer asked for a later delivery.
 
     The dispatcher knows this only of messages that it has read, and not until when.
@@ -36,9 +38,8 @@ async def add_delays(partition: Partition, pending: Pending) -> Pending:
             times = rows.batch.deliver_at
             assert times is not None
             due |= {rows.batch.offset_at(row): int(times[row]) for row in range(rows.start, rows.end)}
-    return pending._replace(
-        messages=[_delayed(one, due.get(one.offset, 0), pending.now_us) for one in pending.messages]
-    )
+    messages = [_delayed(one, due.get(one.offset, 0), pending.now_us) for one in pending.messages]
+    return msgspec.structs.replace(pending, messages=messages)
 
 
 def _may_be_delayed(message: PendingMessage) -> bool:

@@ -34,9 +34,9 @@ from pydanube.core.dispatch.ranges import RangeArray, clip, merged, split_first
 from pydanube.model.errors import DanubeError, Invalid, Refused
 from pydanube.model.failure import REASON_CHARACTERS_MAX, FailurePolicy, Poison
 from pydanube.model.limits import ACKED_RANGES_REFUSED
-from pydanube.model.pending import Pending
 from pydanube.model.statistics import SubscriptionStatistics
 from pydanube.model.topics import SubscriptionPartition, SubscriptionType
+from pydanube.operations.subscriptions import PendingMessages
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
@@ -874,10 +874,10 @@ class LiveSubscription:
         missing = self.cursor.missing(max(after, self._stream.start_offset), self._stream.end_offset)
         return split_first(missing, max(0, messages_max))[0]
 
-    def pending(self, after: int, messages_max: int) -> Pending:
+    def pending(self, after: int, messages_max: int) -> PendingMessages:
         """Describe each of the messages in `backlog_ranges`."""
         messages = self.dispatcher.pending(self.backlog_ranges(after, messages_max))
-        return Pending(self.type, messages, self._clock.now_us())
+        return PendingMessages(messages, str(self.type), self._clock.now_us())
 
     def describe(self, index: int) -> SubscriptionPartition:
         active = [member.consumer for member in self._attached if self.dispatcher.is_active(member)]

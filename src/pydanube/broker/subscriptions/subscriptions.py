@@ -70,6 +70,8 @@ log = get_logger(__name__)
 PENDING_AT_ONCE: Final = 250
 """Messages of a backlog that are looked at in one turn of the loop."""
 
+NO_POLICY: Final = "nothing of it is delivered again, so no failure policy fits; leave it out, or use a reliable topic"
+
 PEEKED_BYTES_MAX: Final = 16 * MIB
 """The most payload bytes that one look at a backlog returns, and one message more."""
 
@@ -211,7 +213,7 @@ class Subscriptions:
         this broker is not enough to say that it exists: another one may have deleted it a moment ago."""
         await self._registry.refresh_topic(topic)
         if failure_policy is not None:
-            self._check_reliable(topic)
+            self._check_reliable(topic, NO_POLICY)
         if name in self._registry.subscriptions(topic) and not ask_store:
             return False
         if failure_policy is not None:
@@ -278,13 +280,12 @@ class Subscriptions:
             for one in partitions
         }
 
-    def _check_reliable(self, topic: TopicName) -> None:
-        """Raise Refused if no subscription of the topic can have a failure policy."""
-        if not self._registry.topic(topic).reliable:
-            raise Refused(
-                f"topic {topic} is not reliable: nothing of it is delivered again, so no failure policy fits; leave it "
-                f"out, or use a reliable topic"
-            )
+    def _check_reliable(self, topic: TopicName, otherwise: str) -> TopicRecord:
+        """Return the record of a topic. Raises Refused, with what does not fit, if it is not reliable."""
+        record = self._registry.topic(topic)
+        if not record.reliable:
+            raise Refused(f"topic {topic} is not reliable: {otherwise}")
+        return record
 
     def _check(self, principal: Principal, action: Action, topic: TopicName, subscription: str) -> None:
         self._authorizer.check(principal, action, subscription_resource(str(topic), subscription))
@@ -339,11 +340,7 @@ class Subscriptions:
         """Return the topic of a subscription that has positions and backlogs. Raises NotFound if one of them does not
         exist, and Refused for topics that are not reliable, whose subscriptions have none."""
         await self._registry.refresh_topic(asked.topic)
-        record = self._registry.topic(asked.topic)
-        if not record.reliable:
-            raise Refused(
-                f"topic {asked.topic} is not reliable: its subscriptions have neither position nor backlog; use another"
-            )
+        record = self._check_reliable(asked.topic, "its subscriptions have neither position nor backlog; use another")
         await self._registry.refresh_subscription(asked.topic, asked.subscription)
         self._registry.subscription(asked.topic, asked.subscription)
         return record
@@ -467,12 +464,6 @@ class Subscriptions:
                 described[index] = _unknown_place(index, error)
         return described
 
-    async def version(self, principal: Principal, topic: TopicName, subscription: str) -> str:
-        """Return the version of a subscription, for `expected`, without opening a partition."""
-        self._check(principal, Action.DESCRIBE, topic, subscription)
-        await self._registry.refresh_subscription(topic, subscription)
-        return version_of(self._registry.subscription(topic, subscription))
-
     # -- moving --------------------------------------------------------------------------------------------------------
 
     async def seek(self, principal: Principal, asked: Seek) -> Positions:
@@ -568,9 +559,9 @@ class Subscriptions:
     async def _pending_one(self, asked: ListPending) -> PendingMessages:
         ((one, live),) = await self._on_partitions(asked, [asked.partition])
         found = await add_delays(one, live.pending(asked.after, asked.messages_max))
-        is_full = len(found.messages) >= asked.messages_max
-        next_offset = found.messages[-1].offset + 1 if is_full else None
-        return PendingMessages(found.messages, str(found.type), found.now_us, next_offset)
+        if len(found.messages) >= asked.messages_max:
+            found.next = found.messages[-1].offset + 1
+        return found
 
     async def peek(self, principal: Principal, asked: PeekMessages) -> list[BacklogMessage]:
         """Return the first messages that are not acknowledged, of all owners of partitions.
@@ -621,7 +612,7 @@ class Subscriptions:
         may do that, and those that may ADMINISTER it."""
         await self._check_own(principal, Action.ADMINISTER, topic, subscription)
         await self._registry.refresh_topic(topic)
-        self._check_reliable(topic)
+        self._check_reliable(topic, NO_POLICY)
         await self._registry.refresh_subscription(topic, subscription)
         self._registry.subscription(topic, subscription)
         await self._prepare_dead_letters(principal, topic, policy)
@@ -629,12 +620,6 @@ class Subscriptions:
             topic, subscription, expected, failure_policy=policy, policy_maker=policy_maker(principal, policy)
         )
         log.info("subscription.failure_policy_changed", topic=str(topic), subscription=subscription)
-
-    async def unacked_max(self, principal: Principal, topic: TopicName, subscription: str) -> int:
-        """Return how many messages of each partition may be delivered and not acknowledged; 0: no limit."""
-        self._check(principal, Action.DESCRIBE, topic, subscription)
-        await self._registry.refresh_subscription(topic, subscription)
-        return self._registry.subscription(topic, subscription).unacked_max
 
     async def set_unacked_max(
         self, principal: Principal, topic: TopicName, subscription: str, unacked_max: int, expected: str = ""
@@ -645,10 +630,7 @@ class Subscriptions:
         if not 0 <= unacked_max <= UNACKED_MAX:
             raise Invalid(f"unacked_max={unacked_max} is out of range: use 1 to {UNACKED_MAX}, or 0 for no limit")
         await self._registry.refresh_topic(topic)
-        if not self._registry.topic(topic).reliable:
-            raise Refused(
-                f"topic {topic} is not reliable: its messages are not acked, so no limit of unacked ones fits"
-            )
+        self._check_reliable(topic, "its messages are not acked, so no limit of unacked ones fits")
         await self._registry.change_subscription(topic, subscription, expected, unacked_max=unacked_max)
         log.info(
             "subscription.unacked_max_changed", topic=str(topic), subscription=subscription, unacked_max=unacked_max

@@ -26,13 +26,6 @@ class Asking(Openable):
         self._check_open()
         return await self._brokers.call(request, answer)
 
-    async def _change(
-        self, request: requests.Request, answer: type[requests.StructT], expected: str
-    ) -> requests.StructT:
-        """Send a change that may be made twice. One that compares is sent once: repeated after a lost answer, it would
-        find what it has changed itself."""
-        return await (self._answer_once(request, answer) if expected else self._request(request, answer))
-
     async def _request_once(self, request: requests.Request) -> None:
         await self._answer_once(request, requests.Done)
 

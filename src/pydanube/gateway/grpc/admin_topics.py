@@ -149,8 +149,9 @@ class TopicAdmin(BrokerService):
         return ADMIN["SubscriptionResponse"](success=True)
 
     async def get_subscription_dispatch_config(self, call: Call, request: Any) -> Any:
-        limit = await self._subscriptions.unacked_max(call.principal, *await self._named(call, request))
-        return ADMIN["GetSubscriptionDispatchConfigResponse"](dispatch_config={"max_unacked_messages": limit})
+        found = await self._subscriptions.describe(call.principal, *await self._named(call, request))
+        config = {"max_unacked_messages": found.unacked_max}
+        return ADMIN["GetSubscriptionDispatchConfigResponse"](dispatch_config=config)
 
     async def _named(self, call: Call, request: Any) -> tuple[TopicName, str]:
         """Return the topic and the subscription that a request names."""
