@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pydanube.broker.cluster.gathering import Gathering
 from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.observe.metrics import BrokerMetrics
 from pydanube.broker.registry.registry import Registry
@@ -26,5 +27,6 @@ class BrokerContext:
     clock: Clock
     tasks: Tasks
     cluster: ClusterParts
+    gathering: Gathering
     metrics: BrokerMetrics
     settings: Sections

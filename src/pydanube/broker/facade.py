@@ -174,7 +174,7 @@ class Broker:
         self._metadata_trouble = parts.metadata_trouble
         self._started_at = clock.now_us()
         self._cluster = parts.cluster or sole_cluster(self.node, parts.addresses)
-        self._gathering = gathering = Gathering(self._cluster)
+        self._gathering = Gathering(self._cluster)
         self.freshness = Freshness(self._cluster.membership)
         self._visibility = Visibility(registry, authorizer, clock)
         self.metrics = BrokerMetrics()
@@ -189,7 +189,16 @@ class Broker:
         self._cache = TailCache(settings.cache.tail_bytes)
         open_partitions = PartitionTable()
         self._context = context = BrokerContext(
-            registry, parts.store, writer, authorizer, clock, parts.tasks, self._cluster, self.metrics, settings
+            registry,
+            parts.store,
+            writer,
+            authorizer,
+            clock,
+            parts.tasks,
+            self._cluster,
+            self._gathering,
+            self.metrics,
+            settings,
         )
         self._tiers = None if parts.objects is None else ObjectStorage(context, parts.objects, open_partitions)
         self._slices = self._open_slices()
@@ -203,9 +212,7 @@ class Broker:
         self.policies = PolicyAdministration(registry, self._partitions, policies, authorizer)
         self.decompression = DecompressionBudget()
         """Must be asked before a compressed batch is passed to `publish`."""
-        self.subscriptions = Subscriptions(
-            registry, self._partitions, authorizer, self.decompression, self.unread, gathering
-        )
+        self.subscriptions = Subscriptions(context, self._partitions, self.decompression, self.unread)
         self.publisher = PartitionPublisher(
             registry, self._partitions, self._producers, self._cluster, authorizer, self.throttle, self.publish
         )
@@ -214,22 +221,15 @@ class Broker:
             registry, self._producers, self._cluster, authorizer, self.throttle, clock, self.publish
         )
         self.dead_letters = DeadLetters(
-            registry,
-            self._partitions,
-            self.subscriptions,
-            authorizer,
-            self.publisher,
-            self.decompression,
-            self.unread,
-            gathering,
+            context, self._partitions, self.subscriptions, self.publisher, self.decompression, self.unread
         )
         self.single_acks = SingleAcks(registry, self._partitions, authorizer)
         self.shared_producers = SharedProducers(context, self._producers, self.addresses)
         self.consumer_sessions = ConsumerSessions(context, self.addresses, self.subscriptions)
-        self.statistics = Statistics(registry, self._partitions, authorizer, clock, gathering)
-        self._stored_bytes = StoredBytes(self.throttle, registry, self._partitions, self.statistics, clock, self.node)
+        self.statistics = Statistics(context, self._partitions)
+        self._stored_bytes = StoredBytes(context, self.throttle, self._partitions, self.statistics, self.node)
         self.listing = Listing(registry, self.statistics, authorizer, clock)
-        self.storage = StorageAdministration(context, self._partitions, self._tiers, gathering, self._slice_counts)
+        self.storage = StorageAdministration(context, self._partitions, self._tiers, self._slice_counts)
         self._staging = self._open_staging(self._tiers)
         self._metric_sources = MetricSources(
             self.metrics, registry, open_partitions, writer, self._cache, self._tiers, self._slice_counts
@@ -252,8 +252,8 @@ class Broker:
             self._partitions.policies_of,
             self._tiers.cursors_of if self._tiers is not None else no_cursors,
         )
-        self.leftovers = Leftovers(context, gathering, self.publisher, self.decompression)
-        self.topics = TopicChanges(registry, self._partitions, writer, gathering, self._check_storing)
+        self.leftovers = Leftovers(context, self.publisher, self.decompression)
+        self.topics = TopicChanges(context, self._partitions, self._check_storing)
         self._lifetimes = Expiration(context, self._partitions, self.subscriptions, self._deletion)
         self._compaction = MetadataCompaction(parts.store, self._cluster.membership, clock)
         self.peer_requests = PeerRequests(
@@ -477,7 +477,7 @@ class Broker:
             self._tasks.spawn(self.leftovers.tidy(), "leftovers tidying"),
         ]
         if self._slices is not None:
-            self._store_loss = StoreLoss(self._slices, self._partitions, self._cluster, self._clock, self.cluster.tell)
+            self._store_loss = StoreLoss(self._context, self._slices, self._partitions, self.cluster.tell)
             self._member_tasks.append(self._tasks.spawn(self._store_loss.run(), "object store watching"))
 
     def background_work(self, lifetimes_interval_s: float) -> list[tuple[str, Coroutine[Any, Any, None]]]:

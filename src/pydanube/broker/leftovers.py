@@ -23,7 +23,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from pydanube.broker.cluster.gathering import Gathering
 from pydanube.broker.cluster.owners import StoredRecord
 from pydanube.broker.context import BrokerContext
 from pydanube.broker.partitions.decompression import DecompressionBudget
@@ -88,7 +87,6 @@ class Leftovers:
     """What this broker and others still have of partitions that were taken over."""
 
     context: BrokerContext
-    gathering: Gathering
     publisher: PartitionPublisher
     decompression: DecompressionBudget
 
@@ -116,7 +114,7 @@ class Leftovers:
             elif not own_only:
                 others.setdefault(holder, []).append(lost)
         asked = {name: ListLeftovers(own_only=True) for name in others if name}
-        answers = await self.gathering.ask(asked, LeftoversListed)
+        answers = await self.context.gathering.ask(asked, LeftoversListed)
         for name, some in others.items():
             answer = answers.get(name)
             if isinstance(answer, LeftoversListed):
@@ -212,7 +210,7 @@ class Leftovers:
             if own_only:
                 raise Unavailable(f"this broker does not have the leftovers of {found[0].name}: ask again")
             asked = SalvageTopic(topic=topic, partition=partition, to=to, broker=broker, drop=drop, own_only=True)
-            return (await self.gathering.forward(holder, asked, Salvaged)).step
+            return (await self.context.gathering.forward(holder, asked, Salvaged)).step
         async with self._salvaging:
             return await self._step(principal, found, to, target_id, drop)
 

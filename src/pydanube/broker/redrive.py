@@ -21,21 +21,20 @@ from weakref import WeakValueDictionary
 import msgspec
 import numpy as np
 
-from pydanube.broker.cluster.gathering import Gathering
+from pydanube.broker.context import BrokerContext
 from pydanube.broker.partitions.decompression import DecompressionBudget
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.producers.producers import shared_id
 from pydanube.broker.producers.publishing import PartitionPublisher
 from pydanube.broker.registry.records import TopicRecord
-from pydanube.broker.registry.registry import Registry
 from pydanube.broker.subscriptions.message_reading import MADE_TIMES, Range, read_messages
 from pydanube.broker.subscriptions.subscription import LiveSubscription
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
 from pydanube.broker.unread_memory import UnreadMemory
 from pydanube.codec.batch import encode
 from pydanube.codec.native.requests import fitting
-from pydanube.core.access import ANONYMOUS, Action, Authorizer, Principal
+from pydanube.core.access import ANONYMOUS, Action, Principal
 from pydanube.core.dispatch.ranges import runs
 from pydanube.model.dead_letters import (
     CANNOT_GO_BACK,
@@ -98,23 +97,21 @@ class DeadLetters:
 
     def __init__(
         self,
-        registry: Registry,
+        context: BrokerContext,
         partitions: Partitions,
         subscriptions: Subscriptions,
-        authorizer: Authorizer,
         publisher: PartitionPublisher,
         decompression: DecompressionBudget,
         unread: UnreadMemory,
-        gathering: Gathering,
     ) -> None:
-        self._registry = registry
+        self._registry = context.registry
         self._partitions = partitions
         self._subscriptions = subscriptions
-        self._authorizer = authorizer
+        self._authorizer = context.authorizer
         self._publisher = publisher
         self._decompression = decompression
         self._unread = unread
-        self._gathering = gathering
+        self._gathering = context.gathering
         self._steps: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
         """By topic id. Without it, two redrives at the same time would send every letter twice."""
 

@@ -11,20 +11,19 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from pydanube.broker.cluster.gathering import Gathering
+from pydanube.broker.context import BrokerContext
 from pydanube.broker.observe.summaries import merge_summaries, summarize
 from pydanube.broker.partitions.backlog_quota import backlog_bytes
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
-from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.visibility import topic_filter
-from pydanube.core.access import Action, Authorizer, Principal, visible_subscriptions
+from pydanube.core.access import Action, Principal, visible_subscriptions
 from pydanube.model.errors import DanubeError, NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.paging import TopicPage
 from pydanube.model.statistics import PartitionStatistics, SubscriptionStatistics, TopicStatistics, TopicSummary
 from pydanube.operations.topics import GetStatistics, StatisticsReport, SummarizeTopics
-from pydanube.runtime.clock import MICROSECONDS, Clock
+from pydanube.runtime.clock import MICROSECONDS
 from pydanube.runtime.slices import Slices
 from pydanube.runtime.tasks import run_together
 from pydanube.storage.stream import PartitionStream, append_time_at
@@ -37,19 +36,12 @@ class Statistics:
     """Every call names a principal, and the authorizer is asked first: `all` shows the topics that the caller may see,
     and every call the subscriptions that it may see."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        partitions: Partitions,
-        authorizer: Authorizer,
-        clock: Clock,
-        gathering: Gathering,
-    ) -> None:
-        self._registry = registry
+    def __init__(self, context: BrokerContext, partitions: Partitions) -> None:
+        self._registry = context.registry
         self._partitions = partitions
-        self._authorizer = authorizer
-        self._clock = clock
-        self._gathering = gathering
+        self._authorizer = context.authorizer
+        self._clock = context.clock
+        self._gathering = context.gathering
 
     async def topic(self, principal: Principal, topic: TopicName, own_only: bool = False) -> TopicStatistics:
         """Return the statistics of a topic, and open its partitions for that. One that cannot be opened, or whose owner

@@ -22,9 +22,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from pydanube.broker.cluster.loads import STORE_AWAY, STORE_OK
-from pydanube.broker.cluster.parts import ClusterParts
+from pydanube.broker.context import BrokerContext
 from pydanube.model.errors import NotOwner
-from pydanube.runtime.clock import Clock
 from pydanube.runtime.telemetry import get_logger
 
 from .broker_slices import BrokerSlices
@@ -47,19 +46,15 @@ class StoreLoss:
     """Whether one broker of a cluster has the object store, and what it does when it alone has lost it."""
 
     def __init__(
-        self,
-        slices: BrokerSlices,
-        partitions: Partitions,
-        cluster: ClusterParts,
-        clock: Clock,
-        tell: Callable[[], Awaitable[None]],
+        self, context: BrokerContext, slices: BrokerSlices, partitions: Partitions, tell: Callable[[], Awaitable[None]]
     ) -> None:
         """`tell` tells the other brokers the load of this one, which has `health`."""
+        cluster = context.cluster
         self._slices = slices
         self._partitions = partitions
         self._membership = cluster.membership
         self._loads = cluster.loads
-        self._clock = clock
+        self._clock = context.clock
         self._tell = tell
         self._probed_at = float("-inf")
         self.health = ""

@@ -11,17 +11,16 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Final
 
+from pydanube.broker.context import BrokerContext
 from pydanube.broker.observe.statistics import SUMMARIES_AT_ONCE, Statistics
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.registry.records import TopicRecord
-from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import Principal
 from pydanube.model.errors import DanubeError
 from pydanube.model.names import TopicName
 from pydanube.model.quotas import QuotaSubject, namespace_subject
 from pydanube.model.security import BROKER_TYPE
 from pydanube.model.statistics import TopicSummary
-from pydanube.runtime.clock import Clock
 from pydanube.runtime.slices import Slices
 from pydanube.runtime.telemetry import get_logger
 
@@ -40,20 +39,14 @@ class StoredBytes:
     """Keeps the throttle informed of what subjects store."""
 
     def __init__(
-        self,
-        throttle: Throttle,
-        registry: Registry,
-        partitions: Partitions,
-        statistics: Statistics,
-        clock: Clock,
-        node: str,
+        self, context: BrokerContext, throttle: Throttle, partitions: Partitions, statistics: Statistics, node: str
     ) -> None:
         """`node` is this broker, in whose name the statistics are asked for."""
         self._throttle = throttle
-        self._registry = registry
+        self._registry = context.registry
         self._partitions = partitions
         self._statistics = statistics
-        self._clock = clock
+        self._clock = context.clock
         self._principal = Principal(node, BROKER_TYPE)
         self._opened: set[int] = set()
         """Topics whose partitions were opened to be counted."""

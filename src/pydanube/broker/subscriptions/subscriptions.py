@@ -13,18 +13,17 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
-from pydanube.broker.cluster.gathering import Gathering
+from pydanube.broker.context import BrokerContext
 from pydanube.broker.partitions import state_ledger
 from pydanube.broker.partitions.decompression import DecompressionBudget
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.registry.records import SubscriptionRecord, TopicRecord
-from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.audit_operations import note_change
 from pydanube.broker.subscriptions.message_reading import MADE_TIMES
 from pydanube.broker.unread_memory import UnreadMemory, UnreadPart
 from pydanube.codec.native.requests import fitting
-from pydanube.core.access import Action, Authorizer, Principal, visible_subscriptions
+from pydanube.core.access import Action, Principal, visible_subscriptions
 from pydanube.core.dispatch.key_filters import KeyFilter
 from pydanube.metadata.packing import version_of
 from pydanube.model.errors import AlreadyExists, DanubeError, Full, Invalid, NotFound, Refused, Unavailable
@@ -109,20 +108,14 @@ class Subscriptions:
     """The operations on subscriptions. Each names a principal and asks the authorizer before anything else."""
 
     def __init__(
-        self,
-        registry: Registry,
-        partitions: Partitions,
-        authorizer: Authorizer,
-        decompression: DecompressionBudget,
-        unread: UnreadMemory,
-        gathering: Gathering,
+        self, context: BrokerContext, partitions: Partitions, decompression: DecompressionBudget, unread: UnreadMemory
     ) -> None:
-        self._registry = registry
+        self._registry = context.registry
         self._partitions = partitions
-        self._authorizer = authorizer
+        self._authorizer = context.authorizer
         self._decompression = decompression
         self._unread = unread
-        self._gathering = gathering
+        self._gathering = context.gathering
 
     async def subscribe(
         self, principal: Principal, topic: TopicName, partition: int, attachment: Attachment, sink: Sink

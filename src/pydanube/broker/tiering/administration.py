@@ -12,7 +12,6 @@ from dataclasses import replace
 from itertools import count
 from typing import Final
 
-from pydanube.broker.cluster.gathering import Gathering
 from pydanube.broker.context import BrokerContext
 from pydanube.broker.partitions.broker_slices import SliceCounts
 from pydanube.broker.partitions.open_partitions import Partitions
@@ -131,11 +130,10 @@ class StorageAdministration:
         context: BrokerContext,
         partitions: Partitions,
         tiers: ObjectStorage | None,
-        gathering: Gathering,
         slice_counts: Callable[[], SliceCounts] = SliceCounts,
     ) -> None:
         self._slice_counts = slice_counts
-        self._gathering = gathering
+        self._gathering = context.gathering
         self._registry = context.registry
         self._partitions = partitions
         self._authorizer = context.authorizer

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from pydanube.broker.cluster.gathering import Gathering
+from pydanube.broker.context import BrokerContext
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.stored_partition import StoredPartition
 from pydanube.broker.registry.records import TopicRecord
-from pydanube.broker.registry.registry import Registry
 from pydanube.broker.topics.truncation import truncate
 from pydanube.model.errors import DanubeError, Invalid, Refused
 from pydanube.model.names import TopicName
@@ -17,7 +16,6 @@ from pydanube.model.topics import AckLevel
 from pydanube.operations import Done
 from pydanube.operations.topics import Positions, SetAckLevel, TruncateTopic, UnloadTopic
 from pydanube.runtime.telemetry import get_logger
-from pydanube.storage.wal import LogWriter
 
 log = get_logger(__name__)
 
@@ -26,18 +24,13 @@ class TopicChanges:
     """What `broker.handlers` has done to topics, after it has asked whether the caller may."""
 
     def __init__(
-        self,
-        registry: Registry,
-        partitions: Partitions,
-        writer: LogWriter,
-        gathering: Gathering,
-        check_storing: Callable[[TopicName], Awaitable[None]],
+        self, context: BrokerContext, partitions: Partitions, check_storing: Callable[[TopicName], Awaitable[None]]
     ) -> None:
         """`check_storing` raises Refused if the object store cannot keep a topic."""
-        self._registry = registry
+        self._registry = context.registry
         self._partitions = partitions
-        self._writer = writer
-        self._gathering = gathering
+        self._writer = context.writer
+        self._gathering = context.gathering
         self._check_storing = check_storing
         self._changing_level = asyncio.Lock()
 
