@@ -536,7 +536,7 @@ class Server:
             from pydanube.gateway.grpc import GrpcServer
 
             certificates = tls.get(GRPC), tls.get(ADMIN)
-            self._grpc = GrpcServer(broker, settings, clock, tasks, memory, *certificates, grpc_places, work)
+            self._grpc = GrpcServer(broker, settings, clock, tasks, memory, certificates, grpc_places, work)
             if GRPC in listeners:
                 self.grpc_address = await self._on_port(GRPC, self._grpc.open_data)
             if ADMIN in listeners:

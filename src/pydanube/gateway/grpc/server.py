@@ -64,18 +64,16 @@ class GrpcServer:
         clock: Clock,
         tasks: Tasks,
         memory: Memory,
-        data_certificates: ServerCertificates | None = None,
-        admin_certificates: ServerCertificates | None = None,
+        certificates: tuple[ServerCertificates | None, ServerCertificates | None] = (None, None),
         places: int | None = None,
         work: UnprovenWork | None = None,
     ) -> None:
-        """The certificates are those that connections of the two listeners are encrypted with; None: they are not.
-        `places`: as many connections as both may have together; None: those of the settings. `work` is what clients of
-        all listeners cost before they have shown who they are; None: these two count by themselves."""
+        """`certificates` are those that connections of the data and the admin listener are encrypted with; None: they
+        are not. `places`: as many connections as both may have together; None: those of the settings. `work` is what
+        clients of all listeners cost before they have shown who they are; None: these two count by themselves."""
         self._grpc, self._shared = settings.grpc, settings.limits
         self._connections_max = settings.grpc.connections_max if places is None else places
-        self._data_certificates = data_certificates
-        self._admin_certificates = admin_certificates
+        self._data_certificates, self._admin_certificates = certificates
         self._broker = broker
         self._clock = clock
         self._tasks = tasks
@@ -90,7 +88,7 @@ class GrpcServer:
         """Those of the ports that are open."""
         self._servers: list[Any] = []
         self._healths: list[health.Health] = []
-        schemes = _scheme(data_certificates), _scheme(admin_certificates)
+        schemes = map(_scheme, certificates)
         resources = ListenerResources(settings.grpc, clock, tasks, self._data_url, *schemes)
         self._services = [(one, one.make(broker, resources)) for one in SERVICES]
         self._rounds: asyncio.Task[None] | None = None
