@@ -43,10 +43,6 @@ class Definitions:
             self._texts.put(key, definition, len(definition.text) + ENTRY_BYTES)
         return definition
 
-    def find_parsed(self, schema_id: int, version: int) -> ParsedSchema | None:
-        """Return the parsed schema of a version if it is cached."""
-        return self._parsed.get((schema_id, version))
-
     async def parsed(self, subject: Subject, version: int) -> ParsedSchema:
         """Return the parsed schema of a version."""
         key = (subject.schema_id, version)

@@ -71,10 +71,6 @@ class Cursor:
         self._advance_position()
         return added
 
-    def ack_below(self, end: int) -> int:
-        """Mark everything below `end` as acknowledged and return how many offsets were new."""
-        return self.ack(self.position, end)
-
     def move(self, position: int, generation: int) -> None:
         """Start again at `position` in a new generation; nothing from there on is acknowledged."""
         self.position = position

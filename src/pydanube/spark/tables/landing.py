@@ -23,7 +23,6 @@ from pydanube.runtime.telemetry import get_logger
 from pydanube.spark.local_directories import not_a_directory
 
 from .formats import TableFormat, open_table
-from .landed import LandingRecord
 from .options import TableOptions
 from .orphans import remove_orphans
 from .stores import local_path, refuse_foreign_files
@@ -149,8 +148,3 @@ def query_of(checkpoint: str) -> str | None:
         return str(json.loads(text)["id"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def records_of(table: TableFormat, topic: str | None = None) -> list[LandingRecord]:
-    """Return the records of landings in the table, of one topic if it is named."""
-    return [one for one in table.records() if one.topics and (topic is None or topic in one.topics)]
