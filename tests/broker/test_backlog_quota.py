@@ -92,14 +92,14 @@ async def test_a_quota_in_bytes_is_about_right(client):
 
 async def test_eviction_settles_the_oldest_and_counts_them(client):
     await client.create()
-    for name in ("billing", "keeps up"):
+    for name in ("billing", "keeps-up"):
         await client.subscription(name)
     await client.policies(backlog_messages_max=30, backlog_action=BacklogAction.EVICT)
     producer = await client.producer()
     for batch in range(10):
         await client.fill(producer, 1)
-        await client.settle((batch * 10, batch * 10 + 10), name="keeps up")
-    lagging, keeping = await client.counted(), await client.counted("keeps up")
+        await client.settle((batch * 10, batch * 10 + 10), name="keeps-up")
+    lagging, keeping = await client.counted(), await client.counted("keeps-up")
     assert lagging.backlog <= 40  # less than a batch too many, until the next look
     assert (keeping.backlog, keeping.evicted) == (0, 0)
     await client.pass_time(0)

@@ -100,7 +100,7 @@ MUTANTS = [
     Mutant(
         "a collector that knows only its own uploads",
         "storage/segments/garbage_collector.py",
-        "        return await self._catalog.condemn(key, self._uploads_begun_before_us)\n",
+        "        return await self.catalog.condemn(key, self._uploads_begun_before_us)\n",
         "        return True\n",
         "tests/broker/test_shared_work.py::test_an_object_that_another_broker_is_about_to_list_is_not_deleted",
     ),
@@ -213,10 +213,11 @@ RECORDS = {"0014-several-brokers.md": MUTANTS, "0015-acks-from-the-object-store.
 """By decision record: the mutants that it lists."""
 
 
-def run_test(source: Path, test: str) -> subprocess.CompletedProcess[str]:
-    """Run one test against the package in `source`."""
+def run_test(source: Path, test: str, temporary: Path) -> subprocess.CompletedProcess[str]:
+    """Run one test against the package in `source`. Its temporary directories lie in one of their own, because a run of
+    pytest removes those that it thinks earlier runs have left."""
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--basetemp={temporary}", test],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,

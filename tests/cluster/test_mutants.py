@@ -31,9 +31,9 @@ def test_the_decision_record_lists_every_mutant_with_its_test(record: str) -> No
 @pytest.mark.soak
 @each
 def test_a_mutant_is_caught(tmp_path: Path, mutant: Mutant) -> None:
-    whole = run_test(ROOT / "src", mutant.test)
+    whole = run_test(ROOT / "src", mutant.test, tmp_path / "whole")
     assert whole.returncode == 0, whole.stdout
-    mutant.write(tmp_path)
-    caught = run_test(tmp_path, mutant.test)
+    mutant.write(tmp_path / "mutant")
+    caught = run_test(tmp_path / "mutant", mutant.test, tmp_path / "caught")
     assert caught.returncode == 1, f"nothing failed:\n{caught.stdout}{caught.stderr}"
     assert "1 failed" in caught.stdout or "FAILED" in caught.stdout

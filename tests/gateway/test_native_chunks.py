@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from native_peer import TOPIC, Peer, one_batch, open_listener
 
 from pydanube.codec.native.frames import FrameKind
-from pydanube.codec.native.requests import CreateTopic, Done
 from pydanube.gateway.native.chunks import LARGE_BYTES, SMALL_BYTES, TOLERATED_SHARE, Chunks
+from pydanube.operations.operation import Done
+from pydanube.operations.topics import CreateTopic
 from pydanube.runtime.network import CHUNK_BYTES_MAX
 
 BYTES = memoryview(bytes(LARGE_BYTES))

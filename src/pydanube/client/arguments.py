@@ -66,6 +66,7 @@ class ConsumerArguments(TypedDict, total=False):
     ack_linger_ms: float
     refresh_seconds: float
     create_topic: bool
+    on_partition: PartitionHook | None
 
 
 class RequestArguments(TypedDict, total=False):
