@@ -121,6 +121,13 @@ def _remember_json(context: click.Context, _parameter: click.Parameter, wanted: 
 
 
 json_option = json_option_with("Print JSON for scripts instead of a table.")
+
+
+def broker_options(command: Any) -> Any:
+    """Add to a command the options of most that ask a broker: those of `url_option`, and --json."""
+    return url_option(json_option(command))
+
+
 config_option = click.option(
     "--config",
     "path",

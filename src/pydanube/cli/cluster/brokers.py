@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from pydanube.cli.options import examples, json_option, url_option
+from pydanube.cli.options import broker_options, examples
 from pydanube.cli.output import emit_json, fields, shown_as_json, size, table, wants_json
 from pydanube.cli.session import with_client
 from pydanube.model.cluster import AWAY
@@ -63,8 +63,7 @@ def _list(url: str) -> list[dict[str, Any]]:
 
 
 @brokers.command("list", epilog=examples("danube brokers list --json"))
-@url_option
-@json_option
+@broker_options
 def list_(url: str) -> None:
     """List the living brokers of the cluster; a standalone broker is the only one.
 
@@ -81,8 +80,7 @@ def list_(url: str) -> None:
 @brokers.command(
     "describe", epilog=examples("danube brokers describe\ndanube brokers describe --url danube://10.0.0.7:6655")
 )
-@url_option
-@json_option
+@broker_options
 def describe(url: str) -> None:
     """Show the broker behind --url."""
     found = _describe(url)
@@ -96,8 +94,7 @@ def describe(url: str) -> None:
 
 @brokers.command("leftovers", epilog=examples("danube brokers leftovers\ndanube brokers leftovers --broker broker-2"))
 @click.option("--broker", default="", help="Only of this broker.")
-@url_option
-@json_option
+@broker_options
 def leftovers(broker: str, url: str) -> None:
     """List what brokers still have of partitions that others took over.
 

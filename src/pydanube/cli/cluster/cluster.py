@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from pydanube.cli.options import examples, json_option, url_option
+from pydanube.cli.options import broker_options, examples
 from pydanube.cli.output import note, plural, shown_as_json, size, table
 from pydanube.cli.session import with_client
 from pydanube.model.cluster import AWAY, BrokerStatus, ClusterDescription, UpgradeDescription
@@ -22,8 +22,7 @@ def cluster() -> None:
 @cluster.command(
     "status", epilog=examples("danube cluster status\ndanube cluster status --url danube://10.0.0.7:6655 --json")
 )
-@url_option
-@json_option
+@broker_options
 def status(url: str) -> None:
     """Show every broker of the cluster, from any one of them.
 
@@ -50,8 +49,7 @@ def status(url: str) -> None:
     "upgrade", epilog=examples("danube cluster upgrade\ndanube cluster upgrade --finish\ndanube cluster upgrade --json")
 )
 @click.option("--finish", is_flag=True, help="Raise the feature level to the highest that all living brokers know.")
-@url_option
-@json_option
+@broker_options
 def upgrade(finish: bool, url: str) -> None:
     """Show how far the upgrade to a newer release is, and finish it.
 

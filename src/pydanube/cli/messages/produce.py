@@ -30,9 +30,8 @@ from pydanube.cli.options import (
     MOMENT,
     SCHEMA,
     TOPIC,
+    broker_options,
     examples,
-    json_option,
-    url_option,
 )
 from pydanube.cli.output import note, number, show, size
 from pydanube.cli.session import with_client
@@ -170,8 +169,7 @@ danube produce /default/orders --schema orders -k user-1 -m ''       a tombstone
     help="Payloads are JSON: encode them with this schema.  [default version: the latest]",
 )
 @click.option("--compression", type=COMPRESSION, default="none", show_default=True, help="Of the batches.")
-@url_option
-@json_option
+@broker_options
 def produce(
     messages: tuple[str, ...],
     file: Path | None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from pydanube.cli.options import SUBJECT, TOPIC, examples, expected_option, json_option, url_option
+from pydanube.cli.options import SUBJECT, TOPIC, broker_options, examples, expected_option
 from pydanube.cli.output import fields, show, shown_as_json
 from pydanube.cli.session import with_client
 from pydanube.model.errors import Denied, Invalid, NotFound
@@ -56,8 +56,7 @@ danube schemas bind /default/orders orders --no-validate-payloads
     help="confluent: each payload begins with a zero byte and the global id, as Confluent's serializers write it.",
 )
 @expected_option
-@url_option
-@json_option
+@broker_options
 def bind(
     topic: TopicName,
     subject: str,
@@ -107,8 +106,7 @@ def bind(
 @click.command(epilog=examples("danube schemas unbind /default/orders"))
 @click.argument("topic", type=TOPIC)
 @expected_option
-@url_option
-@json_option
+@broker_options
 def unbind(topic: TopicName, expected: str, url: str) -> None:
     """Let a topic carry anything again. Messages keep the schemas that they were published with."""
     with_client(url, lambda client: client.schemas.unbind(str(topic), expected=expected))
@@ -117,8 +115,7 @@ def unbind(topic: TopicName, expected: str, url: str) -> None:
 
 @click.command(epilog=examples("danube schemas binding /default/orders\ndanube schemas binding /default/orders --json"))
 @click.argument("topic", type=TOPIC)
-@url_option
-@json_option
+@broker_options
 def binding(topic: TopicName, url: str) -> None:
     """Show which subject a topic carries, and how that is checked."""
     found = with_client(url, lambda client: client.schemas.binding(str(topic)))

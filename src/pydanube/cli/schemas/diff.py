@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from pydanube.cli.options import SUBJECT, VERSION, examples, json_option, url_option
+from pydanube.cli.options import SUBJECT, VERSION, broker_options, examples
 from pydanube.cli.output import note, printable, shown_as_json
 from pydanube.cli.schemas.files import FORMATS, read_definition, reference_option, with_references
 from pydanube.cli.session import with_client
@@ -62,8 +62,7 @@ danube schemas diff orders 1 2 --json | jq .forward
 )
 @click.option("--format", "format_", type=FORMATS, help="Of the file.  [default: the subject's]")
 @reference_option
-@url_option
-@json_option
+@broker_options
 def diff(
     subject: str,
     old: int | None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
-from pydanube.cli.options import SUBJECT, confirm, examples, json_option, url_option, yes_option
+from pydanube.cli.options import SUBJECT, broker_options, confirm, examples, yes_option
 from pydanube.cli.output import emit_json, fields, note, plural, show, shown_as_json, table, wants_json
 from pydanube.cli.schemas.bindings import bind, binding, unbind
 from pydanube.cli.schemas.diff import diff
@@ -81,8 +81,7 @@ danube schemas register names --format string                text, without a def
 @click.argument("subject", type=SUBJECT)
 @definition_options
 @click.option("--tag", "tags", multiple=True, help="Of the version; may be repeated.")
-@url_option
-@json_option
+@broker_options
 def register(
     subject: str,
     file: str | None,
@@ -158,8 +157,7 @@ danube schemas check orders order-2.avsc --json | jq -r '.reasons[].path'
 @definition_options
 @version_options("as 'register' compares it")
 @click.option("--level", type=LEVELS, help="In place of the subject's own.")
-@url_option
-@json_option
+@broker_options
 def check(
     subject: str,
     file: str | None,
@@ -221,8 +219,7 @@ danube schemas get --global-id 7 --json
 @click.option("--id", "schema_id", type=click.IntRange(min=1), help="Of the subject with this schema id.")
 @click.option("--global-id", type=click.IntRange(1, 2**31 - 1), help="With this global id.")
 @click.option("--deleted", is_flag=True, help="Also if it is deleted.")
-@url_option
-@json_option
+@broker_options
 def get(
     subject: str | None,
     version: int | None,
@@ -287,8 +284,7 @@ danube schemas list --deleted --json
 @click.argument("prefix", default="")
 @click.option("-l", "--long", "is_long", is_flag=True, help="With formats, versions, levels and topics.")
 @click.option("--deleted", is_flag=True, help="Also those that are deleted.")
-@url_option
-@json_option
+@broker_options
 def list_(prefix: str, is_long: bool, deleted: bool, url: str) -> None:
     """List subjects by name, those that begin with PREFIX."""
 
@@ -325,8 +321,7 @@ def list_(prefix: str, is_long: bool, deleted: bool, url: str) -> None:
 
 @schemas.command("describe", epilog=examples("danube schemas describe orders\ndanube schemas describe orders --json"))
 @click.argument("subject", type=SUBJECT)
-@url_option
-@json_option
+@broker_options
 def describe(subject: str, url: str) -> None:
     """Show a subject: its ids, versions, compatibility, and the topics that are bound to it."""
     found = with_client(url, lambda client: client.schemas.describe(subject))
@@ -368,8 +363,7 @@ def subject_dict(found: SubjectDescription) -> dict[str, Any]:
 )
 @click.argument("subject", type=SUBJECT)
 @click.option("--deleted", is_flag=True, help="Also those that are deleted.")
-@url_option
-@json_option
+@broker_options
 def versions(subject: str, deleted: bool, url: str) -> None:
     """List the versions of a subject with their ids, tags and references."""
 
@@ -416,8 +410,7 @@ danube schemas delete orders --permanent --yes               for good, after it 
 @version_options("the whole subject")
 @click.option("--permanent", is_flag=True, help="Remove for good what is deleted already.")
 @yes_option
-@url_option
-@json_option
+@broker_options
 def delete(subject: str, version: int | None, latest: bool, permanent: bool, yes: bool, url: str) -> None:
     """Delete a version of a subject, or without --version the whole subject.
 
@@ -448,8 +441,7 @@ danube schemas set-compatibility --default forward           changes the broker'
 )
 @click.argument("words", nargs=-1, metavar="[SUBJECT] LEVEL")
 @click.option("--default", "is_default", is_flag=True, help="Set the broker's default: leave out SUBJECT.")
-@url_option
-@json_option
+@broker_options
 def set_compatibility(words: tuple[str, ...], is_default: bool, url: str) -> None:
     """Set what a new version must be able to do with those before it.
 
@@ -471,8 +463,7 @@ def set_compatibility(words: tuple[str, ...], is_default: bool, url: str) -> Non
     "compatibility", epilog=examples("danube schemas compatibility orders\ndanube schemas compatibility --json")
 )
 @click.argument("subject", type=SUBJECT, required=False)
-@url_option
-@json_option
+@broker_options
 def compatibility(subject: str | None, url: str) -> None:
     """Show the compatibility level of a subject, or the broker's default."""
     _show_level(subject, with_client(url, lambda client: client.schemas.compatibility(subject)))
@@ -495,8 +486,7 @@ danube schemas tag orders reviewed --version 2 --remove
 @click.argument("tags", nargs=-1, required=True)
 @version_options("the latest")
 @click.option("--remove", is_flag=True, help="Remove the tags instead of adding them.")
-@url_option
-@json_option
+@broker_options
 def tag(subject: str, tags: tuple[str, ...], version: int | None, latest: bool, remove: bool, url: str) -> None:
     """Add tags to a version, or remove them. A tag is any text."""
     chosen = chosen_version(version, latest) or "latest"

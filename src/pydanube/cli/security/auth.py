@@ -16,11 +16,10 @@ from pydanube.cli.options import (
     DURATION,
     MOMENT,
     Parsed,
+    broker_options,
     confirm,
     examples,
     expected_option,
-    json_option,
-    url_option,
     yes_option,
 )
 from pydanube.cli.output import fields, note, number, show, shown_as_json, size, table
@@ -74,8 +73,7 @@ def auth() -> None:
 
 
 @auth.command("whoami", epilog=examples("danube auth whoami\ndanube auth whoami --json"))
-@url_option
-@json_option
+@broker_options
 def whoami(url: str) -> None:
     """Show who you are for the broker, until when, and your bindings."""
     found = with_client(url, lambda client: client.access.whoami())
@@ -121,8 +119,7 @@ danube auth can administer / && echo 'I am an administrator'
     "--principal", type=SUBJECT, help="Ask for somebody else; that needs the action administer on the cluster."
 )
 @click.option("--group", "groups", multiple=True, help="A group that --principal is in; may be repeated.")
-@url_option
-@json_option
+@broker_options
 @click.pass_context
 def can(
     context: click.Context, action: str, resource: str, principal: str | None, groups: tuple[str, ...], url: str
@@ -175,8 +172,7 @@ def roles() -> None:
 
 
 @roles.command("list", epilog=examples("danube auth roles list --json"))
-@url_option
-@json_option
+@broker_options
 def list_roles(url: str) -> None:
     """List roles, the built-in ones first."""
     found = with_client(url, lambda client: client.access.roles())
@@ -190,8 +186,7 @@ def list_roles(url: str) -> None:
 
 @roles.command("show", epilog=examples("danube auth roles show producer --json"))
 @click.argument("role", type=ROLE)
-@url_option
-@json_option
+@broker_options
 def show_role(role: str, url: str) -> None:
     """Show the actions of a role."""
     _show_role(with_client(url, lambda client: client.access.role(role)))
@@ -200,8 +195,7 @@ def show_role(role: str, url: str) -> None:
 @roles.command("create", epilog=examples("danube auth roles create loader produce create"))
 @click.argument("role", type=ROLE)
 @click.argument("actions", type=ACTION, nargs=-1, required=True)
-@url_option
-@json_option
+@broker_options
 def create_role(role: str, actions: tuple[str, ...], url: str) -> None:
     """Create a role of actions that you may do to the cluster yourself."""
     made = with_client(url, lambda client: client.access.create_role(role, actions))
@@ -212,8 +206,7 @@ def create_role(role: str, actions: tuple[str, ...], url: str) -> None:
 @click.argument("role", type=ROLE)
 @click.argument("actions", type=ACTION, nargs=-1, required=True)
 @expected_option
-@url_option
-@json_option
+@broker_options
 def change_role(role: str, actions: tuple[str, ...], expected: str, url: str) -> None:
     """Replace the actions of a role. It is in force at once for everybody who has the role."""
     changed = with_client(url, lambda client: client.access.change_role(role, actions, expected=expected))
@@ -224,8 +217,7 @@ def change_role(role: str, actions: tuple[str, ...], expected: str, url: str) ->
 @click.argument("role", type=ROLE)
 @yes_option
 @expected_option
-@url_option
-@json_option
+@broker_options
 def delete_role(role: str, yes: bool, expected: str, url: str) -> None:
     """Delete a role that no binding has."""
     confirm(f"Delete role {role}?", yes)
@@ -258,8 +250,7 @@ def bindings() -> None:
 @bindings.command("list", epilog=examples("danube auth bindings list --resource /shop --json"))
 @click.option("--subject", type=SUBJECT, help="Only those of this subject, for example group:ops.")
 @click.option("--resource", type=RESOURCE, help="Only those whose resource is written so.")
-@url_option
-@json_option
+@broker_options
 def list_bindings(subject: str | None, resource: str | None, url: str) -> None:
     """List the bindings that you may delete, and your own, by their ids."""
     found = with_client(url, lambda client: client.access.bindings(subject=subject or "", resource=resource or ""))
@@ -268,8 +259,7 @@ def list_bindings(subject: str | None, resource: str | None, url: str) -> None:
 
 @bindings.command("show", epilog=examples("danube auth bindings show loader-orders"))
 @click.argument("binding", type=BINDING)
-@url_option
-@json_option
+@broker_options
 def show_binding(binding: str, url: str) -> None:
     """Show a binding."""
     found = with_client(url, lambda client: client.access.binding(binding))
@@ -304,8 +294,7 @@ danube auth bindings create service_account:billing /shop/orders/billing --role 
     type=BINDING,
     help="The id of the binding; of those who administer only a namespace: NAMESPACE.WORD.  [default: one is made]",
 )
-@url_option
-@json_option
+@broker_options
 def create_binding(subject: str, resource: str, roles: tuple[str, ...], binding_id: str | None, url: str) -> None:
     """Give roles to SUBJECT on RESOURCE and everything below it."""
     made = with_client(
@@ -318,8 +307,7 @@ def create_binding(subject: str, resource: str, roles: tuple[str, ...], binding_
 @bindings.command("delete", epilog=examples("danube auth bindings delete loader-orders --yes"))
 @click.argument("binding", type=BINDING)
 @yes_option
-@url_option
-@json_option
+@broker_options
 def delete_binding(binding: str, yes: bool, url: str) -> None:
     """Delete a binding: what it gave is taken away at once, also from producers and consumers that are open."""
     confirm(f"Delete binding {binding}?", yes)
@@ -349,8 +337,7 @@ def keys() -> None:
 
 @keys.command("list", epilog=examples("danube auth keys list --principal service_account:loader --json"))
 @click.option("--principal", type=SUBJECT, help="Only those of this principal.")
-@url_option
-@json_option
+@broker_options
 def list_keys(principal: str | None, url: str) -> None:
     """List API keys by their ids, without their secrets: all, or your own if you may not see all."""
     found = with_client(url, lambda client: client.access.keys(principal=principal or ""))
@@ -383,8 +370,7 @@ DANUBE_API_KEY=$(danube auth keys create service_account:loader 2>/dev/null)
 )
 @click.option("--expires-at", type=MOMENT, metavar="TIME", help="When it ends, for example 2027-01-31T12:00:00Z.")
 @click.option("--comment", default="", help="What it is for. Everybody who may list the key can read it.")
-@url_option
-@json_option
+@broker_options
 def create_key(
     principal: str | None,
     groups: tuple[str, ...],
@@ -415,8 +401,7 @@ def create_key(
 @keys.command("revoke", epilog=examples("danube auth keys revoke 5d3f1c0e7a0b --yes"))
 @click.argument("key", type=KEY)
 @yes_option
-@url_option
-@json_option
+@broker_options
 def revoke_key(key: str, yes: bool, url: str) -> None:
     """Revoke an API key, by its id: nothing is accepted with it any more, and connections that it opened end."""
     confirm(f"Revoke key {key}? Whoever uses it loses the connection.", yes, verb="revoke", not_done="not revoked")
@@ -475,8 +460,7 @@ danube auth quotas set user:alice --fetch-bytes-per-s 0
     help="Bytes stored of the topics of a namespace, or of those that a principal created.",
 )
 @expected_option
-@url_option
-@json_option
+@broker_options
 def set_quota(subject: str, expected: str, url: str, **limits: int | None) -> None:
     """Set limits of SUBJECT; 0 is no limit. Limits that are not named stay as they are. It is in force at once."""
     chosen = {name: value for name, value in limits.items() if value is not None}
@@ -487,8 +471,7 @@ def set_quota(subject: str, expected: str, url: str, **limits: int | None) -> No
 
 
 @quotas.command("list", epilog=examples("danube auth quotas list --json"))
-@url_option
-@json_option
+@broker_options
 def list_quotas(url: str) -> None:
     """List the quotas that you may see, as LIMIT (USED NOW); rates and connections are those of one broker."""
     found = with_client(url, lambda client: client.access.quotas())
@@ -502,8 +485,7 @@ def list_quotas(url: str) -> None:
 
 @quotas.command("get", epilog=examples("danube auth quotas get user:alice --json"))
 @click.argument("subject", type=QUOTA_SUBJECT)
-@url_option
-@json_option
+@broker_options
 def get_quota(subject: str, url: str) -> None:
     """Show the quota of SUBJECT, as LIMIT (USED NOW)."""
     found = with_client(url, lambda client: client.access.quota(subject))
@@ -514,8 +496,7 @@ def get_quota(subject: str, url: str) -> None:
 @click.argument("subject", type=QUOTA_SUBJECT)
 @yes_option
 @expected_option
-@url_option
-@json_option
+@broker_options
 def delete_quota(subject: str, yes: bool, expected: str, url: str) -> None:
     """Delete the quota of SUBJECT. Callers that wait for its rates go on at once."""
     confirm(f"Delete the quota of {subject}?", yes)

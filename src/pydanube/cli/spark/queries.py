@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pydanube.cli.options import Parsed, confirm, examples, json_option, url_option, yes_option
+from pydanube.cli.options import Parsed, broker_options, confirm, examples, yes_option
 from pydanube.cli.output import fields, plural, show, shown_as_json, table
 from pydanube.cli.session import with_client
 from pydanube.model.staging import check_query
@@ -37,8 +37,7 @@ def queries() -> None:
 
 
 @queries.command("list", epilog=examples("danube queries list --json"))
-@url_option
-@json_option
+@broker_options
 def list_(url: str) -> None:
     """List queries by name, with their last batch and what is still to be published of it."""
     found = with_client(url, lambda client: client.staged_queries())
@@ -53,8 +52,7 @@ def list_(url: str) -> None:
 
 @queries.command("describe", epilog=examples("danube queries describe nightly-totals --json"))
 @click.argument("query", type=QUERY)
-@url_option
-@json_option
+@broker_options
 def describe(query: str, url: str) -> None:
     """Show a query: its current run, its last batch, and what keeps partitions from getting it."""
     one = with_client(url, lambda client: _find(client, query))
@@ -78,8 +76,7 @@ def describe(query: str, url: str) -> None:
 @click.argument("query", type=QUERY)
 @click.option("--owner", default="", help="The principal that it belongs to, where several have one of this name.")
 @yes_option
-@url_option
-@json_option
+@broker_options
 def forget(query: str, owner: str, yes: bool, url: str) -> None:
     """Forget a query, with what it staged, or committed and is not published yet.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from pydanube.cli.credential_options import show_to_children
-from pydanube.cli.options import examples, json_option, url_option
+from pydanube.cli.options import broker_options, examples
 from pydanube.cli.output import fail, note, plural, wants_json
 from pydanube.cli.session import ANSWER_SECONDS, REACH_SECONDS, with_client
 from pydanube.cli.spark.sql_output import FORMATS, write_rows
@@ -83,8 +83,7 @@ danube sql --engine spark 'select count(*) from `/default/everything`'
     help="duckdb: in memory; spark: for large topics.  [default: duckdb, or spark with --master]",
 )
 @click.option("--master", help=f"The Spark that runs the query.  [default: {LOCAL_MASTER}]")
-@url_option
-@json_option
+@broker_options
 def sql(
     query: str | None,
     file: Path | None,

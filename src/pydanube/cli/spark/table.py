@@ -15,9 +15,9 @@ from pydanube.cli.options import (
     STORE_OPTION,
     SUBSCRIPTION,
     TOPIC,
+    broker_options,
     examples,
     json_option,
-    url_option,
 )
 from pydanube.cli.output import emit_json, plural, shown_as_json, size, table, wants_json
 from pydanube.cli.storage.admin import SIZE
@@ -116,8 +116,7 @@ danube table land /default/orders s3://lake/orders --option aws_region=eu-centra
 @click.option("--spark-log", type=click.Path(dir_okay=False), help="Append what Spark and its workers print to it.")
 @catalog_option
 @store_option
-@url_option
-@json_option
+@broker_options
 def land(topic: TopicName, place: str, url: str, master: str, **given: Any) -> None:
     """Land a topic in a table: continuously, or what there is now.
 
@@ -183,8 +182,7 @@ danube table lag /lake/orders --json | jq '[.[].behind] | add'
     ),
 )
 @click.argument("places", metavar="TABLE...", nargs=-1, required=True)
-@url_option
-@json_option
+@broker_options
 def lag(places: tuple[str, ...], url: str) -> None:
     """Show how many messages the landings of tables are behind, for each partition.
 

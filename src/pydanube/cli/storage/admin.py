@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from pydanube.cli.options import POSITION, TOPIC, Parsed, examples, json_option, url_option
+from pydanube.cli.options import POSITION, TOPIC, Parsed, broker_options, examples
 from pydanube.cli.output import (
     emit_json,
     fail,
@@ -50,8 +50,7 @@ danube storage usage --json | jq '.status.uploads, .total.waiting_bytes'
     ),
 )
 @click.argument("topic", type=TOPIC, required=False)
-@url_option
-@json_option
+@broker_options
 def usage(topic: TopicName | None, url: str) -> None:
     """Show what is in the log and in object storage, what waits to be uploaded, and how uploads are doing.
 
@@ -150,8 +149,7 @@ danube storage segments /default/orders -n 0 --json | jq -r '.[].object'
 @click.option("--partition", type=click.IntRange(min=0), default=0, show_default=True, help="Which partition.")
 @click.option("--from", "start", type=POSITION, default="earliest", show_default=True, help="An offset or a time.")
 @click.option("-n", "--count", type=click.IntRange(min=0), default=100, show_default=True, help="How many; 0: all.")
-@url_option
-@json_option
+@broker_options
 def segments(topic: TopicName, partition: int, start: Position, count: int, url: str) -> None:
     """List the objects that hold a partition's history: which offsets and times are in which object.
 
@@ -208,8 +206,7 @@ danube storage upload && systemctl stop danube
     ),
 )
 @click.argument("topic", type=TOPIC, required=False)
-@url_option
-@json_option
+@broker_options
 def upload(topic: TopicName | None, url: str) -> None:
     """Upload what waits in the log now, however little it is, and wait until it is done.
 
@@ -246,8 +243,7 @@ danube storage verify --json | jq '.damages[] | {object, detail}'
 )
 @click.argument("topic", type=TOPIC, required=False)
 @click.option("--rate", type=SIZE, help="Read at most this many bytes a second.")
-@url_option
-@json_option
+@broker_options
 def verify(topic: TopicName | None, rate: int | None, url: str) -> None:
     """Let the broker read every object of a topic, or of all topics, and report what is damaged or missing.
 
@@ -291,8 +287,7 @@ danube storage gc --orphans                     also what uploads that were cut 
 )
 @click.option("--dry-run", is_flag=True, help="Delete nothing, only count.")
 @click.option("--orphans", is_flag=True, help="Also objects that no upload came to list; reads the whole listing.")
-@url_option
-@json_option
+@broker_options
 def gc(dry_run: bool, orphans: bool, url: str) -> None:
     """Delete objects that are no longer needed: their topic was deleted, or retention has passed them.
 

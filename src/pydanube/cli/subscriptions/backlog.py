@@ -13,10 +13,9 @@ from pydanube.cli.options import (
     POSITION,
     SUBSCRIPTION,
     TOPIC,
+    broker_options,
     confirm,
     examples,
-    json_option,
-    url_option,
     yes_option,
 )
 from pydanube.cli.output import emit_json, plural, show, wants_json
@@ -47,8 +46,7 @@ danube subscriptions seek /default/orders billing -10m      what came in the las
 @click.argument("position", type=POSITION, required=False)
 @click.option("--to", "to", type=POSITION, help="The same as POSITION.")
 @click.option("--partition", type=click.IntRange(min=0), help="Only this one.  [default: all]")
-@url_option
-@json_option
+@broker_options
 def seek(
     topic: TopicName, subscription: str, position: Position | None, to: Position | None, partition: int | None, url: str
 ) -> None:
@@ -88,8 +86,7 @@ danube subscriptions advance /default/orders engine --partition 0 --expected 100
 @click.option("--partition", type=click.IntRange(min=0), default=0, show_default=True, help="Which one.")
 @click.option("--expected", type=click.IntRange(min=0), required=True, help="The offset where it must stand now.")
 @click.option("--to", "offset", type=click.IntRange(min=0), required=True, help="The offset where it will stand.")
-@url_option
-@json_option
+@broker_options
 def advance(topic: TopicName, subscription: str, partition: int, expected: int, offset: int, url: str) -> None:
     """Record the progress of an engine that reads on its own: compare and set.
 
@@ -118,8 +115,7 @@ danube subscriptions skip /default/orders billing --all --yes   clears the backl
 @click.option("--offset", "places", type=PLACE, multiple=True, help="A message to skip; may be repeated.")
 @click.option("--all", "everything", is_flag=True, help="Clear the backlog: skip all there is.")
 @yes_option
-@url_option
-@json_option
+@broker_options
 def skip(
     topic: TopicName, subscription: str, places: tuple[tuple[int, int], ...], everything: bool, yes: bool, url: str
 ) -> None:
@@ -169,8 +165,7 @@ danube subscriptions peek /default/orders billing --partition 2 -n 1
     "-n", "--count", type=click.IntRange(min=1, max=10_000), default=10, show_default=True, help="How many at most."
 )
 @click.option("--partition", type=click.IntRange(min=0), help="Only of this one.  [default: all]")
-@url_option
-@json_option
+@broker_options
 def peek(topic: TopicName, subscription: str, count: int, partition: int | None, url: str) -> None:
     """Show the first messages that a subscription has not settled, without consuming them.
 

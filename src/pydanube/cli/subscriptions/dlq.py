@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from pydanube.cli.messages import display as messages
-from pydanube.cli.options import PLACE, SUBSCRIPTION, TOPIC, confirm, examples, json_option, url_option, yes_option
+from pydanube.cli.options import PLACE, SUBSCRIPTION, TOPIC, broker_options, confirm, examples, yes_option
 from pydanube.cli.output import emit_json, fail, note, plural, shown_as_json, table, wants_json
 from pydanube.cli.session import LEAVE_SECONDS, Stop, with_client
 from pydanube.cli.streams import is_terminal
@@ -97,8 +97,7 @@ danube dlq list /default/orders-dlq -n 1000 --json | jq -r '.[].failure_reason' 
 @click.option("-n", "--count", type=click.IntRange(min=1), default=100, show_default=True, help="How many at most.")
 @click.option("--redriven", is_flag=True, help="Also those that were sent back or dropped already.")
 @filter_options
-@url_option
-@json_option
+@broker_options
 def list_(
     topic: TopicName, count: int, redriven: bool, from_topic: TopicName | None, from_subscription: str | None, url: str
 ) -> None:
@@ -197,8 +196,7 @@ def as_dict(letter: DeadLetter) -> dict[str, Any]:
 @dlq.command("show", epilog=examples("danube dlq show /default/orders-dlq 0:17"))
 @click.argument("topic", type=TOPIC)
 @click.argument("place", type=PLACE)
-@url_option
-@json_option
+@broker_options
 def show(topic: TopicName, place: tuple[int, int], url: str) -> None:
     """Show everything about one letter. PLACE is PARTITION:OFFSET, as 'danube dlq list' shows it."""
     letter = with_client(url, lambda client: client.dead_letters(str(topic)).get(place))
@@ -232,8 +230,7 @@ danube dlq redrive /default/orders-dlq 0:17 --to /default/orders-repaired
 @click.option("--to", type=TOPIC, metavar="TOPIC", help="Send them there.  [default: where each came from]")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="At most this many letters a second.")
 @yes_option
-@url_option
-@json_option
+@broker_options
 def redrive(
     topic: TopicName,
     places: tuple[tuple[int, int], ...],
@@ -280,8 +277,7 @@ danube dlq drop /default/orders-dlq --all --yes
 @click.option("--all", "everything", is_flag=True, help="All that are left.")
 @filter_options
 @yes_option
-@url_option
-@json_option
+@broker_options
 def drop(
     topic: TopicName,
     places: tuple[tuple[int, int], ...],

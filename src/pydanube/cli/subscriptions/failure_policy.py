@@ -14,10 +14,9 @@ from pydanube.cli.options import (
     SUBSCRIPTION,
     TOPIC,
     Parsed,
+    broker_options,
     examples,
     expected_option,
-    json_option,
-    url_option,
 )
 from pydanube.cli.output import emit_json, fields, note, span, wants_json
 from pydanube.cli.session import with_client
@@ -127,8 +126,7 @@ danube subscriptions failure-policy /default/orders billing --max-redeliveries u
 @click.argument("subscription", type=SUBSCRIPTION)
 @failure_options
 @expected_option
-@url_option
-@json_option
+@broker_options
 def failure_policy(topic: TopicName, subscription: str, expected: str, url: str, **given: Any) -> None:
     """Show what happens to messages that fail, or change it.
 

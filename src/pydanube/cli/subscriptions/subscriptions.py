@@ -14,11 +14,10 @@ from pydanube.cli.options import (
     SUBSCRIPTION_TYPE,
     TOPIC,
     Parsed,
+    broker_options,
     confirm,
     examples,
     expected_option,
-    json_option,
-    url_option,
     yes_option,
 )
 from pydanube.cli.output import emit_json, fields, show, shown_as_json, table, wants_json
@@ -75,8 +74,7 @@ danube subscriptions create /default/orders mailers --type key-shared --ack-time
 @click.option("--type", "type_", type=SUBSCRIPTION_TYPE, default="exclusive", show_default=True, help="How it shares.")
 @click.option("--from", "start", type=POSITION, default=LATEST, show_default=True, help="Where it starts.")
 @failure.failure_options
-@url_option
-@json_option
+@broker_options
 def create(
     topic: TopicName,
     subscription: str,
@@ -103,8 +101,7 @@ def create(
 
 @subscriptions.command("list", epilog=examples("danube subscriptions list /default/orders\ndanube subscriptions list"))
 @click.argument("topic", type=TOPIC, required=False)
-@url_option
-@json_option
+@broker_options
 def list_(topic: TopicName | None, url: str) -> None:
     """List the subscriptions of a topic, or of all topics, with how far each is behind."""
 
@@ -147,8 +144,7 @@ async def _subscriptions(client: Client, topic: str, wanted: bool) -> list[Subsc
 @subscriptions.command("describe", epilog=examples("danube subscriptions describe /default/orders billing --json"))
 @click.argument("topic", type=TOPIC)
 @click.argument("subscription", type=SUBSCRIPTION)
-@url_option
-@json_option
+@broker_options
 def describe(topic: TopicName, subscription: str, url: str) -> None:
     """Show where a subscription is, how far behind, who consumes it, and what happens to messages that fail."""
 
@@ -233,8 +229,7 @@ danube subscriptions unacked-max /default/orders billing unlimited
 @click.argument("subscription", type=SUBSCRIPTION)
 @click.argument("messages", type=Parsed("n", values.unacked_max), required=False)
 @expected_option
-@url_option
-@json_option
+@broker_options
 def unacked_max(topic: TopicName, subscription: str, messages: int | None, expected: str, url: str) -> None:
     """Show how many messages may be delivered and not acked yet, or change it to MESSAGES.
 
@@ -257,8 +252,7 @@ def unacked_max(topic: TopicName, subscription: str, messages: int | None, expec
 @click.argument("subscription", type=SUBSCRIPTION)
 @yes_option
 @expected_option
-@url_option
-@json_option
+@broker_options
 def delete(topic: TopicName, subscription: str, yes: bool, expected: str, url: str) -> None:
     """Delete a subscription and its position. The messages stay."""
     confirm(f"Delete subscription {subscription} of {topic}?", yes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pydanube.cli.options import NAMESPACE, confirm, examples, expected_option, json_option, url_option, yes_option
+from pydanube.cli.options import NAMESPACE, broker_options, confirm, examples, expected_option, yes_option
 from pydanube.cli.output import fields, show, shown_as_json
 from pydanube.cli.paging import PageOptions, page_options
 from pydanube.cli.session import with_client
@@ -32,8 +32,7 @@ namespaces.add_command(namespace_policies)
 
 @namespaces.command("create", epilog=examples("danube namespaces create shop"))
 @click.argument("namespace", type=NAMESPACE)
-@url_option
-@json_option
+@broker_options
 def create(namespace: str, url: str) -> None:
     """Create a namespace."""
     with_client(url, lambda client: client.create_namespace(namespace))
@@ -44,8 +43,7 @@ def create(namespace: str, url: str) -> None:
     "list", epilog=examples("danube namespaces list --json\ndanube namespaces list --filter 'shop*' --limit 20")
 )
 @page_options()
-@url_option
-@json_option
+@broker_options
 def list_(page: PageOptions, url: str) -> None:
     """List namespaces by name.
 
@@ -68,8 +66,7 @@ def list_(page: PageOptions, url: str) -> None:
 
 @namespaces.command("describe", epilog=examples("danube namespaces describe default"))
 @click.argument("namespace", type=NAMESPACE)
-@url_option
-@json_option
+@broker_options
 def describe(namespace: str, url: str) -> None:
     """Show a namespace and the topics in it."""
     from pydanube.client import Client
@@ -92,8 +89,7 @@ def describe(namespace: str, url: str) -> None:
 @click.argument("namespace", type=NAMESPACE)
 @yes_option
 @expected_option
-@url_option
-@json_option
+@broker_options
 def delete(namespace: str, yes: bool, expected: str, url: str) -> None:
     """Delete a namespace that has no topics."""
     confirm(f"Delete namespace {namespace}?", yes)

@@ -11,10 +11,9 @@ from pydanube.cli.options import (
     POLICY,
     POLICY_NAME,
     TOPIC,
+    broker_options,
     examples,
     expected_option,
-    json_option,
-    url_option,
 )
 from pydanube.cli.output import emit_json, note, size, span, table, wants_json
 from pydanube.cli.session import with_client
@@ -49,8 +48,7 @@ danube topics policies /default/orders --set publish_messages_per_s=5000 --unset
 @set_option
 @unset_option
 @expected_option
-@url_option
-@json_option
+@broker_options
 def topic_policies(
     topic: TopicName, changes: tuple[tuple[str, int], ...], unset: tuple[str, ...], expected: str, url: str
 ) -> None:
@@ -77,8 +75,7 @@ danube namespaces policies shop --unset ttl_s --json
 @set_option
 @unset_option
 @expected_option
-@url_option
-@json_option
+@broker_options
 def namespace_policies(
     namespace: str, changes: tuple[tuple[str, int], ...], unset: tuple[str, ...], expected: str, url: str
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pydanube.cli.options import TOPIC, examples, json_option, url_option
+from pydanube.cli.options import TOPIC, broker_options, examples
 from pydanube.cli.output import emit_json, fields, number, plural, shown_as_json, size, span, table, wants_json
 from pydanube.cli.paging import PageOptions, page_options
 from pydanube.cli.session import with_client
@@ -34,8 +34,7 @@ danube topics stats --sort backlog --limit 20               a table of topics; o
 @click.argument("topic", type=TOPIC, required=False)
 @page_options(TOPIC_NUMBERS)
 @click.option("-v", "--verbose", is_flag=True, help="Show consumers and partitions too, and what is 0.")
-@url_option
-@json_option
+@broker_options
 def stats(topic: TopicName | None, page: PageOptions, verbose: bool, url: str) -> None:
     """Show a topic's rates, and the backlog of its subscriptions; without TOPIC, a table of all topics.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from pydanube.cli.options import DURATION, TOPIC, examples, json_option, url_option
+from pydanube.cli.options import DURATION, TOPIC, broker_options, examples
 from pydanube.cli.output import emit_json, span, table, wants_json
 from pydanube.cli.session import Stop, with_client
 from pydanube.cli.streams import is_terminal, need_stdout
@@ -44,8 +44,7 @@ danube top --json --interval 10 >> figures.jsonl            one JSON document a 
 @click.option("--interval", "-i", type=DURATION, default="2", show_default=True, help="Seconds between two looks.")
 @click.option("--once", is_flag=True, help="Look once.")
 @click.option("--sort", "order", type=click.Choice(SORTS), default="worst", show_default=True, help="What comes first.")
-@url_option
-@json_option
+@broker_options
 def top(topics: tuple[TopicName, ...], interval: float, once: bool, order: str, url: str) -> None:
     """Watch topics and subscriptions: rates, backlogs, redeliveries.
 

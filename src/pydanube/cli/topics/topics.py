@@ -14,11 +14,10 @@ from pydanube.cli.options import (
     NAMESPACE,
     POSITION,
     TOPIC,
+    broker_options,
     confirm,
     examples,
     expected_option,
-    json_option,
-    url_option,
     yes_option,
 )
 from pydanube.cli.output import emit_json, fields, note, plural, show, shown_as_json, size, table, wants_json
@@ -87,8 +86,7 @@ danube topics create /default/prices --non-reliable         never stored; who is
     "--reliable/--non-reliable", default=True, help="Keep messages until they are acked.  [default: reliable]"
 )
 @click.option("--if-not-exists", is_flag=True, help="Do nothing if there is such a topic.")
-@url_option
-@json_option
+@broker_options
 def create(
     topic: TopicName, partitions: int, ack_level: AckLevelName | None, reliable: bool, if_not_exists: bool, url: str
 ) -> None:
@@ -127,8 +125,7 @@ def create(
 @click.argument("topic", type=TOPIC)
 @click.argument("partitions", type=click.IntRange(min=1, max=PARTITIONS_MAX))
 @expected_option
-@url_option
-@json_option
+@broker_options
 def grow(topic: TopicName, partitions: int, expected: str, url: str) -> None:
     """Give a partitioned topic more partitions, PARTITIONS in all.
 
@@ -142,8 +139,7 @@ def grow(topic: TopicName, partitions: int, expected: str, url: str) -> None:
 
 @topics.command("unload", epilog=examples("danube topics unload /default/orders"))
 @click.argument("topic", type=TOPIC)
-@url_option
-@json_option
+@broker_options
 def unload(topic: TopicName, url: str) -> None:
     """Close a topic at its broker; it is opened again when it is used next.
 
@@ -157,8 +153,7 @@ def unload(topic: TopicName, url: str) -> None:
 @topics.command("set-ack-level", epilog=examples("danube topics set-ack-level /default/orders stored"))
 @click.argument("topic", type=TOPIC)
 @click.argument("ack_level", type=click.Choice(["durable", "stored"]))
-@url_option
-@json_option
+@broker_options
 def set_ack_level(topic: TopicName, ack_level: Literal["durable", "stored"], url: str) -> None:
     """Change the ack level of a topic between durable and stored.
 
@@ -193,8 +188,7 @@ danube topics takeover /default/orders --partition 3 --accept-loss
 @click.argument("topic", type=TOPIC)
 @click.option("--partition", type=click.IntRange(min=0), help="Only this one.  [default: all that wait for a broker]")
 @click.option("--accept-loss", is_flag=True, help="Give up what the lost broker has not uploaded.")
-@url_option
-@json_option
+@broker_options
 def takeover(topic: TopicName, partition: int | None, accept_loss: bool, url: str) -> None:
     """Take partitions over from a broker that is lost.
 
@@ -226,8 +220,7 @@ danube topics salvage /default/orders --partition 3 --to /default/salvaged --dro
 @click.option("--to", type=TOPIC, required=True, help="The topic that the messages are published to; it must exist.")
 @click.option("--broker", default="", help="Whose leftovers; needed only if several brokers have some.")
 @click.option("--drop", is_flag=True, help="Drop the leftovers when they are published.")
-@url_option
-@json_option
+@broker_options
 def salvage(topic: TopicName, partition: int, to: TopicName, broker: str, drop: bool, url: str) -> None:
     """Publish leftovers of a partition to another topic.
 
@@ -260,8 +253,7 @@ danube topics truncate /default/clicks --before latest --yes        deletes all 
 @click.option("--before", type=POSITION, required=True, help="Where what is kept begins.")
 @click.option("--partition", type=click.IntRange(min=0), help="Only this one.  [default: all]")
 @yes_option
-@url_option
-@json_option
+@broker_options
 def truncate(topic: TopicName, before: Position, partition: int | None, yes: bool, url: str) -> None:
     """Delete everything before an offset, a time or the end of a topic, also what subscriptions have not consumed.
 
@@ -289,8 +281,7 @@ danube topics list --filter '/shop/*' --sort backlog --limit 20
 )
 @click.option("--namespace", "-n", type=NAMESPACE, help="Only of this namespace.")
 @page_options(TOPIC_NUMBERS)
-@url_option
-@json_option
+@broker_options
 def list_(namespace: str | None, page: PageOptions, url: str) -> None:
     """List topics by name.
 
@@ -317,8 +308,7 @@ async def _topic_names(client: Client, namespace: str | None, query: PageQuery) 
     "describe", epilog=examples("danube topics describe /default/orders\ndanube topics describe /default/orders --json")
 )
 @click.argument("topic", type=TOPIC)
-@url_option
-@json_option
+@broker_options
 def describe(topic: TopicName, url: str) -> None:
     """Show a topic's partitions, offsets, size and subscriptions, and the schema that it carries."""
 
@@ -413,8 +403,7 @@ def as_dict(found: TopicDescription, names: Mapping[str, str]) -> dict[str, Any]
 @click.argument("topic", type=TOPIC)
 @yes_option
 @expected_option
-@url_option
-@json_option
+@broker_options
 def delete(topic: TopicName, yes: bool, expected: str, url: str) -> None:
     """Delete a topic with its messages and subscriptions."""
     confirm(f"Delete {topic} with all its messages and subscriptions?", yes)
