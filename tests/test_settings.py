@@ -215,12 +215,9 @@ def test_what_is_left_empty_follows_from_the_rest() -> None:
     settings = Settings.load(None, {}, {"server.data_dir": "/data"})
     assert settings.log_directory == Path("/data/wal")
     assert settings.metadata_path == Path("/data/metadata.db")
-    assert settings.advertised_address(7000) == "127.0.0.1:7000"
-    assert Settings.load(None, {}, {"server.host": "::1"}).advertised_address(7000) == "[::1]:7000"
-    chosen = {"log.directory": "/wal", "metadata.path": "/m.db", "server.advertised": "b:1"}
+    chosen = {"log.directory": "/wal", "metadata.path": "/m.db"}
     settings = Settings.load(None, {}, chosen)
     assert (settings.log_directory, settings.metadata_path) == (Path("/wal"), Path("/m.db"))
-    assert settings.advertised_address(7000) == "b:1"
 
 
 def test_an_empty_variable_counts_as_not_set(file: Path) -> None:

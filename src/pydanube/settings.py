@@ -16,8 +16,6 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
-from pydanube.model.addresses import host_port
-
 from .metadata.etcd.place import EtcdPlace, TlsFiles, parse_members
 from .model.errors import Invalid
 from .model.settings.kinds import MAY_HOLD_SECRETS
@@ -174,11 +172,6 @@ class Settings(Sections):
             listener.client_certificates or self.tls.client_certificates,
             self.tls.allow_unsafe_key_mode,
         )
-
-    def advertised_address(self, port: int) -> str:
-        """Return the address for clients when the native listener uses `port`, which the system chose if the setting is
-        0."""
-        return self.server.advertised or host_port(self.server.host, port)
 
     def _unordered(self) -> Iterator[str]:
         for smaller, larger in _NOT_LARGER:

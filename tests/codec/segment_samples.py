@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pydanube.codec.batch import encode, stamp
 from pydanube.codec.segment import SegmentBuilder, SegmentFooter, check_header, decode_footer, read_trailer
+from pydanube.model.errors import Corrupt
 from pydanube.model.ledgers import ProducerEntry
 
 WRITER = "4f1d2c"
@@ -67,7 +68,8 @@ def read_whole(content: bytes | bytearray, name: str = "object") -> list[list[me
     check_header(view, name)
     found = []
     for section in footer_of(content, name).sections:
-        section.check_bytes(view[section.start : section.end], name)
+        if crc32c(view[section.start : section.end]) != section.crc:
+            raise Corrupt(f"{name}: section at {section.start} does not match its checksum")
         found.append(section.split(view[section.start : section.end], section.start, name))
     return found
 

@@ -127,11 +127,9 @@ def test_offsets_and_times_are_found_as_by_looking_at_every_batch(
     for offset in range(section.first_offset, section.end_offset):
         found = naive(section, views, lambda batch, offset=offset: offset < batch.end_offset)
         assert found is not None
-        start, end = section.block_of(offset)
-        assert start <= found[0] < end
-        assert section.blocks(offset, offset + 1) == [
-            block for block in section.blocks() if block.first_offset <= offset < block.end_offset
-        ]
+        [block] = section.blocks(offset, offset + 1)
+        assert block.start <= found[0] < block.end
+        assert [block] == [one for one in section.blocks() if one.first_offset <= offset < one.end_offset]
     for moment in range(NOW - 1, append_time + 2):
         start, end = section.block_at_time(moment)
         assert any(entry[2] == start for entry in section.index)

@@ -52,6 +52,11 @@ class ProducerArguments(TypedDict, total=False):
     on_partition: PartitionHook | None
 
 
+class TypedProducerArguments(ProducerArguments, total=False):
+    subject: str | None
+    register_schema: bool
+
+
 class ConsumerArguments(TypedDict, total=False):
     subscription: Required[str]
     type: SubscriptionTypeName | None
@@ -74,6 +79,10 @@ class RequestArguments(TypedDict, total=False):
     key: str | None
     attributes: Attributes | None
     schema: type[Any] | SchemaSource | None
+
+
+class GatherArguments(RequestArguments, total=False):
+    replies_max: int
 
 
 class ReaderArguments(TypedDict, total=False):

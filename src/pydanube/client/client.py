@@ -60,7 +60,15 @@ from pydanube.runtime.environment import URL_VARIABLE, broker_url, client_tls
 from pydanube.runtime.randomness import seeded
 from pydanube.runtime.tls import ClientTls
 
-from .arguments import ConsumerArguments, ProducerArguments, ReadArguments, ReaderArguments, RequestArguments
+from .arguments import (
+    ConsumerArguments,
+    GatherArguments,
+    ProducerArguments,
+    ReadArguments,
+    ReaderArguments,
+    RequestArguments,
+    TypedProducerArguments,
+)
 from .lifecycle import Openable
 from .opentelemetry_metrics import client_closed, client_opened
 from .replies import Reply
@@ -135,25 +143,11 @@ class Client(Aliases, Admin, StagedWrites):
     ) -> Producer[bytes]: ...
 
     @overload
-    def producer(
-        self,
-        topic: str,
-        *,
-        schema: type[T],
-        subject: str | None = None,
-        register_schema: bool = True,
-        **arguments: Unpack[ProducerArguments],
-    ) -> Producer[T]: ...
+    def producer(self, topic: str, *, schema: type[T], **arguments: Unpack[TypedProducerArguments]) -> Producer[T]: ...
 
     @overload
     def producer(
-        self,
-        topic: str,
-        *,
-        schema: SchemaSource,
-        subject: str | None = None,
-        register_schema: bool = True,
-        **arguments: Unpack[ProducerArguments],
+        self, topic: str, *, schema: SchemaSource, **arguments: Unpack[TypedProducerArguments]
     ) -> Producer[Any]: ...
 
     def producer(
@@ -369,35 +363,17 @@ class Client(Aliases, Admin, StagedWrites):
 
     @overload
     async def gather(
-        self,
-        topic: str,
-        payload: object,
-        *,
-        replies_max: int = 1_000,
-        answer: None = None,
-        **arguments: Unpack[RequestArguments],
+        self, topic: str, payload: object, *, answer: None = None, **arguments: Unpack[GatherArguments]
     ) -> list[Reply[bytes]]: ...
 
     @overload
     async def gather(
-        self,
-        topic: str,
-        payload: object,
-        *,
-        replies_max: int = 1_000,
-        answer: type[T],
-        **arguments: Unpack[RequestArguments],
+        self, topic: str, payload: object, *, answer: type[T], **arguments: Unpack[GatherArguments]
     ) -> list[Reply[T]]: ...
 
     @overload
     async def gather(
-        self,
-        topic: str,
-        payload: object,
-        *,
-        replies_max: int = 1_000,
-        answer: SchemaSource,
-        **arguments: Unpack[RequestArguments],
+        self, topic: str, payload: object, *, answer: SchemaSource, **arguments: Unpack[GatherArguments]
     ) -> list[Reply[Any]]: ...
 
     async def gather(

@@ -26,11 +26,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
 
-from pydanube.client.blocking.loop_thread import Blocking, LoopThread, blocking
+from pydanube.client.blocking.loop_thread import Blocking, LoopThread, blocking, stands_for
 from pydanube.client.history.coverage import (
     CoverageWindow,
     SegmentInfo,
@@ -70,6 +70,15 @@ SHARED: Final = "segments/shared/"
 T = TypeVar("T")
 AnySegments = str | SegmentInfo | Sequence[SegmentInfo]
 """An object key, one segment, or several of one partition."""
+
+
+class SpanArguments(TypedDict, total=False):
+    """What to read of the segments, as `Segments.batches` says."""
+
+    start: AnyPosition | None
+    end: AnyPosition | None
+    allow_gaps: bool
+
 
 MakeResult = Callable[[Batch, int, int], T]
 """A function that makes the result of rows [start, end) of a batch."""
@@ -161,7 +170,7 @@ class Segments(Openable):
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    async def batches(
+    def batches(
         self,
         segments: AnySegments,
         *,
@@ -175,71 +184,46 @@ class Segments(Openable):
         if wanted offsets, or offsets between two segments, are in no segment, unless `allow_gaps` is set. A caller that
         stops early closes the generator (`contextlib.aclosing`). Cancelled, nothing is left behind.
         """
-        async with aclosing(self._result_lists(segments, start, end, allow_gaps, _rows)) as lists:
-            async for results in lists:
-                for batch in results:
-                    yield batch
+        return self._results(segments, _rows, start=start, end=end, allow_gaps=allow_gaps)
 
-    async def arrow(
-        self,
-        segments: AnySegments,
-        *,
-        start: AnyPosition | None = None,
-        end: AnyPosition | None = None,
-        allow_gaps: bool = False,
-    ) -> AsyncGenerator[pyarrow.RecordBatch, None]:
+    def arrow(self, segments: AnySegments, **span: Unpack[SpanArguments]) -> AsyncGenerator[pyarrow.RecordBatch, None]:
         """Like `batches`, but yields Arrow record batches over the same memory. Needs pyarrow."""
-        async with aclosing(self._result_lists(segments, start, end, allow_gaps, _arrow_rows)) as lists:
-            async for results in lists:
-                for batch in results:
-                    yield batch
+        return self._results(segments, _arrow_rows, **span)
 
     async def row_lists(
-        self,
-        segments: AnySegments,
-        *,
-        start: AnyPosition | None = None,
-        end: AnyPosition | None = None,
-        allow_gaps: bool = False,
+        self, segments: AnySegments, **span: Unpack[SpanArguments]
     ) -> AsyncGenerator[list[tuple[Batch, int, int]], None]:
         """Like `batches`, without a copy at the edges: yields for each read whole batches, and the wanted rows
         [start, end) of each. Batches are verified on another thread, so that the event loop is free meanwhile."""
-        async with aclosing(self._reads(segments, start, end, allow_gaps)) as reads:
+        async with aclosing(self._reads(segments, **span)) as reads:
             async for read, content in reads:
                 if results := await asyncio.to_thread(_make_results, read, content, _row_range):
                     yield results
 
     async def history(
+        self, topic_id: int, partition: int, **span: Unpack[SpanArguments]
+    ) -> AsyncGenerator[Batch, None]:
+        """Yield the batches of a partition from the segments that `find` returns."""
+        found = await self.find(topic_id, partition)
+        async with aclosing(self.batches(found, **span)) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def _results(
+        self, segments: AnySegments, make_result: MakeResult[T], **span: Unpack[SpanArguments]
+    ) -> AsyncGenerator[T, None]:
+        async with aclosing(self._reads(segments, **span)) as reads:
+            async for read, content in reads:
+                for result in _make_results(read, content, make_result):
+                    yield result
+
+    async def _reads(
         self,
-        topic_id: int,
-        partition: int,
+        segments: AnySegments,
         *,
         start: AnyPosition | None = None,
         end: AnyPosition | None = None,
         allow_gaps: bool = False,
-    ) -> AsyncGenerator[Batch, None]:
-        """Yield the batches of a partition from the segments that `find` returns."""
-        found = await self.find(topic_id, partition)
-        async with aclosing(self.batches(found, start=start, end=end, allow_gaps=allow_gaps)) as batches:
-            async for batch in batches:
-                yield batch
-
-    async def _result_lists(
-        self,
-        segments: AnySegments,
-        start: AnyPosition | None,
-        end: AnyPosition | None,
-        allow_gaps: bool,
-        make_result: MakeResult[T],
-    ) -> AsyncGenerator[list[T], None]:
-        """Yield the results of each read."""
-        async with aclosing(self._reads(segments, start, end, allow_gaps)) as reads:
-            async for read, content in reads:
-                if results := _make_results(read, content, make_result):
-                    yield results
-
-    async def _reads(
-        self, segments: AnySegments, start: AnyPosition | None, end: AnyPosition | None, allow_gaps: bool
     ) -> AsyncGenerator[tuple[_Read, memoryview], None]:
         """Yield each read with its bytes, in order. A task plans the reads and starts them, a few ahead."""
         window = CoverageWindow.parse(start, end)
@@ -329,61 +313,25 @@ class BlockingSegments(Blocking[Segments]):
     sections = blocking(Segments.sections)
     find = blocking(Segments.find)
 
-    def batches(
-        self,
-        segments: AnySegments,
-        *,
-        start: AnyPosition | None = None,
-        end: AnyPosition | None = None,
-        allow_gaps: bool = False,
-    ) -> Iterator[Batch]:
-        """See `Segments.batches`."""
-        return self._results(segments, start, end, allow_gaps, _rows)
+    @stands_for(Segments.batches)
+    def batches(self, segments: AnySegments, **span: Unpack[SpanArguments]) -> Iterator[Batch]:
+        return self._results(segments, _rows, **span)
 
-    def arrow(
-        self,
-        segments: AnySegments,
-        *,
-        start: AnyPosition | None = None,
-        end: AnyPosition | None = None,
-        allow_gaps: bool = False,
-    ) -> Iterator[pyarrow.RecordBatch]:
-        """See `Segments.arrow`."""
-        return self._results(segments, start, end, allow_gaps, _arrow_rows)
+    @stands_for(Segments.arrow)
+    def arrow(self, segments: AnySegments, **span: Unpack[SpanArguments]) -> Iterator[pyarrow.RecordBatch]:
+        return self._results(segments, _arrow_rows, **span)
 
-    def rows(
-        self,
-        segments: AnySegments,
-        *,
-        start: AnyPosition | None = None,
-        end: AnyPosition | None = None,
-        allow_gaps: bool = False,
-    ) -> Iterator[tuple[Batch, int, int]]:
+    def rows(self, segments: AnySegments, **span: Unpack[SpanArguments]) -> Iterator[tuple[Batch, int, int]]:
         """Like `batches`, without a copy at the edges: yields whole batches, and the wanted rows [start, end)."""
-        return self._results(segments, start, end, allow_gaps, _row_range)
+        return self._results(segments, _row_range, **span)
 
-    def history(
-        self,
-        topic_id: int,
-        partition: int,
-        *,
-        start: AnyPosition | None = None,
-        end: AnyPosition | None = None,
-        allow_gaps: bool = False,
-    ) -> Iterator[Batch]:
+    def history(self, topic_id: int, partition: int, **span: Unpack[SpanArguments]) -> Iterator[Batch]:
         """See `Segments.history`."""
-        return self.batches(self.find(topic_id, partition), start=start, end=end, allow_gaps=allow_gaps)
+        return self.batches(self.find(topic_id, partition), **span)
 
-    def _results(
-        self,
-        segments: AnySegments,
-        start: AnyPosition | None,
-        end: AnyPosition | None,
-        allow_gaps: bool,
-        make_result: MakeResult[T],
-    ) -> Iterator[T]:
+    def _results(self, segments: AnySegments, make_result: MakeResult[T], **span: Unpack[SpanArguments]) -> Iterator[T]:
         """Yield the results. The event loop reads the bytes; the calling thread verifies them and makes the results."""
-        with closing(self._thread.iterate(self._inner._reads(segments, start, end, allow_gaps))) as reads:
+        with closing(self._thread.iterate(self._inner._reads(segments, **span))) as reads:
             for read, content in reads:
                 yield from _make_results(read, content, make_result)
 

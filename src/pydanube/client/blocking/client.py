@@ -27,9 +27,11 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, 
 from pydanube.client.arguments import (
     ConnectArguments,
     ConsumerArguments,
+    GatherArguments,
     ProducerArguments,
     ReaderArguments,
     RequestArguments,
+    TypedProducerArguments,
 )
 from pydanube.client.client import Client, connect
 from pydanube.client.connection.observing import ClientMetrics
@@ -237,24 +239,12 @@ class BlockingClient(BlockingAliases, Blocking[Client]):
 
     @overload
     def producer(
-        self,
-        topic: str,
-        *,
-        schema: type[T],
-        subject: str | None = None,
-        register_schema: bool = True,
-        **arguments: Unpack[ProducerArguments],
+        self, topic: str, *, schema: type[T], **arguments: Unpack[TypedProducerArguments]
     ) -> BlockingProducer[T]: ...
 
     @overload
     def producer(
-        self,
-        topic: str,
-        *,
-        schema: SchemaSource,
-        subject: str | None = None,
-        register_schema: bool = True,
-        **arguments: Unpack[ProducerArguments],
+        self, topic: str, *, schema: SchemaSource, **arguments: Unpack[TypedProducerArguments]
     ) -> BlockingProducer[Any]: ...
 
     @stands_for(Client.producer)
@@ -363,35 +353,17 @@ class BlockingClient(BlockingAliases, Blocking[Client]):
 
     @overload
     def gather(
-        self,
-        topic: str,
-        payload: object,
-        *,
-        replies_max: int = 1_000,
-        answer: None = None,
-        **arguments: Unpack[RequestArguments],
+        self, topic: str, payload: object, *, answer: None = None, **arguments: Unpack[GatherArguments]
     ) -> list[Reply[bytes]]: ...
 
     @overload
     def gather(
-        self,
-        topic: str,
-        payload: object,
-        *,
-        replies_max: int = 1_000,
-        answer: type[T],
-        **arguments: Unpack[RequestArguments],
+        self, topic: str, payload: object, *, answer: type[T], **arguments: Unpack[GatherArguments]
     ) -> list[Reply[T]]: ...
 
     @overload
     def gather(
-        self,
-        topic: str,
-        payload: object,
-        *,
-        replies_max: int = 1_000,
-        answer: SchemaSource,
-        **arguments: Unpack[RequestArguments],
+        self, topic: str, payload: object, *, answer: SchemaSource, **arguments: Unpack[GatherArguments]
     ) -> list[Reply[Any]]: ...
 
     @stands_for(Client.gather)

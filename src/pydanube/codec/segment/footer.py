@@ -23,7 +23,6 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 import msgspec
-from crc32c import crc32c
 
 from pydanube.codec.batch.header import OFFSET_MAX, TIME_MAX, TIME_MIN
 from pydanube.codec.contents import Expected, decode_contents
@@ -78,11 +77,6 @@ class SegmentSection(msgspec.Struct, array_like=True, frozen=True):
     """Offset, append time and first byte of the first batch of each block."""
     crc: int
 
-    def block_of(self, offset: int) -> tuple[int, int]:
-        """Return the bytes [start, end) of the block that holds `offset`, which must be in the section."""
-        assert self.first_offset <= offset < self.end_offset
-        return self._bytes(bisect_right(self.index, offset, key=_offset_of) - 1)
-
     def block_at_time(self, time_us: int) -> tuple[int, int]:
         """Return the bytes [start, end) of the block where a search for the first batch appended at or after `time_us`
         begins.
@@ -121,13 +115,6 @@ class SegmentSection(msgspec.Struct, array_like=True, frozen=True):
         if first >= end or self._bytes(end - 1)[1] != start + len(block):
             raise Corrupt(f"{name}: read {len(block)} bytes at {start}, which is no whole number of blocks")
         return split(block, self.index[first][0], self._offsets(end - 1)[1], name, start)
-
-    def check_bytes(self, content: ByteBuffer, name: str = "segment") -> None:
-        """Raise Corrupt unless `content` has the length and the checksum of the section."""
-        if len(content) != self.end - self.start:
-            raise Corrupt(f"{name}: section at {self.start} has {len(content)} of {self.end - self.start} bytes")
-        if crc32c(content) != self.crc:
-            raise Corrupt(f"{name}: section at {self.start}..{self.end} does not match its checksum")
 
     def _bytes(self, number: int) -> tuple[int, int]:
         following = number + 1
