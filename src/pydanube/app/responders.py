@@ -11,28 +11,43 @@ from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Any
 
-from pydanube.model.errors import AlreadyExists
-from pydanube.runtime.clock import MICROSECONDS
+from pydanube.client.client import Client
+from pydanube.client.consuming.messages import Message
+from pydanube.model.errors import AlreadyExists, NotFound
+from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.tasks import Tasks
 
 from .outcomes import Reject
 from .subscribers import Subscription
 
 
+async def create_topic_of_requests(client: Client, topic: str) -> None:
+    """Create a topic if there is none, as one that is not reliable: it carries each request at most once. Who may only
+    consume needs no right to create, if the topic is there."""
+    try:
+        await client.count_partitions(topic)
+    except NotFound:
+        with suppress(AlreadyExists):
+            await client.topics.create(topic, reliable=False)
+
+
+def caller_has_left(request: Message[Any], clock: Clock) -> bool:
+    """Return whether the caller of a request has stopped waiting, as the broker wrote into it."""
+    expires = request.request_expires
+    return expires is not None and expires.timestamp() * MICROSECONDS < clock.now_us()
+
+
 class Responder(Subscription):
     """Answers the requests of one topic."""
 
     async def open(self, tasks: Tasks) -> None:
-        """Create the topic if there is none, as one that is not reliable: it carries each request at most once."""
-        with suppress(AlreadyExists):
-            await self._client.topics.create(self.spec.topics[0], reliable=False)
+        await create_topic_of_requests(self._client, self.spec.topics[0])
         await super().open(tasks)
 
     def _process(self, received: Any) -> Awaitable[None]:
         if not received.is_request:
             return self._leave_out(received)
-        expires = received.request_expires
-        if expires is not None and expires.timestamp() * MICROSECONDS < self._clock.now_us():
+        if caller_has_left(received, self._clock):
             return self._ack(received)
         return super()._process(received)
 

@@ -3,8 +3,8 @@
 Commands are imported when they are called, so that ``danube --version`` and ``--help`` stay instant; their one-line
 summaries are therefore written here and checked against the commands by a test.
 
-Exit codes: 0 done, 1 failed (one line on stderr), 2 wrong usage, 130 interrupted. `consume`, `top`, `serve` and
-`pipeline run` run until they are stopped, so Ctrl-C ends them with 0; a second Ctrl-C interrupts that orderly end.
+Exit codes: 0 done, 1 failed (one line on stderr), 2 wrong usage, 130 interrupted. `consume`, `reply`, `top`, `serve`
+and `pipeline run` run until they are stopped, so Ctrl-C ends them with 0; a second Ctrl-C interrupts that orderly end.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "serve": ("setup.serve:serve", "Start a broker."),
     "produce": ("messages.produce:produce", "Publish messages to a topic."),
     "consume": ("messages.consume:consume", "Receive messages from a topic."),
+    "request": ("messages.request:request", "Ask the consumers of a topic, and print the reply."),
+    "reply": ("messages.request:reply", "Answer the requests of a topic, one after the other, and print them."),
     "topics": ("topics.topics:topics", "Create, grow, list, describe, measure, unload, truncate and delete topics."),
     "subscriptions": (
         "subscriptions.subscriptions:subscriptions",
@@ -115,7 +117,8 @@ Try it, in two terminals:
 
 \b
 Client commands talk to --url, --profile or DANUBE_URL, danube://127.0.0.1:6655 by default.
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted; Ctrl-C ends consume, top, serve and pipeline run with 0.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+Ctrl-C ends consume, reply, top, serve and pipeline run with 0.
 'danube COMMAND --help' teaches each command by example.""",
 )
 @click.version_option(__version__, "-V", "--version", prog_name="danube", message="%(prog)s %(version)s")
