@@ -1,4 +1,4 @@
-"""Fixtures for tests that let time pass: a clock that stands still, and a client of a broker on that clock."""
+"""A broker in the directory of the test, a client and a topic of it, and a clock that stands still."""
 
 from __future__ import annotations
 
@@ -6,17 +6,36 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from lifetimes_harness import TimedClient, open_client
+from broker_harness import TOPIC, BrokerClient, open_broker
 
+from pydanube.broker import Broker
+from pydanube.core.access import ANONYMOUS
+from pydanube.model.names import TopicName
+from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import ManualClock
 
 
 @pytest.fixture
 def clock() -> ManualClock:
+    """The clock of the fixture `broker` where a test asks for it, or its module does by `usefixtures`."""
     return ManualClock()
 
 
 @pytest.fixture
-async def client(tmp_path: Path, clock: ManualClock) -> AsyncIterator[TimedClient]:
-    async with open_client(tmp_path, clock=clock) as opened:
+async def broker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Broker]:
+    clock = request.getfixturevalue("clock") if "clock" in request.fixturenames else None
+    async with open_broker(tmp_path, clock=clock) as opened:
         yield opened
+
+
+@pytest.fixture
+def client(request: pytest.FixtureRequest, broker: Broker) -> BrokerClient:
+    clock = request.getfixturevalue("clock") if "clock" in request.fixturenames else None
+    return BrokerClient(broker, clock=clock)
+
+
+@pytest.fixture
+async def topic(broker: Broker) -> TopicName:
+    """The topic of `client`, created with the defaults."""
+    await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+    return TOPIC

@@ -17,47 +17,44 @@ async def a_topic(broker, **config) -> BrokerClient:
     return client
 
 
-async def test_an_exclusive_producer_fences_the_one_before(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = await a_topic(broker)
-        older = await client.producer(access="exclusive")
-        await client.publish(older, [b"a"], sequence=0)
-        newer = await client.producer(access="exclusive")
-        with pytest.raises(StaleEpoch, match="fenced"):
-            await client.publish(older, [b"b"], sequence=1)
-        with pytest.raises(StaleEpoch, match="fenced"):
-            await client.come_back(older, access="exclusive")
-        assert (await client.publish(newer, [b"c"], sequence=0)).base_offset == 1
+async def test_an_exclusive_producer_fences_the_one_before(broker):
+    client = await a_topic(broker)
+    older = await client.producer(access="exclusive")
+    await client.publish(older, [b"a"], sequence=0)
+    newer = await client.producer(access="exclusive")
+    with pytest.raises(StaleEpoch, match="fenced"):
+        await client.publish(older, [b"b"], sequence=1)
+    with pytest.raises(StaleEpoch, match="fenced"):
+        await client.come_back(older, access="exclusive")
+    assert (await client.publish(newer, [b"c"], sequence=0)).base_offset == 1
 
 
-async def test_an_exclusive_producer_fences_shared_ones_and_they_stay_fenced(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = await a_topic(broker)
-        shared, named = await client.producer(), await client.producer("meter")
-        exclusive = await client.producer(access="exclusive")
-        for producer, name in ((shared, ""), (named, "meter")):
-            with pytest.raises(StaleEpoch):
-                await client.publish(producer, [b"x"])
-            with pytest.raises(StaleEpoch):
-                await client.come_back(producer, name)
-        exclusive.close()
-        for producer, name in ((shared, ""), (named, "meter")):
-            with pytest.raises(StaleEpoch):
-                await client.come_back(producer, name)
-        await client.publish(await client.producer(), [b"new"])
-        await client.publish(await client.producer("meter"), [b"new"])
+async def test_an_exclusive_producer_fences_shared_ones_and_they_stay_fenced(broker):
+    client = await a_topic(broker)
+    shared, named = await client.producer(), await client.producer("meter")
+    exclusive = await client.producer(access="exclusive")
+    for producer, name in ((shared, ""), (named, "meter")):
+        with pytest.raises(StaleEpoch):
+            await client.publish(producer, [b"x"])
+        with pytest.raises(StaleEpoch):
+            await client.come_back(producer, name)
+    exclusive.close()
+    for producer, name in ((shared, ""), (named, "meter")):
+        with pytest.raises(StaleEpoch):
+            await client.come_back(producer, name)
+    await client.publish(await client.producer(), [b"new"])
+    await client.publish(await client.producer("meter"), [b"new"])
 
 
-async def test_a_shared_producer_is_refused_while_an_exclusive_one_is_live(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = await a_topic(broker)
-        exclusive = await client.producer("boss", access="exclusive")
-        for name in ("", "other", "boss"):
-            with pytest.raises(Refused, match=r"exclusive access.*wait until it is closed"):
-                await client.producer(name)
-        assert (await client.publish(exclusive, [b"a"])).base_offset == 0, "a refused one has changed nothing"
-        exclusive.close()
-        assert (await client.publish(await client.producer(), [b"b"])).base_offset == 1
+async def test_a_shared_producer_is_refused_while_an_exclusive_one_is_live(broker):
+    client = await a_topic(broker)
+    exclusive = await client.producer("boss", access="exclusive")
+    for name in ("", "other", "boss"):
+        with pytest.raises(Refused, match=r"exclusive access.*wait until it is closed"):
+            await client.producer(name)
+    assert (await client.publish(exclusive, [b"a"])).base_offset == 0, "a refused one has changed nothing"
+    exclusive.close()
+    assert (await client.publish(await client.producer(), [b"b"])).base_offset == 1
 
 
 async def test_a_fenced_producer_stays_fenced_after_a_restart(tmp_path):
@@ -76,107 +73,100 @@ async def test_a_fenced_producer_stays_fenced_after_a_restart(tmp_path):
         await client.publish(again, [b"a"], sequence=0)
 
 
-async def test_exclusive_access_covers_all_partitions(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = await a_topic(broker, partitions=3)
-        shared = [await client.producer(partition=index) for index in range(3)]
-        first = await client.producer(access="exclusive")
-        handles = [first] + [await client.come_back(first, partition=index, access="exclusive") for index in (1, 2)]
-        for index in range(3):
-            with pytest.raises(StaleEpoch):
-                await client.publish(shared[index], [b"x"])
-            await client.publish(handles[index], [b"y"])
-            with pytest.raises(Refused):
-                await client.producer(partition=index)
-        for handle in handles[:2]:
-            handle.close()
+async def test_exclusive_access_covers_all_partitions(broker):
+    client = await a_topic(broker, partitions=3)
+    shared = [await client.producer(partition=index) for index in range(3)]
+    first = await client.producer(access="exclusive")
+    handles = [first] + [await client.come_back(first, partition=index, access="exclusive") for index in (1, 2)]
+    for index in range(3):
+        with pytest.raises(StaleEpoch):
+            await client.publish(shared[index], [b"x"])
+        await client.publish(handles[index], [b"y"])
         with pytest.raises(Refused):
-            await client.producer()
-        handles[2].close()
+            await client.producer(partition=index)
+    for handle in handles[:2]:
+        handle.close()
+    with pytest.raises(Refused):
         await client.producer()
+    handles[2].close()
+    await client.producer()
 
 
-async def test_an_exclusive_producer_that_reconnects_fences_the_producers_opened_meanwhile(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = await a_topic(broker)
-        holder = await client.producer(access="exclusive")
-        holder.close()
-        meanwhile = await client.producer()
-        again = await client.come_back(holder, access="exclusive")
-        with pytest.raises(StaleEpoch):
-            await client.publish(meanwhile, [b"x"])
-        await client.publish(again, [b"y"])
-        again.close()
-        with pytest.raises(StaleEpoch):
-            await client.come_back(meanwhile)
+async def test_an_exclusive_producer_that_reconnects_fences_the_producers_opened_meanwhile(broker):
+    client = await a_topic(broker)
+    holder = await client.producer(access="exclusive")
+    holder.close()
+    meanwhile = await client.producer()
+    again = await client.come_back(holder, access="exclusive")
+    with pytest.raises(StaleEpoch):
+        await client.publish(meanwhile, [b"x"])
+    await client.publish(again, [b"y"])
+    again.close()
+    with pytest.raises(StaleEpoch):
+        await client.come_back(meanwhile)
 
 
-async def test_a_shared_producer_may_take_exclusive_access_under_its_identity(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = await a_topic(broker)
-        mine, other = await client.producer(), await client.producer()
-        await client.publish(mine, [b"a"], sequence=0)
-        taken = await client.come_back(mine, access="exclusive")
-        with pytest.raises(StaleEpoch):
-            await client.publish(other, [b"x"])
-        assert (await client.publish(taken, [b"b"], sequence=1)).base_offset == 1
+async def test_a_shared_producer_may_take_exclusive_access_under_its_identity(broker):
+    client = await a_topic(broker)
+    mine, other = await client.producer(), await client.producer()
+    await client.publish(mine, [b"a"], sequence=0)
+    taken = await client.come_back(mine, access="exclusive")
+    with pytest.raises(StaleEpoch):
+        await client.publish(other, [b"x"])
+    assert (await client.publish(taken, [b"b"], sequence=1)).base_offset == 1
 
 
-async def test_waiting_batches_of_a_fenced_producer_are_refused_and_never_stored(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = await a_topic(broker)
-        await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 1})
-        older = await client.producer()
-        await client.publish(older, [b"old"], sequence=0)
-        waiting = [client.publish(older, [b"late"], sequence=n) for n in range(1, 5)]
-        newer = await client.producer(access="exclusive")
-        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-        assert all(isinstance(one, StaleEpoch) for one in outcomes)
-        await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": None})
-        await client.publish(newer, [b"new"], sequence=0)
-        assert [payload for _, payload in await client.read_all()] == [b"old", b"new"]
+async def test_waiting_batches_of_a_fenced_producer_are_refused_and_never_stored(broker):
+    client = await a_topic(broker)
+    await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 1})
+    older = await client.producer()
+    await client.publish(older, [b"old"], sequence=0)
+    waiting = [client.publish(older, [b"late"], sequence=n) for n in range(1, 5)]
+    newer = await client.producer(access="exclusive")
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(one, StaleEpoch) for one in outcomes)
+    await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": None})
+    await client.publish(newer, [b"new"], sequence=0)
+    assert [payload for _, payload in await client.read_all()] == [b"old", b"new"]
 
 
 @pytest.mark.parametrize("access", ["shared", "exclusive"])
-async def test_waiting_batches_of_a_closed_producer_are_not_stored_after_it_was_fenced(tmp_path, access):
-    async with open_broker(tmp_path) as broker:
-        client = await a_topic(broker)
-        await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 1})
-        gone = await client.producer("meter")
-        await client.publish(gone, [b"old"] * 100, sequence=0)
-        left = client.publish(gone, [b"late"], sequence=100)
-        gone.close()
-        await client.producer("meter", access=access)
-        with pytest.raises(StaleEpoch):
-            await left
+async def test_waiting_batches_of_a_closed_producer_are_not_stored_after_it_was_fenced(broker, access):
+    client = await a_topic(broker)
+    await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 1})
+    gone = await client.producer("meter")
+    await client.publish(gone, [b"old"] * 100, sequence=0)
+    left = client.publish(gone, [b"late"], sequence=100)
+    gone.close()
+    await client.producer("meter", access=access)
+    with pytest.raises(StaleEpoch):
+        await left
 
 
-async def test_of_many_exclusive_producers_opened_at_once_one_stays(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = await a_topic(broker)
-        opened = await asyncio.gather(*[client.producer(access="exclusive") for _ in range(10)])
-        able = []
-        for producer in opened:
-            try:
-                able.append(await client.publish(producer, [b"x"]))
-            except StaleEpoch:
-                continue
-        assert len(able) == 1
-        assert broker._producers.count((await broker.lookup(ANONYMOUS, TOPIC, False)).topic_id) == 1
+async def test_of_many_exclusive_producers_opened_at_once_one_stays(broker):
+    client = await a_topic(broker)
+    opened = await asyncio.gather(*[client.producer(access="exclusive") for _ in range(10)])
+    able = []
+    for producer in opened:
+        try:
+            able.append(await client.publish(producer, [b"x"]))
+        except StaleEpoch:
+            continue
+    assert len(able) == 1
+    assert broker._producers.count((await broker.lookup(ANONYMOUS, TOPIC, False)).topic_id) == 1
 
 
-async def test_exclusive_access_does_not_affect_other_topics(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client, neighbour = await a_topic(broker), BrokerClient(broker, TopicName.parse("/default/orders-dlq"))
-        await neighbour.create()
-        shared = await neighbour.producer()
-        await client.producer(access="exclusive")
-        await neighbour.publish(shared, [b"x"])
-        await neighbour.producer()
-        await broker.delete_topic(ANONYMOUS, TOPIC)
-        await client.create()
-        await client.producer(), await client.producer(access="exclusive")
-        assert (await neighbour.publish(shared, [b"x"])).base_offset == 1
+async def test_exclusive_access_does_not_affect_other_topics(broker):
+    client, neighbour = await a_topic(broker), BrokerClient(broker, TopicName.parse("/default/orders-dlq"))
+    await neighbour.create()
+    shared = await neighbour.producer()
+    await client.producer(access="exclusive")
+    await neighbour.publish(shared, [b"x"])
+    await neighbour.producer()
+    await broker.delete_topic(ANONYMOUS, TOPIC)
+    await client.create()
+    await client.producer(), await client.producer(access="exclusive")
+    assert (await neighbour.publish(shared, [b"x"])).base_offset == 1
 
 
 class ProducersModel:
@@ -270,10 +260,9 @@ async def test_a_producer_is_not_fenced_by_an_open_of_its_own_whose_answer_was_l
                 await client.come_back(again, name, access=access, opener=opener)
 
 
-async def test_clients_without_an_opener_number_are_never_taken_for_the_same(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = await a_topic(broker)
-        known = await client.producer("meter")
-        await client.producer("meter")
-        with pytest.raises(StaleEpoch, match="fenced"):
-            await client.come_back(known, "meter")
+async def test_clients_without_an_opener_number_are_never_taken_for_the_same(broker):
+    client = await a_topic(broker)
+    known = await client.producer("meter")
+    await client.producer("meter")
+    with pytest.raises(StaleEpoch, match="fenced"):
+        await client.come_back(known, "meter")

@@ -40,128 +40,104 @@ def live(broker, name: str = "billing"):
 
 
 @ALL
-async def test_the_broker_counts_ack_timeouts_for_consumers_that_ask_for_it(tmp_path, kind):
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        consumer = await client.subscribe(kind=kind, failure_policy=TIMED, ack_timeouts=True)
-        producer = await client.producer()
-        await client.publish(producer, [b"acked", b"late"], keys=["a", "b"])
-        await consumer.wait_for(2)
-        await consumer.ack((0, 1))
-        await pass_time(clock, 29)
-        assert offsets(consumer) == [0, 1]
-        await pass_time(clock, 2)
-        await consumer.wait_for(3)
-        assert (offsets(consumer), consumer.redeliveries, consumer.reasons) == (
-            [0, 1, 1],
-            [0, 0, 1],
-            [None, None, ACK_TIMEOUT],
-        )
-        await pass_time(clock, 30)
-        await until(lambda: live(broker).cursor.position == 2)
-        (letter,) = (await BrokerClient(broker, DLQ).fetch()).batches
-        assert Batch.open(letter, stamped=True).attributes[0]["x-failure-reason"] == ACK_TIMEOUT
-        assert clock.sleeping == 0 or not live(broker)._ack_timer.is_set, "nothing in flight: nothing is waited for"
+async def test_the_broker_counts_ack_timeouts_for_consumers_that_ask_for_it(client, broker, topic, clock, kind):
+    consumer = await client.subscribe(kind=kind, failure_policy=TIMED, ack_timeouts=True)
+    producer = await client.producer()
+    await client.publish(producer, [b"acked", b"late"], keys=["a", "b"])
+    await consumer.wait_for(2)
+    await consumer.ack((0, 1))
+    await pass_time(clock, 29)
+    assert offsets(consumer) == [0, 1]
+    await pass_time(clock, 2)
+    await consumer.wait_for(3)
+    assert (offsets(consumer), consumer.redeliveries, consumer.reasons) == (
+        [0, 1, 1],
+        [0, 0, 1],
+        [None, None, ACK_TIMEOUT],
+    )
+    await pass_time(clock, 30)
+    await until(lambda: live(broker).cursor.position == 2)
+    (letter,) = (await BrokerClient(broker, DLQ).fetch()).batches
+    assert Batch.open(letter, stamped=True).attributes[0]["x-failure-reason"] == ACK_TIMEOUT
+    assert clock.sleeping == 0 or not live(broker)._ack_timer.is_set, "nothing in flight: nothing is waited for"
 
 
-async def test_no_timer_runs_for_each_message_and_acks_do_not_set_it_again(tmp_path):
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        consumer = await client.subscribe(failure_policy=DANUBE, ack_timeouts=True)
-        producer = await client.producer()
-        await client.publish(producer, [b"x"] * 100)
-        await consumer.wait_for(100)
-        waiting = live(broker)._ack_timer._waiting
-        assert waiting is not None
-        for offset in range(99):
-            consumer.consumer.ack([(offset, offset + 1)], False)
-        await pass_time(clock, 10)
-        await client.publish(producer, [b"y"] * 100)
-        await consumer.wait_for(200)
-        assert live(broker)._ack_timer._waiting is waiting
-        await pass_time(clock, 25)
-        assert live(broker).dispatcher.failure_history([99, 100])[0] == [1, 0]
+async def test_no_timer_runs_for_each_message_and_acks_do_not_set_it_again(client, broker, topic, clock):
+    consumer = await client.subscribe(failure_policy=DANUBE, ack_timeouts=True)
+    producer = await client.producer()
+    await client.publish(producer, [b"x"] * 100)
+    await consumer.wait_for(100)
+    waiting = live(broker)._ack_timer._waiting
+    assert waiting is not None
+    for offset in range(99):
+        consumer.consumer.ack([(offset, offset + 1)], False)
+    await pass_time(clock, 10)
+    await client.publish(producer, [b"y"] * 100)
+    await consumer.wait_for(200)
+    assert live(broker)._ack_timer._waiting is waiting
+    await pass_time(clock, 25)
+    assert live(broker).dispatcher.failure_history([99, 100])[0] == [1, 0]
 
 
-async def test_a_changed_ack_timeout_is_in_force_at_once_for_what_is_in_flight(tmp_path):
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        consumer = await client.subscribe(ack_timeouts=True)
-        await client.publish(await client.producer(), [b"x"])
-        await consumer.wait_for(1)
-        await pass_time(clock, 40)
-        assert offsets(consumer) == [0]
-        change = broker.subscriptions.set_failure_policy
-        await change(ANONYMOUS, TOPIC, "billing", FailurePolicy(ack_timeout_ms=3_600_000, delay_ms=0))
-        await pass_time(clock, 10)
-        assert offsets(consumer) == [0]
-        await change(ANONYMOUS, TOPIC, "billing", FailurePolicy(ack_timeout_ms=45_000, delay_ms=0))
-        await consumer.wait_for(2)
-        assert consumer.reasons == [None, ACK_TIMEOUT]
+async def test_a_changed_ack_timeout_is_in_force_at_once_for_what_is_in_flight(client, broker, topic, clock):
+    consumer = await client.subscribe(ack_timeouts=True)
+    await client.publish(await client.producer(), [b"x"])
+    await consumer.wait_for(1)
+    await pass_time(clock, 40)
+    assert offsets(consumer) == [0]
+    change = broker.subscriptions.set_failure_policy
+    await change(ANONYMOUS, TOPIC, "billing", FailurePolicy(ack_timeout_ms=3_600_000, delay_ms=0))
+    await pass_time(clock, 10)
+    assert offsets(consumer) == [0]
+    await change(ANONYMOUS, TOPIC, "billing", FailurePolicy(ack_timeout_ms=45_000, delay_ms=0))
+    await consumer.wait_for(2)
+    assert consumer.reasons == [None, ACK_TIMEOUT]
 
 
-async def test_a_shorter_ack_timeout_does_not_wait_for_the_timer_of_the_longer_one(tmp_path):
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        policy = FailurePolicy(ack_timeout_ms=3_600_000, delay_ms=0)
-        consumer = await client.subscribe(ack_timeouts=True, failure_policy=policy)
-        await client.publish(await client.producer(), [b"x"])
-        await consumer.wait_for(1)
-        await pass_time(clock, 1)
-        policy = FailurePolicy(ack_timeout_ms=5_000, delay_ms=0)
-        await broker.subscriptions.set_failure_policy(ANONYMOUS, TOPIC, "billing", policy)
-        await pass_time(clock, 3)
-        assert offsets(consumer) == [0]
-        await pass_time(clock, 1)
-        await consumer.wait_for(2)
+async def test_a_shorter_ack_timeout_does_not_wait_for_the_timer_of_the_longer_one(client, broker, topic, clock):
+    policy = FailurePolicy(ack_timeout_ms=3_600_000, delay_ms=0)
+    consumer = await client.subscribe(ack_timeouts=True, failure_policy=policy)
+    await client.publish(await client.producer(), [b"x"])
+    await consumer.wait_for(1)
+    await pass_time(clock, 1)
+    policy = FailurePolicy(ack_timeout_ms=5_000, delay_ms=0)
+    await broker.subscriptions.set_failure_policy(ANONYMOUS, TOPIC, "billing", policy)
+    await pass_time(clock, 3)
+    assert offsets(consumer) == [0]
+    await pass_time(clock, 1)
+    await consumer.wait_for(2)
 
 
-async def test_a_native_consumer_beside_one_with_counted_timeouts_keeps_its_messages(tmp_path):
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        shared = SubscriptionType.SHARED
-        native = await client.subscribe(consumer="native", kind=shared, failure_policy=DANUBE)
-        timed = await client.subscribe(consumer="timed", kind=shared, ack_timeouts=True, credit=5)
-        await client.publish(await client.producer(), [b"x"] * 10)
-        await until(lambda: len(native.received) + len(timed.received) == 10)
-        await pass_time(clock, 35)
-        await until(lambda: len(native.received) == 10)
-        assert sorted(offsets(native)) == list(range(10))
-        assert native.redeliveries.count(1) == 5
+async def test_a_native_consumer_beside_one_with_counted_timeouts_keeps_its_messages(client, topic, clock):
+    shared = SubscriptionType.SHARED
+    native = await client.subscribe(consumer="native", kind=shared, failure_policy=DANUBE)
+    timed = await client.subscribe(consumer="timed", kind=shared, ack_timeouts=True, credit=5)
+    await client.publish(await client.producer(), [b"x"] * 10)
+    await until(lambda: len(native.received) + len(timed.received) == 10)
+    await pass_time(clock, 35)
+    await until(lambda: len(native.received) == 10)
+    assert sorted(offsets(native)) == list(range(10))
+    assert native.redeliveries.count(1) == 5
 
 
-async def test_a_bounded_nack_waits_between_the_backoff_and_the_maximum(tmp_path):
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        policy = FailurePolicy(delay_ms=5_000, delay_max_ms=20_000)
-        consumer = await client.subscribe(kind=SubscriptionType.SHARED, failure_policy=policy)
-        await client.publish(await client.producer(), [b"x", b"y", b"z"])
-        await consumer.wait_for(3)
-        consumer.consumer.nack([(0, 1)], 0, bounded=True)
-        consumer.consumer.nack([(1, 2)], 10**12, bounded=True)
-        consumer.consumer.nack([(2, 3)], 0)
-        await consumer.wait_for(4)
-        assert offsets(consumer)[3:] == [2]
-        await pass_time(clock, 4)
-        assert len(consumer.received) == 4
-        await pass_time(clock, 2)
-        assert offsets(consumer)[4:] == [0]
-        await pass_time(clock, 13)
-        assert len(consumer.received) == 5
-        await pass_time(clock, 2)
-        assert offsets(consumer)[5:] == [1]
+async def test_a_bounded_nack_waits_between_the_backoff_and_the_maximum(client, topic, clock):
+    policy = FailurePolicy(delay_ms=5_000, delay_max_ms=20_000)
+    consumer = await client.subscribe(kind=SubscriptionType.SHARED, failure_policy=policy)
+    await client.publish(await client.producer(), [b"x", b"y", b"z"])
+    await consumer.wait_for(3)
+    consumer.consumer.nack([(0, 1)], 0, bounded=True)
+    consumer.consumer.nack([(1, 2)], 10**12, bounded=True)
+    consumer.consumer.nack([(2, 3)], 0)
+    await consumer.wait_for(4)
+    assert offsets(consumer)[3:] == [2]
+    await pass_time(clock, 4)
+    assert len(consumer.received) == 4
+    await pass_time(clock, 2)
+    assert offsets(consumer)[4:] == [0]
+    await pass_time(clock, 13)
+    assert len(consumer.received) == 5
+    await pass_time(clock, 2)
+    assert offsets(consumer)[5:] == [1]
 
 
 # -- giving up ---------------------------------------------------------------------------------------------------------
@@ -278,21 +254,18 @@ async def test_the_limit_of_unacked_messages_is_in_force_at_once_and_after_a_res
         await consumer.wait_for(9)
 
 
-async def test_a_limit_that_cannot_be_is_refused(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        await client.subscribe()
-        for wrong in (-1, 2**32):
-            with pytest.raises(Invalid, match="out of range"):
-                await broker.subscriptions.set_unacked_max(ANONYMOUS, TOPIC, "billing", wrong)
-        with pytest.raises(NotFound):
-            await broker.subscriptions.set_unacked_max(ANONYMOUS, TOPIC, "nothing", 1)
-        other = BrokerClient(broker, TopicName.parse("/default/prices"))
-        await other.create(reliable=False)
-        await other.subscribe()
-        with pytest.raises(Refused, match="not reliable"):
-            await broker.subscriptions.set_unacked_max(ANONYMOUS, other.topic, "billing", 1)
+async def test_a_limit_that_cannot_be_is_refused(client, broker, topic):
+    await client.subscribe()
+    for wrong in (-1, 2**32):
+        with pytest.raises(Invalid, match="out of range"):
+            await broker.subscriptions.set_unacked_max(ANONYMOUS, TOPIC, "billing", wrong)
+    with pytest.raises(NotFound):
+        await broker.subscriptions.set_unacked_max(ANONYMOUS, TOPIC, "nothing", 1)
+    other = BrokerClient(broker, TopicName.parse("/default/prices"))
+    await other.create(reliable=False)
+    await other.subscribe()
+    with pytest.raises(Refused, match="not reliable"):
+        await broker.subscriptions.set_unacked_max(ANONYMOUS, other.topic, "billing", 1)
 
 
 # -- takeover ----------------------------------------------------------------------------------------------------------
@@ -316,12 +289,9 @@ async def test_the_same_name_takes_over_and_gets_the_unacked_messages_at_once(tm
         assert second.error is None and live(broker).dispatcher.unacked == 3
 
 
-async def test_another_name_is_held_off_an_exclusive_subscription_until_the_first_is_closed(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        first = await client.subscribe(consumer="a")
-        with pytest.raises(Held, match="'a'"):
-            await client.subscribe(consumer="b")
-        first.consumer.close()
+async def test_another_name_is_held_off_an_exclusive_subscription_until_the_first_is_closed(client, topic):
+    first = await client.subscribe(consumer="a")
+    with pytest.raises(Held, match="'a'"):
         await client.subscribe(consumer="b")
+    first.consumer.close()
+    await client.subscribe(consumer="b")

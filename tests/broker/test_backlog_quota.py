@@ -1,15 +1,16 @@
 """How far behind a subscription may be, and what happens past that."""
 
 import pytest
-from lifetimes_harness import open_client
+from broker_harness import open_client
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Full
 from pydanube.model.policies import BacklogAction
 
+pytestmark = pytest.mark.usefixtures("clock")
 
-async def test_publishes_are_refused_until_the_backlog_is_smaller(client):
-    await client.create()
+
+async def test_publishes_are_refused_until_the_backlog_is_smaller(client, topic):
     await client.subscription()
     await client.policies(backlog_messages_max=30)
     producer = await client.producer()
@@ -20,8 +21,7 @@ async def test_publishes_are_refused_until_the_backlog_is_smaller(client):
     assert (await client.publish(producer, [b"yes"])).base_offset == 30
 
 
-async def test_batches_on_their_way_count_so_the_quota_is_passed_by_less_than_a_batch(client):
-    await client.create()
+async def test_batches_on_their_way_count_so_the_quota_is_passed_by_less_than_a_batch(client, topic):
     await client.subscription()
     await client.policies(backlog_messages_max=25)
     producer = await client.producer()
@@ -35,8 +35,7 @@ async def test_batches_on_their_way_count_so_the_quota_is_passed_by_less_than_a_
     assert (await client.counted()).backlog == 30
 
 
-async def test_what_was_acked_ahead_does_not_count(client):
-    await client.create()
+async def test_what_was_acked_ahead_does_not_count(client, topic):
     await client.subscription()
     await client.policies(backlog_messages_max=30)
     producer = await client.producer()
@@ -46,15 +45,13 @@ async def test_what_was_acked_ahead_does_not_count(client):
     assert (await client.counted()).backlog == 21
 
 
-async def test_a_topic_without_subscriptions_has_no_backlog(client):
-    await client.create()
+async def test_a_topic_without_subscriptions_has_no_backlog(client, topic):
     await client.policies(backlog_messages_max=10, backlog_bytes_max=1_000)
     await client.fill(await client.producer(), 20)
     assert (await client.fetch()).end_offset > 10
 
 
-async def test_deleting_the_one_that_lags_lets_publishers_go_on(client):
-    await client.create()
+async def test_deleting_the_one_that_lags_lets_publishers_go_on(client, topic):
     await client.subscription("lags")
     await client.policies(backlog_messages_max=10)
     producer = await client.producer()
@@ -65,8 +62,7 @@ async def test_deleting_the_one_that_lags_lets_publishers_go_on(client):
     await client.publish(producer, [b"yes"])
 
 
-async def test_a_retry_of_what_is_stored_is_answered_although_the_quota_is_reached(client):
-    await client.create()
+async def test_a_retry_of_what_is_stored_is_answered_although_the_quota_is_reached(client, topic):
     await client.subscription()
     await client.policies(backlog_messages_max=2)
     producer = await client.producer()
@@ -78,8 +74,7 @@ async def test_a_retry_of_what_is_stored_is_answered_although_the_quota_is_reach
     assert not (await client.publish(producer, [b"c"], sequence=2)).duplicate
 
 
-async def test_a_quota_in_bytes_is_about_right(client):
-    await client.create()
+async def test_a_quota_in_bytes_is_about_right(client, topic):
     await client.subscription()
     await client.policies(backlog_bytes_max=500_000)
     producer = await client.producer()
@@ -90,8 +85,7 @@ async def test_a_quota_in_bytes_is_about_right(client):
     await client.publish(producer, [b"yes"])
 
 
-async def test_eviction_settles_the_oldest_and_counts_them(client):
-    await client.create()
+async def test_eviction_settles_the_oldest_and_counts_them(client, topic):
     for name in ("billing", "keeps-up"):
         await client.subscription(name)
     await client.policies(backlog_messages_max=30, backlog_action=BacklogAction.EVICT)
@@ -109,8 +103,7 @@ async def test_eviction_settles_the_oldest_and_counts_them(client):
     assert [offset for offset, _ in await sink.wait_for(30)] == list(range(70, 100))
 
 
-async def test_eviction_counts_over_what_was_acked_in_between(client):
-    await client.create()
+async def test_eviction_counts_over_what_was_acked_in_between(client, topic):
     await client.subscription()
     await client.fill(await client.producer(), 5)
     await client.settle((5, 15), (20, 30))
@@ -120,8 +113,7 @@ async def test_eviction_counts_over_what_was_acked_in_between(client):
     assert (counted.evicted, counted.backlog, counted.position) == (8, 22, 18)
 
 
-async def test_eviction_by_bytes_keeps_about_so_much(client):
-    await client.create()
+async def test_eviction_by_bytes_keeps_about_so_much(client, topic):
     await client.subscription()
     await client.policies(backlog_bytes_max=200_000, backlog_action=BacklogAction.EVICT)
     await client.fill(await client.producer(), 100, rows=10, size=1_000)

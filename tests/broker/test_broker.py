@@ -15,16 +15,11 @@ from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.operations.subscriptions import Advance, Seek, Settle
 
 
-async def test_what_is_published_is_read_back_in_order(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        producer = await client.producer()
-        answers = await asyncio.gather(
-            *[client.publish(producer, [b"%d" % n, b"x"], sequence=n * 2) for n in range(10)]
-        )
-        assert [answer.base_offset for answer in answers] == list(range(0, 20, 2))
-        assert await client.read_all() == [(n, b"x" if n % 2 else b"%d" % (n // 2)) for n in range(20)]
+async def test_what_is_published_is_read_back_in_order(client, topic):
+    producer = await client.producer()
+    answers = await asyncio.gather(*[client.publish(producer, [b"%d" % n, b"x"], sequence=n * 2) for n in range(10)])
+    assert [answer.base_offset for answer in answers] == list(range(0, 20, 2))
+    assert await client.read_all() == [(n, b"x" if n % 2 else b"%d" % (n // 2)) for n in range(20)]
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -161,33 +156,27 @@ async def test_a_new_subscription_starts_at_the_requested_position_and_stays_the
             assert [offset for offset, _ in got] == expected
 
 
-async def test_a_start_past_the_end_is_refused(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        with pytest.raises(Invalid, match="past the end"):
-            await client.subscribe(start=Position("offset", 1))
-        with pytest.raises(Invalid, match="past the end"):
-            await client.fetch(Position("offset", 1))
+async def test_a_start_past_the_end_is_refused(client, topic):
+    with pytest.raises(Invalid, match="past the end"):
+        await client.subscribe(start=Position("offset", 1))
+    with pytest.raises(Invalid, match="past the end"):
+        await client.fetch(Position("offset", 1))
 
 
-async def test_reading_by_time_finds_the_first_batch_not_older(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        producer = await client.producer()
-        times = []
-        from pydanube.codec.batch import Batch
+async def test_reading_by_time_finds_the_first_batch_not_older(client, broker, topic):
+    producer = await client.producer()
+    times = []
+    from pydanube.codec.batch import Batch
 
-        for n in range(5):
-            await client.publish(producer, [b"%d" % n])
-            fetched = await client.fetch(Position("offset", n))
-            times.append(Batch.trust(fetched.batches[0]).append_time)
-        for n, time in enumerate(times):
-            found = await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", time))
-            assert times[found] == time and found <= n
-        assert await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", times[-1] + 1)) == 5
-        assert await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", 0)) == 0
+    for n in range(5):
+        await client.publish(producer, [b"%d" % n])
+        fetched = await client.fetch(Position("offset", n))
+        times.append(Batch.trust(fetched.batches[0]).append_time)
+    for n, time in enumerate(times):
+        found = await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", time))
+        assert times[found] == time and found <= n
+    assert await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", times[-1] + 1)) == 5
+    assert await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", 0)) == 0
 
 
 async def test_seek_starts_the_consumer_over_and_is_durable(tmp_path):
@@ -219,15 +208,12 @@ async def test_a_consumer_far_behind_the_cache_gets_everything_once(tmp_path):
         assert [offset for offset, _ in got] == list(range(400))
 
 
-async def test_a_fetch_at_the_end_waits_for_the_next_batch(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        waiting = asyncio.create_task(client.fetch(LATEST, wait_ms=10_000))
-        await asyncio.sleep(0)
-        await client.publish(await client.producer(), [b"a"])
-        assert len((await waiting).batches) == 1
-        assert (await client.fetch(LATEST, wait_ms=1)).batches == []
+async def test_a_fetch_at_the_end_waits_for_the_next_batch(client, topic):
+    waiting = asyncio.create_task(client.fetch(LATEST, wait_ms=10_000))
+    await asyncio.sleep(0)
+    await client.publish(await client.producer(), [b"a"])
+    assert len((await waiting).batches) == 1
+    assert (await client.fetch(LATEST, wait_ms=1)).batches == []
 
 
 async def test_deleting_a_topic_closes_its_producers_and_consumers_and_leaves_nothing(tmp_path):
@@ -250,50 +236,46 @@ async def test_deleting_a_topic_closes_its_producers_and_consumers_and_leaves_no
         assert await broker.subscriptions.names(ANONYMOUS, TOPIC) == []
 
 
-async def test_names_are_compared_whole(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        orders, dlq = BrokerClient(broker), BrokerClient(broker, TopicName.parse("/default/orders-dlq"))
-        await orders.create()
-        await dlq.create()
-        await dlq.publish(await dlq.producer(), [b"dead"])
-        await broker.delete_topic(ANONYMOUS, TOPIC)
-        assert await broker.list_topics(ANONYMOUS, "default") == ["/default/orders-dlq"]
-        assert await dlq.read_all() == [(0, b"dead")]
-        with pytest.raises(NotFound):
-            await broker.describe_topic(ANONYMOUS, TOPIC)
+async def test_names_are_compared_whole(broker):
+    orders, dlq = BrokerClient(broker), BrokerClient(broker, TopicName.parse("/default/orders-dlq"))
+    await orders.create()
+    await dlq.create()
+    await dlq.publish(await dlq.producer(), [b"dead"])
+    await broker.delete_topic(ANONYMOUS, TOPIC)
+    assert await broker.list_topics(ANONYMOUS, "default") == ["/default/orders-dlq"]
+    assert await dlq.read_all() == [(0, b"dead")]
+    with pytest.raises(NotFound):
+        await broker.describe_topic(ANONYMOUS, TOPIC)
 
 
-async def test_namespaces_are_created_and_deleted(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        assert await broker.list_namespaces(ANONYMOUS) == ["default"]
-        team = TopicName.parse("/team/events")
-        with pytest.raises(NotFound, match="namespace 'team'"):
-            await broker.create_topic(ANONYMOUS, team, TopicConfig())
-        await broker.create_namespace(ANONYMOUS, "team")
-        with pytest.raises(AlreadyExists):
-            await broker.create_namespace(ANONYMOUS, "team")
+async def test_namespaces_are_created_and_deleted(broker):
+    assert await broker.list_namespaces(ANONYMOUS) == ["default"]
+    team = TopicName.parse("/team/events")
+    with pytest.raises(NotFound, match="namespace 'team'"):
         await broker.create_topic(ANONYMOUS, team, TopicConfig())
-        with pytest.raises(Refused, match="still has 1 topics"):
-            await broker.delete_namespace(ANONYMOUS, "team")
-        await broker.delete_topic(ANONYMOUS, team)
+    await broker.create_namespace(ANONYMOUS, "team")
+    with pytest.raises(AlreadyExists):
+        await broker.create_namespace(ANONYMOUS, "team")
+    await broker.create_topic(ANONYMOUS, team, TopicConfig())
+    with pytest.raises(Refused, match="still has 1 topics"):
         await broker.delete_namespace(ANONYMOUS, "team")
-        with pytest.raises(Refused, match="cannot be deleted"):
-            await broker.delete_namespace(ANONYMOUS, "default")
+    await broker.delete_topic(ANONYMOUS, team)
+    await broker.delete_namespace(ANONYMOUS, "team")
+    with pytest.raises(Refused, match="cannot be deleted"):
+        await broker.delete_namespace(ANONYMOUS, "default")
 
 
-async def test_partitions_are_separate_logs(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create(partitions=3)
-        for index in range(3):
-            answer = await client.publish(await client.producer(partition=index), [b"%d" % index])
-            assert answer.base_offset == 0
-        for index in range(3):
-            assert await client.read_all(index) == [(0, b"%d" % index)]
-        with pytest.raises(NotFound, match="there is no partition 3"):
-            await client.fetch(partition=3)
-        described = await broker.describe_topic(ANONYMOUS, TOPIC)
-        assert [one.end_offset for one in described.partitions] == [1, 1, 1]
+async def test_partitions_are_separate_logs(client, broker):
+    await client.create(partitions=3)
+    for index in range(3):
+        answer = await client.publish(await client.producer(partition=index), [b"%d" % index])
+        assert answer.base_offset == 0
+    for index in range(3):
+        assert await client.read_all(index) == [(0, b"%d" % index)]
+    with pytest.raises(NotFound, match="there is no partition 3"):
+        await client.fetch(partition=3)
+    described = await broker.describe_topic(ANONYMOUS, TOPIC)
+    assert [one.end_offset for one in described.partitions] == [1, 1, 1]
 
 
 async def test_a_memory_topic_refuses_what_does_not_fit_until_it_is_acked(tmp_path):

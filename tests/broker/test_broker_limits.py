@@ -28,19 +28,16 @@ async def test_a_consumer_that_makes_too_many_gaps_is_closed_and_others_go_on(tm
         assert (await BrokerClient(broker).fetch()).end_offset == 300_000
 
 
-async def test_identities_that_were_never_given_out_are_refused(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        given, named = await client.producer(), await client.producer("meter")
-        for producer_id, epoch in ((named.producer_id + 1, 0), (-1, 0), (2**64 - 1, 0), (given.producer_id, 2**32)):
-            with pytest.raises(Refused, match="never given out"):
-                await client.producer(producer_id=producer_id, epoch=epoch)
-        for producer_id, epoch in ((given.producer_id, 0), (named.producer_id, named.producer_epoch + 1)):
-            with pytest.raises(Refused, match="not the one named"):
-                await client.producer("meter", producer_id=producer_id, epoch=epoch)
-        with pytest.raises(Invalid, match="at most 255 bytes"):
-            await client.producer("x" * 256)
+async def test_identities_that_were_never_given_out_are_refused(client, topic):
+    given, named = await client.producer(), await client.producer("meter")
+    for producer_id, epoch in ((named.producer_id + 1, 0), (-1, 0), (2**64 - 1, 0), (given.producer_id, 2**32)):
+        with pytest.raises(Refused, match="never given out"):
+            await client.producer(producer_id=producer_id, epoch=epoch)
+    for producer_id, epoch in ((given.producer_id, 0), (named.producer_id, named.producer_epoch + 1)):
+        with pytest.raises(Refused, match="not the one named"):
+            await client.producer("meter", producer_id=producer_id, epoch=epoch)
+    with pytest.raises(Invalid, match="at most 255 bytes"):
+        await client.producer("x" * 256)
 
 
 async def test_fencing_survives_a_restart(tmp_path):

@@ -14,6 +14,8 @@ from pydanube.model.positions import LATEST
 from pydanube.model.topics import AckLevel, SubscriptionType
 from pydanube.operations.topics import UnloadTopic
 
+pytestmark = pytest.mark.usefixtures("clock")
+
 
 def samples(broker, name):
     """Return the samples of a family: by label values, or the value alone if there are no labels."""
@@ -26,8 +28,7 @@ def observed(value: HistogramValue) -> int:
     return value.buckets[-1][1]
 
 
-async def test_publishes_deliveries_and_acks_are_counted(client):
-    await client.create()
+async def test_publishes_deliveries_and_acks_are_counted(client, topic):
     sink = await client.subscribe()
     await client.fill(await client.producer(), 20, rows=10, size=100)
     await sink.wait_for(200)
@@ -46,8 +47,7 @@ async def test_publishes_deliveries_and_acks_are_counted(client):
     assert samples(broker, "danube_log_records_total") >= 20
 
 
-async def test_the_age_of_what_is_delivered_is_measured(client, clock):
-    await client.create()
+async def test_the_age_of_what_is_delivered_is_measured(client, topic, clock):
     await client.subscription()
     await client.fill(await client.producer(), 1, rows=10)
     clock.advance(45)
@@ -58,16 +58,14 @@ async def test_the_age_of_what_is_delivered_is_measured(client, clock):
     assert dict(dispatched.buckets)[60.0] == 1
 
 
-async def test_totals_of_the_broker_survive_an_unload_of_the_topic(client):
-    await client.create()
+async def test_totals_of_the_broker_survive_an_unload_of_the_topic(client, topic):
     await client.fill(await client.producer(), 3, rows=10)
     await client.broker.topics.unload(UnloadTopic(topic=client.topic))
     await client.fill(await client.producer(), 1, rows=10)
     assert samples(client.broker, "danube_publish_messages_total") == 40
 
 
-async def test_redeliveries_are_counted_and_have_no_dispatch_time(client):
-    await client.create()
+async def test_redeliveries_are_counted_and_have_no_dispatch_time(client, topic):
     sink = await client.subscribe(kind=SubscriptionType.SHARED)
     await client.fill(await client.producer(), 1, rows=10)
     await sink.wait_for(10)
@@ -79,8 +77,7 @@ async def test_redeliveries_are_counted_and_have_no_dispatch_time(client):
     assert observed(samples(client.broker, "danube_dispatch_seconds")) == deliveries
 
 
-async def test_a_retry_is_counted_as_a_duplicate(client):
-    await client.create()
+async def test_a_retry_is_counted_as_a_duplicate(client, topic):
     producer = await client.producer()
     for _ in range(3):
         await client.publish(producer, [b"a", b"b"], sequence=0)
@@ -88,8 +85,7 @@ async def test_a_retry_is_counted_as_a_duplicate(client):
     assert samples(client.broker, "danube_publish_duplicate_batches_total") == 2
 
 
-async def test_messages_that_expire_are_counted(client):
-    await client.create()
+async def test_messages_that_expire_are_counted(client, topic):
     await client.subscription()
     await client.policies(ttl_s=60)
     await client.fill(await client.producer(), 1, rows=10)

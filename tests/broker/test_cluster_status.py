@@ -24,16 +24,15 @@ class NobodyDescribes:
             raise Denied("no")
 
 
-async def test_a_broker_alone_is_a_cluster_of_one(tmp_path: Path):
-    async with open_broker(tmp_path) as broker:
-        await BrokerClient(broker).create(partitions=3)
-        await BrokerClient(broker, TopicName.parse("/default/other")).create()
-        about = broker.cluster.describe(ANONYMOUS)
-        (only,) = about.brokers
-        assert (about.cluster, about.coordinator, about.topics, about.unplaced) == ("cluster", "node", 2, 0)
-        assert (only.name, only.state, only.version, only.partitions) == ("node", "ok", __version__, 4)
-        assert only.since == broker.describe(ANONYMOUS).started_at
-        assert broker.cluster.brokers(ANONYMOUS) == [broker.describe(ANONYMOUS)]
+async def test_a_broker_alone_is_a_cluster_of_one(broker):
+    await BrokerClient(broker).create(partitions=3)
+    await BrokerClient(broker, TopicName.parse("/default/other")).create()
+    about = broker.cluster.describe(ANONYMOUS)
+    (only,) = about.brokers
+    assert (about.cluster, about.coordinator, about.topics, about.unplaced) == ("cluster", "node", 2, 0)
+    assert (only.name, only.state, only.version, only.partitions) == ("node", "ok", __version__, 4)
+    assert only.since == broker.describe(ANONYMOUS).started_at
+    assert broker.cluster.brokers(ANONYMOUS) == [broker.describe(ANONYMOUS)]
 
 
 async def test_who_may_not_describe_brokers_is_refused(tmp_path: Path):

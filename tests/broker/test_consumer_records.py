@@ -72,17 +72,16 @@ async def test_an_id_leads_to_its_consumer_after_a_restart(tmp_path: Path) -> No
         assert broker._registry.consumers.find(number + 1) is None
 
 
-async def test_records_end_with_their_subscription_and_their_topic(tmp_path: Path) -> None:
-    async with open_broker(tmp_path) as broker:
-        known = broker._registry.consumers
-        number = await known.save(await subscribed(broker))
-        await broker.subscriptions.delete(ANONYMOUS, TOPIC, "billing")
-        assert known.find(number) is None
-        assert not [one async for one in list_all(broker._store, records.CONSUMERS)]
-        assert await known.save(await subscribed(broker)) == number
-        await broker.delete_topic(ANONYMOUS, TOPIC)
-        assert known.find(number) is None
-        assert not [one async for one in list_all(broker._store, records.CONSUMERS)]
+async def test_records_end_with_their_subscription_and_their_topic(broker):
+    known = broker._registry.consumers
+    number = await known.save(await subscribed(broker))
+    await broker.subscriptions.delete(ANONYMOUS, TOPIC, "billing")
+    assert known.find(number) is None
+    assert not [one async for one in list_all(broker._store, records.CONSUMERS)]
+    assert await known.save(await subscribed(broker)) == number
+    await broker.delete_topic(ANONYMOUS, TOPIC)
+    assert known.find(number) is None
+    assert not [one async for one in list_all(broker._store, records.CONSUMERS)]
 
 
 async def test_a_record_of_a_deleted_subscription_is_removed_at_the_next_start(tmp_path: Path) -> None:
@@ -95,18 +94,16 @@ async def test_a_record_of_a_deleted_subscription_is_removed_at_the_next_start(t
         assert broker._registry.consumers.find(number) is None
 
 
-async def test_a_record_is_removed_after_long_disuse(tmp_path: Path) -> None:
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        known = broker._registry.consumers
-        unused, used, live = [await known.save(await subscribed(broker, name)) for name in ("a", "b", "c")]
-        known.live.add(live)
-        clock.advance(USE_NOTED_US / MICROSECONDS + 1)
-        await known.note_use(used)
-        clock.advance((UNUSED_US - USE_NOTED_US) / MICROSECONDS)
-        await broker._lifetimes.round()
-        assert known.find(unused) is None
-        assert known.find(used) is not None and known.find(live) is not None
+async def test_a_record_is_removed_after_long_disuse(broker, clock):
+    known = broker._registry.consumers
+    unused, used, live = [await known.save(await subscribed(broker, name)) for name in ("a", "b", "c")]
+    known.live.add(live)
+    clock.advance(USE_NOTED_US / MICROSECONDS + 1)
+    await known.note_use(used)
+    clock.advance((UNUSED_US - USE_NOTED_US) / MICROSECONDS)
+    await broker._lifetimes.round()
+    assert known.find(unused) is None
+    assert known.find(used) is not None and known.find(live) is not None
 
 
 async def test_a_subscription_keeps_a_bounded_number_of_records(

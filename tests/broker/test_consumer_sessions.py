@@ -14,7 +14,6 @@ from pydanube.core.access import ANONYMOUS, Action, Principal
 from pydanube.model.errors import Denied, Held, NotFound, Refused, Unavailable
 from pydanube.model.names import TopicAddress
 from pydanube.model.topics import SubscriptionType
-from pydanube.runtime.clock import ManualClock
 
 ADDRESS = TopicAddress.parse(str(TOPIC))
 STRANGER = Principal("stranger")
@@ -41,61 +40,57 @@ async def publish(broker: Broker, *payloads: bytes) -> None:
     producer.close()
 
 
-async def test_a_place_without_a_stream_is_lost_in_time(tmp_path: Path) -> None:
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        await BrokerClient(broker).create()
-        first = await subscribe(broker)
-        await asyncio.sleep(0)
-        clock.advance(PLACE_S - 1)
-        with pytest.raises(Held, match="'one'"):
-            await subscribe(broker, "two")
-        assert await subscribe(broker) == first  # which begins to wait again
-        await asyncio.sleep(0)
-        clock.advance(PLACE_S - 1)
-        await asyncio.sleep(0)
-        with pytest.raises(Held, match="'one'"):
-            await subscribe(broker, "two")
-        clock.advance(1)
-        await asyncio.sleep(0)
-        second = await subscribe(broker, "two")
-        with pytest.raises(Held, match="'two'"):
-            await open_stream(broker, first)
-        stream = await open_stream(broker, second)
-        await asyncio.sleep(0)
-        clock.advance(2 * PLACE_S)
-        await publish(broker, b"1")
-        assert await stream.wait_for(1) == [(0, b"1")]
+async def test_a_place_without_a_stream_is_lost_in_time(broker, clock):
+    await BrokerClient(broker).create()
+    first = await subscribe(broker)
+    await asyncio.sleep(0)
+    clock.advance(PLACE_S - 1)
+    with pytest.raises(Held, match="'one'"):
+        await subscribe(broker, "two")
+    assert await subscribe(broker) == first  # which begins to wait again
+    await asyncio.sleep(0)
+    clock.advance(PLACE_S - 1)
+    await asyncio.sleep(0)
+    with pytest.raises(Held, match="'one'"):
+        await subscribe(broker, "two")
+    clock.advance(1)
+    await asyncio.sleep(0)
+    second = await subscribe(broker, "two")
+    with pytest.raises(Held, match="'two'"):
+        await open_stream(broker, first)
+    stream = await open_stream(broker, second)
+    await asyncio.sleep(0)
+    clock.advance(2 * PLACE_S)
+    await publish(broker, b"1")
+    assert await stream.wait_for(1) == [(0, b"1")]
 
 
-async def test_a_stream_takes_over_from_the_one_before(tmp_path: Path) -> None:
-    async with open_broker(tmp_path) as broker:
-        await BrokerClient(broker).create()
-        number = await subscribe(broker)
-        first = await open_stream(broker, number)
-        await publish(broker, b"1")
-        await first.wait_for(1)
-        second = await open_stream(broker, number)
-        assert isinstance(first.error, Refused)
-        assert await second.wait_for(1) == [(0, b"1")]
-        await broker.consumer_sessions.close_stream(number, first.consumer, was_replaced=True)
-        assert number in broker._registry.consumers.live
-        await publish(broker, b"2")
-        assert await second.wait_for(2) == [(0, b"1"), (1, b"2")]
-        await broker.consumer_sessions.close_stream(number, second.consumer, was_replaced=False)
-        assert number not in broker._registry.consumers.live
+async def test_a_stream_takes_over_from_the_one_before(broker):
+    await BrokerClient(broker).create()
+    number = await subscribe(broker)
+    first = await open_stream(broker, number)
+    await publish(broker, b"1")
+    await first.wait_for(1)
+    second = await open_stream(broker, number)
+    assert isinstance(first.error, Refused)
+    assert await second.wait_for(1) == [(0, b"1")]
+    await broker.consumer_sessions.close_stream(number, first.consumer, was_replaced=True)
+    assert number in broker._registry.consumers.live
+    await publish(broker, b"2")
+    assert await second.wait_for(2) == [(0, b"1"), (1, b"2")]
+    await broker.consumer_sessions.close_stream(number, second.consumer, was_replaced=False)
+    assert number not in broker._registry.consumers.live
 
 
-async def test_subscribing_again_ends_the_stream_and_changes_the_filters(tmp_path: Path) -> None:
-    async with open_broker(tmp_path) as broker:
-        await BrokerClient(broker).create()
-        kind = SubscriptionType.KEY_SHARED
-        number = await subscribe(broker, kind=kind, key_filters=("eu-*",))
-        stream = await open_stream(broker, number)
-        assert await subscribe(broker, kind=kind, key_filters=("us-*",)) == number
-        assert isinstance(stream.error, Refused)
-        found = broker.consumer_sessions.find(number)
-        assert found is not None and found.key_filters == ["us-*"]
+async def test_subscribing_again_ends_the_stream_and_changes_the_filters(broker):
+    await BrokerClient(broker).create()
+    kind = SubscriptionType.KEY_SHARED
+    number = await subscribe(broker, kind=kind, key_filters=("eu-*",))
+    stream = await open_stream(broker, number)
+    assert await subscribe(broker, kind=kind, key_filters=("us-*",)) == number
+    assert isinstance(stream.error, Refused)
+    found = broker.consumer_sessions.find(number)
+    assert found is not None and found.key_filters == ["us-*"]
 
 
 async def test_an_id_gives_a_stranger_nothing(tmp_path: Path) -> None:
@@ -124,45 +119,41 @@ async def test_an_id_gives_a_stranger_nothing(tmp_path: Path) -> None:
         assert stream.error is None
 
 
-async def test_an_id_that_leads_nowhere_is_unavailable(tmp_path: Path) -> None:
-    async with open_broker(tmp_path) as broker:
-        with pytest.raises(NotFound):
-            await subscribe(broker)
-        with pytest.raises(Unavailable, match="subscribe again"):
-            await open_stream(broker, 1)
-        await BrokerClient(broker).create()
-        number = await subscribe(broker)
-        stream = await open_stream(broker, number)
-        await broker.delete_topic(ANONYMOUS, TOPIC)
-        assert stream.error is not None
-        await BrokerClient(broker).create()
-        with pytest.raises(Unavailable, match="subscribe again"):
-            await open_stream(broker, number)
-        assert await subscribe(broker) == number
+async def test_an_id_that_leads_nowhere_is_unavailable(broker):
+    with pytest.raises(NotFound):
+        await subscribe(broker)
+    with pytest.raises(Unavailable, match="subscribe again"):
+        await open_stream(broker, 1)
+    await BrokerClient(broker).create()
+    number = await subscribe(broker)
+    stream = await open_stream(broker, number)
+    await broker.delete_topic(ANONYMOUS, TOPIC)
+    assert stream.error is not None
+    await BrokerClient(broker).create()
+    with pytest.raises(Unavailable, match="subscribe again"):
+        await open_stream(broker, number)
+    assert await subscribe(broker) == number
 
 
-async def test_after_a_seek_only_what_is_in_flight_is_acked(tmp_path: Path) -> None:
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        number = await subscribe(broker)
-        stream = await open_stream(broker, number)
-        await publish(broker, b"1", b"2")
-        await stream.wait_for(2)
-        for offset in (0, 1):
-            await broker.single_acks.ack(ANONYMOUS, TOPIC, 0, "s", offset)
-        await asyncio.sleep(0)
-        live = broker._partitions.of(TOPIC)[0].subscriptions["s"]
-        assert live.cursor.position == 2
-        await broker.consumer_sessions.close_stream(number, stream.consumer, was_replaced=False)
-        done = asyncio.get_running_loop().create_future()
-        live.seek(0, lambda error: done.set_result(error))
-        assert await done is None
-        await broker.single_acks.ack(ANONYMOUS, TOPIC, 0, "s", 0)  # of a delivery before the seek
-        await asyncio.sleep(0)
-        assert live.cursor.position == 0
-        again = await open_stream(broker, number)
-        await again.wait_for(2)
-        await broker.single_acks.ack(ANONYMOUS, TOPIC, 0, "s", 0)
-        await asyncio.sleep(0)
-        assert live.cursor.position == 1
+async def test_after_a_seek_only_what_is_in_flight_is_acked(broker, topic):
+    number = await subscribe(broker)
+    stream = await open_stream(broker, number)
+    await publish(broker, b"1", b"2")
+    await stream.wait_for(2)
+    for offset in (0, 1):
+        await broker.single_acks.ack(ANONYMOUS, TOPIC, 0, "s", offset)
+    await asyncio.sleep(0)
+    live = broker._partitions.of(TOPIC)[0].subscriptions["s"]
+    assert live.cursor.position == 2
+    await broker.consumer_sessions.close_stream(number, stream.consumer, was_replaced=False)
+    done = asyncio.get_running_loop().create_future()
+    live.seek(0, lambda error: done.set_result(error))
+    assert await done is None
+    await broker.single_acks.ack(ANONYMOUS, TOPIC, 0, "s", 0)  # of a delivery before the seek
+    await asyncio.sleep(0)
+    assert live.cursor.position == 0
+    again = await open_stream(broker, number)
+    await again.wait_for(2)
+    await broker.single_acks.ack(ANONYMOUS, TOPIC, 0, "s", 0)
+    await asyncio.sleep(0)
+    assert live.cursor.position == 1

@@ -132,38 +132,34 @@ async def test_a_policy_writes_only_as_long_as_who_set_it_may(tmp_path):
         assert await dead_letters(broker) == [b"first", b"second"]
 
 
-async def test_a_dead_letter_topic_that_was_deleted_is_not_made_again(tmp_path):
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        await BrokerClient(broker).create()
-        consumer = await BrokerClient(broker).subscribe(failure_policy=DEAD_LETTER, kind=SubscriptionType.SHARED)
-        topics = await broker.list_topics(ANONYMOUS)
-        assert topics == [str(TOPIC), str(DLQ)]  # it was made with the policy
-        assert broker._deletion.in_use(DLQ)
-        (live,) = [one for partition in broker._partitions for one in partition.subscriptions.values()]
-        await broker.delete_topic(ANONYMOUS, DLQ)
-        await fail(broker, consumer, b"first")
-        await until(lambda: live._dead_letter_retry_ms)
-        assert await broker.list_topics(ANONYMOUS) == [str(TOPIC)]
-        assert live.cursor.position == 0
-        await BrokerClient(broker, DLQ).create()
-        await until(lambda: live.cursor.position == 1)
-        assert await dead_letters(broker) == [b"first"]
+async def test_a_dead_letter_topic_that_was_deleted_is_not_made_again(broker, clock):
+    await BrokerClient(broker).create()
+    consumer = await BrokerClient(broker).subscribe(failure_policy=DEAD_LETTER, kind=SubscriptionType.SHARED)
+    topics = await broker.list_topics(ANONYMOUS)
+    assert topics == [str(TOPIC), str(DLQ)]  # it was made with the policy
+    assert broker._deletion.in_use(DLQ)
+    (live,) = [one for partition in broker._partitions for one in partition.subscriptions.values()]
+    await broker.delete_topic(ANONYMOUS, DLQ)
+    await fail(broker, consumer, b"first")
+    await until(lambda: live._dead_letter_retry_ms)
+    assert await broker.list_topics(ANONYMOUS) == [str(TOPIC)]
+    assert live.cursor.position == 0
+    await BrokerClient(broker, DLQ).create()
+    await until(lambda: live.cursor.position == 1)
+    assert await dead_letters(broker) == [b"first"]
 
 
-async def test_a_policy_of_an_earlier_release_writes_and_makes_no_topic(tmp_path):
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        await BrokerClient(broker).create()
-        consumer = await BrokerClient(broker).subscribe(kind=SubscriptionType.SHARED)
-        await broker._registry.change_subscription(TOPIC, "billing", failure_policy=DEAD_LETTER)
-        (live,) = [one for partition in broker._partitions for one in partition.subscriptions.values()]
-        await fail(broker, consumer, b"first")
-        await until(lambda: live._dead_letter_retry_ms)
-        assert await broker.list_topics(ANONYMOUS) == [str(TOPIC)]
-        await BrokerClient(broker, DLQ).create()
-        await until(lambda: live.cursor.position == 1)
-        assert await dead_letters(broker) == [b"first"]
+async def test_a_policy_of_an_earlier_release_writes_and_makes_no_topic(broker, clock):
+    await BrokerClient(broker).create()
+    consumer = await BrokerClient(broker).subscribe(kind=SubscriptionType.SHARED)
+    await broker._registry.change_subscription(TOPIC, "billing", failure_policy=DEAD_LETTER)
+    (live,) = [one for partition in broker._partitions for one in partition.subscriptions.values()]
+    await fail(broker, consumer, b"first")
+    await until(lambda: live._dead_letter_retry_ms)
+    assert await broker.list_topics(ANONYMOUS) == [str(TOPIC)]
+    await BrokerClient(broker, DLQ).create()
+    await until(lambda: live.cursor.position == 1)
+    assert await dead_letters(broker) == [b"first"]
 
 
 async def test_who_set_a_policy_is_not_asked_about_one_that_an_older_broker_set_after_it(tmp_path):

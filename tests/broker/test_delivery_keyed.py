@@ -79,34 +79,30 @@ async def share_everything(client: BrokerClient, names: str) -> tuple[list[Colle
     return consumers, recorders
 
 
-async def test_batches_that_are_available_are_assigned_together_and_keep_their_order_and_times(tmp_path: Path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await filled(client)
-        consumers, recorders = await share_everything(client, "abcd")
-        stored = {}
-        for view in (await client.fetch(bytes_max=1 << 20)).batches:
-            opened = Batch.open(view, stamped=True)
-            stored |= dict.fromkeys(opened.offsets.tolist(), opened.append_time)
-        for one, recorded in zip(consumers, recorders, strict=True):
-            assert recorded.rows == [len(one.received)], "one delivery, with the rows of all batches"
-            assert recorded.times == {offset: stored[offset] for offset, _ in one.received}
-            assert all(low < high for (low, _), (high, _) in pairwise(one.received))
-            assert all(KEYS[offset].encode() == payload for offset, payload in one.received)
-        owners = [{payload for _, payload in one.received} for one in consumers]
-        assert sum(map(len, owners)) == len(set(KEYS)), "no key went to two consumers"
+async def test_batches_that_are_available_are_assigned_together_and_keep_their_order_and_times(client):
+    await filled(client)
+    consumers, recorders = await share_everything(client, "abcd")
+    stored = {}
+    for view in (await client.fetch(bytes_max=1 << 20)).batches:
+        opened = Batch.open(view, stamped=True)
+        stored |= dict.fromkeys(opened.offsets.tolist(), opened.append_time)
+    for one, recorded in zip(consumers, recorders, strict=True):
+        assert recorded.rows == [len(one.received)], "one delivery, with the rows of all batches"
+        assert recorded.times == {offset: stored[offset] for offset, _ in one.received}
+        assert all(low < high for (low, _), (high, _) in pairwise(one.received))
+        assert all(KEYS[offset].encode() == payload for offset, payload in one.received)
+    owners = [{payload for _, payload in one.received} for one in consumers]
+    assert sum(map(len, owners)) == len(set(KEYS)), "no key went to two consumers"
 
 
-async def test_batches_of_several_producers_keep_their_order(tmp_path: Path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await filled(client, producers=2)
-        consumers, _ = await share_everything(client, "ab")
-        for one in consumers:
-            by_key: dict[bytes, list[int]] = {}
-            for offset, payload in one.received:
-                by_key.setdefault(payload, []).append(offset)
-            assert all(offsets == sorted(offsets) for offsets in by_key.values())
+async def test_batches_of_several_producers_keep_their_order(client):
+    await filled(client, producers=2)
+    consumers, _ = await share_everything(client, "ab")
+    for one in consumers:
+        by_key: dict[bytes, list[int]] = {}
+        for offset, payload in one.received:
+            by_key.setdefault(payload, []).append(offset)
+        assert all(offsets == sorted(offsets) for offsets in by_key.values())
 
 
 async def test_acks_that_arrive_together_are_processed_together_and_each_is_confirmed(tmp_path: Path):
@@ -126,45 +122,39 @@ async def test_acks_that_arrive_together_are_processed_together_and_each_is_conf
 
 
 @pytest.mark.parametrize("end", ["close", "taken over", "connection lost"])
-async def test_messages_acked_before_a_consumer_detached_are_not_redelivered(tmp_path: Path, end: str):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await filled(client)
-        first = await client.subscribe("keyed", "a", kind=KEY_SHARED)
-        await first.wait_for(COUNT)
-        acked = table(first)[::2]
-        if end == "taken over":
-            coming = asyncio.ensure_future(client.subscribe("keyed", "a", kind=KEY_SHARED))
-            first.consumer.ack(acked, cumulative=False)
-            second = await coming
-        else:
-            second = await client.subscribe("keyed", "b", kind=KEY_SHARED)
-            first.consumer.ack(acked, cumulative=False)
-            first.consumer.close()
-        await second.wait_for(COUNT // 2)
-        await asyncio.sleep(0)
-        assert sorted(offset for offset, _ in second.received) == list(range(1, COUNT, 2))
+async def test_messages_acked_before_a_consumer_detached_are_not_redelivered(client, end):
+    await filled(client)
+    first = await client.subscribe("keyed", "a", kind=KEY_SHARED)
+    await first.wait_for(COUNT)
+    acked = table(first)[::2]
+    if end == "taken over":
+        coming = asyncio.ensure_future(client.subscribe("keyed", "a", kind=KEY_SHARED))
+        first.consumer.ack(acked, cumulative=False)
+        second = await coming
+    else:
+        second = await client.subscribe("keyed", "b", kind=KEY_SHARED)
+        first.consumer.ack(acked, cumulative=False)
+        first.consumer.close()
+    await second.wait_for(COUNT // 2)
+    await asyncio.sleep(0)
+    assert sorted(offset for offset, _ in second.received) == list(range(1, COUNT, 2))
 
 
-async def test_a_nack_directly_after_an_ack_of_the_same_messages_is_ignored(tmp_path: Path):
-    async with open_broker(tmp_path) as broker:
-        consumer = await alone(BrokerClient(broker))
-        consumer.consumer.ack(table(consumer), cumulative=False)
-        consumer.consumer.nack([(0, 10)], delay_ms=0)
-        await asyncio.sleep(0)
-        assert len(consumer.received) == COUNT
-        assert await position(broker) == COUNT
+async def test_a_nack_directly_after_an_ack_of_the_same_messages_is_ignored(broker):
+    consumer = await alone(BrokerClient(broker))
+    consumer.consumer.ack(table(consumer), cumulative=False)
+    consumer.consumer.nack([(0, 10)], delay_ms=0)
+    await asyncio.sleep(0)
+    assert len(consumer.received) == COUNT
+    assert await position(broker) == COUNT
 
 
-async def test_acks_before_a_seek_do_not_count_after_it(tmp_path: Path):
-    async with open_broker(tmp_path) as broker:
-        consumer = await alone(BrokerClient(broker))
-        consumer.consumer.ack(table(consumer), cumulative=False)
-        await broker.subscriptions.seek(
-            ANONYMOUS, Seek(topic=TOPIC, subscription="keyed", position=Position("offset", 0))
-        )
-        assert await position(broker) == 0
-        await consumer.wait_for(2 * COUNT)
+async def test_acks_before_a_seek_do_not_count_after_it(broker):
+    consumer = await alone(BrokerClient(broker))
+    consumer.consumer.ack(table(consumer), cumulative=False)
+    await broker.subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="keyed", position=Position("offset", 0)))
+    assert await position(broker) == 0
+    await consumer.wait_for(2 * COUNT)
 
 
 async def confirmed(collector, ranges) -> None:
@@ -186,21 +176,15 @@ async def test_an_ack_that_is_confirmed_confirms_all_before_it(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", [SubscriptionType.SHARED, KEY_SHARED])
-async def test_after_a_seek_an_ack_of_everything_again_and_again_costs_no_more_than_one(
-    tmp_path: Path, kind: SubscriptionType
-):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await filled(client)
-        consumer = await client.subscribe("keyed", "a", kind=kind)
-        await consumer.wait_for(COUNT)
-        await broker.subscriptions.seek(
-            ANONYMOUS, Seek(topic=TOPIC, subscription="keyed", position=Position("offset", 0))
-        )
-        await consumer.wait_for(2 * COUNT)
-        async with asyncio.timeout(60):
-            await confirmed(consumer, np.array([(0, 2**62)] * 65_000, np.int64))
-        assert await position(broker) == COUNT
+async def test_after_a_seek_an_ack_of_everything_again_and_again_costs_no_more_than_one(client, broker, kind):
+    await filled(client)
+    consumer = await client.subscribe("keyed", "a", kind=kind)
+    await consumer.wait_for(COUNT)
+    await broker.subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="keyed", position=Position("offset", 0)))
+    await consumer.wait_for(2 * COUNT)
+    async with asyncio.timeout(60):
+        await confirmed(consumer, np.array([(0, 2**62)] * 65_000, np.int64))
+    assert await position(broker) == COUNT
 
 
 class TestStateThatFitsNoRecord:

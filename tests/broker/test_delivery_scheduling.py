@@ -68,16 +68,13 @@ async def test_a_turn_ends_and_the_next_one_is_scheduled():
     assert done == ["turn", "turn", "others"]
 
 
-async def test_many_batches_are_delivered_in_turns_and_in_order(tmp_path: Path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        await published(client, numbered(400))
-        consumer = await client.subscribe(credit=0)
-        consumer.consumer.credit(1000, 1 << 20)
-        assert len(consumer.received) <= scheduling.BATCHES_MAX
-        await consumer.wait_for(400)
-        assert offsets(consumer) == list(range(400))
+async def test_many_batches_are_delivered_in_turns_and_in_order(client, topic):
+    await published(client, numbered(400))
+    consumer = await client.subscribe(credit=0)
+    consumer.consumer.credit(1000, 1 << 20)
+    assert len(consumer.received) <= scheduling.BATCHES_MAX
+    await consumer.wait_for(400)
+    assert offsets(consumer) == list(range(400))
 
 
 @pytest.mark.parametrize("kind", [SHARED, SubscriptionType.KEY_SHARED])
@@ -97,94 +94,76 @@ async def test_messages_due_at_the_same_time_are_delivered_in_turns(tmp_path: Pa
         assert offsets(consumer) == list(range(count))
 
 
-async def test_acks_between_turns_do_not_disturb_delivery(tmp_path: Path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        await published(client, numbered(300))
-        consumer = await client.subscribe(kind=SHARED, credit=0)
-        consumer.consumer.credit(10_000, 1 << 20)
-        while len(consumer.received) < 300:
-            await consumer.ack(*[(offset, offset + 1) for offset in offsets(consumer)])
-        assert offsets(consumer) == list(range(300))
+async def test_acks_between_turns_do_not_disturb_delivery(client, topic):
+    await published(client, numbered(300))
+    consumer = await client.subscribe(kind=SHARED, credit=0)
+    consumer.consumer.credit(10_000, 1 << 20)
+    while len(consumer.received) < 300:
+        await consumer.ack(*[(offset, offset + 1) for offset in offsets(consumer)])
+    assert offsets(consumer) == list(range(300))
 
 
 # -- consumers that detach together ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [SHARED, SubscriptionType.KEY_SHARED])
-async def test_messages_of_consumers_that_detach_together_go_to_none_of_them(tmp_path: Path, kind: SubscriptionType):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        going = [await client.subscribe(consumer=f"c{number}", kind=kind) for number in range(5)]
-        stays = await client.subscribe(consumer="stays", kind=kind)
-        await published(client, numbered(60), batch=20, keys=[f"k{number}" for number in range(60)])
-        await until(lambda: sum(len(one.received) for one in (*going, stays)) == 60)
-        had = [len(one.received) for one in going]
-        assert all(had)
-        for close in close_calls(one.consumer for one in going):
-            close()
-        await stays.wait_for(60)
-        assert [len(one.received) for one in going] == had
-        assert sorted(offsets(stays)) == list(range(60))
-        assert live(broker).consumer_names == ["stays"]
+async def test_messages_of_consumers_that_detach_together_go_to_none_of_them(client, broker, topic, kind):
+    going = [await client.subscribe(consumer=f"c{number}", kind=kind) for number in range(5)]
+    stays = await client.subscribe(consumer="stays", kind=kind)
+    await published(client, numbered(60), batch=20, keys=[f"k{number}" for number in range(60)])
+    await until(lambda: sum(len(one.received) for one in (*going, stays)) == 60)
+    had = [len(one.received) for one in going]
+    assert all(had)
+    for close in close_calls(one.consumer for one in going):
+        close()
+    await stays.wait_for(60)
+    assert [len(one.received) for one in going] == had
+    assert sorted(offsets(stays)) == list(range(60))
+    assert live(broker).consumer_names == ["stays"]
 
 
 # -- rates -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", list(SubscriptionType))
-async def test_a_large_batch_is_delivered_in_parts_as_the_rate_allows(tmp_path: Path, kind: SubscriptionType):
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        consumer = await client.subscribe(kind=kind)
-        live(broker).set_dispatch_rate(10, 0)
-        await published(client, numbered(1000), batch=1000, keys=[f"k{number % 7}" for number in range(1000)])
-        seen = []
+async def test_a_large_batch_is_delivered_in_parts_as_the_rate_allows(client, broker, topic, clock, kind):
+    consumer = await client.subscribe(kind=kind)
+    live(broker).set_dispatch_rate(10, 0)
+    await published(client, numbered(1000), batch=1000, keys=[f"k{number % 7}" for number in range(1000)])
+    seen = []
+    for _ in range(5):
+        for _ in range(10):
+            clock.advance(0.1)
+            for _ in range(5):
+                await asyncio.sleep(0)
+        seen.append(len(consumer.received))
+    gained = [later - earlier for earlier, later in pairwise(seen)]
+    assert all(8 <= one <= 12 for one in gained), seen
+    assert offsets(consumer) == list(range(len(consumer.received)))
+
+
+async def test_a_rate_in_bytes_divides_batches_too(client, broker, topic, clock):
+    consumer = await client.subscribe()
+    live(broker).set_dispatch_rate(0, 10_000)
+    await published(client, [b"x" * 100] * 1000, batch=1000)
+    assert len(consumer.received) < 100
+    for _ in range(20):
+        clock.advance(0.1)
         for _ in range(5):
-            for _ in range(10):
-                clock.advance(0.1)
-                for _ in range(5):
-                    await asyncio.sleep(0)
-            seen.append(len(consumer.received))
-        gained = [later - earlier for earlier, later in pairwise(seen)]
-        assert all(8 <= one <= 12 for one in gained), seen
-        assert offsets(consumer) == list(range(len(consumer.received)))
+            await asyncio.sleep(0)
+    assert 100 < len(consumer.received) < 300
 
 
-async def test_a_rate_in_bytes_divides_batches_too(tmp_path: Path):
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        consumer = await client.subscribe()
-        live(broker).set_dispatch_rate(0, 10_000)
-        await published(client, [b"x" * 100] * 1000, batch=1000)
-        assert len(consumer.received) < 100
-        for _ in range(20):
-            clock.advance(0.1)
-            for _ in range(5):
-                await asyncio.sleep(0)
-        assert 100 < len(consumer.received) < 300
-
-
-async def test_with_a_rate_shared_consumers_get_the_same_number_of_messages(tmp_path: Path):
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        first, second = [await client.subscribe(consumer=name, kind=SHARED) for name in "ab"]
-        live(broker).set_dispatch_rate(10, 0)
-        await published(client, numbered(1000), batch=1000)
-        for _ in range(20):
-            clock.advance(0.1)
-            for _ in range(5):
-                await asyncio.sleep(0)
-        assert abs(len(first.received) - len(second.received)) <= 1
-        assert len(first.received) >= 9
+async def test_with_a_rate_shared_consumers_get_the_same_number_of_messages(client, broker, topic, clock):
+    first, second = [await client.subscribe(consumer=name, kind=SHARED) for name in "ab"]
+    live(broker).set_dispatch_rate(10, 0)
+    await published(client, numbered(1000), batch=1000)
+    for _ in range(20):
+        clock.advance(0.1)
+        for _ in range(5):
+            await asyncio.sleep(0)
+    assert abs(len(first.received) - len(second.received)) <= 1
+    assert len(first.received) >= 9
 
 
 @pytest.mark.parametrize("codec", list(Codec))
@@ -228,34 +207,28 @@ class HeldReads:
         return [] if is_first and self._finds_nothing else await self._stream.read(offset, bytes_max)
 
 
-async def test_a_read_that_finds_nothing_skips_no_message_that_became_ready_below_it(tmp_path: Path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        consumer = await client.subscribe(kind=SHARED, failure_policy=FailurePolicy(delay_ms=0))
-        await published(client, numbered(5), batch=5)
-        await consumer.wait_for(5)
-        held = live(broker)._stream = HeldReads(live(broker)._stream, finds_nothing=True)
-        await published(client, numbered(5), batch=5)
-        await held.asked.wait()
-        consumer.consumer.nack([(1, 2)], delay_ms=0)
-        assert live(broker).dispatcher.offset_to_read == 1
-        held.answer.set()
-        await consumer.wait_for(11)
-        assert offsets(consumer) == [0, 1, 2, 3, 4, 1, 5, 6, 7, 8, 9]
-        assert live(broker).cursor.position == 0
+async def test_a_read_that_finds_nothing_skips_no_message_that_became_ready_below_it(client, broker, topic):
+    consumer = await client.subscribe(kind=SHARED, failure_policy=FailurePolicy(delay_ms=0))
+    await published(client, numbered(5), batch=5)
+    await consumer.wait_for(5)
+    held = live(broker)._stream = HeldReads(live(broker)._stream, finds_nothing=True)
+    await published(client, numbered(5), batch=5)
+    await held.asked.wait()
+    consumer.consumer.nack([(1, 2)], delay_ms=0)
+    assert live(broker).dispatcher.offset_to_read == 1
+    held.answer.set()
+    await consumer.wait_for(11)
+    assert offsets(consumer) == [0, 1, 2, 3, 4, 1, 5, 6, 7, 8, 9]
+    assert live(broker).cursor.position == 0
 
 
-async def test_a_read_for_one_consumer_is_delivered_although_another_is_paused(tmp_path: Path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        await published(client, numbered(10), batch=5)
-        full = await client.subscribe(consumer="full", kind=SHARED, credit=0)
-        held = live(broker)._stream = HeldReads(live(broker)._stream)
-        reading = await client.subscribe(consumer="reading", kind=SHARED)
-        await held.asked.wait()
-        full.consumer.pause()
-        held.answer.set()
-        await reading.wait_for(10)
-        assert offsets(reading) == list(range(10))
+async def test_a_read_for_one_consumer_is_delivered_although_another_is_paused(client, broker, topic):
+    await published(client, numbered(10), batch=5)
+    full = await client.subscribe(consumer="full", kind=SHARED, credit=0)
+    held = live(broker)._stream = HeldReads(live(broker)._stream)
+    reading = await client.subscribe(consumer="reading", kind=SHARED)
+    await held.asked.wait()
+    full.consumer.pause()
+    held.answer.set()
+    await reading.wait_for(10)
+    assert offsets(reading) == list(range(10))

@@ -120,31 +120,26 @@ async def test_a_memory_topic_delivers_before_the_producer_is_answered_and_a_sto
         assert order == sorted(order, reverse=ack_level is AckLevel.MEMORY) and len(order) == 2
 
 
-async def test_a_producer_is_answered_although_delivering_raises(tmp_path: Path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create(ack_level=AckLevel.MEMORY)
-        producer = await client.producer()
-        await client.publish(producer, [b"opens what is missing"])
-        consumer = await client.subscribe()
-        await consumer.wait_for(1)
-        consumer.deliver_whole = lambda *_: 1 / 0
-        answers: list[object] = []
-        with pytest.raises(ZeroDivisionError):
-            broker.publish(ANONYMOUS, producer, one_batch(producer), answers.append)
-        assert answers == [Published(1, producer.partition.epoch, False)]
+async def test_a_producer_is_answered_although_delivering_raises(client, broker):
+    await client.create(ack_level=AckLevel.MEMORY)
+    producer = await client.producer()
+    await client.publish(producer, [b"opens what is missing"])
+    consumer = await client.subscribe()
+    await consumer.wait_for(1)
+    consumer.deliver_whole = lambda *_: 1 / 0
+    answers: list[object] = []
+    with pytest.raises(ZeroDivisionError):
+        broker.publish(ANONYMOUS, producer, one_batch(producer), answers.append)
+    assert answers == [Published(1, producer.partition.epoch, False)]
 
 
-async def test_a_publish_that_waits_keeps_only_its_own_memory(tmp_path: Path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        producer = await client.producer()
-        chunk = one_batch(producer)
-        answered = asyncio.Event()
-        broker.publish(ANONYMOUS, producer, chunk, lambda _: answered.set())
-        ((waiting, _),) = producer.partition._publishes._waiting  # for its ledger
-        assert waiting.view == chunk
-        assert waiting.view.obj is not chunk.obj
-        await answered.wait()
-        assert await client.read_all() == [(0, b"x")]
+async def test_a_publish_that_waits_keeps_only_its_own_memory(client, broker, topic):
+    producer = await client.producer()
+    chunk = one_batch(producer)
+    answered = asyncio.Event()
+    broker.publish(ANONYMOUS, producer, chunk, lambda _: answered.set())
+    ((waiting, _),) = producer.partition._publishes._waiting  # for its ledger
+    assert waiting.view == chunk
+    assert waiting.view.obj is not chunk.obj
+    await answered.wait()
+    assert await client.read_all() == [(0, b"x")]

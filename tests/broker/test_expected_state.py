@@ -212,36 +212,33 @@ async def test_a_lost_answer_of_the_store_is_looked_up(tmp_path: Path):
         assert (await broker.policies.set(ANONYMOUS, TOPIC, {"ttl_s": 6}, report.version)).own.ttl_s == 6
 
 
-async def test_a_topic_made_anew_has_another_version(tmp_path: Path):
-    async with open_broker(tmp_path) as broker:
-        await prepare(broker)
-        read, subscription = await topic_version(broker), await subscription_version(broker)
-        await broker.delete_topic(ANONYMOUS, TOPIC)
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=1))
-        await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.SHARED, EARLIEST)
-        with pytest.raises(Conflict):
-            await broker.delete_topic(ANONYMOUS, TOPIC, read)
-        with pytest.raises(Conflict):
-            await broker.subscriptions.delete(ANONYMOUS, TOPIC, "billing", subscription)
+async def test_a_topic_made_anew_has_another_version(broker):
+    await prepare(broker)
+    read, subscription = await topic_version(broker), await subscription_version(broker)
+    await broker.delete_topic(ANONYMOUS, TOPIC)
+    await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=1))
+    await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.SHARED, EARLIEST)
+    with pytest.raises(Conflict):
+        await broker.delete_topic(ANONYMOUS, TOPIC, read)
+    with pytest.raises(Conflict):
+        await broker.subscriptions.delete(ANONYMOUS, TOPIC, "billing", subscription)
 
 
-async def test_descriptions_have_the_version_and_messages_do_not_change_it(tmp_path: Path):
-    async with open_broker(tmp_path) as broker:
-        await prepare(broker)
-        read = await topic_version(broker), await subscription_version(broker)
-        client = BrokerClient(broker)
-        await client.publish(await client.producer(), [b"a"] * 3)
-        await broker.subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=EARLIEST))
-        described = await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")
-        assert ((await broker.describe_topic(ANONYMOUS, TOPIC)).version, described.version) == read
+async def test_descriptions_have_the_version_and_messages_do_not_change_it(broker):
+    await prepare(broker)
+    read = await topic_version(broker), await subscription_version(broker)
+    client = BrokerClient(broker)
+    await client.publish(await client.producer(), [b"a"] * 3)
+    await broker.subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=EARLIEST))
+    described = await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")
+    assert ((await broker.describe_topic(ANONYMOUS, TOPIC)).version, described.version) == read
 
 
-async def test_a_subject_that_does_not_exist_has_no_version(tmp_path: Path):
-    async with open_broker(tmp_path) as broker:
-        assert await broker.schemas.compatibility_version(ANONYMOUS, "nothing") == ""
-        with pytest.raises(Conflict):
-            await broker.schemas.set_compatibility(ANONYMOUS, "nothing", Compatibility.FULL, "0123456789abcdef")
-        assert await broker.schemas.subjects(ANONYMOUS) == []
+async def test_a_subject_that_does_not_exist_has_no_version(broker):
+    assert await broker.schemas.compatibility_version(ANONYMOUS, "nothing") == ""
+    with pytest.raises(Conflict):
+        await broker.schemas.set_compatibility(ANONYMOUS, "nothing", Compatibility.FULL, "0123456789abcdef")
+    assert await broker.schemas.subjects(ANONYMOUS) == []
 
 
 def test_a_version_has_the_text_it_had_when_it_was_released() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from broker_harness import BrokerClient, open_broker
-from lifetimes_harness import TimedClient
 
 from pydanube.broker import Broker
 from pydanube.core.access import ANONYMOUS, Principal
@@ -17,6 +16,8 @@ from pydanube.model.names import TopicName
 from pydanube.model.paging import PageQuery, TopicPage
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import ManualClock
+
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 async def create(broker: Broker, *names: str) -> None:
@@ -40,7 +41,7 @@ async def listed(broker: Broker, namespace: str | None = None, **query: Any) -> 
     return names
 
 
-async def test_pages_by_name_are_in_the_order_of_the_list(client: TimedClient):
+async def test_pages_by_name_are_in_the_order_of_the_list(client: BrokerClient):
     broker = client.broker
     for namespace in ("a", "a-b"):
         await broker.create_namespace(ANONYMOUS, namespace)
@@ -56,14 +57,13 @@ async def test_pages_by_name_are_in_the_order_of_the_list(client: TimedClient):
     assert await listed(broker, limit=2, filter="a-b") == ["/a-b/a"]
 
 
-async def test_pages_by_number_have_equal_topics_by_name(client: TimedClient, clock: ManualClock):
+async def test_pages_by_number_have_equal_topics_by_name(client: BrokerClient, clock: ManualClock):
     broker = client.broker
     for name in ("/default/d", "/default/c", "/default/a", "/default/b"):
         await create(broker, name)
         clock.advance(1)
     for name, batches in (("d", 3), ("a", 1), ("c", 3)):
-        one = TimedClient(broker, clock)
-        one.topic = TopicName("default", name)
+        one = BrokerClient(broker, TopicName("default", name), clock)
         await one.fill(await one.producer(), batches)
     for limit in range(1, 6):
         assert [name[-1] for name in await listed(broker, limit=limit, sort="published")] == ["b", "a", "c", "d"]
@@ -73,10 +73,9 @@ async def test_pages_by_number_have_equal_topics_by_name(client: TimedClient, cl
     assert [one.published for one in found.topics] == [30, 30]
 
 
-async def test_a_backlog_sorts_by_the_subscription_that_is_furthest_behind(client: TimedClient, clock: ManualClock):
+async def test_a_backlog_sorts_by_the_subscription_that_is_furthest_behind(client: BrokerClient, clock: ManualClock):
     for name, settled in (("one", 10), ("two", 40)):
-        one = TimedClient(client.broker, clock)
-        one.topic = TopicName("default", name)
+        one = BrokerClient(client.broker, TopicName("default", name), clock)
         await one.create()
         for subscription in ("ahead", "behind"):
             await one.subscription(subscription)
@@ -90,7 +89,7 @@ async def test_a_backlog_sorts_by_the_subscription_that_is_furthest_behind(clien
 
 
 @pytest.mark.parametrize("sort", ["name", "-name", "created_at", "-created_at"])
-async def test_a_token_survives_topics_that_come_and_go(client: TimedClient, clock: ManualClock, sort: str):
+async def test_a_token_survives_topics_that_come_and_go(client: BrokerClient, clock: ManualClock, sort: str):
     broker = client.broker
     for number in range(10):
         await create(broker, f"/default/t{number}")
@@ -109,7 +108,7 @@ async def test_a_token_survives_topics_that_come_and_go(client: TimedClient, clo
     assert set(seen) >= {f"/default/t{number}" for number in range(10)}
 
 
-async def test_names_are_listed_in_pages_too(client: TimedClient):
+async def test_names_are_listed_in_pages_too(client: BrokerClient):
     broker, topic = client.broker, client.topic
     await client.create()
     for name in ("c", "a", "b"):
@@ -127,16 +126,15 @@ async def test_names_are_listed_in_pages_too(client: TimedClient):
         await broker.listing.subscriptions(ANONYMOUS, TopicName("default", "nothing"), PageQuery())
 
 
-async def test_a_listing_opens_nothing_and_refuses_what_it_does_not_know(tmp_path: Path):
-    async with open_broker(tmp_path) as broker:
-        await BrokerClient(broker).create(partitions=2)
-        assert (await page(broker, sort="-backlog")).topics[0].open_partitions == 0
-        assert list(broker._partitions) == []
-        with pytest.raises(NotFound, match="'nowhere'"):
-            await page(broker, "nowhere")
-        for query in ({"sort": "size"}, {"after": "!"}, {"after": (await page(broker)).next or "x"}):
-            with pytest.raises(Invalid):
-                await page(broker, **query)
+async def test_a_listing_opens_nothing_and_refuses_what_it_does_not_know(broker):
+    await BrokerClient(broker).create(partitions=2)
+    assert (await page(broker, sort="-backlog")).topics[0].open_partitions == 0
+    assert list(broker._partitions) == []
+    with pytest.raises(NotFound, match="'nowhere'"):
+        await page(broker, "nowhere")
+    for query in ({"sort": "size"}, {"after": "!"}, {"after": (await page(broker)).next or "x"}):
+        with pytest.raises(Invalid):
+            await page(broker, **query)
 
 
 async def test_who_may_not_describe_is_shown_nothing(tmp_path: Path):

@@ -5,8 +5,7 @@ import asyncio
 
 import msgspec
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
-from lifetimes_harness import open_client
+from broker_harness import TOPIC, BrokerClient, open_broker, open_client
 from metadata_harness import FaultyStore, deletes, puts
 from tiering_harness import PER_BATCH, SMALL, WAL, everything, filled, keys, upload_all
 
@@ -88,11 +87,10 @@ async def test_a_topic_whose_deletion_is_cut_short_is_gone_and_the_next_start_re
         assert await BrokerClient(broker).read_all() == [(0, b"anew")]
 
 
-async def test_a_topic_that_is_deleted_undisturbed_leaves_nothing_behind(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        _, topic_id = await a_used_topic(broker)
-        await delete(broker)
-        assert await left_of(topic_id, broker._registry._store) == []
+async def test_a_topic_that_is_deleted_undisturbed_leaves_nothing_behind(broker):
+    _, topic_id = await a_used_topic(broker)
+    await delete(broker)
+    assert await left_of(topic_id, broker._registry._store) == []
 
 
 async def test_a_topic_whose_objects_could_not_be_forgotten_is_gone_and_they_go_later(tmp_path, metadata, clock):

@@ -40,61 +40,53 @@ async def test_a_topic_grows_and_subscriptions_begin_at_the_start_of_new_partiti
         assert [one.partition for one in described.partitions] == [0, 1, 2, 3]
 
 
-async def test_producers_and_consumers_go_on_while_a_topic_grows(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create(partitions=1)
-        consumer, producer = await client.subscribe(), await client.producer()
-        publishes = [client.publish(producer, [b"x"], sequence=n) for n in range(100)]
-        for count in range(2, 12):
-            await broker.grow_topic(ANONYMOUS, TOPIC, count)
-        assert [one.base_offset for one in await asyncio.gather(*publishes)] == list(range(100))
-        await consumer.wait_for(100)
-        again = await client.come_back(producer, partition=10)
-        assert (await client.publish(again, [b"y"], sequence=0)).base_offset == 0
+async def test_producers_and_consumers_go_on_while_a_topic_grows(client, broker):
+    await client.create(partitions=1)
+    consumer, producer = await client.subscribe(), await client.producer()
+    publishes = [client.publish(producer, [b"x"], sequence=n) for n in range(100)]
+    for count in range(2, 12):
+        await broker.grow_topic(ANONYMOUS, TOPIC, count)
+    assert [one.base_offset for one in await asyncio.gather(*publishes)] == list(range(100))
+    await consumer.wait_for(100)
+    again = await client.come_back(producer, partition=10)
+    assert (await client.publish(again, [b"y"], sequence=0)).base_offset == 0
 
 
-async def test_partitions_cannot_be_removed_nor_added_to_a_non_partitioned_topic(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        with pytest.raises(NotFound):
-            await broker.grow_topic(ANONYMOUS, TOPIC, 4)
-        await client.create(partitions=3)
-        with pytest.raises(Refused, match="has 3 partitions, and none can be taken away"):
-            await broker.grow_topic(ANONYMOUS, TOPIC, 2)
-        with pytest.raises(Invalid, match=f"at most {PARTITIONS_MAX}"):
-            await broker.grow_topic(ANONYMOUS, TOPIC, PARTITIONS_MAX + 1)
-        await broker.grow_topic(ANONYMOUS, TOPIC, 3)
-        assert await partitions_of(broker) == 3
-        await broker.delete_topic(ANONYMOUS, TOPIC)
-        await client.create()
-        with pytest.raises(Refused, match="not partitioned"):
-            await broker.grow_topic(ANONYMOUS, TOPIC, 2)
-
-
-async def test_a_non_reliable_topic_grows_too(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create(partitions=1, reliable=False)
-        await client.subscribe()
+async def test_partitions_cannot_be_removed_nor_added_to_a_non_partitioned_topic(client, broker):
+    with pytest.raises(NotFound):
+        await broker.grow_topic(ANONYMOUS, TOPIC, 4)
+    await client.create(partitions=3)
+    with pytest.raises(Refused, match="has 3 partitions, and none can be taken away"):
         await broker.grow_topic(ANONYMOUS, TOPIC, 2)
-        consumer = await client.subscribe(partition=1)
-        await client.publish(await client.producer(partition=1), [b"x"])
-        assert consumer.received == [(0, b"x")]
-
-
-async def test_a_grown_topic_keeps_its_policies_and_its_exclusive_producer(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create(partitions=1)
-        await broker.policies.set(ANONYMOUS, TOPIC, {"message_bytes_max": 5})
-        holder = await client.producer(access="exclusive")
+    with pytest.raises(Invalid, match=f"at most {PARTITIONS_MAX}"):
+        await broker.grow_topic(ANONYMOUS, TOPIC, PARTITIONS_MAX + 1)
+    await broker.grow_topic(ANONYMOUS, TOPIC, 3)
+    assert await partitions_of(broker) == 3
+    await broker.delete_topic(ANONYMOUS, TOPIC)
+    await client.create()
+    with pytest.raises(Refused, match="not partitioned"):
         await broker.grow_topic(ANONYMOUS, TOPIC, 2)
-        with pytest.raises(Refused):
-            await client.producer(partition=1)
-        again = await client.come_back(holder, partition=1, access="exclusive")
-        with pytest.raises(Invalid, match="message_bytes_max"):
-            await client.publish(again, [b"too long"])
+
+
+async def test_a_non_reliable_topic_grows_too(client, broker):
+    await client.create(partitions=1, reliable=False)
+    await client.subscribe()
+    await broker.grow_topic(ANONYMOUS, TOPIC, 2)
+    consumer = await client.subscribe(partition=1)
+    await client.publish(await client.producer(partition=1), [b"x"])
+    assert consumer.received == [(0, b"x")]
+
+
+async def test_a_grown_topic_keeps_its_policies_and_its_exclusive_producer(client, broker):
+    await client.create(partitions=1)
+    await broker.policies.set(ANONYMOUS, TOPIC, {"message_bytes_max": 5})
+    holder = await client.producer(access="exclusive")
+    await broker.grow_topic(ANONYMOUS, TOPIC, 2)
+    with pytest.raises(Refused):
+        await client.producer(partition=1)
+    again = await client.come_back(holder, partition=1, access="exclusive")
+    with pytest.raises(Invalid, match="message_bytes_max"):
+        await client.publish(again, [b"too long"])
 
 
 @asynccontextmanager
@@ -128,15 +120,13 @@ async def start_after_retention(client: BrokerClient, partition: int) -> int:
     return (await client.fetch(partition=partition)).start_offset
 
 
-async def test_a_subscription_that_is_deleted_while_a_partition_opens_keeps_nothing_there(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create(partitions=1)
-        await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.EXCLUSIVE, EARLIEST)
-        await broker.grow_topic(ANONYMOUS, TOPIC, 2)
-        async with being_opened(client, 1):
-            await broker.subscriptions.delete(ANONYMOUS, TOPIC, "billing")
-        assert await start_after_retention(client, 1) == 10
+async def test_a_subscription_that_is_deleted_while_a_partition_opens_keeps_nothing_there(client, broker):
+    await client.create(partitions=1)
+    await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.EXCLUSIVE, EARLIEST)
+    await broker.grow_topic(ANONYMOUS, TOPIC, 2)
+    async with being_opened(client, 1):
+        await broker.subscriptions.delete(ANONYMOUS, TOPIC, "billing")
+    assert await start_after_retention(client, 1) == 10
 
 
 async def test_a_subscription_that_is_created_while_a_partition_opens_misses_nothing_there(tmp_path):
@@ -159,15 +149,13 @@ async def test_a_subscription_that_is_created_while_a_partition_opens_misses_not
         assert len(await (await client.subscribe("billing", partition=1)).wait_for(10)) == 10
 
 
-async def test_a_failure_policy_that_is_set_while_a_partition_opens_applies_there(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create(partitions=1)
-        await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.EXCLUSIVE, EARLIEST)
-        await broker.grow_topic(ANONYMOUS, TOPIC, 2)
-        async with being_opened(client, 1):
-            policy = FailurePolicy(ack_timeout_ms=7000)
-            await broker.subscriptions.set_failure_policy(ANONYMOUS, TOPIC, "billing", policy)
-        for partition in (0, 1):
-            sink = await client.subscribe("billing", partition=partition)
-            assert sink.consumer.ack_timeout_ms == 7000
+async def test_a_failure_policy_that_is_set_while_a_partition_opens_applies_there(client, broker):
+    await client.create(partitions=1)
+    await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.EXCLUSIVE, EARLIEST)
+    await broker.grow_topic(ANONYMOUS, TOPIC, 2)
+    async with being_opened(client, 1):
+        policy = FailurePolicy(ack_timeout_ms=7000)
+        await broker.subscriptions.set_failure_policy(ANONYMOUS, TOPIC, "billing", policy)
+    for partition in (0, 1):
+        sink = await client.subscribe("billing", partition=partition)
+        assert sink.consumer.ack_timeout_ms == 7000

@@ -86,124 +86,100 @@ def done_of(answers: list[asyncio.Future[Published]]) -> int:
 
 
 @pytest.mark.parametrize("subject", ["user:alice", "user:*", "/default"])
-async def test_publishes_past_a_rate_go_later_in_order_and_none_is_lost(tmp_path: Path, subject: str) -> None:
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
-        await set_quota(broker, subject, publish_bytes_per_s=10 * BATCH_BYTES)
-        producer = await open_producer(broker, ALICE)
-        answers = [publish(broker, ALICE, producer) for _ in range(50)]
-        await settle(broker)
-        assert done_of(answers) <= 2
-        await pass_time(broker, clock, 2)
-        assert 18 <= done_of(answers) <= 23
-        await pass_time(broker, clock, 4)
-        assert [one.result().base_offset for one in answers] == list(range(50))
-        assert broker.metrics.throttled_s["publish"] > 50
-        assert broker.throttle.waiting == 0
+async def test_publishes_past_a_rate_go_later_in_order_and_none_is_lost(broker, topic, clock, subject):
+    await set_quota(broker, subject, publish_bytes_per_s=10 * BATCH_BYTES)
+    producer = await open_producer(broker, ALICE)
+    answers = [publish(broker, ALICE, producer) for _ in range(50)]
+    await settle(broker)
+    assert done_of(answers) <= 2
+    await pass_time(broker, clock, 2)
+    assert 18 <= done_of(answers) <= 23
+    await pass_time(broker, clock, 4)
+    assert [one.result().base_offset for one in answers] == list(range(50))
+    assert broker.metrics.throttled_s["publish"] > 50
+    assert broker.throttle.waiting == 0
 
 
-async def test_a_producer_over_its_rate_slows_no_other_on_the_same_topic(tmp_path: Path) -> None:
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
-        await set_quota(broker, "user:alice", publish_bytes_per_s=BATCH_BYTES)
-        slow, fast = await open_producer(broker, ALICE), await open_producer(broker, BOB)
-        held = [publish(broker, ALICE, slow) for _ in range(20)]
-        free = [publish(broker, BOB, fast) for _ in range(100)]
-        await settle(broker)
-        assert done_of(free) == 100 and done_of(held) <= 2
+async def test_a_producer_over_its_rate_slows_no_other_on_the_same_topic(broker, topic, clock):
+    await set_quota(broker, "user:alice", publish_bytes_per_s=BATCH_BYTES)
+    slow, fast = await open_producer(broker, ALICE), await open_producer(broker, BOB)
+    held = [publish(broker, ALICE, slow) for _ in range(20)]
+    free = [publish(broker, BOB, fast) for _ in range(100)]
+    await settle(broker)
+    assert done_of(free) == 100 and done_of(held) <= 2
 
 
-async def test_the_stricter_of_principal_and_namespace_counts(tmp_path: Path) -> None:
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
-        await set_quota(broker, "user:alice", publish_bytes_per_s=100 * BATCH_BYTES)
-        await set_quota(broker, "/default", publish_bytes_per_s=5 * BATCH_BYTES)
-        producer = await open_producer(broker, ALICE)
-        answers = [publish(broker, ALICE, producer) for _ in range(50)]
-        await pass_time(broker, clock, 2)
-        assert 9 <= done_of(answers) <= 12
+async def test_the_stricter_of_principal_and_namespace_counts(broker, topic, clock):
+    await set_quota(broker, "user:alice", publish_bytes_per_s=100 * BATCH_BYTES)
+    await set_quota(broker, "/default", publish_bytes_per_s=5 * BATCH_BYTES)
+    producer = await open_producer(broker, ALICE)
+    answers = [publish(broker, ALICE, producer) for _ in range(50)]
+    await pass_time(broker, clock, 2)
+    assert 9 <= done_of(answers) <= 12
 
 
-async def test_each_principal_of_a_type_has_the_default_for_itself(tmp_path: Path) -> None:
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
-        await set_quota(broker, "user:*", publish_bytes_per_s=10 * BATCH_BYTES)
-        await set_quota(broker, "user:bob", publish_bytes_per_s=0)
-        robot = Principal("etl", "service_account")
-        producers = {one: await open_producer(broker, one) for one in (ALICE, Principal("carol"), BOB, robot)}
-        answers = {one: [publish(broker, one, producer) for _ in range(50)] for one, producer in producers.items()}
-        await pass_time(broker, clock, 2)
-        counts = {one.name: done_of(found) for one, found in answers.items()}
-        assert counts["bob"] == counts["etl"] == 50
-        assert 18 <= counts["alice"] <= 23 and 18 <= counts["carol"] <= 23
+async def test_each_principal_of_a_type_has_the_default_for_itself(broker, topic, clock):
+    await set_quota(broker, "user:*", publish_bytes_per_s=10 * BATCH_BYTES)
+    await set_quota(broker, "user:bob", publish_bytes_per_s=0)
+    robot = Principal("etl", "service_account")
+    producers = {one: await open_producer(broker, one) for one in (ALICE, Principal("carol"), BOB, robot)}
+    answers = {one: [publish(broker, one, producer) for _ in range(50)] for one, producer in producers.items()}
+    await pass_time(broker, clock, 2)
+    counts = {one.name: done_of(found) for one, found in answers.items()}
+    assert counts["bob"] == counts["etl"] == 50
+    assert 18 <= counts["alice"] <= 23 and 18 <= counts["carol"] <= 23
 
 
-async def test_producers_of_a_namespace_are_served_in_turn(tmp_path: Path) -> None:
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
-        await set_quota(broker, "/default", publish_bytes_per_s=10 * BATCH_BYTES)
-        greedy, modest = await open_producer(broker, ALICE), await open_producer(broker, BOB)
-        queued = [publish(broker, ALICE, greedy) for _ in range(200)]
-        late = [publish(broker, BOB, modest) for _ in range(5)]
-        await pass_time(broker, clock, 1.5)
-        assert done_of(late) == 5 and done_of(queued) < 15
+async def test_producers_of_a_namespace_are_served_in_turn(broker, topic, clock):
+    await set_quota(broker, "/default", publish_bytes_per_s=10 * BATCH_BYTES)
+    greedy, modest = await open_producer(broker, ALICE), await open_producer(broker, BOB)
+    queued = [publish(broker, ALICE, greedy) for _ in range(200)]
+    late = [publish(broker, BOB, modest) for _ in range(5)]
+    await pass_time(broker, clock, 1.5)
+    assert done_of(late) == 5 and done_of(queued) < 15
 
 
-async def test_a_publish_that_may_not_wait_longer_gets_full_and_is_not_stored(tmp_path: Path) -> None:
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
-        await set_quota(broker, "user:alice", publish_bytes_per_s=BATCH_BYTES // 100)
-        producer = await open_producer(broker, ALICE)
-        await publish(broker, ALICE, producer)
-        late = publish(broker, ALICE, producer, patience_s=WAIT_S_MAX)
-        await pass_time(broker, clock, WAIT_S_MAX - 0.2)
-        assert not late.done()
-        await pass_time(broker, clock, 0.4)
-        with pytest.raises(Full, match=r"user:alice uses up its quota publish_bytes_per_s=.*danube auth quotas set"):
-            late.result()
-        assert broker.metrics.quota_refused["publish"] == 1
-        assert (await broker.describe_topic(ANONYMOUS, TOPIC)).partitions[0].end_offset == 1
+async def test_a_publish_that_may_not_wait_longer_gets_full_and_is_not_stored(broker, topic, clock):
+    await set_quota(broker, "user:alice", publish_bytes_per_s=BATCH_BYTES // 100)
+    producer = await open_producer(broker, ALICE)
+    await publish(broker, ALICE, producer)
+    late = publish(broker, ALICE, producer, patience_s=WAIT_S_MAX)
+    await pass_time(broker, clock, WAIT_S_MAX - 0.2)
+    assert not late.done()
+    await pass_time(broker, clock, 0.4)
+    with pytest.raises(Full, match=r"user:alice uses up its quota publish_bytes_per_s=.*danube auth quotas set"):
+        late.result()
+    assert broker.metrics.quota_refused["publish"] == 1
+    assert (await broker.describe_topic(ANONYMOUS, TOPIC)).partitions[0].end_offset == 1
 
 
-async def test_what_waits_of_a_closed_producer_is_not_stored(tmp_path: Path) -> None:
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
-        await set_quota(broker, "user:alice", publish_bytes_per_s=1)
-        producer = await open_producer(broker, ALICE)
-        answers = [publish(broker, ALICE, producer) for _ in range(3)]
-        await answers[0]
-        producer.close()
-        await pass_time(broker, clock, 0.3)
-        for one in answers[1:]:
-            assert isinstance(one.exception(), Unavailable)
-        assert broker.throttle.waiting == 0
+async def test_what_waits_of_a_closed_producer_is_not_stored(broker, topic, clock):
+    await set_quota(broker, "user:alice", publish_bytes_per_s=1)
+    producer = await open_producer(broker, ALICE)
+    answers = [publish(broker, ALICE, producer) for _ in range(3)]
+    await answers[0]
+    producer.close()
+    await pass_time(broker, clock, 0.3)
+    for one in answers[1:]:
+        assert isinstance(one.exception(), Unavailable)
+    assert broker.throttle.waiting == 0
 
 
 @pytest.mark.parametrize("change", [None, 0, 10**9])
-async def test_a_quota_that_is_deleted_or_raised_frees_those_that_wait(tmp_path: Path, change: int | None) -> None:
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
-        await set_quota(broker, "user:alice", publish_bytes_per_s=1, requests_per_s=1)
-        producer = await open_producer(broker, ALICE)
-        answers = [publish(broker, ALICE, producer) for _ in range(20)]
-        requests = [asyncio.ensure_future(broker.throttle.request(ALICE)) for _ in range(20)]
-        await settle(broker)
-        assert done_of(answers) == 1 and sum(one.done() for one in requests) == 1
-        if change is None:
-            await broker.quotas.delete(ANONYMOUS, QuotaSubject.parse("user:alice"))
-            assert not broker.throttle.is_active
-        else:
-            await set_quota(broker, "user:alice", publish_bytes_per_s=change, requests_per_s=change)
-        await asyncio.gather(*answers, *requests)
-        assert [one.result().base_offset for one in answers] == list(range(20))
+async def test_a_quota_that_is_deleted_or_raised_frees_those_that_wait(broker, topic, clock, change):
+    await set_quota(broker, "user:alice", publish_bytes_per_s=1, requests_per_s=1)
+    producer = await open_producer(broker, ALICE)
+    answers = [publish(broker, ALICE, producer) for _ in range(20)]
+    requests = [asyncio.ensure_future(broker.throttle.request(ALICE)) for _ in range(20)]
+    await settle(broker)
+    assert done_of(answers) == 1 and sum(one.done() for one in requests) == 1
+    if change is None:
+        await broker.quotas.delete(ANONYMOUS, QuotaSubject.parse("user:alice"))
+        assert not broker.throttle.is_active
+    else:
+        await set_quota(broker, "user:alice", publish_bytes_per_s=change, requests_per_s=change)
+    await asyncio.gather(*answers, *requests)
+    assert [one.result().base_offset for one in answers] == list(range(20))
 
 
 async def test_a_broker_that_stops_refuses_what_waits_for_a_quota(tmp_path: Path) -> None:
@@ -236,58 +212,47 @@ async def test_a_producer_that_lost_its_right_is_denied_and_takes_nothing_of_the
 # -- delivering and fetching -------------------------------------------------------------------------------------------
 
 
-async def test_a_consumer_over_its_rate_slows_no_other_of_its_subscription_or_topic(tmp_path: Path) -> None:
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
-        await set_quota(broker, "user:alice", fetch_bytes_per_s=5 * BATCH_BYTES)
-        slow = await attach(broker, ALICE, "work", SubscriptionType.SHARED)
-        fast = await attach(broker, BOB, "work", SubscriptionType.SHARED)
-        audit = await attach(broker, BOB, "audit")
-        for sink in (slow, fast, audit):
-            sink.consumer.credit(1_000_000, 1 << 30)
-        producer = await open_producer(broker, ANONYMOUS)
-        await asyncio.gather(*(publish(broker, ANONYMOUS, producer) for _ in range(200)))
-        await settle(broker)
-        assert len(audit.received) == 200
-        assert len(slow.received) + len(fast.received) == 200 and len(slow.received) <= 3
+async def test_a_consumer_over_its_rate_slows_no_other_of_its_subscription_or_topic(broker, topic, clock):
+    await set_quota(broker, "user:alice", fetch_bytes_per_s=5 * BATCH_BYTES)
+    slow = await attach(broker, ALICE, "work", SubscriptionType.SHARED)
+    fast = await attach(broker, BOB, "work", SubscriptionType.SHARED)
+    audit = await attach(broker, BOB, "audit")
+    for sink in (slow, fast, audit):
+        sink.consumer.credit(1_000_000, 1 << 30)
+    producer = await open_producer(broker, ANONYMOUS)
+    await asyncio.gather(*(publish(broker, ANONYMOUS, producer) for _ in range(200)))
+    await settle(broker)
+    assert len(audit.received) == 200
+    assert len(slow.received) + len(fast.received) == 200 and len(slow.received) <= 3
 
 
 @pytest.mark.parametrize("kind", list(SubscriptionType))
-async def test_deliveries_past_a_rate_come_later_in_order_and_none_is_lost(
-    tmp_path: Path, kind: SubscriptionType
-) -> None:
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
-        producer = await open_producer(broker, ANONYMOUS)
-        await asyncio.gather(*(publish(broker, ANONYMOUS, producer) for _ in range(50)))
-        await set_quota(broker, "/default", fetch_bytes_per_s=10 * BATCH_BYTES)
-        sink = await attach(broker, ALICE, "work", kind)
+async def test_deliveries_past_a_rate_come_later_in_order_and_none_is_lost(broker, topic, clock, kind):
+    producer = await open_producer(broker, ANONYMOUS)
+    await asyncio.gather(*(publish(broker, ANONYMOUS, producer) for _ in range(50)))
+    await set_quota(broker, "/default", fetch_bytes_per_s=10 * BATCH_BYTES)
+    sink = await attach(broker, ALICE, "work", kind)
+    sink.consumer.credit(1_000_000, 1 << 30)
+    await pass_time(broker, clock, 2)
+    assert 18 <= len(sink.received) <= 23
+    await pass_time(broker, clock, 4)
+    assert [offset for offset, _ in sink.received] == list(range(50))
+
+
+async def test_a_consumer_that_comes_back_does_not_escape_its_rate(broker, topic, clock):
+    producer = await open_producer(broker, ANONYMOUS)
+    await asyncio.gather(*(publish(broker, ANONYMOUS, producer) for _ in range(50)))
+    await set_quota(broker, "user:alice", fetch_bytes_per_s=BATCH_BYTES)
+    received = 0
+    for _ in range(10):
+        sink = await attach(broker, ALICE, "work")
         sink.consumer.credit(1_000_000, 1 << 30)
-        await pass_time(broker, clock, 2)
-        assert 18 <= len(sink.received) <= 23
-        await pass_time(broker, clock, 4)
-        assert [offset for offset, _ in sink.received] == list(range(50))
-
-
-async def test_a_consumer_that_comes_back_does_not_escape_its_rate(tmp_path: Path) -> None:
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
-        producer = await open_producer(broker, ANONYMOUS)
-        await asyncio.gather(*(publish(broker, ANONYMOUS, producer) for _ in range(50)))
-        await set_quota(broker, "user:alice", fetch_bytes_per_s=BATCH_BYTES)
-        received = 0
-        for _ in range(10):
-            sink = await attach(broker, ALICE, "work")
-            sink.consumer.credit(1_000_000, 1 << 30)
-            await settle(broker)
-            received += len(sink.received)
-            sink.consumer.close()
-        assert received <= 2
-        await pass_time(broker, clock, 0.3)
-        assert broker.throttle.waiting == 0
+        await settle(broker)
+        received += len(sink.received)
+        sink.consumer.close()
+    assert received <= 2
+    await pass_time(broker, clock, 0.3)
+    assert broker.throttle.waiting == 0
 
 
 async def test_a_rate_that_is_taken_away_lets_a_held_consumer_go_on(tmp_path: Path) -> None:
@@ -304,46 +269,42 @@ async def test_a_rate_that_is_taken_away_lets_a_held_consumer_go_on(tmp_path: Pa
         assert [offset for offset, _ in await sink.wait_for(50)] == list(range(50))
 
 
-async def test_reads_at_the_same_time_do_not_exceed_a_rate_together(tmp_path: Path) -> None:
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        await set_quota(broker, "user:alice", fetch_bytes_per_s=100_000)
-        sent = 0
+async def test_reads_at_the_same_time_do_not_exceed_a_rate_together(broker, clock):
+    await set_quota(broker, "user:alice", fetch_bytes_per_s=100_000)
+    sent = 0
 
-        async def read() -> None:
-            nonlocal sent
-            while True:
-                turn = await broker.throttle.fetch(ALICE, "default", 1 << 20)
-                await asyncio.sleep(0)
-                sent += turn.bytes_max
-                turn.done(turn.bytes_max)
+    async def read() -> None:
+        nonlocal sent
+        while True:
+            turn = await broker.throttle.fetch(ALICE, "default", 1 << 20)
+            await asyncio.sleep(0)
+            sent += turn.bytes_max
+            turn.done(turn.bytes_max)
 
-        readers = [asyncio.ensure_future(read()) for _ in range(20)]
-        bob = await broker.throttle.fetch(BOB, "default", 1 << 20)
-        assert bob.bytes_max == 1 << 20
-        await pass_time(broker, clock, 10)
-        for one in readers:
-            one.cancel()
-        assert 950_000 <= sent <= 1_050_000
-        await asyncio.gather(*readers, return_exceptions=True)
-        await pass_time(broker, clock, 0.3)
-        assert broker.throttle.waiting == 0
+    readers = [asyncio.ensure_future(read()) for _ in range(20)]
+    bob = await broker.throttle.fetch(BOB, "default", 1 << 20)
+    assert bob.bytes_max == 1 << 20
+    await pass_time(broker, clock, 10)
+    for one in readers:
+        one.cancel()
+    assert 950_000 <= sent <= 1_050_000
+    await asyncio.gather(*readers, return_exceptions=True)
+    await pass_time(broker, clock, 0.3)
+    assert broker.throttle.waiting == 0
 
 
 # -- requests and connections ------------------------------------------------------------------------------------------
 
 
-async def test_requests_past_a_rate_wait_and_then_get_full(tmp_path: Path) -> None:
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        await set_quota(broker, "user:alice", requests_per_s=10)
-        requests = [asyncio.ensure_future(broker.throttle.request(ALICE)) for _ in range(200)]
-        await asyncio.gather(*(broker.throttle.request(BOB) for _ in range(200)))
-        await pass_time(broker, clock, WAIT_S_MAX + 0.5)
-        refused = [one for one in requests if one.exception() is not None]
-        assert 145 <= len(refused) <= 150
-        with pytest.raises(Full, match="user:alice uses up its quota requests_per_s=10"):
-            refused[0].result()
+async def test_requests_past_a_rate_wait_and_then_get_full(broker, clock):
+    await set_quota(broker, "user:alice", requests_per_s=10)
+    requests = [asyncio.ensure_future(broker.throttle.request(ALICE)) for _ in range(200)]
+    await asyncio.gather(*(broker.throttle.request(BOB) for _ in range(200)))
+    await pass_time(broker, clock, WAIT_S_MAX + 0.5)
+    refused = [one for one in requests if one.exception() is not None]
+    assert 145 <= len(refused) <= 150
+    with pytest.raises(Full, match="user:alice uses up its quota requests_per_s=10"):
+        refused[0].result()
 
 
 async def test_many_that_wait_do_not_take_the_processor_from_others(tmp_path: Path) -> None:
@@ -385,71 +346,68 @@ async def test_a_stranger_does_not_use_up_the_requests_of_a_namespace(tmp_path: 
                 await broker.throttle.request(ANONYMOUS, str(TOPIC))
 
 
-async def test_connections_past_the_limit_are_refused_by_name(tmp_path: Path) -> None:
-    async with open_broker(tmp_path) as broker:
-        before = broker.throttle.connect(ALICE)
-        await set_quota(broker, "user:alice", connections_max=2)
-        second = broker.throttle.connect(ALICE, "ipv4:127.0.0.1:5000")
-        again = broker.throttle.connect(ALICE, "ipv4:127.0.0.1:5000")  # another call on the same connection
-        with pytest.raises(Full, match=r"user:alice has 2 connections .* connections_max=2"):
-            broker.throttle.connect(ALICE)
-        broker.throttle.connect(BOB)
-        broker.throttle.connect(Principal("b", "broker"))
-        second()
-        with pytest.raises(Full):
-            broker.throttle.connect(ALICE)
-        again()
-        third = broker.throttle.connect(ALICE)
-        assert (await broker.quotas.get(ANONYMOUS, QuotaSubject.parse("user:alice"))).used.connections == 2
-        before()
-        third()
-        assert (await broker.quotas.get(ANONYMOUS, QuotaSubject.parse("user:alice"))).used.connections == 0
+async def test_connections_past_the_limit_are_refused_by_name(broker):
+    before = broker.throttle.connect(ALICE)
+    await set_quota(broker, "user:alice", connections_max=2)
+    second = broker.throttle.connect(ALICE, "ipv4:127.0.0.1:5000")
+    again = broker.throttle.connect(ALICE, "ipv4:127.0.0.1:5000")  # another call on the same connection
+    with pytest.raises(Full, match=r"user:alice has 2 connections .* connections_max=2"):
+        broker.throttle.connect(ALICE)
+    broker.throttle.connect(BOB)
+    broker.throttle.connect(Principal("b", "broker"))
+    second()
+    with pytest.raises(Full):
+        broker.throttle.connect(ALICE)
+    again()
+    third = broker.throttle.connect(ALICE)
+    assert (await broker.quotas.get(ANONYMOUS, QuotaSubject.parse("user:alice"))).used.connections == 2
+    before()
+    third()
+    assert (await broker.quotas.get(ANONYMOUS, QuotaSubject.parse("user:alice"))).used.connections == 0
 
 
 # -- stored bytes ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_full_namespace_takes_no_more_and_is_still_read(tmp_path: Path) -> None:
-    async with open_broker(tmp_path) as broker:
-        await broker.create_namespace(ANONYMOUS, "shop")
-        elsewhere = TopicName.parse("/shop/orders")
-        for topic in (TOPIC, OTHER, elsewhere):
-            await broker.create_topic(ANONYMOUS, topic, TopicConfig())
-        producers = {topic: await open_producer(broker, ALICE, topic) for topic in (TOPIC, OTHER, elsewhere)}
-        for producer in producers.values():
-            await publish(broker, ALICE, producer)
-        await set_quota(broker, "/default", stored_bytes_max=2 * BATCH_BYTES)
-        await broker._stored_bytes.sum_up()
-        for topic in (TOPIC, OTHER):
-            with pytest.raises(Full, match=r"namespace /default store \d+ bytes.*stored_bytes_max=.*delete topics"):
-                await publish(broker, ALICE, producers[topic])
-        await publish(broker, ALICE, producers[elsewhere])
-        assert (await broker.fetch(ANONYMOUS, TOPIC, 0, EARLIEST, 10_000, 0)).batches
-        await broker.delete_topic(ANONYMOUS, TOPIC)
-        await broker._stored_bytes.sum_up()
-        assert (await broker.quotas.get(ANONYMOUS, QuotaSubject.parse("/default"))).used.stored_bytes < 2 * BATCH_BYTES
-        await publish(broker, ALICE, producers[OTHER])
+async def test_a_full_namespace_takes_no_more_and_is_still_read(broker):
+    await broker.create_namespace(ANONYMOUS, "shop")
+    elsewhere = TopicName.parse("/shop/orders")
+    for topic in (TOPIC, OTHER, elsewhere):
+        await broker.create_topic(ANONYMOUS, topic, TopicConfig())
+    producers = {topic: await open_producer(broker, ALICE, topic) for topic in (TOPIC, OTHER, elsewhere)}
+    for producer in producers.values():
+        await publish(broker, ALICE, producer)
+    await set_quota(broker, "/default", stored_bytes_max=2 * BATCH_BYTES)
+    await broker._stored_bytes.sum_up()
+    for topic in (TOPIC, OTHER):
+        with pytest.raises(Full, match=r"namespace /default store \d+ bytes.*stored_bytes_max=.*delete topics"):
+            await publish(broker, ALICE, producers[topic])
+    await publish(broker, ALICE, producers[elsewhere])
+    assert (await broker.fetch(ANONYMOUS, TOPIC, 0, EARLIEST, 10_000, 0)).batches
+    await broker.delete_topic(ANONYMOUS, TOPIC)
+    await broker._stored_bytes.sum_up()
+    assert (await broker.quotas.get(ANONYMOUS, QuotaSubject.parse("/default"))).used.stored_bytes < 2 * BATCH_BYTES
+    await publish(broker, ALICE, producers[OTHER])
 
 
 @pytest.mark.parametrize("subject", ["user:alice", "user:*"])
-async def test_a_principal_is_charged_for_the_topics_that_it_created(tmp_path: Path, subject: str) -> None:
-    async with open_broker(tmp_path) as broker:
-        await broker.create_topic(ALICE, TOPIC, TopicConfig())
-        await broker.create_topic(BOB, OTHER, TopicConfig())
-        await set_quota(broker, subject, stored_bytes_max=2 * BATCH_BYTES)
-        own, others = await open_producer(broker, BOB, TOPIC), await open_producer(broker, ALICE, OTHER)
-        for _ in range(2):
-            await publish(broker, BOB, own)
-        await broker._stored_bytes.sum_up()
-        with pytest.raises(Full, match=r"the topics that user:alice created store"):
-            await publish(broker, BOB, own)  # whoever publishes, the bytes are charged to who created the topic
-        await publish(broker, ALICE, others)
-        more = TopicName.parse("/default/more")
-        await broker.create_topic(ALICE, more, TopicConfig())
-        with pytest.raises(Full):
-            await publish(broker, ALICE, await open_producer(broker, ALICE, more))
-        await broker.quotas.delete(ANONYMOUS, QuotaSubject.parse(subject))
+async def test_a_principal_is_charged_for_the_topics_that_it_created(broker, subject):
+    await broker.create_topic(ALICE, TOPIC, TopicConfig())
+    await broker.create_topic(BOB, OTHER, TopicConfig())
+    await set_quota(broker, subject, stored_bytes_max=2 * BATCH_BYTES)
+    own, others = await open_producer(broker, BOB, TOPIC), await open_producer(broker, ALICE, OTHER)
+    for _ in range(2):
         await publish(broker, BOB, own)
+    await broker._stored_bytes.sum_up()
+    with pytest.raises(Full, match=r"the topics that user:alice created store"):
+        await publish(broker, BOB, own)  # whoever publishes, the bytes are charged to who created the topic
+    await publish(broker, ALICE, others)
+    more = TopicName.parse("/default/more")
+    await broker.create_topic(ALICE, more, TopicConfig())
+    with pytest.raises(Full):
+        await publish(broker, ALICE, await open_producer(broker, ALICE, more))
+    await broker.quotas.delete(ANONYMOUS, QuotaSubject.parse(subject))
+    await publish(broker, BOB, own)
 
 
 async def test_stored_bytes_of_partitions_that_are_closed_count_too(tmp_path: Path) -> None:
@@ -464,21 +422,18 @@ async def test_stored_bytes_of_partitions_that_are_closed_count_too(tmp_path: Pa
             await publish(broker, ALICE, await open_producer(broker, ALICE, OTHER))
 
 
-async def test_stored_bytes_are_summed_at_intervals_and_soon_after_a_change(tmp_path: Path) -> None:
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
-        running = asyncio.ensure_future(broker._stored_bytes.run())
-        producer = await open_producer(broker, ALICE)
+async def test_stored_bytes_are_summed_at_intervals_and_soon_after_a_change(broker, topic, clock):
+    running = asyncio.ensure_future(broker._stored_bytes.run())
+    producer = await open_producer(broker, ALICE)
+    await publish(broker, ALICE, producer)
+    await set_quota(broker, "/default", stored_bytes_max=2 * BATCH_BYTES)
+    await pass_time(broker, clock, 1.1)
+    assert (await broker.quotas.get(ANONYMOUS, QuotaSubject.parse("/default"))).used.stored_bytes >= BATCH_BYTES
+    await publish(broker, ALICE, producer)
+    await pass_time(broker, clock, 6)
+    with pytest.raises(Full):
         await publish(broker, ALICE, producer)
-        await set_quota(broker, "/default", stored_bytes_max=2 * BATCH_BYTES)
-        await pass_time(broker, clock, 1.1)
-        assert (await broker.quotas.get(ANONYMOUS, QuotaSubject.parse("/default"))).used.stored_bytes >= BATCH_BYTES
-        await publish(broker, ALICE, producer)
-        await pass_time(broker, clock, 6)
-        with pytest.raises(Full):
-            await publish(broker, ALICE, producer)
-        running.cancel()
+    running.cancel()
 
 
 # -- administration ----------------------------------------------------------------------------------------------------
@@ -497,36 +452,33 @@ async def test_stored_bytes_are_summed_at_intervals_and_soon_after_a_change(tmp_
         ("user:", {"requests_per_s": 1}, "is not the name of a principal"),
     ],
 )
-async def test_bad_input_is_refused_by_name(tmp_path: Path, subject: str, limits: dict[str, int], message: str) -> None:
-    async with open_broker(tmp_path) as broker:
-        with pytest.raises(Invalid) as refused:
-            await set_quota(broker, subject, **limits)
-        assert message in refused.value.message
-        assert broker.quotas.list(ANONYMOUS).quotas == [] and not broker.throttle.is_active
+async def test_bad_input_is_refused_by_name(broker, subject, limits, message):
+    with pytest.raises(Invalid) as refused:
+        await set_quota(broker, subject, **limits)
+    assert message in refused.value.message
+    assert broker.quotas.list(ANONYMOUS).quotas == [] and not broker.throttle.is_active
 
 
-async def test_a_quota_of_a_namespace_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    async with open_broker(tmp_path) as broker:
-        with pytest.raises(NotFound, match="nowhere"):
-            await set_quota(broker, "/nowhere", requests_per_s=1)
-        with pytest.raises(NotFound, match="user:alice has no quota"):
-            await broker.quotas.get(ANONYMOUS, QuotaSubject.parse("alice"))
-        with pytest.raises(NotFound):
-            await broker.quotas.delete(ANONYMOUS, QuotaSubject.parse("user:alice"))
+async def test_a_quota_of_a_namespace_that_does_not_exist_is_refused(broker):
+    with pytest.raises(NotFound, match="nowhere"):
+        await set_quota(broker, "/nowhere", requests_per_s=1)
+    with pytest.raises(NotFound, match="user:alice has no quota"):
+        await broker.quotas.get(ANONYMOUS, QuotaSubject.parse("alice"))
+    with pytest.raises(NotFound):
+        await broker.quotas.delete(ANONYMOUS, QuotaSubject.parse("user:alice"))
 
 
-async def test_limits_that_are_not_named_stay_and_versions_are_compared(tmp_path: Path) -> None:
-    async with open_broker(tmp_path) as broker:
-        subject = QuotaSubject.parse("user:a/b:c")
-        first = await broker.quotas.set(ANONYMOUS, subject, {"connections_max": 5})
-        second = await broker.quotas.set(ANONYMOUS, subject, {"requests_per_s": 7}, first.version)
-        assert (second.limits.connections_max, second.limits.requests_per_s) == (5, 7)
-        with pytest.raises(Conflict):
-            await broker.quotas.set(ANONYMOUS, subject, {"requests_per_s": 8}, first.version)
-        with pytest.raises(Conflict):
-            await broker.quotas.delete(ANONYMOUS, subject, first.version)
-        assert await broker.quotas.get(ANONYMOUS, subject) == second
-        await broker.quotas.delete(ANONYMOUS, subject, second.version)
+async def test_limits_that_are_not_named_stay_and_versions_are_compared(broker):
+    subject = QuotaSubject.parse("user:a/b:c")
+    first = await broker.quotas.set(ANONYMOUS, subject, {"connections_max": 5})
+    second = await broker.quotas.set(ANONYMOUS, subject, {"requests_per_s": 7}, first.version)
+    assert (second.limits.connections_max, second.limits.requests_per_s) == (5, 7)
+    with pytest.raises(Conflict):
+        await broker.quotas.set(ANONYMOUS, subject, {"requests_per_s": 8}, first.version)
+    with pytest.raises(Conflict):
+        await broker.quotas.delete(ANONYMOUS, subject, first.version)
+    assert await broker.quotas.get(ANONYMOUS, subject) == second
+    await broker.quotas.delete(ANONYMOUS, subject, second.version)
 
 
 async def test_everybody_sees_their_own_quota_and_those_of_namespaces_that_they_may_describe(tmp_path: Path) -> None:
@@ -596,17 +548,14 @@ async def test_stored_bytes_are_those_of_all_brokers(tmp_path: Path) -> None:
             await publish(both.a, ALICE, await both.a.open_producer(ALICE, TOPIC, 0, "", 0, 0))
 
 
-async def test_forwarded_batches_count_for_their_namespace_and_for_no_principal(tmp_path: Path) -> None:
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
-        await set_quota(broker, "user:anonymous", publish_bytes_per_s=1)
-        forwarder = await broker.open_forwarder(ANONYMOUS, TOPIC, 0)
-        await asyncio.gather(*(publish(broker, ANONYMOUS, forwarder) for _ in range(20)))
-        await set_quota(broker, "/default", publish_bytes_per_s=BATCH_BYTES)
-        answers = [publish(broker, ANONYMOUS, forwarder) for _ in range(20)]
-        await settle(broker)
-        assert done_of(answers) <= 2
+async def test_forwarded_batches_count_for_their_namespace_and_for_no_principal(broker, topic, clock):
+    await set_quota(broker, "user:anonymous", publish_bytes_per_s=1)
+    forwarder = await broker.open_forwarder(ANONYMOUS, TOPIC, 0)
+    await asyncio.gather(*(publish(broker, ANONYMOUS, forwarder) for _ in range(20)))
+    await set_quota(broker, "/default", publish_bytes_per_s=BATCH_BYTES)
+    answers = [publish(broker, ANONYMOUS, forwarder) for _ in range(20)]
+    await settle(broker)
+    assert done_of(answers) <= 2
 
 
 async def test_a_batch_that_is_sent_on_counts_for_its_principal_here_and_for_its_namespace_there(

@@ -45,57 +45,48 @@ def test_the_stricter_of_messages_and_bytes_applies():
 
 @pytest.mark.parametrize("reliable", [True, False])
 @pytest.mark.parametrize("policy", [{"publish_messages_per_s": 10}, {"publish_bytes_per_s": 10 * 1160}])
-async def test_publishes_past_the_rate_are_answered_later_in_order_and_none_is_lost(tmp_path, reliable, policy):
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create(reliable=reliable)
-        consumer, producer = await client.subscribe(), await client.producer()
-        await broker.policies.set(ANONYMOUS, TOPIC, policy)
-        order: list[int] = []
-        answers = [client.publish(producer, [b"x" * 1000], sequence=n) for n in range(50)]
-        for answer in answers:
-            answer.add_done_callback(lambda done: order.append(done.result().base_offset))
-        await settle(broker)
-        assert len(order) <= 2
-        await pass_time(broker, clock, 2)
-        assert 18 <= len(order) <= 23
-        await pass_time(broker, clock, 4)
-        assert order == list(range(50))
-        assert [offset for offset, _ in await consumer.wait_for(50)] == list(range(50))
-        (partition,) = broker._partitions
-        assert 4 < partition.traffic.throttled_s < 6
+async def test_publishes_past_the_rate_are_answered_later_in_order_and_none_is_lost(
+    client, broker, clock, reliable, policy
+):
+    await client.create(reliable=reliable)
+    consumer, producer = await client.subscribe(), await client.producer()
+    await broker.policies.set(ANONYMOUS, TOPIC, policy)
+    order: list[int] = []
+    answers = [client.publish(producer, [b"x" * 1000], sequence=n) for n in range(50)]
+    for answer in answers:
+        answer.add_done_callback(lambda done: order.append(done.result().base_offset))
+    await settle(broker)
+    assert len(order) <= 2
+    await pass_time(broker, clock, 2)
+    assert 18 <= len(order) <= 23
+    await pass_time(broker, clock, 4)
+    assert order == list(range(50))
+    assert [offset for offset, _ in await consumer.wait_for(50)] == list(range(50))
+    (partition,) = broker._partitions
+    assert 4 < partition.traffic.throttled_s < 6
 
 
-async def test_a_batch_larger_than_the_rate_goes_and_the_next_one_waits_longer(tmp_path):
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 10})
-        producer = await client.producer()
-        await client.publish(producer, [b"x"] * 51, sequence=0)
-        late = client.publish(producer, [b"y"], sequence=51)
-        await pass_time(broker, clock, 4.8)
-        assert not late.done()
-        await pass_time(broker, clock, 0.5)
-        assert late.result().base_offset == 51
+async def test_a_batch_larger_than_the_rate_goes_and_the_next_one_waits_longer(client, broker, topic, clock):
+    await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 10})
+    producer = await client.producer()
+    await client.publish(producer, [b"x"] * 51, sequence=0)
+    late = client.publish(producer, [b"y"], sequence=51)
+    await pass_time(broker, clock, 4.8)
+    assert not late.done()
+    await pass_time(broker, clock, 0.5)
+    assert late.result().base_offset == 51
 
 
 @pytest.mark.parametrize("change", [{"publish_messages_per_s": None}, {"publish_messages_per_s": 1_000_000}])
-async def test_a_changed_rate_applies_at_once_to_waiting_publishes(tmp_path, change):
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 1})
-        producer = await client.producer()
-        answers = [client.publish(producer, [b"x"] * 100, sequence=n * 100) for n in range(20)]
-        await pass_time(broker, clock, 1)
-        assert not answers[-1].done()
-        await broker.policies.set(ANONYMOUS, TOPIC, change)
-        await pass_time(broker, clock, 0.2)
-        assert [one.result().base_offset for one in answers] == list(range(0, 2000, 100))
+async def test_a_changed_rate_applies_at_once_to_waiting_publishes(client, broker, topic, clock, change):
+    await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 1})
+    producer = await client.producer()
+    answers = [client.publish(producer, [b"x"] * 100, sequence=n * 100) for n in range(20)]
+    await pass_time(broker, clock, 1)
+    assert not answers[-1].done()
+    await broker.policies.set(ANONYMOUS, TOPIC, change)
+    await pass_time(broker, clock, 0.2)
+    assert [one.result().base_offset for one in answers] == list(range(0, 2000, 100))
 
 
 async def test_the_rate_of_one_topic_does_not_delay_other_topics(tmp_path):
@@ -135,20 +126,16 @@ async def test_a_closing_broker_refuses_waiting_publishes_as_retryable(tmp_path)
 # -- delivering --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_dispatch_rate_delays_deliveries_and_discards_none(tmp_path):
-    clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        await broker.policies.set(ANONYMOUS, TOPIC, {"dispatch_messages_per_s": 10})
-        slow, producer = await client.subscribe(), await client.producer()
-        for n in range(40):
-            await client.publish(producer, [b"x"], sequence=n)
-        assert len(slow.received) <= 3
-        await pass_time(broker, clock, 2)
-        assert 18 <= len(slow.received) <= 24
-        await broker.policies.set(ANONYMOUS, TOPIC, {"dispatch_messages_per_s": None})
-        assert [offset for offset, _ in await slow.wait_for(40)] == list(range(40))
+async def test_a_dispatch_rate_delays_deliveries_and_discards_none(client, broker, topic, clock):
+    await broker.policies.set(ANONYMOUS, TOPIC, {"dispatch_messages_per_s": 10})
+    slow, producer = await client.subscribe(), await client.producer()
+    for n in range(40):
+        await client.publish(producer, [b"x"], sequence=n)
+    assert len(slow.received) <= 3
+    await pass_time(broker, clock, 2)
+    assert 18 <= len(slow.received) <= 24
+    await broker.policies.set(ANONYMOUS, TOPIC, {"dispatch_messages_per_s": None})
+    assert [offset for offset, _ in await slow.wait_for(40)] == list(range(40))
 
 
 async def test_a_slow_consumer_never_stops_producers_or_others(tmp_path):

@@ -75,83 +75,78 @@ async def test_a_step_is_limited_in_bytes(tmp_path, monkeypatch):
         assert ([one.offset for one in page.messages], page.next_offset) == ([2, 3], 4)
 
 
-async def test_letters_are_listed_in_pages(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        await prepare(broker)
-        await publish(broker, 5)
-        letters = broker.dead_letters
-        page = await letters.listed(ANONYMOUS, ListLetters(topic=LETTERS, partition=0, letters_max=3))
-        assert ([one.payload for one in page.messages], page.next_offset) == ([b"0", b"1", b"2"], 3)
-        assert REDRIVE not in await broker.subscriptions.names(ANONYMOUS, LETTERS)
-        await letters.redrive(ANONYMOUS, asked(offsets=[1, 3], drop=True))
-        page = await letters.listed(ANONYMOUS, ListLetters(topic=LETTERS, partition=0, letters_max=2))
-        assert ([one.offset for one in page.messages], page.next_offset) == ([0, 2], 4)
-        page = await letters.listed(
-            ANONYMOUS, ListLetters(topic=LETTERS, partition=0, start=page.next_offset, letters_max=2)
-        )
-        assert ([one.offset for one in page.messages], page.next_offset) == ([4], -1)
-        page = await letters.listed(ANONYMOUS, ListLetters(topic=LETTERS, partition=0, redriven=True))
-        assert len(page.messages) == 5
-        assert (await letters.get(ANONYMOUS, LETTERS, 0, 3)).payload == b"3"
-        with pytest.raises(NotFound, match="no letter at 0:5"):
-            await letters.get(ANONYMOUS, LETTERS, 0, 5)
+async def test_letters_are_listed_in_pages(broker):
+    await prepare(broker)
+    await publish(broker, 5)
+    letters = broker.dead_letters
+    page = await letters.listed(ANONYMOUS, ListLetters(topic=LETTERS, partition=0, letters_max=3))
+    assert ([one.payload for one in page.messages], page.next_offset) == ([b"0", b"1", b"2"], 3)
+    assert REDRIVE not in await broker.subscriptions.names(ANONYMOUS, LETTERS)
+    await letters.redrive(ANONYMOUS, asked(offsets=[1, 3], drop=True))
+    page = await letters.listed(ANONYMOUS, ListLetters(topic=LETTERS, partition=0, letters_max=2))
+    assert ([one.offset for one in page.messages], page.next_offset) == ([0, 2], 4)
+    page = await letters.listed(
+        ANONYMOUS, ListLetters(topic=LETTERS, partition=0, start=page.next_offset, letters_max=2)
+    )
+    assert ([one.offset for one in page.messages], page.next_offset) == ([4], -1)
+    page = await letters.listed(ANONYMOUS, ListLetters(topic=LETTERS, partition=0, redriven=True))
+    assert len(page.messages) == 5
+    assert (await letters.get(ANONYMOUS, LETTERS, 0, 3)).payload == b"3"
+    with pytest.raises(NotFound, match="no letter at 0:5"):
+        await letters.get(ANONYMOUS, LETTERS, 0, 5)
 
 
-async def test_a_topic_without_letters_gets_no_subscription(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        await prepare(broker)
-        peer = BrokerClient(broker, LETTERS)
-        await peer.publish(await peer.producer(), [b"0", b"1"])
-        assert await step(broker) == RedriveStep()
-        assert await step(broker, offsets=[1]) == RedriveStep(0, [(1, NO_LETTER)])
-        assert await broker.subscriptions.names(ANONYMOUS, LETTERS) == []
+async def test_a_topic_without_letters_gets_no_subscription(broker):
+    await prepare(broker)
+    peer = BrokerClient(broker, LETTERS)
+    await peer.publish(await peer.producer(), [b"0", b"1"])
+    assert await step(broker) == RedriveStep()
+    assert await step(broker, offsets=[1]) == RedriveStep(0, [(1, NO_LETTER)])
+    assert await broker.subscriptions.names(ANONYMOUS, LETTERS) == []
 
 
-async def test_what_is_wrong_with_a_selection_is_refused(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        await prepare(broker)
-        for wrong in ({"letters_max": 0}, {"letters_max": 501}, {"offsets": [*range(501)]}, {"offsets": [-1]}):
-            with pytest.raises(Invalid):
-                await step(broker, **wrong)
-        with pytest.raises(NotFound):
-            await broker.dead_letters.redrive(ANONYMOUS, asked(partition=1, drop=True))
-        unstored = TopicName.parse("/default/unstored")
-        await broker.create_topic(ANONYMOUS, unstored, TopicConfig(reliable=False))
-        with pytest.raises(Refused, match="keeps nothing"):
-            await broker.dead_letters.listed(ANONYMOUS, ListLetters(topic=unstored, partition=0))
+async def test_what_is_wrong_with_a_selection_is_refused(broker):
+    await prepare(broker)
+    for wrong in ({"letters_max": 0}, {"letters_max": 501}, {"offsets": [*range(501)]}, {"offsets": [-1]}):
+        with pytest.raises(Invalid):
+            await step(broker, **wrong)
+    with pytest.raises(NotFound):
+        await broker.dead_letters.redrive(ANONYMOUS, asked(partition=1, drop=True))
+    unstored = TopicName.parse("/default/unstored")
+    await broker.create_topic(ANONYMOUS, unstored, TopicConfig(reliable=False))
+    with pytest.raises(Refused, match="keeps nothing"):
+        await broker.dead_letters.listed(ANONYMOUS, ListLetters(topic=unstored, partition=0))
 
 
-async def test_what_a_client_wrote_goes_only_where_the_caller_says(tmp_path):
+async def test_what_a_client_wrote_goes_only_where_the_caller_says(broker):
     """Its attributes name a topic of others; a redrive with the rights of an operator must not publish there."""
-    async with open_broker(tmp_path) as broker:
-        await prepare(broker)
-        peer = BrokerClient(broker, LETTERS)
-        producer = await peer.producer()
-        forged = {"x-original-topic": str(TOPIC), "x-original-subscription": "billing"}
-        await peer.publish(producer, [b"forged"], attributes=[forged])
-        await publish(broker, 1)
-        assert await step(broker) == RedriveStep(1, [(0, NOT_BY_A_BROKER)], -1, 1)
-        assert await step(broker, offsets=[0]) == RedriveStep(0, [(0, NOT_BY_A_BROKER)], -1, 1)
-        page = await broker.dead_letters.listed(ANONYMOUS, ListLetters(topic=LETTERS, partition=0, redriven=True))
-        assert [one.is_by_broker for one in page.messages] == [False, True]
-        assert [payload for _, payload in await BrokerClient(broker).read_all()] == [b"0"]
-        sent = await broker.dead_letters.redrive(ANONYMOUS, asked(to=str(TOPIC)))
-        assert sent == RedriveStep(1, [], -1, 0)
+    await prepare(broker)
+    peer = BrokerClient(broker, LETTERS)
+    producer = await peer.producer()
+    forged = {"x-original-topic": str(TOPIC), "x-original-subscription": "billing"}
+    await peer.publish(producer, [b"forged"], attributes=[forged])
+    await publish(broker, 1)
+    assert await step(broker) == RedriveStep(1, [(0, NOT_BY_A_BROKER)], -1, 1)
+    assert await step(broker, offsets=[0]) == RedriveStep(0, [(0, NOT_BY_A_BROKER)], -1, 1)
+    page = await broker.dead_letters.listed(ANONYMOUS, ListLetters(topic=LETTERS, partition=0, redriven=True))
+    assert [one.is_by_broker for one in page.messages] == [False, True]
+    assert [payload for _, payload in await BrokerClient(broker).read_all()] == [b"0"]
+    sent = await broker.dead_letters.redrive(ANONYMOUS, asked(to=str(TOPIC)))
+    assert sent == RedriveStep(1, [], -1, 0)
 
 
-async def test_no_client_publishes_with_the_id_of_dead_letters(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        await prepare(broker)
-        peer = BrokerClient(broker, LETTERS)
-        producer = await peer.producer()
-        refused: list[object] = []
-        batch = encode([b"forged"], publish_times=1, producer_id=LETTER_PRODUCER)
-        broker.publish(ANONYMOUS, producer, memoryview(batch), refused.append)
-        assert isinstance(refused[0], Invalid)
-        with pytest.raises(Refused, match="never given out"):
-            await peer.producer(producer_id=LETTER_PRODUCER)
-        with pytest.raises(Unavailable):
-            await broker.shared_producers.reopen(ANONYMOUS, LETTER_PRODUCER, str(LETTERS), "p")
+async def test_no_client_publishes_with_the_id_of_dead_letters(broker):
+    await prepare(broker)
+    peer = BrokerClient(broker, LETTERS)
+    producer = await peer.producer()
+    refused: list[object] = []
+    batch = encode([b"forged"], publish_times=1, producer_id=LETTER_PRODUCER)
+    broker.publish(ANONYMOUS, producer, memoryview(batch), refused.append)
+    assert isinstance(refused[0], Invalid)
+    with pytest.raises(Refused, match="never given out"):
+        await peer.producer(producer_id=LETTER_PRODUCER)
+    with pytest.raises(Unavailable):
+        await broker.shared_producers.reopen(ANONYMOUS, LETTER_PRODUCER, str(LETTERS), "p")
 
 
 async def test_where_letters_may_not_be_sent_is_not_told_to_exist(tmp_path):
@@ -181,33 +176,32 @@ async def test_who_may_not_publish_to_a_topic_sends_nothing_back_to_it(tmp_path)
         assert await BrokerClient(broker).read_all() == []
 
 
-async def test_a_peek_has_the_messages_and_their_states(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        peer = BrokerClient(broker)
-        await peer.create(partitions=2)
-        for partition in range(2):
-            producer = await peer.producer(partition=partition)
-            await peer.publish(producer, [b"0", b"1"], keys=["a", "b"], deliver_at=[0, 2**51])
-        await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.SHARED, EARLIEST)
-        await broker.subscriptions.create(ANONYMOUS, TOPIC, "audit", SubscriptionType.EXCLUSIVE, EARLIEST)
-        found = await broker.subscriptions.peek(
-            ANONYMOUS, PeekMessages(topic=TOPIC, subscription="billing", messages_max=3)
-        )
-        assert [(one.message.partition, one.message.offset, one.message.key) for one in found] == [
-            (0, 0, "a"),
-            (0, 1, "b"),
-            (1, 0, "a"),
-        ]
-        assert [(one.pending.state, one.pending.until_us) for one in found] == [
-            ("ready", 0),
-            ("delayed", 2**51),
-            ("ready", 0),
-        ]
-        pending = await broker.subscriptions.pending(
-            ListPending(topic=TOPIC, subscription="billing", partition=0, messages_max=10, after=0)
-        )
-        assert pending.messages == [one.pending for one in found[:2]]
-        in_order = await broker.subscriptions.peek(
-            ANONYMOUS, PeekMessages(topic=TOPIC, subscription="audit", messages_max=10, partition=1)
-        )
-        assert [(one.pending.state, one.message.deliver_at) for one in in_order] == [("ready", 0), ("ready", 2**51)]
+async def test_a_peek_has_the_messages_and_their_states(broker):
+    peer = BrokerClient(broker)
+    await peer.create(partitions=2)
+    for partition in range(2):
+        producer = await peer.producer(partition=partition)
+        await peer.publish(producer, [b"0", b"1"], keys=["a", "b"], deliver_at=[0, 2**51])
+    await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.SHARED, EARLIEST)
+    await broker.subscriptions.create(ANONYMOUS, TOPIC, "audit", SubscriptionType.EXCLUSIVE, EARLIEST)
+    found = await broker.subscriptions.peek(
+        ANONYMOUS, PeekMessages(topic=TOPIC, subscription="billing", messages_max=3)
+    )
+    assert [(one.message.partition, one.message.offset, one.message.key) for one in found] == [
+        (0, 0, "a"),
+        (0, 1, "b"),
+        (1, 0, "a"),
+    ]
+    assert [(one.pending.state, one.pending.until_us) for one in found] == [
+        ("ready", 0),
+        ("delayed", 2**51),
+        ("ready", 0),
+    ]
+    pending = await broker.subscriptions.pending(
+        ListPending(topic=TOPIC, subscription="billing", partition=0, messages_max=10, after=0)
+    )
+    assert pending.messages == [one.pending for one in found[:2]]
+    in_order = await broker.subscriptions.peek(
+        ANONYMOUS, PeekMessages(topic=TOPIC, subscription="audit", messages_max=10, partition=1)
+    )
+    assert [(one.pending.state, one.message.deliver_at) for one in in_order] == [("ready", 0), ("ready", 2**51)]

@@ -3,8 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, open_broker
-from lifetimes_harness import open_client
+from broker_harness import TOPIC, open_broker, open_client
 from metadata_harness import FaultyStore, puts
 
 from pydanube.broker.registry.records import partition_key
@@ -14,11 +13,13 @@ from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.topics import AckLevel
 from pydanube.operations.subscriptions import Advance
 
+pytestmark = pytest.mark.usefixtures("clock")
+
+
 DAY = 24 * 3600
 
 
-async def test_a_topic_that_is_told_nothing_keeps_seven_days(client):
-    await client.create()
+async def test_a_topic_that_is_told_nothing_keeps_seven_days(client, topic):
     producer = await client.producer()
     await client.fill(producer, 1)
     await client.pass_time(6 * DAY)
@@ -30,8 +31,7 @@ async def test_a_topic_that_is_told_nothing_keeps_seven_days(client):
     assert await client.start() == 20
 
 
-async def test_retention_by_time_goes_by_batches_and_their_append_time(client):
-    await client.create()
+async def test_retention_by_time_goes_by_batches_and_their_append_time(client, topic):
     await client.policies(retention_s=60)
     await client.fill(await client.producer(), 10, rows=5, every_s=10)  # at 0, 10, ... 90 s; now it is 100 s
     await client.pass_time(0)
@@ -39,16 +39,14 @@ async def test_retention_by_time_goes_by_batches_and_their_append_time(client):
     assert [offset for offset, _ in await client.read_all()] == list(range(20, 50))
 
 
-async def test_minus_one_keeps_everything_for_ever(client):
-    await client.create()
+async def test_minus_one_keeps_everything_for_ever(client, topic):
     await client.policies(retention_s=-1)
     await client.fill(await client.producer(), 3)
     await client.pass_time(10_000 * DAY)
     assert await client.start() == 0
 
 
-async def test_what_one_subscription_has_not_acked_stays(client):
-    await client.create()
+async def test_what_one_subscription_has_not_acked_stays(client, topic):
     await client.policies(retention_s=60)
     for name in ("fast", "slow"):
         await client.subscription(name)
@@ -65,8 +63,7 @@ async def test_what_one_subscription_has_not_acked_stays(client):
     assert await client.start() == 50
 
 
-async def test_what_a_subscription_goes_back_to_during_a_look_stays(client, clock):
-    await client.create()
+async def test_what_a_subscription_goes_back_to_during_a_look_stays(client, topic, clock):
     await client.policies(retention_s=60)
     await client.subscription()
     await client.fill(await client.producer(), 5)
@@ -80,8 +77,7 @@ async def test_what_a_subscription_goes_back_to_during_a_look_stays(client, cloc
     assert await client.start() == 30
 
 
-async def test_retention_by_size_keeps_about_so_much_of_what_is_acked(client):
-    await client.create()
+async def test_retention_by_size_keeps_about_so_much_of_what_is_acked(client, topic):
     await client.subscription()
     await client.policies(retention_bytes=300_000)
     await client.fill(await client.producer(), 100, rows=10, size=1_000)  # about a megabyte
@@ -91,8 +87,7 @@ async def test_retention_by_size_keeps_about_so_much_of_what_is_acked(client):
     assert 500 <= start <= 530  # 300 kB below 800, and all that is not acked
 
 
-async def test_what_was_given_up_is_not_counted_any_more(client):
-    await client.create()
+async def test_what_was_given_up_is_not_counted_any_more(client, topic):
     await client.policies(retention_s=60)
     await client.subscription()
     await client.fill(await client.producer(), 10, every_s=10, size=10_000)  # 100 kB at 0, 10, ... 90 s
@@ -106,8 +101,7 @@ async def test_what_was_given_up_is_not_counted_any_more(client):
     assert counted.backlog_bytes == pytest.approx(600_000, rel=0.01)
 
 
-async def test_retention_bytes_of_zero_deletes_what_is_consumed(client):
-    await client.create()
+async def test_retention_bytes_of_zero_deletes_what_is_consumed(client, topic):
     await client.subscription()
     await client.policies(retention_bytes=0)
     await client.fill(await client.producer(), 2)
@@ -149,8 +143,7 @@ async def test_after_a_restart_partitions_that_nobody_opened_are_looked_at_too(t
         assert [one.stream.start_offset for one in opened] == [10]
 
 
-async def test_readers_and_subscriptions_below_the_start_go_on_at_the_start(client):
-    await client.create()
+async def test_readers_and_subscriptions_below_the_start_go_on_at_the_start(client, topic):
     await client.policies(retention_s=60)
     await client.fill(await client.producer(), 10, every_s=10)
     await client.pass_time(0)
@@ -172,8 +165,7 @@ async def test_a_memory_topic_gives_its_memory_back(client):
     assert partition.stream.bytes == before * 6 // 10
 
 
-async def test_with_much_to_keep_the_start_does_not_move_at_every_look(client):
-    await client.create()
+async def test_with_much_to_keep_the_start_does_not_move_at_every_look(client, topic):
     producer = await client.producer()
     await client.fill(producer, 3, every_s=30)
     await client.pass_time(7 * DAY - 60)  # the first is seven days old; one part in a thousand more is ten minutes

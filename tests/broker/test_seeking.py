@@ -3,8 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
-from lifetimes_harness import open_client
+from broker_harness import TOPIC, BrokerClient, open_broker, open_client
 from metadata_harness import FaultyStore, puts
 
 from pydanube.core.access import ANONYMOUS
@@ -39,37 +38,31 @@ async def test_a_seek_to_offsets_that_retention_is_trimming_goes_behind_them(tmp
         assert [offset for offset, _ in await consumer.wait_for(60)] == list(range(40, 100))
 
 
-async def test_acks_that_a_consumer_sends_after_a_reconnect_count_despite_an_earlier_seek(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        await client.publish(await client.producer(), [b"x"] * 10)
-        await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.SHARED, EARLIEST)
-        await broker.subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=EARLIEST))
-        consumer = await client.subscribe(kind=SubscriptionType.SHARED)
-        await consumer.wait_for(10)
-        consumer.consumer.close()  # its connection breaks, and it comes back with acks that it could not send
-        again = await client.subscribe(kind=SubscriptionType.SHARED, credit=0)
-        assert again.consumer.generation == consumer.consumer.generation > 0
-        await again.ack((0, 7))
-        assert await position(client) == 7
+async def test_acks_that_a_consumer_sends_after_a_reconnect_count_despite_an_earlier_seek(client, broker, topic):
+    await client.publish(await client.producer(), [b"x"] * 10)
+    await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.SHARED, EARLIEST)
+    await broker.subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=EARLIEST))
+    consumer = await client.subscribe(kind=SubscriptionType.SHARED)
+    await consumer.wait_for(10)
+    consumer.consumer.close()  # its connection breaks, and it comes back with acks that it could not send
+    again = await client.subscribe(kind=SubscriptionType.SHARED, credit=0)
+    assert again.consumer.generation == consumer.consumer.generation > 0
+    await again.ack((0, 7))
+    assert await position(client) == 7
 
 
-async def test_a_consumer_that_was_detached_during_a_seek_gets_the_new_generation(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        await client.publish(await client.producer(), [b"x"] * 10)
-        consumer = await client.subscribe()
-        await consumer.wait_for(10)
-        consumer.consumer.close()
-        before = consumer.consumer.generation
-        await broker.subscriptions.seek(
-            ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=Position("offset", 3))
-        )
-        again = await client.subscribe()
-        assert again.consumer.owner_epoch == consumer.consumer.owner_epoch
-        assert again.consumer.generation > before == 0
+async def test_a_consumer_that_was_detached_during_a_seek_gets_the_new_generation(client, broker, topic):
+    await client.publish(await client.producer(), [b"x"] * 10)
+    consumer = await client.subscribe()
+    await consumer.wait_for(10)
+    consumer.consumer.close()
+    before = consumer.consumer.generation
+    await broker.subscriptions.seek(
+        ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=Position("offset", 3))
+    )
+    again = await client.subscribe()
+    assert again.consumer.owner_epoch == consumer.consumer.owner_epoch
+    assert again.consumer.generation > before == 0
 
 
 # -- generations -------------------------------------------------------------------------------------------------------
@@ -102,19 +95,16 @@ async def test_acks_and_nacks_of_deliveries_before_a_seek_are_answered_and_ignor
         assert await position(client) == 7
 
 
-async def test_a_client_of_an_earlier_release_acks_what_is_in_flight_to_it_after_a_seek(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        await client.publish(await client.producer(), [b"x"] * 20)
-        consumer = await client.subscribe(kind=SubscriptionType.SHARED)
-        await consumer.wait_for(20)
-        await broker.subscriptions.seek(
-            ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=Position("offset", 10))
-        )
-        await consumer.wait_for(30)
-        await consumer.ack((0, 15))
-        assert await position(client) == 15
+async def test_a_client_of_an_earlier_release_acks_what_is_in_flight_to_it_after_a_seek(client, broker, topic):
+    await client.publish(await client.producer(), [b"x"] * 20)
+    consumer = await client.subscribe(kind=SubscriptionType.SHARED)
+    await consumer.wait_for(20)
+    await broker.subscriptions.seek(
+        ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=Position("offset", 10))
+    )
+    await consumer.wait_for(30)
+    await consumer.ack((0, 15))
+    assert await position(client) == 15
 
 
 @pytest.mark.parametrize("crash", [False, True])

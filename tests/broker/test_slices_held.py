@@ -243,10 +243,9 @@ async def test_a_stored_topic_on_an_unfit_store_is_refused_by_name_and_nothing_c
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
 
 
-async def test_a_stored_topic_without_an_object_store_is_refused(tmp_path: Path) -> None:
-    async with open_broker(tmp_path) as broker:
-        with pytest.raises(Refused, match=r"storage\.url"):
-            await stored_topic(broker)
+async def test_a_stored_topic_without_an_object_store_is_refused(broker):
+    with pytest.raises(Refused, match=r"storage\.url"):
+        await stored_topic(broker)
 
 
 async def test_a_store_that_takes_no_slices_shows_in_the_state_of_the_broker(tmp_path: Path) -> None:

@@ -3,8 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC
-from lifetimes_harness import TimedClient
+from broker_harness import TOPIC, BrokerClient
 from metadata_harness import FaultyStore, deletes, puts
 from staging_harness import NeverRetried, Query, payloads, quiet, staged_keys, stages_in, staging_broker
 from tiering_harness import FaultyObjectStore
@@ -261,14 +260,14 @@ async def unused(tmp_path, metadata):
     clock = ManualClock()
     objects = MemoryStore(clock=clock)
     async with staging_broker(tmp_path, objects, clock=clock, metadata=metadata) as broker:
-        client = TimedClient(broker, clock)
+        client = BrokerClient(broker, clock=clock)
         await client.create(partitions=WRITES_AT_ONCE + 1)
         await client.policies(inactive_topic_s=3600)
         clock.advance(3600)
         yield client
 
 
-async def is_kept(client: TimedClient) -> bool:
+async def is_kept(client: BrokerClient) -> bool:
     await client.broker._lifetimes.round()
     return str(TOPIC) in await client.broker.list_topics(ANONYMOUS)
 

@@ -1,13 +1,14 @@
 """What can be counted about a topic, its partitions, subscriptions and consumers."""
 
 import pytest
-from broker_harness import TOPIC, open_broker
-from lifetimes_harness import open_client
+from broker_harness import TOPIC, open_broker, open_client
 
 from pydanube.core.access import ANONYMOUS, Action
 from pydanube.model.errors import Corrupt, Denied, NotFound
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import AckLevel, SubscriptionType
+
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 async def statistics(broker):
@@ -22,8 +23,7 @@ async def test_a_quiet_topic_has_nothing_to_count(client):
     assert all(one.published == 0 and one.health == "ok" and not one.subscriptions for one in found.partitions)
 
 
-async def test_publishes_are_counted_with_their_rates(client, clock):
-    await client.create()
+async def test_publishes_are_counted_with_their_rates(client, topic, clock):
     producer = await client.producer()
     await client.fill(producer, 200, rows=10, every_s=0.1, size=100)  # 100 messages a second for 20 seconds
     (found,) = (await statistics(client.broker)).partitions
@@ -39,16 +39,14 @@ async def test_publishes_are_counted_with_their_rates(client, clock):
     assert found.producers == 0
 
 
-async def test_a_retry_is_not_counted_twice(client):
-    await client.create()
+async def test_a_retry_is_not_counted_twice(client, topic):
     producer = await client.producer()
     for _ in range(3):
         await client.publish(producer, [b"a", b"b"], sequence=0)
     assert (await statistics(client.broker)).partitions[0].published == 2
 
 
-async def test_a_backlog_has_messages_bytes_and_an_age(client):
-    await client.create()
+async def test_a_backlog_has_messages_bytes_and_an_age(client, topic):
     for name in ("ahead", "behind"):
         await client.subscription(name)
     await client.fill(await client.producer(), 100, rows=10, every_s=1, size=1_000)
@@ -74,8 +72,7 @@ async def test_the_age_is_read_from_the_log_after_a_restart(tmp_path, clock):
         assert counted.backlog_bytes == pytest.approx(65_000, rel=0.15)
 
 
-async def test_consumers_are_counted_one_by_one(client):
-    await client.create()
+async def test_consumers_are_counted_one_by_one(client, topic):
     sinks = [await client.subscribe(consumer=name, kind=SubscriptionType.SHARED, credit=100) for name in "ab"]
     await client.fill(await client.producer(), 4)
     await sinks[0].wait_for(20)
@@ -118,10 +115,9 @@ async def test_a_partition_that_cannot_be_opened_is_listed_with_what_is_wrong(tm
         assert [one.health for one in (await statistics(broker)).partitions] == ["a damaged ledger", "ok"]
 
 
-async def test_an_unknown_topic_is_named(tmp_path, clock):
-    async with open_broker(tmp_path, clock=clock) as broker:
-        with pytest.raises(NotFound, match="/default/orders"):
-            await statistics(broker)
+async def test_an_unknown_topic_is_named(broker, clock):
+    with pytest.raises(NotFound, match="/default/orders"):
+        await statistics(broker)
 
 
 class DescribesNothing:
@@ -136,8 +132,7 @@ async def test_the_authorizer_is_asked_first(tmp_path, clock):
             await statistics(broker)
 
 
-async def test_a_subscription_below_the_start_has_the_backlog_that_is_there(client):
-    await client.create()
+async def test_a_subscription_below_the_start_has_the_backlog_that_is_there(client, topic):
     await client.policies(retention_s=60)
     await client.fill(await client.producer(), 10, every_s=10)
     await client.pass_time(0)

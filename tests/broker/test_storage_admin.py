@@ -401,10 +401,9 @@ async def test_an_invalid_place_to_continue_is_refused(tmp_path: Path, objects: 
             await broker.storage.usage(ANONYMOUS, None, place)
 
 
-async def test_a_broker_without_object_storage_says_so(tmp_path: Path):
-    async with open_broker(tmp_path) as broker:
-        with pytest.raises(Refused, match="no object storage"):
-            await broker.storage.usage(ANONYMOUS, None, StoragePlace())
+async def test_a_broker_without_object_storage_says_so(broker):
+    with pytest.raises(Refused, match="no object storage"):
+        await broker.storage.usage(ANONYMOUS, None, StoragePlace())
 
 
 async def test_nothing_is_collected_in_the_store_of_another_cluster(tmp_path: Path, objects: UnreachableStore):

@@ -68,13 +68,12 @@ async def test_ids_are_unique_when_many_subscriptions_are_created_at_once(tmp_pa
         assert len(set(ids)) == 100
 
 
-async def test_the_limit_of_a_topic_holds_when_many_are_created_at_once(tmp_path: Path) -> None:
-    async with open_broker(tmp_path) as broker:
-        (client,) = await clients(broker, 1)
-        await broker.policies.set(ANONYMOUS, client.topic, {"subscriptions_max": 3})
-        outcomes = await asyncio.gather(*(create(client, f"s{number}") for number in range(10)), return_exceptions=True)
-        assert sum(isinstance(one, Full) for one in outcomes) == 7
-        assert len(await broker.subscriptions.names(ANONYMOUS, client.topic)) == 3
+async def test_the_limit_of_a_topic_holds_when_many_are_created_at_once(broker):
+    (client,) = await clients(broker, 1)
+    await broker.policies.set(ANONYMOUS, client.topic, {"subscriptions_max": 3})
+    outcomes = await asyncio.gather(*(create(client, f"s{number}") for number in range(10)), return_exceptions=True)
+    assert sum(isinstance(one, Full) for one in outcomes) == 7
+    assert len(await broker.subscriptions.names(ANONYMOUS, client.topic)) == 3
 
 
 async def test_a_new_partition_knows_the_ledgers_it_opened(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient
 from cluster_harness import Node, World, open_world, session_key
 from tiering_harness import upload_all
 
@@ -224,14 +224,11 @@ async def test_a_topic_that_grows_past_what_was_promised_promises_more(tmp_path,
             assert end <= promised < end + 3
 
 
-async def test_a_broker_alone_promises_nothing(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        await client.publish(await client.producer(), [b"x"])
-        found = await broker._store.get(records.partition_key(broker._registry.topic(TOPIC).topic_id, 0))
-        assert found is not None
-        assert b"promised_end" not in found.value
+async def test_a_broker_alone_promises_nothing(client, broker, topic):
+    await client.publish(await client.producer(), [b"x"])
+    found = await broker._store.get(records.partition_key(broker._registry.topic(TOPIC).topic_id, 0))
+    assert found is not None
+    assert b"promised_end" not in found.value
 
 
 async def test_cursors_continue_where_the_object_store_knows_them(tmp_path):
@@ -296,11 +293,10 @@ async def test_a_stored_partition_needs_no_takeover(tmp_path):
         assert [payload for _, payload in await b.client.read_all()] == [b"0", b"1", b"2", b"3", b"4"]
 
 
-async def test_a_broker_alone_takes_nothing_over(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        await BrokerClient(broker).create()
-        with pytest.raises(Refused, match="no part of a cluster"):
-            await broker.take_over_topic(ANONYMOUS, TOPIC, None, True)
+async def test_a_broker_alone_takes_nothing_over(broker):
+    await BrokerClient(broker).create()
+    with pytest.raises(Refused, match="no part of a cluster"):
+        await broker.take_over_topic(ANONYMOUS, TOPIC, None, True)
 
 
 async def test_a_broker_that_returns_before_the_last_step_keeps_its_partition(tmp_path):

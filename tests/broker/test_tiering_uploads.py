@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
-from lifetimes_harness import open_client
+from broker_harness import TOPIC, BrokerClient, open_broker, open_client
 from metadata_harness import FaultyStore, deletes
 from tiering_harness import SMALL, WAL, FaultyObjectStore, client_of, everything, filled, keys, upload_all
 

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from lifetimes_harness import TimedClient, open_client
+from broker_harness import BrokerClient, open_client
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Unavailable
@@ -13,9 +13,10 @@ from pydanube.model.topics import AckLevel, SubscriptionType
 from pydanube.operations.subscriptions import ListUnsettled, Seek
 from pydanube.runtime.clock import MICROSECONDS
 
+pytestmark = pytest.mark.usefixtures("clock")
 
-async def test_messages_expire_for_every_subscription_and_are_counted(client):
-    await client.create()
+
+async def test_messages_expire_for_every_subscription_and_are_counted(client, topic):
     await client.policies(ttl_s=60)
     for name in ("idle", "half"):
         await client.subscription(name)
@@ -28,8 +29,7 @@ async def test_messages_expire_for_every_subscription_and_are_counted(client):
     assert idle.backlog_s == 60
 
 
-async def test_without_a_time_to_live_nothing_expires(client):
-    await client.create()
+async def test_without_a_time_to_live_nothing_expires(client, topic):
     await client.subscription()
     await client.fill(await client.producer(), 3)
     await client.pass_time(10**9)
@@ -37,8 +37,7 @@ async def test_without_a_time_to_live_nothing_expires(client):
     assert (counted.position, counted.expired) == (0, 0)
 
 
-async def test_what_expired_is_not_delivered_and_what_is_left_is(client):
-    await client.create()
+async def test_what_expired_is_not_delivered_and_what_is_left_is(client, topic):
     await client.policies(ttl_s=60)
     await client.subscription()
     await client.fill(await client.producer(), 10, every_s=10)
@@ -47,8 +46,7 @@ async def test_what_expired_is_not_delivered_and_what_is_left_is(client):
     assert [offset for offset, _ in await sink.wait_for(60)] == list(range(40, 100))
 
 
-async def test_what_was_delivered_and_not_acked_expires_too(client):
-    await client.create()
+async def test_what_was_delivered_and_not_acked_expires_too(client, topic):
     await client.policies(ttl_s=60)
     sink = await client.subscribe()
     await client.fill(await client.producer(), 2)
@@ -130,8 +128,7 @@ async def test_a_delayed_message_outlives_a_restart(tmp_path, clock):
         assert (await client.counted()).expired == 1
 
 
-async def test_a_subscription_that_goes_back_expires_again_what_is_too_old(client, clock):
-    await client.create()
+async def test_a_subscription_that_goes_back_expires_again_what_is_too_old(client, topic, clock):
     await client.policies(ttl_s=60)
     await client.subscription()
     producer = await client.producer()
@@ -147,8 +144,7 @@ async def test_a_subscription_that_goes_back_expires_again_what_is_too_old(clien
     assert (counted.position, counted.backlog) == (1, 1)
 
 
-async def test_a_subscription_that_goes_back_to_what_was_kept_finds_it(client, clock):
-    await client.create()
+async def test_a_subscription_that_goes_back_to_what_was_kept_finds_it(client, topic, clock):
     await client.policies(ttl_s=60)
     await client.subscription()
     producer = await client.producer()
@@ -169,8 +165,7 @@ async def test_a_subscription_that_goes_back_to_what_was_kept_finds_it(client, c
     assert (counted.position, counted.backlog, counted.expired) == (22, 0, 32)
 
 
-async def test_a_subscription_that_goes_back_during_a_look_has_its_turn_in_the_next(client, clock):
-    await client.create()
+async def test_a_subscription_that_goes_back_during_a_look_has_its_turn_in_the_next(client, topic, clock):
     await client.policies(ttl_s=60)
     for name in ("billing", "other"):
         await client.subscription(name)
@@ -192,8 +187,7 @@ async def test_a_subscription_that_goes_back_during_a_look_has_its_turn_in_the_n
     assert (counted.position, counted.backlog, counted.expired) == (12, 0, 12)
 
 
-async def test_a_subscription_below_the_start_expires_too(client):
-    await client.create()
+async def test_a_subscription_below_the_start_expires_too(client, topic):
     await client.policies(ttl_s=60)
     await client.subscription()
     await client.fill(await client.producer(), 3, every_s=30)  # at 0, 30 and 60 s; now it is 90 s
@@ -204,8 +198,7 @@ async def test_a_subscription_below_the_start_expires_too(client):
     assert (counted.position, counted.backlog) == (20, 10)
 
 
-async def test_a_read_that_fails_during_a_look_forgets_nothing_of_what_was_kept(client, clock, monkeypatch):
-    await client.create()
+async def test_a_read_that_fails_during_a_look_forgets_nothing_of_what_was_kept(client, topic, clock, monkeypatch):
     await client.policies(ttl_s=60)
     await client.subscription()
     producer, now = await client.producer(), clock.now_us()
@@ -226,8 +219,7 @@ async def test_a_read_that_fails_during_a_look_forgets_nothing_of_what_was_kept(
     assert (counted.position, counted.backlog, counted.expired) == (0, 2, 11)
 
 
-async def test_a_read_that_fails_during_a_look_does_not_hide_what_others_have_passed(client, clock, monkeypatch):
-    await client.create()
+async def test_a_read_that_fails_during_a_look_does_not_hide_what_others_have_passed(client, topic, clock, monkeypatch):
     await client.policies(ttl_s=60)
     await client.subscription()
     producer, now = await client.producer(), clock.now_us()
@@ -245,7 +237,7 @@ async def test_a_read_that_fails_during_a_look_does_not_hide_what_others_have_pa
     assert (counted.position, counted.backlog, counted.expired) == (0, 3, 1), "those of 150 s live until 210 s"
 
 
-async def cannot_be_read(client: TimedClient, place: int, monkeypatch) -> None:
+async def cannot_be_read(client: BrokerClient, place: int, monkeypatch) -> None:
     """Make reads of the batch at this offset fail as if the object store were unavailable."""
     stream = (await client.broker._partitions.get(client.topic, 0)).stream
     read = stream.read
@@ -258,8 +250,7 @@ async def cannot_be_read(client: TimedClient, place: int, monkeypatch) -> None:
     monkeypatch.setattr(stream, "read", read_elsewhere)
 
 
-async def test_a_longer_time_to_live_counts_for_what_has_not_expired(client):
-    await client.create()
+async def test_a_longer_time_to_live_counts_for_what_has_not_expired(client, topic):
     await client.policies(ttl_s=60)
     await client.subscription()
     await client.fill(await client.producer(), 2, every_s=30)
@@ -271,8 +262,7 @@ async def test_a_longer_time_to_live_counts_for_what_has_not_expired(client):
     assert (await client.counted()).expired == 20
 
 
-async def test_what_expired_can_go_by_retention_in_the_same_round(client):
-    await client.create()
+async def test_what_expired_can_go_by_retention_in_the_same_round(client, topic):
     await client.policies(ttl_s=60, retention_s=60)
     await client.subscription()
     await client.fill(await client.producer(), 2)

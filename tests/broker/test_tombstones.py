@@ -116,14 +116,13 @@ async def test_a_start_removes_the_tombstones_of_what_the_log_no_longer_holds(tm
         assert await tombstones(broker) == set()
 
 
-async def test_a_sweep_sees_what_was_appended_and_is_not_written_yet(tmp_path):
+async def test_a_sweep_sees_what_was_appended_and_is_not_written_yet(broker):
     """A topic that is deleted while its first record waits for the log: the tombstone must outlive the record."""
-    async with open_broker(tmp_path) as broker:
-        writer = broker._writer
-        done: list[DanubeError | None] = []
-        for number in range(2000):
-            writer.append(3, 70_000 + number, 0, 1, b"start", 0, 2, done.append)
-        assert await writer.held([71_999, 80_000]) == {71_999}
+    writer = broker._writer
+    done: list[DanubeError | None] = []
+    for number in range(2000):
+        writer.append(3, 70_000 + number, 0, 1, b"start", 0, 2, done.append)
+    assert await writer.held([71_999, 80_000]) == {71_999}
 
 
 # -- what is lost refuses the start ------------------------------------------------------------------------------------

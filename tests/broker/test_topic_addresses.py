@@ -21,44 +21,41 @@ def address(text: str) -> TopicAddress:
     return TopicAddress.parse(text)
 
 
-async def test_a_producer_of_a_partition_creates_or_grows_its_topic(tmp_path: Path) -> None:
-    async with open_broker(tmp_path) as broker:
-        ensure = broker.addresses.ensure
-        assert await ensure(ANONYMOUS, address("/default/orders-part-1"), True) == Place(TOPIC, 1)
-        assert broker.addresses.names(ANONYMOUS, address("/default/orders")) == [TOPIC.partition(0), TOPIC.partition(1)]
-        assert await ensure(ANONYMOUS, address("/default/orders-part-0"), True) == Place(TOPIC, 0)
-        assert await ensure(ANONYMOUS, address("/default/orders-part-3"), True) == Place(TOPIC, 3)
-        assert len((await broker.describe_topic(ANONYMOUS, TOPIC)).partitions) == 4
-        with pytest.raises(Refused, match="non-reliable"):
-            await ensure(ANONYMOUS, address("/default/orders-part-9"), False)
-        with pytest.raises(AlreadyExists):
-            await ensure(ANONYMOUS, address("/default/orders"), True)
-        with pytest.raises(Invalid, match="out of range"):
-            await ensure(ANONYMOUS, address("/default/orders-part-99999999"), True)
+async def test_a_producer_of_a_partition_creates_or_grows_its_topic(broker):
+    ensure = broker.addresses.ensure
+    assert await ensure(ANONYMOUS, address("/default/orders-part-1"), True) == Place(TOPIC, 1)
+    assert broker.addresses.names(ANONYMOUS, address("/default/orders")) == [TOPIC.partition(0), TOPIC.partition(1)]
+    assert await ensure(ANONYMOUS, address("/default/orders-part-0"), True) == Place(TOPIC, 0)
+    assert await ensure(ANONYMOUS, address("/default/orders-part-3"), True) == Place(TOPIC, 3)
+    assert len((await broker.describe_topic(ANONYMOUS, TOPIC)).partitions) == 4
+    with pytest.raises(Refused, match="non-reliable"):
+        await ensure(ANONYMOUS, address("/default/orders-part-9"), False)
+    with pytest.raises(AlreadyExists):
+        await ensure(ANONYMOUS, address("/default/orders"), True)
+    with pytest.raises(Invalid, match="out of range"):
+        await ensure(ANONYMOUS, address("/default/orders-part-99999999"), True)
 
 
-async def test_producers_of_all_partitions_at_once_make_one_topic(tmp_path: Path) -> None:
-    async with open_broker(tmp_path) as broker:
-        names = [f"/default/orders-part-{index}" for index in range(20)]
-        places = await asyncio.gather(
-            *(broker.addresses.ensure(ANONYMOUS, address(name), False) for name in reversed(names))
-        )
-        assert sorted(places) == [Place(TOPIC, index) for index in range(20)]
-        assert broker.addresses.names(ANONYMOUS, address("/default/orders")) == names
+async def test_producers_of_all_partitions_at_once_make_one_topic(broker):
+    names = [f"/default/orders-part-{index}" for index in range(20)]
+    places = await asyncio.gather(
+        *(broker.addresses.ensure(ANONYMOUS, address(name), False) for name in reversed(names))
+    )
+    assert sorted(places) == [Place(TOPIC, index) for index in range(20)]
+    assert broker.addresses.names(ANONYMOUS, address("/default/orders")) == names
 
 
-async def test_a_plain_topic_has_no_partitions_beside_it(tmp_path: Path) -> None:
-    async with open_broker(tmp_path) as broker:
-        assert await broker.addresses.ensure(ANONYMOUS, address("/default/orders"), False) == Place(TOPIC, 0)
-        with pytest.raises(AlreadyExists, match="plain topic"):
-            await broker.addresses.ensure(ANONYMOUS, address("/default/orders-part-0"), False)
-        with pytest.raises(Refused, match="asks for reliable"):
-            await broker.addresses.ensure(ANONYMOUS, address("/default/orders"), True)
-        assert broker.addresses.names(ANONYMOUS, address("/default/orders")) == ["/default/orders"]
-        assert broker.addresses.names(ANONYMOUS, address("/default/order")) == []
-        assert broker.addresses.names(ANONYMOUS, address("/default/orders-part-0")) == []
-        with pytest.raises(NotFound):
-            broker.addresses.get(ANONYMOUS, address("/default/orders-part-0"))
+async def test_a_plain_topic_has_no_partitions_beside_it(broker):
+    assert await broker.addresses.ensure(ANONYMOUS, address("/default/orders"), False) == Place(TOPIC, 0)
+    with pytest.raises(AlreadyExists, match="plain topic"):
+        await broker.addresses.ensure(ANONYMOUS, address("/default/orders-part-0"), False)
+    with pytest.raises(Refused, match="asks for reliable"):
+        await broker.addresses.ensure(ANONYMOUS, address("/default/orders"), True)
+    assert broker.addresses.names(ANONYMOUS, address("/default/orders")) == ["/default/orders"]
+    assert broker.addresses.names(ANONYMOUS, address("/default/order")) == []
+    assert broker.addresses.names(ANONYMOUS, address("/default/orders-part-0")) == []
+    with pytest.raises(NotFound):
+        broker.addresses.get(ANONYMOUS, address("/default/orders-part-0"))
 
 
 async def test_without_auto_creation_nothing_is_created(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
-from lifetimes_harness import open_client
+from broker_harness import TOPIC, BrokerClient, open_broker, open_client
 from tiering_harness import SMALL, WAL, upload_all
 
 from pydanube.broker import Broker
@@ -22,6 +21,8 @@ from pydanube.operations.topics import UnloadTopic
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.storage.stream import LoggedStream
+
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 async def summaries(broker: Broker, namespace: str | None = None) -> list[TopicSummary]:

@@ -3,9 +3,8 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient, HeldSearch, open_broker
 from cluster_harness import moving_cluster
-from lifetimes_harness import HeldSearch
 from metadata_harness import FaultyStore
 
 from pydanube.broker.registry.records import access_key, topic_key
@@ -23,24 +22,23 @@ async def position(client: BrokerClient) -> int:
     return (await client.broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0].position
 
 
-async def test_a_subscription_whose_start_was_found_in_the_former_topic_is_not_created_in_the_new_one(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        await client.publish(await client.producer(), [b"old"] * 100)
-        (partition,) = broker._partitions
-        search = HeldSearch(partition.stream)
-        subscribing = asyncio.create_task(client.subscribe(start=Position("time", 1 << 60)))
-        await search.has_found.wait()
-        await make_anew(client)
-        search.go_on.set()
-        with pytest.raises(Unavailable, match="created anew"):
-            await subscribing
-        assert await broker.subscriptions.names(ANONYMOUS, TOPIC) == []
-        await client.publish(await client.producer(), [b"new"])
-        consumer = await client.subscribe()
-        assert await consumer.wait_for(1) == [(0, b"new")]
-        assert await position(client) == 0
+async def test_a_subscription_whose_start_was_found_in_the_former_topic_is_not_created_in_the_new_one(
+    client, broker, topic
+):
+    await client.publish(await client.producer(), [b"old"] * 100)
+    (partition,) = broker._partitions
+    search = HeldSearch(partition.stream)
+    subscribing = asyncio.create_task(client.subscribe(start=Position("time", 1 << 60)))
+    await search.has_found.wait()
+    await make_anew(client)
+    search.go_on.set()
+    with pytest.raises(Unavailable, match="created anew"):
+        await subscribing
+    assert await broker.subscriptions.names(ANONYMOUS, TOPIC) == []
+    await client.publish(await client.producer(), [b"new"])
+    consumer = await client.subscribe()
+    assert await consumer.wait_for(1) == [(0, b"new")]
+    assert await position(client) == 0
 
 
 @pytest.mark.parametrize("name", ["", "meter"])

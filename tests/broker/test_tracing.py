@@ -18,6 +18,9 @@ from pydanube.model.topics import SubscriptionType
 from pydanube.model.trace_context import TraceContext
 from pydanube.runtime.clock import ManualClock
 
+pytestmark = pytest.mark.usefixtures("clock")
+
+
 ONE = TraceContext(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, 1, "vendor=x")
 
 
@@ -70,8 +73,7 @@ def test_a_trace_context_is_written_as_the_recommendation_says() -> None:
     assert later == ONE._replace(state="")
 
 
-async def test_a_publish_and_a_delivery_of_a_traced_batch_have_spans(client, clock, sink):
-    await client.create()
+async def test_a_publish_and_a_delivery_of_a_traced_batch_have_spans(client, topic, clock, sink):
     consumer = await client.subscribe(consumer="a")
     begun_us = clock.now_us()
     await client.publish(await client.producer(), [b"x", b"y"], attributes=[ONE.attributes(), {"other": "1"}])
@@ -88,8 +90,7 @@ async def test_a_publish_and_a_delivery_of_a_traced_batch_have_spans(client, clo
     assert deliver[6]["messaging.client.id"] == "a"
 
 
-async def test_messages_without_a_sampled_context_have_no_spans(client, sink):
-    await client.create()
+async def test_messages_without_a_sampled_context_have_no_spans(client, topic, sink):
     consumer = await client.subscribe()
     producer = await client.producer()
     await client.publish(producer, [b"x"])
@@ -100,8 +101,7 @@ async def test_messages_without_a_sampled_context_have_no_spans(client, sink):
     assert sink.spans == []
 
 
-async def test_a_consumer_of_some_rows_is_linked_to_their_traces_only(client, sink):
-    await client.create()
+async def test_a_consumer_of_some_rows_is_linked_to_their_traces_only(client, topic, sink):
     consumers = [await client.subscribe(consumer=name, kind=SubscriptionType.SHARED, credit=2) for name in "ab"]
     traces = [context(number) for number in range(4)]
     await client.publish(await client.producer(), [b"x"] * 4, attributes=[one.attributes() for one in traces])

@@ -86,28 +86,26 @@ async def test_uploaded_history_is_deleted_too(tmp_path):
         assert [offset for offset, _ in await peer.read_all()] == [*range(10, 30)], "a fetch returns whole batches"
 
 
-async def test_an_offset_past_the_end_is_refused_and_nothing_is_deleted(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        peer = BrokerClient(broker)
-        await peer.create(partitions=2)
-        await fill(peer)
-        with pytest.raises(Invalid, match=r"offset 10 is not in partition 1 of /default/orders, which ends at 0"):
-            await truncate(broker, TOPIC, {0: 10, 1: 10})
-        with pytest.raises(NotFound):
-            await truncate(broker, TOPIC, {0: 10, 2: 0})
-        with pytest.raises(Invalid):
-            await truncate(broker, TOPIC, {0: -1})
-        assert (await peer.fetch()).start_offset == 0
-        assert await truncate(broker, TOPIC, {0: 10, 1: 0}) == {0: 10, 1: 0}
-        assert await truncate(broker, TOPIC, {0: 5}) == {0: 10}, "the start never moves back"
+async def test_an_offset_past_the_end_is_refused_and_nothing_is_deleted(broker):
+    peer = BrokerClient(broker)
+    await peer.create(partitions=2)
+    await fill(peer)
+    with pytest.raises(Invalid, match=r"offset 10 is not in partition 1 of /default/orders, which ends at 0"):
+        await truncate(broker, TOPIC, {0: 10, 1: 10})
+    with pytest.raises(NotFound):
+        await truncate(broker, TOPIC, {0: 10, 2: 0})
+    with pytest.raises(Invalid):
+        await truncate(broker, TOPIC, {0: -1})
+    assert (await peer.fetch()).start_offset == 0
+    assert await truncate(broker, TOPIC, {0: 10, 1: 0}) == {0: 10, 1: 0}
+    assert await truncate(broker, TOPIC, {0: 5}) == {0: 10}, "the start never moves back"
 
 
-async def test_a_topic_that_stores_nothing_is_refused(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        peer = BrokerClient(broker)
-        await peer.create(reliable=False)
-        with pytest.raises(Refused, match="stores nothing"):
-            await truncate(broker, TOPIC, {0: 0})
+async def test_a_topic_that_stores_nothing_is_refused(broker):
+    peer = BrokerClient(broker)
+    await peer.create(reliable=False)
+    with pytest.raises(Refused, match="stores nothing"):
+        await truncate(broker, TOPIC, {0: 0})
 
 
 class NoDeletion(AllowAll):
@@ -123,23 +121,22 @@ async def test_it_needs_the_permission_to_delete(tmp_path):
             await truncate(broker, TOPIC, {0: 0})
 
 
-async def test_seeks_and_new_subscriptions_meanwhile_end_at_the_new_start(tmp_path):
+async def test_seeks_and_new_subscriptions_meanwhile_end_at_the_new_start(broker):
     """Whatever the order of the tasks, no subscription stands below the start afterwards."""
-    async with open_broker(tmp_path) as broker:
-        peer = BrokerClient(broker)
-        await peer.create(partitions=3)
-        for partition in range(3):
-            await fill(peer, partition=partition)
-        subscriptions = broker.subscriptions
-        await subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.SHARED, EARLIEST)
-        for end in range(1, 30):
-            await asyncio.gather(
-                truncate(broker, TOPIC, dict.fromkeys(range(3), end)),
-                *(
-                    subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=EARLIEST))
-                    for _ in range(3)
-                ),
-                subscriptions.create(ANONYMOUS, TOPIC, f"s{end}", SubscriptionType.SHARED, EARLIEST),
-            )
-            for name in ("billing", f"s{end}"):
-                assert all(position >= end for position, _ in await positions(peer, name)), (name, end)
+    peer = BrokerClient(broker)
+    await peer.create(partitions=3)
+    for partition in range(3):
+        await fill(peer, partition=partition)
+    subscriptions = broker.subscriptions
+    await subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.SHARED, EARLIEST)
+    for end in range(1, 30):
+        await asyncio.gather(
+            truncate(broker, TOPIC, dict.fromkeys(range(3), end)),
+            *(
+                subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=EARLIEST))
+                for _ in range(3)
+            ),
+            subscriptions.create(ANONYMOUS, TOPIC, f"s{end}", SubscriptionType.SHARED, EARLIEST),
+        )
+        for name in ("billing", f"s{end}"):
+            assert all(position >= end for position, _ in await positions(peer, name)), (name, end)

@@ -50,21 +50,18 @@ async def test_what_was_published_and_acked_is_there_afterwards(tmp_path, ack_le
         assert len(await BrokerClient(broker).read_all()) == 5
 
 
-async def test_publishes_that_are_on_their_way_are_answered_before_it_is_closed(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        producer = await client.producer()
-        await client.publish(producer, [b"x"])
-        answers = [client.publish(producer, [b"x" * 100]) for _ in range(50)]
-        unloading = asyncio.ensure_future(broker.topics.unload(UnloadTopic(topic=TOPIC)))
-        late = asyncio.ensure_future(client.fetch(Position("offset", 0)))
-        published = await asyncio.gather(*answers)
-        assert [one.base_offset for one in published] == list(range(1, 51))
-        await unloading
-        assert (await late).end_offset == 51
-        again = await client.come_back(producer)
-        assert (await client.publish(again, [b"y"])).base_offset == 51
+async def test_publishes_that_are_on_their_way_are_answered_before_it_is_closed(client, broker, topic):
+    producer = await client.producer()
+    await client.publish(producer, [b"x"])
+    answers = [client.publish(producer, [b"x" * 100]) for _ in range(50)]
+    unloading = asyncio.ensure_future(broker.topics.unload(UnloadTopic(topic=TOPIC)))
+    late = asyncio.ensure_future(client.fetch(Position("offset", 0)))
+    published = await asyncio.gather(*answers)
+    assert [one.base_offset for one in published] == list(range(1, 51))
+    await unloading
+    assert (await late).end_offset == 51
+    again = await client.come_back(producer)
+    assert (await client.publish(again, [b"y"])).base_offset == 51
 
 
 async def test_a_first_publish_that_waits_for_its_ledger_is_sent_again(tmp_path):
@@ -108,21 +105,18 @@ async def test_a_caller_that_comes_while_it_is_being_closed_waits_and_opens_it_a
         assert position == 1, "the ack is not lost"
 
 
-async def test_a_change_of_a_subscription_after_the_end_is_refused_instead_of_lost(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
-        consumer = await client.subscribe()
-        await client.publish(await client.producer(), [b"x", b"y"])
-        await consumer.wait_for(2)
-        await consumer.ack((0, 1))
-        await broker.topics.unload(UnloadTopic(topic=TOPIC))
-        outcome: list[DanubeError | None] = []
-        consumer.consumer.ack([(1, 2)], False, outcome.append)
-        await asyncio.sleep(0)
-        assert isinstance(outcome[0], NotOwner)
-        described = await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")
-        assert described.partitions[0].position == 1
+async def test_a_change_of_a_subscription_after_the_end_is_refused_instead_of_lost(client, broker, topic):
+    consumer = await client.subscribe()
+    await client.publish(await client.producer(), [b"x", b"y"])
+    await consumer.wait_for(2)
+    await consumer.ack((0, 1))
+    await broker.topics.unload(UnloadTopic(topic=TOPIC))
+    outcome: list[DanubeError | None] = []
+    consumer.consumer.ack([(1, 2)], False, outcome.append)
+    await asyncio.sleep(0)
+    assert isinstance(outcome[0], NotOwner)
+    described = await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")
+    assert described.partitions[0].position == 1
 
 
 async def test_a_topic_can_be_deleted_while_it_is_unloaded(tmp_path):
@@ -192,36 +186,34 @@ async def test_history_in_object_storage_is_continued_after_it(tmp_path):
         assert [offset for offset, _ in rows] == list(range(len(rows))) and len(rows) > len(before)
 
 
-async def test_all_partitions_and_a_non_reliable_topic_are_unloaded_and_a_memory_topic_is_not(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create(partitions=5)
-        consumers = [await client.subscribe(partition=index) for index in range(5)]
-        for index in range(5):
-            await client.publish(await client.producer(partition=index), [b"x"])
-        await broker.topics.unload(UnloadTopic(topic=TOPIC))
-        assert all(isinstance(one.error, NotOwner) for one in consumers)
-        assert [len(await client.read_all(index)) for index in range(5)] == [1] * 5
+async def test_all_partitions_and_a_non_reliable_topic_are_unloaded_and_a_memory_topic_is_not(client, broker):
+    await client.create(partitions=5)
+    consumers = [await client.subscribe(partition=index) for index in range(5)]
+    for index in range(5):
+        await client.publish(await client.producer(partition=index), [b"x"])
+    await broker.topics.unload(UnloadTopic(topic=TOPIC))
+    assert all(isinstance(one.error, NotOwner) for one in consumers)
+    assert [len(await client.read_all(index)) for index in range(5)] == [1] * 5
 
-        prices = BrokerClient(broker, TopicName.parse("/default/prices"))
-        await prices.create(reliable=False)
-        listener = await prices.subscribe()
-        producer = await prices.producer()
-        await prices.publish(producer, [b"x"], sequence=0)
-        await broker.topics.unload(UnloadTopic(topic=prices.topic))
-        assert isinstance(listener.error, NotOwner)
-        listener = await prices.subscribe()
-        await prices.publish(await prices.come_back(producer), [b"y"], sequence=1)
-        await listener.wait_for(1)
+    prices = BrokerClient(broker, TopicName.parse("/default/prices"))
+    await prices.create(reliable=False)
+    listener = await prices.subscribe()
+    producer = await prices.producer()
+    await prices.publish(producer, [b"x"], sequence=0)
+    await broker.topics.unload(UnloadTopic(topic=prices.topic))
+    assert isinstance(listener.error, NotOwner)
+    listener = await prices.subscribe()
+    await prices.publish(await prices.come_back(producer), [b"y"], sequence=1)
+    await listener.wait_for(1)
 
-        memory = BrokerClient(broker, TopicName.parse("/default/memory"))
-        await memory.create(ack_level=AckLevel.MEMORY)
-        await memory.publish(await memory.producer(), [b"x"])
-        with pytest.raises(Refused, match="in memory"):
-            await broker.topics.unload(UnloadTopic(topic=memory.topic))
-        assert len(await memory.read_all()) == 1
-        with pytest.raises(NotFound):
-            await broker.topics.unload(UnloadTopic(topic=TopicName.parse("/default/nothing")))
+    memory = BrokerClient(broker, TopicName.parse("/default/memory"))
+    await memory.create(ack_level=AckLevel.MEMORY)
+    await memory.publish(await memory.producer(), [b"x"])
+    with pytest.raises(Refused, match="in memory"):
+        await broker.topics.unload(UnloadTopic(topic=memory.topic))
+    assert len(await memory.read_all()) == 1
+    with pytest.raises(NotFound):
+        await broker.topics.unload(UnloadTopic(topic=TopicName.parse("/default/nothing")))
 
 
 async def test_a_topic_that_cannot_be_opened_again_at_once_opens_later(tmp_path):

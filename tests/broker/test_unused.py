@@ -3,8 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, open_broker
-from lifetimes_harness import HeldSearch, open_client
+from broker_harness import TOPIC, HeldSearch, open_broker, open_client
 from metadata_harness import FaultyStore, deletes, puts
 
 from pydanube.broker.registry.records import LEDGERS, topic_key
@@ -15,6 +14,9 @@ from pydanube.model.positions import Position
 from pydanube.model.topics import TopicConfig
 from pydanube.operations.subscriptions import Advance
 from pydanube.runtime.clock import ManualClock
+
+pytestmark = pytest.mark.usefixtures("clock")
+
 
 HOUR = 3600
 OTHER = TopicName.parse("/default/other")
@@ -50,14 +52,12 @@ async def test_a_topic_that_nobody_uses_is_deleted(tmp_path, clock):
         assert not await exists(broker)
 
 
-async def test_without_the_policy_a_topic_stays_for_ever(client):
-    await client.create()
+async def test_without_the_policy_a_topic_stays_for_ever(client, topic):
     await client.pass_time(10**9)
     assert await exists(client.broker)
 
 
-async def test_publishing_and_reading_keep_a_topic_alive(client):
-    await client.create()
+async def test_publishing_and_reading_keep_a_topic_alive(client, topic):
     await client.policies(inactive_topic_s=HOUR)
     producer = await client.producer()
     await client.fill(producer, 1)
@@ -70,8 +70,7 @@ async def test_publishing_and_reading_keep_a_topic_alive(client):
     assert not await exists(client.broker)
 
 
-async def test_a_live_producer_keeps_a_topic_alive_and_the_time_counts_from_its_end(client):
-    await client.create()
+async def test_a_live_producer_keeps_a_topic_alive_and_the_time_counts_from_its_end(client, topic):
     await client.policies(inactive_topic_s=HOUR)
     producer = await client.producer()
     await client.pass_time(10 * HOUR)
@@ -82,8 +81,7 @@ async def test_a_live_producer_keeps_a_topic_alive_and_the_time_counts_from_its_
     assert not await exists(client.broker)
 
 
-async def test_a_subscription_keeps_a_topic_alive(client):
-    await client.create()
+async def test_a_subscription_keeps_a_topic_alive(client, topic):
     await client.policies(inactive_topic_s=HOUR)
     await client.subscription()
     await client.pass_time(10 * HOUR)
@@ -102,8 +100,7 @@ async def test_a_restart_begins_the_count_again(tmp_path, clock):
         assert not await exists(client.broker)
 
 
-async def test_whoever_comes_while_a_topic_is_being_deleted_is_refused_and_nothing_acked_is_lost(client, clock):
-    await client.create()
+async def test_whoever_comes_while_a_topic_is_being_deleted_is_refused_and_nothing_acked_is_lost(client, topic, clock):
     await client.policies(inactive_topic_s=HOUR)
     first = await client.producer()
     await client.fill(first, 1)
@@ -207,8 +204,7 @@ async def test_an_attached_consumer_keeps_a_subscription_and_the_time_counts_fro
     assert await subscriptions(client.broker) == []
 
 
-async def test_progress_without_a_consumer_keeps_a_subscription(client):
-    await client.create()
+async def test_progress_without_a_consumer_keeps_a_subscription(client, topic):
     await client.policies(inactive_subscription_s=HOUR)
     await client.subscription()
     await client.fill(await client.producer(), 1)
@@ -264,8 +260,7 @@ async def test_a_consumer_that_comes_while_its_subscription_is_being_deleted_get
         assert await subscriptions(broker) == ["billing"]
 
 
-async def test_a_topic_goes_after_its_last_unused_subscription(client):
-    await client.create()
+async def test_a_topic_goes_after_its_last_unused_subscription(client, topic):
     await client.policies(inactive_subscription_s=HOUR, inactive_topic_s=HOUR)
     await client.subscription()
     await client.pass_time(HOUR - 1)
@@ -278,8 +273,7 @@ async def test_a_topic_goes_after_its_last_unused_subscription(client):
 # -- producers ---------------------------------------------------------------------------------------------------------
 
 
-async def test_the_deduplication_policy_says_how_long_a_silent_producer_is_remembered(client):
-    await client.create()
+async def test_the_deduplication_policy_says_how_long_a_silent_producer_is_remembered(client, topic):
     await client.policies(deduplication_s=HOUR)
     producer = await client.producer()
     await client.publish(producer, [b"a"], sequence=0)
