@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from grpc import StatusCode
-from grpc_peer import GrpcListener, GrpcPeer, connect, open_listener
+from grpc_peer import GrpcListener, GrpcPeer, connect
 
 import pydanube
 from pydanube.core.access import ANONYMOUS
@@ -18,12 +18,6 @@ from pydanube.model.topics import SubscriptionType
 
 TOPIC = TopicName.parse("/default/orders")
 RELIABLE = 1
-
-
-@pytest.fixture
-async def there() -> AsyncIterator[GrpcListener]:
-    async with open_listener() as listener:
-        yield listener
 
 
 @pytest.fixture

@@ -33,12 +33,6 @@ LIST_BROKERS = "danube_admin.BrokerAdmin/ListBrokers"
 REGISTER = "danube_schema.SchemaRegistry/RegisterSchema"
 
 
-@pytest.fixture
-async def there() -> AsyncIterator[GrpcListener]:
-    async with open_listener() as listener:
-        yield listener
-
-
 @pytest.fixture(params=["data", "admin"])
 async def peer(there: GrpcListener, request: pytest.FixtureRequest) -> AsyncIterator[GrpcPeer]:
     """A peer of each listener."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from google.protobuf import descriptor_pb2
 from grpc import StatusCode
-from grpc_peer import GrpcListener, GrpcPeer, connect, open_listener
+from grpc_peer import GrpcListener, GrpcPeer, connect
 
 import pydanube
 from pydanube.core.access import ANONYMOUS
@@ -35,12 +35,6 @@ AVRO_REQUIRED = json.dumps(
 ).encode()
 JSON = b'{"type": "object",  "properties": {"id": {"type": "integer"}}, "required": ["id"]}'
 PROTO = b'syntax = "proto3";\n\nmessage Order {\n  uint64 id = 1;\n}\n'
-
-
-@pytest.fixture
-async def there() -> AsyncIterator[GrpcListener]:
-    async with open_listener() as listener:
-        yield listener
 
 
 @pytest.fixture(params=["data", "admin"])

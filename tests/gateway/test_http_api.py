@@ -13,26 +13,24 @@ async def call(there: HttpListener, method: str, path: str, body: Any = None, **
         return await peer.request(method, path, encoded, **headers)
 
 
-async def test_brokers_are_listed_and_described() -> None:
-    async with open_listener() as there:
-        (one,) = (await call(there, "GET", "/api/v1/brokers")).json()["brokers"]
-        assert one["state"] == "ok"
-        answer = await call(there, "GET", f"/api/v1/brokers/{one['node']}")
-        assert (answer.status, answer.json()["version"]) == (200, one["version"])
-        assert (await call(there, "GET", "/api/v1/brokers/other")).status == 404
+async def test_brokers_are_listed_and_described(http):
+    (one,) = (await call(http, "GET", "/api/v1/brokers")).json()["brokers"]
+    assert one["state"] == "ok"
+    answer = await call(http, "GET", f"/api/v1/brokers/{one['node']}")
+    assert (answer.status, answer.json()["version"]) == (200, one["version"])
+    assert (await call(http, "GET", "/api/v1/brokers/other")).status == 404
 
 
-async def test_what_a_request_has_too_much_is_refused_by_name() -> None:
-    async with open_listener() as there:
-        answer = await call(there, "GET", "/api/v1/brokers?colour=red")
-        assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json")
-        assert "'colour'" in answer.json()["detail"]
-        for path in ("/api/v1/nothing", "/api/v1", "/api/v1/", "/api/v1/topics/", "/api/v10"):
-            assert (await call(there, "GET", path)).status == 404, path
-        nowhere = await call(there, "GET", "/nothing")
-        assert (nowhere.status, "/docs" in nowhere.json()["detail"]) == (404, True)
-        answer = await call(there, "DELETE", "/api/v1/brokers")
-        assert (answer.status, answer.headers["allow"]) == (405, "GET")
+async def test_what_a_request_has_too_much_is_refused_by_name(http):
+    answer = await call(http, "GET", "/api/v1/brokers?colour=red")
+    assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json")
+    assert "'colour'" in answer.json()["detail"]
+    for path in ("/api/v1/nothing", "/api/v1", "/api/v1/", "/api/v1/topics/", "/api/v10"):
+        assert (await call(http, "GET", path)).status == 404, path
+    nowhere = await call(http, "GET", "/nothing")
+    assert (nowhere.status, "/docs" in nowhere.json()["detail"]) == (404, True)
+    answer = await call(http, "DELETE", "/api/v1/brokers")
+    assert (answer.status, answer.headers["allow"]) == (405, "GET")
 
 
 async def test_the_page_that_shows_the_document_loads_nothing_from_elsewhere() -> None:

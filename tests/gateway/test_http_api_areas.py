@@ -107,8 +107,8 @@ async def test_an_update_is_refused_if_the_state_is_another_one(read: str, metho
         await api(method, path, body, 404 if method == "DELETE" else 412, tag=tag)
 
 
-async def test_of_two_updates_with_the_same_tag_one_is_carried_out() -> None:
-    async with open_listener() as there, await Peer.connect(there) as one, await Peer.connect(there) as other:
+async def test_of_two_updates_with_the_same_tag_one_is_carried_out(http):
+    async with await Peer.connect(http) as one, await Peer.connect(http) as other:
         path = "/api/v1/namespaces/default/policies"
         tag = (await one.request("GET", path)).headers["etag"]
         for peer, seconds in ((one, b"1"), (other, b"2")):

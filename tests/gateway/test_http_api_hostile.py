@@ -39,25 +39,24 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_name_that_is_none_is_refused_everywhere(name: str) -> None:
-    async with open_listener() as there:
-        paths = [
-            ("PUT", f"/api/v1/topics/default/{name}"),
-            ("PUT", f"/api/v1/topics/{name}/orders"),
-            ("PUT", f"/api/v1/namespaces/{name}"),
-        ]
-        for method, path in paths:
-            if name == "a-part-0" and "/default/" not in path:
-                continue  # only the names of topics must not look like a partition
-            answer = await send(there, method, path)
-            assert answer.status == 400, (path, answer.status, answer.body)
-            assert answer.headers["content-type"] == "application/problem+json"
-            assert answer.json()["detail"]
-        assert (await send(there, "PUT", TOPIC)).status == 201
-        answer = await send(there, "PUT", f"{TOPIC}/subscriptions/{name}")
-        assert answer.status == 400 or name == "a-part-0"
-        assert await topics_of(there) == ["/default/orders"]
-        assert (await send(there, "GET", "/api/v1/namespaces")).json()["names"] == ["default"]
+async def test_a_name_that_is_none_is_refused_everywhere(http, name):
+    paths = [
+        ("PUT", f"/api/v1/topics/default/{name}"),
+        ("PUT", f"/api/v1/topics/{name}/orders"),
+        ("PUT", f"/api/v1/namespaces/{name}"),
+    ]
+    for method, path in paths:
+        if name == "a-part-0" and "/default/" not in path:
+            continue  # only the names of topics must not look like a partition
+        answer = await send(http, method, path)
+        assert answer.status == 400, (path, answer.status, answer.body)
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.json()["detail"]
+    assert (await send(http, "PUT", TOPIC)).status == 201
+    answer = await send(http, "PUT", f"{TOPIC}/subscriptions/{name}")
+    assert answer.status == 400 or name == "a-part-0"
+    assert await topics_of(http) == ["/default/orders"]
+    assert (await send(http, "GET", "/api/v1/namespaces")).json()["names"] == ["default"]
 
 
 BODIES: list[tuple[bytes, str]] = [
@@ -79,24 +78,22 @@ BODIES: list[tuple[bytes, str]] = [
 
 
 @pytest.mark.parametrize(("body", "said"), BODIES, ids=range(len(BODIES)))
-async def test_a_body_that_is_wrong_is_refused_and_changes_nothing(body: bytes, said: str) -> None:
-    async with open_listener() as there:
-        await send(there, "PUT", TOPIC, b'{"partitions": 2}')
-        answer = await send(there, "PUT", f"{TOPIC}/partitions", body)
-        assert answer.status == 400
-        assert said in answer.json()["detail"]
-        assert len((await send(there, "GET", TOPIC)).json()["partitions"]) == 2
+async def test_a_body_that_is_wrong_is_refused_and_changes_nothing(http, body, said):
+    await send(http, "PUT", TOPIC, b'{"partitions": 2}')
+    answer = await send(http, "PUT", f"{TOPIC}/partitions", body)
+    assert answer.status == 400
+    assert said in answer.json()["detail"]
+    assert len((await send(http, "GET", TOPIC)).json()["partitions"]) == 2
 
 
-async def test_unknown_fields_are_refused_at_any_depth() -> None:
-    async with open_listener() as there:
-        await send(there, "PUT", TOPIC)
-        body = {"start": "earliest", "failure_policy": {"redeliveries_max": 3, "retries": 1}}
-        answer = await send(there, "PUT", f"{TOPIC}/subscriptions/billing", json.dumps(body).encode())
-        assert answer.status == 400
-        assert "`retries`" in answer.json()["detail"]
-        assert "$.failure_policy" in answer.json()["detail"]
-        assert (await send(there, "GET", f"{TOPIC}/subscriptions")).json()["names"] == []
+async def test_unknown_fields_are_refused_at_any_depth(http):
+    await send(http, "PUT", TOPIC)
+    body = {"start": "earliest", "failure_policy": {"redeliveries_max": 3, "retries": 1}}
+    answer = await send(http, "PUT", f"{TOPIC}/subscriptions/billing", json.dumps(body).encode())
+    assert answer.status == 400
+    assert "`retries`" in answer.json()["detail"]
+    assert "$.failure_policy" in answer.json()["detail"]
+    assert (await send(http, "GET", f"{TOPIC}/subscriptions")).json()["names"] == []
 
 
 @pytest.mark.parametrize(
@@ -115,11 +112,10 @@ async def test_unknown_fields_are_refused_at_any_depth() -> None:
         ("%00=1", "'\\x00'"),
     ],
 )
-async def test_a_query_that_is_wrong_is_refused_by_name(query: str, said: str) -> None:
-    async with open_listener() as there:
-        answer = await send(there, "GET", f"/api/v1/topics?{query}")
-        assert answer.status == 400
-        assert said in answer.json()["detail"]
+async def test_a_query_that_is_wrong_is_refused_by_name(http, query, said):
+    answer = await send(http, "GET", f"/api/v1/topics?{query}")
+    assert answer.status == 400
+    assert said in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(
@@ -131,31 +127,26 @@ async def test_a_query_that_is_wrong_is_refused_by_name(query: str, said: str) -
         ("POST", "/api/v1/topics/orders/messages", 405, "POST is not possible at /api/v1/topics/{namespace}/{topic}: "),
     ],
 )
-async def test_a_wrong_path_is_answered_with_those_that_there_are(
-    method: str, path: str, status: int, said: str
-) -> None:
-    async with open_listener() as there:
-        answer = await send(there, method, path)
-        assert answer.status == status
-        assert said in answer.json()["detail"]
+async def test_a_wrong_path_is_answered_with_those_that_there_are(http, method, path, status, said):
+    answer = await send(http, method, path)
+    assert answer.status == status
+    assert said in answer.json()["detail"]
 
 
-async def test_a_body_of_another_media_type_is_refused() -> None:
-    async with open_listener() as there:
-        answer = await send(there, "PUT", TOPIC, b"{}", content_type="application/x-www-form-urlencoded")
-        assert (answer.status, "application/json" in answer.json()["detail"]) == (415, True)
-        assert await topics_of(there) == []
-        path = "/api/v1/namespaces/default/policies"
-        for kind in ("application/json; charset=utf-8", "application/merge-patch+json"):
-            assert (await send(there, "PATCH", path, b'{"ttl_s": 1}', content_type=kind)).status == 200
+async def test_a_body_of_another_media_type_is_refused(http):
+    answer = await send(http, "PUT", TOPIC, b"{}", content_type="application/x-www-form-urlencoded")
+    assert (answer.status, "application/json" in answer.json()["detail"]) == (415, True)
+    assert await topics_of(http) == []
+    path = "/api/v1/namespaces/default/policies"
+    for kind in ("application/json; charset=utf-8", "application/merge-patch+json"):
+        assert (await send(http, "PATCH", path, b'{"ttl_s": 1}', content_type=kind)).status == 200
 
 
-async def test_a_body_that_is_not_wanted_is_refused() -> None:
-    async with open_listener() as there:
-        await send(there, "PUT", TOPIC)
-        answer = await send(there, "DELETE", TOPIC, b'{"force": true}')
-        assert (answer.status, answer.json()["detail"]) == (400, "this operation takes no body")
-        assert await topics_of(there) == ["/default/orders"]
+async def test_a_body_that_is_not_wanted_is_refused(http):
+    await send(http, "PUT", TOPIC)
+    answer = await send(http, "DELETE", TOPIC, b'{"force": true}')
+    assert (answer.status, answer.json()["detail"]) == (400, "this operation takes no body")
+    assert await topics_of(http) == ["/default/orders"]
 
 
 async def test_a_body_has_the_limits_of_the_listener() -> None:
@@ -166,19 +157,17 @@ async def test_a_body_has_the_limits_of_the_listener() -> None:
 
 
 @pytest.mark.parametrize("path", [TOPIC, "/schema-registry/config", "/webhooks/shop"])
-async def test_a_page_of_another_origin_changes_nothing_on_any_api(path: str) -> None:
-    async with open_listener() as there:
-        for method in ("PUT", "POST", "DELETE"):
-            answer = await send(there, method, path, b"{}", origin="https://evil.example")
-            assert answer.status == 403
-            assert "https://evil.example" in answer.json()["detail"]
-        assert await topics_of(there) == []
+async def test_a_page_of_another_origin_changes_nothing_on_any_api(http, path):
+    for method in ("PUT", "POST", "DELETE"):
+        answer = await send(http, method, path, b"{}", origin="https://evil.example")
+        assert answer.status == 403
+        assert "https://evil.example" in answer.json()["detail"]
+    assert await topics_of(http) == []
 
 
-async def test_dots_in_a_path_lead_nowhere() -> None:
-    async with open_listener() as there:
-        for path in ("/api/v1/../../etc/passwd", "/api/v1/topics/../brokers", "/docs/../settings", "/api/v1//topics"):
-            assert (await send(there, "GET", path)).status in (400, 404), path
+async def test_dots_in_a_path_lead_nowhere(http):
+    for path in ("/api/v1/../../etc/passwd", "/api/v1/topics/../brokers", "/docs/../settings", "/api/v1//topics"):
+        assert (await send(http, "GET", path)).status in (400, 404), path
 
 
 async def test_health_says_why_the_broker_is_not_ready() -> None:

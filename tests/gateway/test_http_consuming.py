@@ -50,69 +50,66 @@ async def backlog(there: HttpListener) -> int:
         return sum(one.lag for one in described.partitions)
 
 
-async def test_a_consumer_polls_and_acks() -> None:
-    async with open_listener() as there:
-        await publish(there, "a", "b", key="k", attributes={"x": "1"})
-        consumer = await open_consumer(there)
-        first, second = await poll(there, consumer)
-        assert {**first, "publish_time": ""} == {
-            "id": "0.0.0",
-            "partition": 0,
-            "offset": 0,
-            "publish_time": "",
-            "payload": "a",
-            "key": "k",
-            "attributes": {"x": "1"},
-            "producer": "http",
-        }
-        assert await backlog(there) == 2
-        answer = await request(there, "POST", f"{consumer}/acks", {"ack": [first["id"], second["id"]]})
-        assert (answer.status, answer.body) == (204, b"")
-        assert await backlog(there) == 0
-        assert await poll(there, consumer, "wait_ms=0") == []
+async def test_a_consumer_polls_and_acks(http):
+    await publish(http, "a", "b", key="k", attributes={"x": "1"})
+    consumer = await open_consumer(http)
+    first, second = await poll(http, consumer)
+    assert {**first, "publish_time": ""} == {
+        "id": "0.0.0",
+        "partition": 0,
+        "offset": 0,
+        "publish_time": "",
+        "payload": "a",
+        "key": "k",
+        "attributes": {"x": "1"},
+        "producer": "http",
+    }
+    assert await backlog(http) == 2
+    answer = await request(http, "POST", f"{consumer}/acks", {"ack": [first["id"], second["id"]]})
+    assert (answer.status, answer.body) == (204, b"")
+    assert await backlog(http) == 0
+    assert await poll(http, consumer, "wait_ms=0") == []
 
 
-async def test_a_poll_waits_for_the_next_message_and_no_longer_than_it_is_asked_to() -> None:
-    async with open_listener() as there, await Peer.connect(there) as waiting:
-        await publish(there, "before")
-        consumer = await open_consumer(there, start="latest")
-        assert await poll(there, consumer, "wait_ms=1") == []
+async def test_a_poll_waits_for_the_next_message_and_no_longer_than_it_is_asked_to(http):
+    async with await Peer.connect(http) as waiting:
+        await publish(http, "before")
+        consumer = await open_consumer(http, start="latest")
+        assert await poll(http, consumer, "wait_ms=1") == []
         waiting.send("GET", f"{consumer}/messages?wait_ms=60000")
-        await there.until(lambda: any(one.is_busy for one in there.server._application._data.sessions._open.values()))
-        assert (await request(there, "GET", f"{consumer}/messages")).status == 409, "one poll at a time"
-        await publish(there, "after")
+        await http.until(lambda: any(one.is_busy for one in http.server._application._data.sessions._open.values()))
+        assert (await request(http, "GET", f"{consumer}/messages")).status == 409, "one poll at a time"
+        await publish(http, "after")
         assert [one["payload"] for one in (await waiting.answer()).json()["messages"]] == ["after"]
-        assert (await request(there, "GET", f"{consumer}/messages?wait_ms=60001")).status == 400
+        assert (await request(http, "GET", f"{consumer}/messages?wait_ms=60001")).status == 400
 
 
-async def test_a_poll_answers_at_most_as_many_as_asked_for_and_the_next_continues() -> None:
-    async with open_listener() as there:
-        await publish(there, *map(str, range(10)))
-        consumer = await open_consumer(there)
-        taken = []
-        while len(taken) < 10:
-            found = await poll(there, consumer, "max=3&wait_ms=60000")
-            assert 1 <= len(found) <= 3
-            taken += [one["payload"] for one in found]
-        assert taken == list(map(str, range(10)))
+async def test_a_poll_answers_at_most_as_many_as_asked_for_and_the_next_continues(http):
+    await publish(http, *map(str, range(10)))
+    consumer = await open_consumer(http)
+    taken = []
+    while len(taken) < 10:
+        found = await poll(http, consumer, "max=3&wait_ms=60000")
+        assert 1 <= len(found) <= 3
+        taken += [one["payload"] for one in found]
+    assert taken == list(map(str, range(10)))
 
 
-async def test_payloads_are_written_as_asked_for() -> None:
-    async with open_listener() as there, await Peer.connect(there) as peer:
-        for payload in (b'{"a":\n1}', b"\xff", b"plain"):
-            await peer.request("POST", f"{TOPIC}/messages", payload, Content_Type="application/octet-stream")
-        wanted: dict[str, list[Any]] = {
-            "text": ['{"a":\n1}', None, "plain"],
-            "json": [{"a": 1}, None, "plain"],
-            "base64": [None, None, None],
-        }
-        for form, payloads in wanted.items():
-            consumer = await open_consumer(there, f"{TOPIC}/subscriptions/{form}")
-            found: list[dict[str, Any]] = []
-            while len(found) < 3:
-                found += await poll(there, consumer, f"payload={form}&wait_ms=60000")
-            assert [one.get("payload") for one in found] == payloads
-            assert found[1]["payload_base64"] == "/w=="
+async def test_payloads_are_written_as_asked_for(http, caller):
+    for payload in (b'{"a":\n1}', b"\xff", b"plain"):
+        await caller.request("POST", f"{TOPIC}/messages", payload, Content_Type="application/octet-stream")
+    wanted: dict[str, list[Any]] = {
+        "text": ['{"a":\n1}', None, "plain"],
+        "json": [{"a": 1}, None, "plain"],
+        "base64": [None, None, None],
+    }
+    for form, payloads in wanted.items():
+        consumer = await open_consumer(http, f"{TOPIC}/subscriptions/{form}")
+        found: list[dict[str, Any]] = []
+        while len(found) < 3:
+            found += await poll(http, consumer, f"payload={form}&wait_ms=60000")
+        assert [one.get("payload") for one in found] == payloads
+        assert found[1]["payload_base64"] == "/w=="
 
 
 async def test_what_a_silent_consumer_had_is_delivered_again() -> None:
@@ -144,102 +141,97 @@ async def test_a_consumer_that_is_heard_of_stays() -> None:
         assert len(await poll(there, consumer)) == 1
 
 
-async def test_a_closed_consumer_gives_its_messages_to_the_next() -> None:
-    async with open_listener() as there:
-        await publish(there, "a", "b")
-        consumer = await open_consumer(there)
-        assert len(await poll(there, consumer)) == 2
-        assert (await request(there, "DELETE", consumer)).status == 204
-        assert (await request(there, "DELETE", consumer)).status == 404
-        assert len(await poll(there, await open_consumer(there))) == 2
+async def test_a_closed_consumer_gives_its_messages_to_the_next(http):
+    await publish(http, "a", "b")
+    consumer = await open_consumer(http)
+    assert len(await poll(http, consumer)) == 2
+    assert (await request(http, "DELETE", consumer)).status == 204
+    assert (await request(http, "DELETE", consumer)).status == 404
+    assert len(await poll(http, await open_consumer(http))) == 2
 
 
-async def test_acks_that_are_wrong_in_part_change_nothing() -> None:
-    async with open_listener() as there:
-        await publish(there, "a", "b")
-        consumer = await open_consumer(there)
-        first, _ = await poll(there, consumer)
-        answer = await request(there, "POST", f"{consumer}/acks", {"ack": [first["id"]], "nack": ["wrong"]})
-        assert (answer.status, await backlog(there)) == (400, 2)
-        answer = await request(there, "POST", f"{consumer}/acks", {"ack": [first["id"]] * (ACKS_MAX + 1)})
-        assert answer.status == 400 and str(ACKS_MAX) in answer.json()["detail"]
-        assert await backlog(there) == 2
+async def test_acks_that_are_wrong_in_part_change_nothing(http):
+    await publish(http, "a", "b")
+    consumer = await open_consumer(http)
+    first, _ = await poll(http, consumer)
+    answer = await request(http, "POST", f"{consumer}/acks", {"ack": [first["id"]], "nack": ["wrong"]})
+    assert (answer.status, await backlog(http)) == (400, 2)
+    answer = await request(http, "POST", f"{consumer}/acks", {"ack": [first["id"]] * (ACKS_MAX + 1)})
+    assert answer.status == 400 and str(ACKS_MAX) in answer.json()["detail"]
+    assert await backlog(http) == 2
 
 
-async def test_a_nacked_message_comes_again_with_its_reason() -> None:
-    async with open_listener() as there:
-        await publish(there, "a")
-        consumer = await open_consumer(there)
-        (message,) = await poll(there, consumer)
-        nack = {"nack": [message["id"]], "delay_ms": 0, "reason": "no room"}
-        assert (await request(there, "POST", f"{consumer}/acks", nack)).status == 204
-        (again,) = await poll(there, consumer)
-        assert (again["offset"], again["redeliveries"], again["reason"]) == (0, 1, "no room")
+async def test_a_nacked_message_comes_again_with_its_reason(http):
+    await publish(http, "a")
+    consumer = await open_consumer(http)
+    (message,) = await poll(http, consumer)
+    nack = {"nack": [message["id"]], "delay_ms": 0, "reason": "no room"}
+    assert (await request(http, "POST", f"{consumer}/acks", nack)).status == 204
+    (again,) = await poll(http, consumer)
+    assert (again["offset"], again["redeliveries"], again["reason"]) == (0, 1, "no room")
 
 
-async def test_a_rejected_message_is_handled_by_the_failure_policy_at_once() -> None:
-    async with open_listener() as there:
-        await publish(there, "a")
-        consumer = await open_consumer(there)
-        (message,) = await poll(there, consumer)
-        reject = {"reject": [message["id"]], "reason": "not a cart"}
-        assert (await request(there, "POST", f"{consumer}/acks", reject)).status == 204
-        (partition,) = (await request(there, "GET", f"{TOPIC}/statistics")).json()["partitions"]
-        assert partition["subscriptions"][0]["blocked"] == 1
+async def test_a_rejected_message_is_handled_by_the_failure_policy_at_once(http):
+    await publish(http, "a")
+    consumer = await open_consumer(http)
+    (message,) = await poll(http, consumer)
+    reject = {"reject": [message["id"]], "reason": "not a cart"}
+    assert (await request(http, "POST", f"{consumer}/acks", reject)).status == 204
+    (partition,) = (await request(http, "GET", f"{TOPIC}/statistics")).json()["partitions"]
+    assert partition["subscriptions"][0]["blocked"] == 1
 
 
-async def test_messages_that_nobody_polls_for_go_to_other_consumers() -> None:
-    async with open_listener() as there:
-        await publish(there, "first")
-        idle = await open_consumer(there, type="shared")
-        (first,) = await poll(there, idle)
-        await request(there, "POST", f"{idle}/acks", {"ack": [first["id"]]})
-        assert await poll(there, idle, "wait_ms=1") == []
-        busy = await open_consumer(there, type="shared")
-        for number in range(10):
-            await publish(there, str(number))
-            assert [one["payload"] for one in await poll(there, busy, "wait_ms=20000")] == [str(number)]
+async def test_messages_that_nobody_polls_for_go_to_other_consumers(http):
+    await publish(http, "first")
+    idle = await open_consumer(http, type="shared")
+    (first,) = await poll(http, idle)
+    await request(http, "POST", f"{idle}/acks", {"ack": [first["id"]]})
+    assert await poll(http, idle, "wait_ms=1") == []
+    busy = await open_consumer(http, type="shared")
+    for number in range(10):
+        await publish(http, str(number))
+        assert [one["payload"] for one in await poll(http, busy, "wait_ms=20000")] == [str(number)]
 
 
-async def test_an_ack_from_before_a_seek_is_ignored() -> None:
-    async with open_listener() as there, pydanube.connect(there.broker_url) as client:
-        await publish(there, "a")
-        consumer = await open_consumer(there)
-        (before,) = await poll(there, consumer)
+async def test_an_ack_from_before_a_seek_is_ignored(http):
+    async with pydanube.connect(http.broker_url) as client:
+        await publish(http, "a")
+        consumer = await open_consumer(http)
+        (before,) = await poll(http, consumer)
         await client.seek("/default/orders", "workers", "earliest")
-        assert (await request(there, "POST", f"{consumer}/acks", {"ack": [before["id"]]})).status == 204
-        (after,) = await poll(there, consumer)
+        assert (await request(http, "POST", f"{consumer}/acks", {"ack": [before["id"]]})).status == 204
+        (after,) = await poll(http, consumer)
         assert after["offset"] == 0 and after["id"] != before["id"]
 
 
-async def test_all_partitions_are_consumed_also_those_that_are_added() -> None:
-    async with open_listener() as there, pydanube.connect(there.broker_url) as client:
+async def test_all_partitions_are_consumed_also_those_that_are_added(http):
+    async with pydanube.connect(http.broker_url) as client:
         await client.create_topic("/default/orders", partitions=2)
-        await publish(there, *map(str, range(8)))
-        consumer = await open_consumer(there)
+        await publish(http, *map(str, range(8)))
+        consumer = await open_consumer(http)
         taken: list[dict[str, Any]] = []
         while len(taken) < 8:
-            taken += await poll(there, consumer)
+            taken += await poll(http, consumer)
         await client.grow_topic("/default/orders", 3)
-        answer = await request(there, "POST", f"{TOPIC}/messages?partition=2", {"payload": "new"})
+        answer = await request(http, "POST", f"{TOPIC}/messages?partition=2", {"payload": "new"})
         assert answer.status == 200
         found: list[dict[str, Any]] = []
         for _ in range(1000):
-            found += await poll(there, consumer, "wait_ms=10")
+            found += await poll(http, consumer, "wait_ms=10")
             if found:
                 break
         # The subscription begins on a partition that was added where that begins, so that nothing is missed.
         assert [one["payload"] for one in found] == ["new"]
-        assert (await request(there, "POST", f"{consumer}/acks", {"ack": [found[0]["id"]]})).status == 204
+        assert (await request(http, "POST", f"{consumer}/acks", {"ack": [found[0]["id"]]})).status == 204
 
 
-async def test_a_deleted_topic_ends_its_consumers() -> None:
-    async with open_listener() as there, pydanube.connect(there.broker_url) as client:
-        await publish(there, "a")
-        consumer = await open_consumer(there)
+async def test_a_deleted_topic_ends_its_consumers(http):
+    async with pydanube.connect(http.broker_url) as client:
+        await publish(http, "a")
+        consumer = await open_consumer(http)
         await client.delete_topic("/default/orders")
-        assert (await request(there, "GET", f"{consumer}/messages")).status == 404
-        assert len(there.server._application._data.sessions) == 0
+        assert (await request(http, "GET", f"{consumer}/messages")).status == 404
+        assert len(http.server._application._data.sessions) == 0
 
 
 @pytest.mark.parametrize(
@@ -254,25 +246,23 @@ async def test_a_deleted_topic_ends_its_consumers() -> None:
         ({"key_filters": ["a*"]}, 400),
     ],
 )
-async def test_wrong_options_are_refused(options: dict[str, Any], status: int) -> None:
-    async with open_listener() as there:
-        await publish(there, "a")
-        answer = await request(there, "POST", f"{WORKERS}/consumers", options)
-        assert answer.status == status, answer.body
-        assert len(there.server._application._data.sessions) == 0
+async def test_wrong_options_are_refused(http, options, status):
+    await publish(http, "a")
+    answer = await request(http, "POST", f"{WORKERS}/consumers", options)
+    assert answer.status == status, answer.body
+    assert len(http.server._application._data.sessions) == 0
 
 
-async def test_a_consumer_of_an_unknown_topic_or_with_a_wrong_id_is_not_found() -> None:
-    async with open_listener() as there:
-        assert (await request(there, "POST", f"{WORKERS}/consumers")).status == 404
-        await publish(there, "a")
-        consumer = await open_consumer(there)
-        elsewhere = consumer.replace("workers", "others")
-        assert (await request(there, "GET", f"{elsewhere}/messages")).status == 404
-        assert (await request(there, "GET", f"{WORKERS}/consumers/xyz/messages")).status == 400
-        for wrong in ("0.x.0", "9.0.0", "0.0", "", "0.-1.0"):
-            answer = await request(there, "POST", f"{consumer}/acks", {"ack": [wrong]})
-            assert answer.status == 400, wrong
+async def test_a_consumer_of_an_unknown_topic_or_with_a_wrong_id_is_not_found(http):
+    assert (await request(http, "POST", f"{WORKERS}/consumers")).status == 404
+    await publish(http, "a")
+    consumer = await open_consumer(http)
+    elsewhere = consumer.replace("workers", "others")
+    assert (await request(http, "GET", f"{elsewhere}/messages")).status == 404
+    assert (await request(http, "GET", f"{WORKERS}/consumers/xyz/messages")).status == 400
+    for wrong in ("0.x.0", "9.0.0", "0.0", "", "0.-1.0"):
+        answer = await request(http, "POST", f"{consumer}/acks", {"ack": [wrong]})
+        assert answer.status == 400, wrong
 
 
 async def test_consumers_have_a_limit() -> None:
@@ -284,17 +274,16 @@ async def test_consumers_have_a_limit() -> None:
         assert (answer.status, answer.json()["title"]) == (429, "Full")
 
 
-async def test_a_client_that_leaves_during_its_poll_loses_nothing() -> None:
-    async with open_listener() as there:
-        await publish(there, "a")
-        consumer = await open_consumer(there, start="latest")
-        async with await Peer.connect(there) as peer:
-            peer.send("GET", f"{consumer}/messages?wait_ms=60000")
-            sessions = there.server._application._data.sessions
-            await there.until(lambda: any(one.is_busy for one in sessions._open.values()))
-        await there.until(lambda: not any(one.is_busy for one in sessions._open.values()))
-        await publish(there, "b")
-        assert [one["payload"] for one in await poll(there, consumer)] == ["b"]
+async def test_a_client_that_leaves_during_its_poll_loses_nothing(http):
+    await publish(http, "a")
+    consumer = await open_consumer(http, start="latest")
+    async with await Peer.connect(http) as peer:
+        peer.send("GET", f"{consumer}/messages?wait_ms=60000")
+        sessions = http.server._application._data.sessions
+        await http.until(lambda: any(one.is_busy for one in sessions._open.values()))
+    await http.until(lambda: not any(one.is_busy for one in sessions._open.values()))
+    await publish(http, "b")
+    assert [one["payload"] for one in await poll(http, consumer)] == ["b"]
 
 
 async def test_a_listener_that_stops_answers_waiting_polls() -> None:
@@ -309,15 +298,14 @@ async def test_a_listener_that_stops_answers_waiting_polls() -> None:
         assert (answer.status, answer.json()) == (200, {"messages": []})
 
 
-async def test_a_large_answer_is_sent_in_pieces() -> None:
-    async with open_listener() as there, await Peer.connect(there) as peer:
-        payloads = [str(number) * 30_000 for number in range(9)]
-        await publish(there, *payloads)
-        consumer = await open_consumer(there)
-        peer.send("GET", f"{consumer}/messages?wait_ms=60000")
-        head = await peer._reader.readuntil(b"\r\n\r\n")
-        assert b"transfer-encoding: chunked" in head.lower()
-        body = b""
-        while (size := int((await peer._reader.readline()).strip(), 16)) != 0:
-            body += (await peer._reader.readexactly(size + 2))[:-2]
-        assert [one["payload"] for one in json.loads(body)["messages"]] == payloads
+async def test_a_large_answer_is_sent_in_pieces(http, caller):
+    payloads = [str(number) * 30_000 for number in range(9)]
+    await publish(http, *payloads)
+    consumer = await open_consumer(http)
+    caller.send("GET", f"{consumer}/messages?wait_ms=60000")
+    head = await caller._reader.readuntil(b"\r\n\r\n")
+    assert b"transfer-encoding: chunked" in head.lower()
+    body = b""
+    while (size := int((await caller._reader.readline()).strip(), 16)) != 0:
+        body += (await caller._reader.readexactly(size + 2))[:-2]
+    assert [one["payload"] for one in json.loads(body)["messages"]] == payloads

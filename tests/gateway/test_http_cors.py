@@ -9,14 +9,13 @@ PATH = "/api/v1/topics/default/orders/messages"
 CONSOLE = "https://example.com"
 
 
-async def test_without_configuration_another_origin_changes_nothing_and_sees_nothing() -> None:
-    async with open_listener() as there, await Peer.connect(there) as peer:
-        answer = await peer.request("POST", PATH, b"x", Origin=CONSOLE)
-        assert answer.status == 403
-        asked = {"Origin": CONSOLE, "Access_Control_Request_Method": "POST"}
-        assert (await peer.request("OPTIONS", PATH, **asked)).status == 405
-        answer = await peer.request("GET", "/healthz", Origin=CONSOLE)
-        assert answer.status == 200 and not any(name.startswith("access-control") for name in answer.headers)
+async def test_without_configuration_another_origin_changes_nothing_and_sees_nothing(caller):
+    answer = await caller.request("POST", PATH, b"x", Origin=CONSOLE)
+    assert answer.status == 403
+    asked = {"Origin": CONSOLE, "Access_Control_Request_Method": "POST"}
+    assert (await caller.request("OPTIONS", PATH, **asked)).status == 405
+    answer = await caller.request("GET", "/healthz", Origin=CONSOLE)
+    assert answer.status == 200 and not any(name.startswith("access-control") for name in answer.headers)
 
 
 async def test_a_configured_origin_may_ask_and_then_publish() -> None:
@@ -44,12 +43,11 @@ async def test_an_origin_that_is_not_configured_is_refused_beside_one_that_is() 
 
 
 @pytest.mark.parametrize("headers", [{"Origin": CONSOLE}, {"Sec_Fetch_Site": "cross-site"}])
-async def test_a_page_of_another_origin_takes_no_messages(headers: dict[str, str]) -> None:
+async def test_a_page_of_another_origin_takes_no_messages(caller, headers):
     """A GET that is an image or a stream of another page would acknowledge messages that no consumer has processed."""
-    async with open_listener() as there, await Peer.connect(there) as peer:
-        assert (await peer.request("POST", PATH, b"x")).status == 200
-        topic = PATH.removesuffix("/messages")
-        for path in (f"{topic}/subscriptions/workers/events?start=earliest", f"{topic}/events?start=earliest"):
-            assert (await peer.request("GET", path, **headers)).status == 403
-        assert (await peer.request("GET", f"{topic}/subscriptions/workers")).status == 404, "it was not created"
-        assert (await peer.request("GET", topic, Sec_Fetch_Site="cross-site")).status == 200, "this changes nothing"
+    assert (await caller.request("POST", PATH, b"x")).status == 200
+    topic = PATH.removesuffix("/messages")
+    for path in (f"{topic}/subscriptions/workers/events?start=earliest", f"{topic}/events?start=earliest"):
+        assert (await caller.request("GET", path, **headers)).status == 403
+    assert (await caller.request("GET", f"{topic}/subscriptions/workers")).status == 404, "it was not created"
+    assert (await caller.request("GET", topic, Sec_Fetch_Site="cross-site")).status == 200, "this changes nothing"

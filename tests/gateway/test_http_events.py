@@ -82,81 +82,77 @@ def sessions(there: HttpListener) -> Any:
     return there.server._application._data.sessions
 
 
-async def test_messages_come_as_events_and_are_acked_once_they_are_sent() -> None:
-    async with open_listener() as there:
-        await publish(there, "a", "b")
-        async with await EventPeer.connect(there) as peer:
-            headers = await peer.begin(f"{WORKERS}/events?start=earliest")
-            assert headers["content-type"].startswith("text/event-stream") and headers["cache-control"] == "no-store"
-            first, second = await peer.event(), await peer.event()
-            assert (first.id, first.data["payload"], second.data["offset"]) == ("0.0.0", "a", 1)
-            await publish(there, "c")
-            assert (await peer.event()).data["payload"] == "c"
-            await until_acked(there, 3)
-        await there.until(lambda: len(sessions(there)) == 0)
+async def test_messages_come_as_events_and_are_acked_once_they_are_sent(http):
+    await publish(http, "a", "b")
+    async with await EventPeer.connect(http) as peer:
+        headers = await peer.begin(f"{WORKERS}/events?start=earliest")
+        assert headers["content-type"].startswith("text/event-stream") and headers["cache-control"] == "no-store"
+        first, second = await peer.event(), await peer.event()
+        assert (first.id, first.data["payload"], second.data["offset"]) == ("0.0.0", "a", 1)
+        await publish(http, "c")
+        assert (await peer.event()).data["payload"] == "c"
+        await until_acked(http, 3)
+    await http.until(lambda: len(sessions(http)) == 0)
 
 
-async def test_head_takes_no_messages() -> None:
-    async with open_listener() as there:
-        await publish(there, "a")
-        for path in (f"{WORKERS}/events?start=earliest", f"{TOPIC}/events?start=earliest"):
-            async with await Peer.connect(there) as peer:
-                peer.send("HEAD", path, Connection="close")
-                assert (await peer.closed()).startswith(b"HTTP/1.1 405 ")
-        async with await EventPeer.connect(there) as peer:
-            await peer.begin(f"{WORKERS}/events?start=earliest")
-            assert (await peer.event()).data["payload"] == "a", "it is still there"
+async def test_head_takes_no_messages(http):
+    await publish(http, "a")
+    for path in (f"{WORKERS}/events?start=earliest", f"{TOPIC}/events?start=earliest"):
+        async with await Peer.connect(http) as peer:
+            peer.send("HEAD", path, Connection="close")
+            assert (await peer.closed()).startswith(b"HTTP/1.1 405 ")
+    async with await EventPeer.connect(http) as peer:
+        await peer.begin(f"{WORKERS}/events?start=earliest")
+        assert (await peer.event()).data["payload"] == "a", "it is still there"
 
 
-async def test_a_json_payload_with_line_breaks_is_one_line_of_data() -> None:
-    async with open_listener() as there, await EventPeer.connect(there) as peer:
-        await publish(there, '{\n "a": "x\\ny",\r\n "b": 1}')
+async def test_a_json_payload_with_line_breaks_is_one_line_of_data(http):
+    async with await EventPeer.connect(http) as peer:
+        await publish(http, '{\n "a": "x\\ny",\r\n "b": 1}')
         await peer.begin(f"{WORKERS}/events?start=earliest&payload=json")
         assert (await peer.event()).data["payload"] == {"a": "x\ny", "b": 1}
 
 
-async def test_with_manual_acks_what_is_not_acked_comes_again() -> None:
-    async with open_listener() as there:
-        await publish(there, "a", "b")
-        async with await EventPeer.connect(there) as peer:
-            await peer.begin(f"{WORKERS}/events?start=earliest&ack=manual")
-            opened = await peer.event()
-            assert opened.kind == "consumer"
-            first, _ = await peer.event(), await peer.event()
-            path = f"{WORKERS}/consumers/{opened.data['consumer']}"
-            assert (await request(there, "POST", f"{path}/acks", {"ack": [first.id]})).status == 204
-            await until_acked(there, 1)
-            async with await Peer.connect(there) as other:
-                assert (await other.request("GET", f"{path}/messages")).status == 409, "the stream takes the messages"
-        await there.until(lambda: len(sessions(there)) == 0)
-        async with await EventPeer.connect(there) as peer:
-            await peer.begin(f"{WORKERS}/events?ack=manual")
-            await peer.event()
-            assert (await peer.event()).data["payload"] == "b"
+async def test_with_manual_acks_what_is_not_acked_comes_again(http):
+    await publish(http, "a", "b")
+    async with await EventPeer.connect(http) as peer:
+        await peer.begin(f"{WORKERS}/events?start=earliest&ack=manual")
+        opened = await peer.event()
+        assert opened.kind == "consumer"
+        first, _ = await peer.event(), await peer.event()
+        path = f"{WORKERS}/consumers/{opened.data['consumer']}"
+        assert (await request(http, "POST", f"{path}/acks", {"ack": [first.id]})).status == 204
+        await until_acked(http, 1)
+        async with await Peer.connect(http) as other:
+            assert (await other.request("GET", f"{path}/messages")).status == 409, "the stream takes the messages"
+    await http.until(lambda: len(sessions(http)) == 0)
+    async with await EventPeer.connect(http) as peer:
+        await peer.begin(f"{WORKERS}/events?ack=manual")
+        await peer.event()
+        assert (await peer.event()).data["payload"] == "b"
 
 
-async def test_a_client_that_does_not_read_stops_the_delivery() -> None:
+async def test_a_client_that_does_not_read_stops_the_delivery(http):
     count, payload = 400, "x" * 50_000
-    async with open_listener() as there:
-        for _ in range(count // 10):
-            await publish(there, *[payload] * 10)
-        async with await EventPeer.connect(there) as peer:
-            await peer.begin(f"{WORKERS}/events?start=earliest")
-            peer.stop_reading()
-            (session,) = sessions(there)._open.values()
-            connections = there.server._connections
-            await there.until(lambda: any(one.unsent_bytes > 65_536 for one in connections))
-            kept_bytes = sum(len(one.batch.view) for one in session.subscriber._kept)
-            assert kept_bytes < 2_000_000, "a window and a batch"
-            (connection,) = [one for one in connections if one.unsent_bytes]
-            buffer = connection.transport._buffer  # a deque of pieces since Python 3.12
-            unsent = bytes(buffer) if isinstance(buffer, bytearray) else b"".join(buffer)
-            lowest = min(int(offset) for offset in re.findall(rb"id: 0\.(\d+)\.0\n", unsent))
-            assert await acked(there) <= lowest, "what the operating system has not taken is not acked"
-            peer._writer.transport.resume_reading()  # type: ignore[attr-defined]
-            offsets = [(await peer.event()).data["offset"] for _ in range(count)]
-            assert offsets == list(range(count))
-            await until_acked(there, count)
+    for _ in range(count // 10):
+        await publish(http, *[payload] * 10)
+    async with await EventPeer.connect(http) as peer:
+        await peer.begin(f"{WORKERS}/events?start=earliest")
+        peer.stop_reading()
+        (session,) = sessions(http)._open.values()
+        connections = http.server._connections
+        await http.until(lambda: any(one.unsent_bytes > 65_536 for one in connections))
+        kept_bytes = sum(len(one.batch.view) for one in session.subscriber._kept)
+        assert kept_bytes < 2_000_000, "a window and a batch"
+        (connection,) = [one for one in connections if one.unsent_bytes]
+        buffer = connection.transport._buffer  # a deque of pieces since Python 3.12
+        unsent = bytes(buffer) if isinstance(buffer, bytearray) else b"".join(buffer)
+        lowest = min(int(offset) for offset in re.findall(rb"id: 0\.(\d+)\.0\n", unsent))
+        assert await acked(http) <= lowest, "what the operating system has not taken is not acked"
+        peer._writer.transport.resume_reading()  # type: ignore[attr-defined]
+        offsets = [(await peer.event()).data["offset"] for _ in range(count)]
+        assert offsets == list(range(count))
+        await until_acked(http, count)
 
 
 async def test_a_stream_without_messages_sends_comments() -> None:
@@ -182,28 +178,26 @@ async def test_a_stream_is_ended_by_shutdown_and_by_the_end_of_its_subscription(
             await peer.__aexit__()
 
 
-async def test_a_stream_that_is_refused_gets_a_problem() -> None:
-    async with open_listener() as there:
-        await publish(there, "a")
-        async with await EventPeer.connect(there) as peer, await Peer.connect(there) as other:
-            await peer.begin(f"{WORKERS}/events")
-            assert (await other.request("GET", f"{WORKERS}/events")).status == 409
-            assert (await other.request("GET", f"{WORKERS}/events?ack=never")).status == 400
-            assert (await other.request("GET", "/api/v1/topics/default/none/subscriptions/s/events")).status == 404
+async def test_a_stream_that_is_refused_gets_a_problem(http):
+    await publish(http, "a")
+    async with await EventPeer.connect(http) as peer, await Peer.connect(http) as other:
+        await peer.begin(f"{WORKERS}/events")
+        assert (await other.request("GET", f"{WORKERS}/events")).status == 409
+        assert (await other.request("GET", f"{WORKERS}/events?ack=never")).status == 400
+        assert (await other.request("GET", "/api/v1/topics/default/none/subscriptions/s/events")).status == 404
 
 
-async def test_many_clients_read_a_topic_without_a_subscription() -> None:
-    async with open_listener() as there:
-        await publish(there, "a", "b")
-        peers = [await EventPeer.connect(there) for _ in range(5)]
-        for peer in peers:
-            await peer.begin(f"{TOPIC}/events?start=earliest")
-            assert [(await peer.event()).data["payload"] for _ in range(2)] == ["a", "b"]
-        await publish(there, "c")
-        for peer in peers:
-            assert (await peer.event()).data["payload"] == "c"
-            await peer.__aexit__()
-        await there.until(lambda: not there.server._application._data.topic_streams)
+async def test_many_clients_read_a_topic_without_a_subscription(http):
+    await publish(http, "a", "b")
+    peers = [await EventPeer.connect(http) for _ in range(5)]
+    for peer in peers:
+        await peer.begin(f"{TOPIC}/events?start=earliest")
+        assert [(await peer.event()).data["payload"] for _ in range(2)] == ["a", "b"]
+    await publish(http, "c")
+    for peer in peers:
+        assert (await peer.event()).data["payload"] == "c"
+        await peer.__aexit__()
+    await http.until(lambda: not http.server._application._data.topic_streams)
 
 
 class RecordedFetches:
@@ -254,22 +248,22 @@ async def test_a_stream_without_subscription_keeps_nothing_for_a_client_that_doe
             assert stream._next == dict.fromkeys(range(partitions), count)
 
 
-async def test_a_stream_without_subscription_goes_on_after_the_last_event() -> None:
-    async with open_listener() as there, pydanube.connect(there.broker_url) as client:
+async def test_a_stream_without_subscription_goes_on_after_the_last_event(http):
+    async with pydanube.connect(http.broker_url) as client:
         await client.create_topic("/default/orders", partitions=2)
         for partition in (0, 1):
             for number in range(3):
                 body = {"payload": f"{partition}-{number}"}
-                await request(there, "POST", f"{TOPIC}/messages?partition={partition}", body)
+                await request(http, "POST", f"{TOPIC}/messages?partition={partition}", body)
         taken: list[str] = []
         last: dict[str, str] = {}
         for _ in range(6):  # a new connection for every event
-            async with await EventPeer.connect(there) as peer:
+            async with await EventPeer.connect(http) as peer:
                 await peer.begin(f"{TOPIC}/events?start=earliest", **last)
                 event = await peer.event()
                 taken.append(event.data["payload"])
                 last = {"Last_Event_ID": event.id}
         assert sorted(taken) == ["0-0", "0-1", "0-2", "1-0", "1-1", "1-2"]
-        async with await Peer.connect(there) as other:
+        async with await Peer.connect(http) as other:
             answer = await other.request("GET", f"{TOPIC}/events", Last_Event_ID="7.1")
             assert answer.status == 400

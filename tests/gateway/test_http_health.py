@@ -19,16 +19,15 @@ class Troubled(Between):
         return list(self.problems)
 
 
-async def test_a_broker_is_healthy_and_ready() -> None:
-    async with open_listener() as there, await Peer.connect(there) as peer:
-        for path, status in (("/healthz", "ok"), ("/readyz", "ready")):
-            answer = await peer.request("GET", path)
-            assert (answer.status, answer.json()) == (200, {"status": status})
-            assert answer.headers["content-type"] == "application/json"
-            assert answer.headers["cache-control"] == "no-store"
-            assert "date" in answer.headers
-        assert (await peer.request("POST", "/healthz")).status == 405
-        assert (await peer.request("GET", "/nothing")).status == 404
+async def test_a_broker_is_healthy_and_ready(caller):
+    for path, status in (("/healthz", "ok"), ("/readyz", "ready")):
+        answer = await caller.request("GET", path)
+        assert (answer.status, answer.json()) == (200, {"status": status})
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.headers["cache-control"] == "no-store"
+        assert "date" in answer.headers
+    assert (await caller.request("POST", "/healthz")).status == 405
+    assert (await caller.request("GET", "/nothing")).status == 404
 
 
 async def test_a_broker_that_cannot_write_is_not_ready_and_says_why() -> None:
@@ -56,18 +55,17 @@ async def test_read_only_and_metadata_that_cannot_be_written_are_problems_of_the
         assert broker.write_problems() == ["metadata cannot be written: database is gone"]
 
 
-async def test_a_draining_broker_is_not_ready_and_takes_no_new_work() -> None:
-    async with open_listener() as there, await Peer.connect(there) as peer:
-        there.server.drain()
-        answer = await peer.request("GET", "/readyz")
-        assert (answer.status, answer.json()["reasons"]) == (503, ["the broker is shutting down"])
-        assert answer.headers["connection"] == "close"
-        assert await peer.closed() == b""
-        async with await Peer.connect(there) as second:  # a probe still gets its answer
-            assert (await second.request("GET", "/healthz")).status == 200
-        async with await Peer.connect(there) as third:
-            answer = await third.request("GET", "/schema-registry/subjects")
-            assert (answer.status, answer.json()["retryable"]) == (503, True)
+async def test_a_draining_broker_is_not_ready_and_takes_no_new_work(http, caller):
+    http.server.drain()
+    answer = await caller.request("GET", "/readyz")
+    assert (answer.status, answer.json()["reasons"]) == (503, ["the broker is shutting down"])
+    assert answer.headers["connection"] == "close"
+    assert await caller.closed() == b""
+    async with await Peer.connect(http) as second:  # a probe still gets its answer
+        assert (await second.request("GET", "/healthz")).status == 200
+    async with await Peer.connect(http) as third:
+        answer = await third.request("GET", "/schema-registry/subjects")
+        assert (answer.status, answer.json()["retryable"]) == (503, True)
 
 
 async def test_readyz_says_so_while_native_clients_get_their_last_answers() -> None:

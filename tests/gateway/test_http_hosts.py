@@ -10,16 +10,15 @@ from pydanube.model.addresses import BrokerAddresses
 PATHS = ("/api/v1/topics", "/openapi.json", "/schema-registry/subjects", "/healthz", "/nothing")
 
 
-async def test_a_request_for_another_host_is_refused_on_every_path() -> None:
-    async with open_listener() as there, await Peer.connect(there) as peer:
-        for path in PATHS:
-            for host in ("evil.example", "evil.example:8650", "localhost.evil.example", "", "[::1", "localhost:x"):
-                answer = await peer.request("GET", path, host=host)
-                assert answer.status == 421, (path, host)
-                assert "http.allowed_hosts" in answer.json()["detail"]
-        answer = await peer.request("PUT", "/api/v1/topics/default/orders", host="evil.example")
-        assert answer.status == 421
-        assert (await peer.request("GET", "/api/v1/topics/default/orders")).status == 404
+async def test_a_request_for_another_host_is_refused_on_every_path(caller):
+    for path in PATHS:
+        for host in ("evil.example", "evil.example:8650", "localhost.evil.example", "", "[::1", "localhost:x"):
+            answer = await caller.request("GET", path, host=host)
+            assert answer.status == 421, (path, host)
+            assert "http.allowed_hosts" in answer.json()["detail"]
+    answer = await caller.request("PUT", "/api/v1/topics/default/orders", host="evil.example")
+    assert answer.status == 421
+    assert (await caller.request("GET", "/api/v1/topics/default/orders")).status == 404
 
 
 async def test_the_names_of_the_broker_are_allowed_with_any_port() -> None:

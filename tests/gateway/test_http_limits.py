@@ -50,7 +50,7 @@ async def echo_size(request: Request) -> Response:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_garbage_ends_its_own_connection_only(seed: int) -> None:
+async def test_garbage_ends_its_own_connection_only(http, seed):
     chance = random.Random(seed)
     garbage = [
         chance.randbytes(chance.randrange(1, 5000)),
@@ -58,35 +58,32 @@ async def test_garbage_ends_its_own_connection_only(seed: int) -> None:
         b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + chance.randbytes(30) + b"\r\n",
         b"\x16\x03\x01" + chance.randbytes(200),
     ]
-    async with open_listener() as there:
-        async with await Peer.connect(there) as neighbour:
-            for one in garbage:
-                async with await Peer.connect(there) as peer:
-                    peer.write(one + b"\r\n\r\n")
-                    peer._writer.write_eof()
-                    await peer.closed()
-                assert (await neighbour.request("GET", "/healthz")).status == 200
-        await there.until(lambda: there.server.connections == 0)
-        async with pydanube.connect(there.broker_url) as client, client.producer("/default/orders") as producer:
-            await producer.send(b"still served")
+    async with await Peer.connect(http) as neighbour:
+        for one in garbage:
+            async with await Peer.connect(http) as peer:
+                peer.write(one + b"\r\n\r\n")
+                peer._writer.write_eof()
+                await peer.closed()
+            assert (await neighbour.request("GET", "/healthz")).status == 200
+    await http.until(lambda: http.server.connections == 0)
+    async with pydanube.connect(http.broker_url) as client, client.producer("/default/orders") as producer:
+        await producer.send(b"still served")
 
 
-async def test_what_is_no_request_is_answered_as_a_problem() -> None:
-    async with open_listener() as there, await Peer.connect(there) as peer:
-        peer.write(b"HELO mail.example.net\r\n\r\n")
-        answer = await peer.answer()
-        assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json")
-        assert answer.json()["detail"].startswith("this is no HTTP/1.1 request: ")
-        assert await peer.closed() == b""
-        await there.until(lambda: there.server.connections == 0)
+async def test_what_is_no_request_is_answered_as_a_problem(http, caller):
+    caller.write(b"HELO mail.example.net\r\n\r\n")
+    answer = await caller.answer()
+    assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json")
+    assert answer.json()["detail"].startswith("this is no HTTP/1.1 request: ")
+    assert await caller.closed() == b""
+    await http.until(lambda: http.server.connections == 0)
 
 
-async def test_a_native_client_is_told_at_once_whose_port_this_is() -> None:
-    async with open_listener() as there:
-        with pytest.raises(
-            Invalid, match=r"is not a danube broker: .*HTTP.* answered; .* or with http:// to its HTTP port"
-        ):
-            await pydanube.connect(there.url.replace("http://", "danube://"), timeout=60).open()
+async def test_a_native_client_is_told_at_once_whose_port_this_is(http):
+    with pytest.raises(
+        Invalid, match=r"is not a danube broker: .*HTTP.* answered; .* or with http:// to its HTTP port"
+    ):
+        await pydanube.connect(http.url.replace("http://", "danube://"), timeout=60).open()
 
 
 async def test_a_broken_body_is_answered_once_and_without_noise(caplog, capsys) -> None:
@@ -190,11 +187,10 @@ async def test_little_of_a_body_is_parsed_at_once(monkeypatch) -> None:
     assert sum(received) > 300_000 and max(received) <= RECEIVED_BYTES_MAX
 
 
-async def test_a_library_client_reads_that_its_body_is_too_large() -> None:
-    async with open_listener() as there:
-        for _ in range(5):
-            refused = await asyncio.to_thread(post, f"{there.url}/schema-registry/subjects/a/versions", bytes(8 << 20))
-            assert refused == 413
+async def test_a_library_client_reads_that_its_body_is_too_large(http):
+    for _ in range(5):
+        refused = await asyncio.to_thread(post, f"{http.url}/schema-registry/subjects/a/versions", bytes(8 << 20))
+        assert refused == 413
 
 
 async def test_all_bodies_together_have_a_limit() -> None:
@@ -291,15 +287,14 @@ async def test_a_body_must_come_in_time(framing: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("POST", "/size", 200), ("GET", "/missing", 404)])
-async def test_a_request_with_two_framings_is_the_last_of_its_connection(method: str, path: str, status: int) -> None:
-    async with open_listener() as there:
-        add_route(there, "/size", echo_size)
-        async with await Peer.connect(there) as peer:
-            peer.send(method, path, b"1\r\nx\r\n0\r\n\r\n", content_length="5", transfer_encoding="chunked")
-            peer.send("GET", "/healthz")
-            answer = await peer.answer()
-            assert (answer.status, answer.headers["connection"]) == (status, "close")
-            assert await peer.closed() == b""
+async def test_a_request_with_two_framings_is_the_last_of_its_connection(http, method, path, status):
+    add_route(http, "/size", echo_size)
+    async with await Peer.connect(http) as peer:
+        peer.send(method, path, b"1\r\nx\r\n0\r\n\r\n", content_length="5", transfer_encoding="chunked")
+        peer.send("GET", "/healthz")
+        answer = await peer.answer()
+        assert (answer.status, answer.headers["connection"]) == (status, "close")
+        assert await peer.closed() == b""
 
 
 async def test_a_request_is_answered_before_a_body_that_nobody_wants_and_its_connection_ends() -> None:
@@ -319,22 +314,20 @@ async def test_a_request_is_answered_before_a_body_that_nobody_wants_and_its_con
         await there.until(lambda: there.server.connections == 0)
 
 
-async def test_a_small_body_that_nobody_wants_is_read_and_the_connection_goes_on() -> None:
-    async with open_listener() as there, await Peer.connect(there) as peer:
-        for _ in range(2):
-            answer = await peer.request("POST", "/api/v1/none", b"x" * 10_000)
-            assert answer.status == 404 and "connection" not in answer.headers
+async def test_a_small_body_that_nobody_wants_is_read_and_the_connection_goes_on(caller):
+    for _ in range(2):
+        answer = await caller.request("POST", "/api/v1/none", b"x" * 10_000)
+        assert answer.status == 404 and "connection" not in answer.headers
 
 
-async def test_a_body_has_a_limit_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_has_a_limit_of_chunks(http, caller, monkeypatch):
     monkeypatch.setattr(connection, "CHUNKS_MAX", 1_000)
-    async with open_listener() as there, await Peer.connect(there) as peer:
-        add_route(there, "/size", echo_size)
-        body = b"1\r\nx\r\n" * 1_000 + b"0\r\n\r\n"
-        for _ in range(2):
-            assert (await peer.request("POST", "/size", body, transfer_encoding="chunked")).body == b"1000"
-        answer = await peer.request("POST", "/size", b"1\r\nx\r\n" * 1_002, transfer_encoding="chunked")
-        assert answer.status == 400 and "more than 1000 chunks" in answer.json()["detail"]
+    add_route(http, "/size", echo_size)
+    body = b"1\r\nx\r\n" * 1_000 + b"0\r\n\r\n"
+    for _ in range(2):
+        assert (await caller.request("POST", "/size", body, transfer_encoding="chunked")).body == b"1000"
+    answer = await caller.request("POST", "/size", b"1\r\nx\r\n" * 1_002, transfer_encoding="chunked")
+    assert answer.status == 400 and "more than 1000 chunks" in answer.json()["detail"]
 
 
 async def test_a_client_that_does_not_read_its_answer_is_disconnected() -> None:
@@ -398,42 +391,40 @@ async def test_a_client_that_leaves_in_the_middle_is_no_mistake(capsys) -> None:
     assert capsys.readouterr().err == ""
 
 
-async def test_a_page_of_another_origin_may_not_change_anything() -> None:
-    async with open_listener() as there:
-        add_route(there, "/size", echo_size)
-        async with await Peer.connect(there) as peer:
-            answer = await peer.request("POST", "/size", b"x", origin="http://localhost:1")
-            assert answer.status == 403
-            assert (await peer.request("POST", "/size", b"x", origin="http://[")).status == 403
-            assert (await peer.request("POST", "/size", b"x", origin="http://localhost")).status == 200
-            assert (await peer.request("GET", "/size", origin="http://localhost:1")).status == 200
+async def test_a_page_of_another_origin_may_not_change_anything(http):
+    add_route(http, "/size", echo_size)
+    async with await Peer.connect(http) as peer:
+        answer = await peer.request("POST", "/size", b"x", origin="http://localhost:1")
+        assert answer.status == 403
+        assert (await peer.request("POST", "/size", b"x", origin="http://[")).status == 403
+        assert (await peer.request("POST", "/size", b"x", origin="http://localhost")).status == 200
+        assert (await peer.request("GET", "/size", origin="http://localhost:1")).status == 200
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
-async def test_closing_answers_what_is_in_flight_and_accepts_nothing_new() -> None:
+async def test_closing_answers_what_is_in_flight_and_accepts_nothing_new(http):
     release = asyncio.Event()
 
     async def waiting(_request: Request) -> Response:
         await release.wait()
         return Response("done")
 
-    async with open_listener() as there:
-        add_route(there, "/waiting", waiting)
-        async with await Peer.connect(there) as busy, await Peer.connect(there) as idle:
-            assert (await idle.request("GET", "/healthz")).status == 200
-            busy.send("GET", "/waiting")
-            await there.until(lambda: len(there.server._state.tasks) == 1)
-            closing = asyncio.ensure_future(there.server.close(60))
-            assert await idle.closed() == b""
-            with pytest.raises(OSError):
-                await Peer.connect(there)
-            assert not closing.done()
-            release.set()
-            assert (await busy.answer()).body == b"done"
-            assert await busy.closed() == b""
-            await closing
+    add_route(http, "/waiting", waiting)
+    async with await Peer.connect(http) as busy, await Peer.connect(http) as idle:
+        assert (await idle.request("GET", "/healthz")).status == 200
+        busy.send("GET", "/waiting")
+        await http.until(lambda: len(http.server._state.tasks) == 1)
+        closing = asyncio.ensure_future(http.server.close(60))
+        assert await idle.closed() == b""
+        with pytest.raises(OSError):
+            await Peer.connect(http)
+        assert not closing.done()
+        release.set()
+        assert (await busy.answer()).body == b"done"
+        assert await busy.closed() == b""
+        await closing
 
 
 async def test_closing_ends_what_takes_too_long(capsys) -> None:

@@ -172,16 +172,15 @@ def test_no_more_series_than_allowed_are_made() -> None:
         assert (series.left_out == 0) == (series.count == 3 * (len(TOPIC) + 5 * (len(SUBSCRIPTION) + 2)))
 
 
-async def test_answers_of_the_listener_are_counted_by_status() -> None:
-    async with open_listener() as there, await Peer.connect(there) as peer:
-        assert (await peer.request("GET", "/nothing")).status == 404
-        assert (await peer.request("GET", "/healthz")).status == 200
-        found = await scrape(there)
-        assert found("danube_http_answers_total", status="404") == 1
-        peer.write(b"no HTTP\r\n\r\n")
-        await peer.closed()
-        found = await scrape(there)
-        assert found("danube_connections_invalid_total", listener="http") == 1
+async def test_answers_of_the_listener_are_counted_by_status(http, caller):
+    assert (await caller.request("GET", "/nothing")).status == 404
+    assert (await caller.request("GET", "/healthz")).status == 200
+    found = await scrape(http)
+    assert found("danube_http_answers_total", status="404") == 1
+    caller.write(b"no HTTP\r\n\r\n")
+    await caller.closed()
+    found = await scrape(http)
+    assert found("danube_connections_invalid_total", listener="http") == 1
 
 
 class HeldStatistics:

@@ -41,10 +41,10 @@ async def batches(there: HttpListener) -> list[int]:
     return [Batch.trust(view).count for view in found.batches]
 
 
-async def test_one_message_is_stored_and_its_offset_answered() -> None:
-    async with open_listener() as there, pydanube.connect(there.broker_url) as client:
+async def test_one_message_is_stored_and_its_offset_answered(http):
+    async with pydanube.connect(http.broker_url) as client:
         answer = await publish(
-            there,
+            http,
             {
                 "payload": "hello",
                 "key": "k",
@@ -59,35 +59,35 @@ async def test_one_message_is_stored_and_its_offset_answered() -> None:
         assert message.producer == "http"
 
 
-async def test_payloads_are_text_json_values_as_written_or_base64() -> None:
+async def test_payloads_are_text_json_values_as_written_or_base64(http):
     body = (
         b'{"messages": [{"payload": "\\u00fc"}, {"payload": {"a":  1.50}}, {"payload": null}, '
         b'{"payload_base64": "AP8="}]}'
     )
-    async with open_listener() as there, pydanube.connect(there.broker_url) as client:
-        answer = await publish(there, body)
+    async with pydanube.connect(http.broker_url) as client:
+        answer = await publish(http, body)
         assert [one["offset"] for one in answer.json()["offsets"]] == [0, 1, 2, 3]
         messages = await received(client, 4)
         assert [one.payload for one in messages] == ["ü".encode(), b'{"a":  1.50}', b"null", b"\x00\xff"]
-        assert await batches(there) == [4], "a batch body becomes one batch"
+        assert await batches(http) == [4], "a batch body becomes one batch"
 
 
-async def test_every_line_of_ndjson_is_a_message_of_one_batch() -> None:
-    async with open_listener() as there, pydanube.connect(there.broker_url) as client:
+async def test_every_line_of_ndjson_is_a_message_of_one_batch(http):
+    async with pydanube.connect(http.broker_url) as client:
         lines = b"\n".join(json.dumps({"payload": str(number)}).encode() for number in range(3))
-        answer = await publish(there, lines + b"\n", Content_Type="application/x-ndjson")
+        answer = await publish(http, lines + b"\n", Content_Type="application/x-ndjson")
         assert [one["offset"] for one in answer.json()["offsets"]] == [0, 1, 2]
         messages = await received(client, 3)
         assert [one.payload for one in messages] == [b"0", b"1", b"2"]
-        assert await batches(there) == [3]
+        assert await batches(http) == [3]
 
 
-async def test_any_other_body_is_one_payload_with_attributes_from_headers() -> None:
-    async with open_listener() as there, pydanube.connect(there.broker_url) as client:
+async def test_any_other_body_is_one_payload_with_attributes_from_headers(http):
+    async with pydanube.connect(http.broker_url) as client:
         headers = {"X_Danube_Key": "k", "X_Danube_Attribute_Colour": "red", "X_Danube_Publish_Time": "1700000000000000"}
-        answer = await publish(there, b"\x00\xff", Content_Type="application/octet-stream", **headers)
+        answer = await publish(http, b"\x00\xff", Content_Type="application/octet-stream", **headers)
         assert answer.status == 200
-        answer = await publish(there, b'{"id": 1}', f"{ORDERS}?format=raw")
+        answer = await publish(http, b'{"id": 1}', f"{ORDERS}?format=raw")
         assert answer.status == 200
         first, second = await received(client, 2)
         assert (first.payload, first.key, first.attributes) == (b"\x00\xff", "k", {"colour": "red"})
@@ -95,32 +95,30 @@ async def test_any_other_body_is_one_payload_with_attributes_from_headers() -> N
         assert (second.payload, second.key) == (b'{"id": 1}', None)
 
 
-async def test_messages_of_a_partitioned_topic_go_to_the_partitions_of_their_keys() -> None:
-    async with open_listener() as there, pydanube.connect(there.broker_url) as client:
+async def test_messages_of_a_partitioned_topic_go_to_the_partitions_of_their_keys(http):
+    async with pydanube.connect(http.broker_url) as client:
         await client.create_topic("/default/wide", partitions=4)
         keys = [f"key-{number}" for number in range(20)]
         async with client.producer("/default/wide") as producer:
             natively = [(await producer.send(b"x", key=key)).partition for key in keys]
         body = {"messages": [{"payload": "y", "key": key} for key in keys]}
-        answer = await publish(there, body, "/api/v1/topics/default/wide/messages")
+        answer = await publish(http, body, "/api/v1/topics/default/wide/messages")
         assert [one["partition"] for one in answer.json()["offsets"]] == natively
         answer = await publish(
-            there, {"messages": [{"payload": "a"}, {"payload": "b"}]}, "/api/v1/topics/default/wide/messages"
+            http, {"messages": [{"payload": "a"}, {"payload": "b"}]}, "/api/v1/topics/default/wide/messages"
         )
         assert len({one["partition"] for one in answer.json()["offsets"]}) == 1
         answer = await publish(
-            there, {"payload": "c", "key": "key-0"}, "/api/v1/topics/default/wide/messages?partition=3"
+            http, {"payload": "c", "key": "key-0"}, "/api/v1/topics/default/wide/messages?partition=3"
         )
         assert answer.json()["offsets"][0]["partition"] == 3
-        assert (
-            await publish(there, {"payload": "c"}, "/api/v1/topics/default/wide/messages?partition=4")
-        ).status == 400
+        assert (await publish(http, {"payload": "c"}, "/api/v1/topics/default/wide/messages?partition=4")).status == 400
 
 
-async def test_messages_that_arrive_together_share_a_batch() -> None:
-    async with open_listener() as there, pydanube.connect(there.broker_url) as client:
-        await publish(there, {"payload": "first"})
-        peers = [await Peer.connect(there) for _ in range(20)]
+async def test_messages_that_arrive_together_share_a_batch(http):
+    async with pydanube.connect(http.broker_url) as client:
+        await publish(http, {"payload": "first"})
+        peers = [await Peer.connect(http) for _ in range(20)]
         for number, peer in enumerate(peers):
             peer.send("POST", ORDERS, json.dumps({"payload": str(number)}).encode(), Content_Type="application/json")
         offsets = [(await peer.answer()).json()["offsets"][0]["offset"] for peer in peers]
@@ -128,7 +126,7 @@ async def test_messages_that_arrive_together_share_a_batch() -> None:
         messages = await received(client, 21)
         by_offset = {one.offset: one.payload for one in messages}
         assert [by_offset[offset] for offset in offsets] == [str(number).encode() for number in range(20)]
-        assert len(await batches(there)) < 21
+        assert len(await batches(http)) < 21
         for peer in peers:
             await peer.__aexit__()
 
@@ -149,35 +147,34 @@ async def test_messages_that_arrive_together_share_a_batch() -> None:
         (b'{"payload": ' + b"[" * 100_000, "nested too deeply"),
     ],
 )
-async def test_a_bad_body_is_refused_by_what_is_wrong_and_nothing_is_stored(body: bytes, what: str) -> None:
-    async with open_listener() as there, pydanube.connect(there.broker_url) as client:
-        answer = await publish(there, body)
+async def test_a_bad_body_is_refused_by_what_is_wrong_and_nothing_is_stored(http, body, what):
+    async with pydanube.connect(http.broker_url) as client:
+        answer = await publish(http, body)
         assert answer.status == 400 and what in answer.json()["detail"], answer.body
         assert answer.headers["content-type"] == "application/problem+json"
         assert await client.list_topics() == []
 
 
-async def test_bad_names_and_parameters_are_refused() -> None:
-    async with open_listener() as there:
-        for path in ("..%2F..", "a%00b", "a%20b"):
-            answer = await publish(there, {"payload": "x"}, f"/api/v1/topics/default/{path}/messages")
-            assert answer.status == 400, path
-        for query in ("colour=red", "partition=x", "format=xml", "version=-1", "producer="):
-            assert (await publish(there, {"payload": "x"}, f"{ORDERS}?{query}")).status == 400, query
-        assert (await publish(there, {"payload": "x"}, "/api/v1/topics/missing/orders/messages")).status == 404
+async def test_bad_names_and_parameters_are_refused(http):
+    for path in ("..%2F..", "a%00b", "a%20b"):
+        answer = await publish(http, {"payload": "x"}, f"/api/v1/topics/default/{path}/messages")
+        assert answer.status == 400, path
+    for query in ("colour=red", "partition=x", "format=xml", "version=-1", "producer="):
+        assert (await publish(http, {"payload": "x"}, f"{ORDERS}?{query}")).status == 400, query
+    assert (await publish(http, {"payload": "x"}, "/api/v1/topics/missing/orders/messages")).status == 404
 
 
-async def test_a_batch_that_does_not_fit_the_schema_of_the_topic_is_refused_whole() -> None:
+async def test_a_batch_that_does_not_fit_the_schema_of_the_topic_is_refused_whole(http):
     schema = '{"type": "object", "required": ["id"], "properties": {"id": {"type": "integer"}}}'
-    async with open_listener() as there, pydanube.connect(there.broker_url) as client:
+    async with pydanube.connect(http.broker_url) as client:
         await client.schemas.register("orders-value", schema, format="json")
         await client.create_topic("/default/orders")
         await client.schemas.bind("/default/orders", "orders-value", policy=ValidationPolicy.ENFORCE)
         path = f"{ORDERS}?subject=orders-value"
-        answer = await publish(there, {"messages": [{"payload": {"id": 1}}, {"payload": {"id": "x"}}]}, path)
+        answer = await publish(http, {"messages": [{"payload": {"id": 1}}, {"payload": {"id": "x"}}]}, path)
         assert answer.status == 400, answer.body
-        assert (await publish(there, {"payload": {"id": 1}})).status == 400, "natively a schema must be named too"
-        answer = await publish(there, {"messages": [{"payload": {"id": 1}}, {"payload": {"id": 2}}]}, path)
+        assert (await publish(http, {"payload": {"id": 1}})).status == 400, "natively a schema must be named too"
+        answer = await publish(http, {"messages": [{"payload": {"id": 1}}, {"payload": {"id": 2}}]}, path)
         assert answer.json()["offsets"] == [{"partition": 0, "offset": 0}, {"partition": 0, "offset": 1}]
         (first, _) = await received(client, 2)
         assert first.schema_version == 1
@@ -189,22 +186,21 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_sent() -> None:
         assert (await peer.answer()).status == 413
 
 
-async def test_unanswered_publishes_count_against_the_budget_of_all_listeners() -> None:
-    async with open_listener() as there:
-        memory = PublishMemory(1000)
-        there.server._application._data.publisher._memory = memory
-        share = memory.reserve(900)
-        assert share is not None
-        answer = await publish(there, {"payload": "x" * 200})
-        assert (answer.status, answer.json()["title"]) == (503, "Unavailable")
-        memory.release(900, share)
-        assert (await publish(there, {"payload": "x" * 200})).status == 200
-        assert memory.used_bytes == 0
+async def test_unanswered_publishes_count_against_the_budget_of_all_listeners(http):
+    memory = PublishMemory(1000)
+    http.server._application._data.publisher._memory = memory
+    share = memory.reserve(900)
+    assert share is not None
+    answer = await publish(http, {"payload": "x" * 200})
+    assert (answer.status, answer.json()["title"]) == (503, "Unavailable")
+    memory.release(900, share)
+    assert (await publish(http, {"payload": "x" * 200})).status == 200
+    assert memory.used_bytes == 0
 
 
-async def test_a_large_batch_is_read_in_a_thread_and_stored() -> None:
-    async with open_listener() as there, pydanube.connect(there.broker_url) as client:
+async def test_a_large_batch_is_read_in_a_thread_and_stored(http):
+    async with pydanube.connect(http.broker_url) as client:
         payload = base64.b64encode(b"x" * 3000).decode()
-        answer = await publish(there, {"messages": [{"payload_base64": payload}] * 100})
+        answer = await publish(http, {"messages": [{"payload_base64": payload}] * 100})
         assert len(answer.json()["offsets"]) == 100
         assert (await received(client, 100))[99].payload == b"x" * 3000

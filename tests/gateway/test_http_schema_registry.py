@@ -12,7 +12,7 @@ from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 import pytest
-from http_peer import Peer, open_listener
+from http_peer import Peer
 
 from pydanube import connect_blocking, testing
 from pydanube.core.access import ANONYMOUS
@@ -384,7 +384,7 @@ def test_a_read_only_subject_takes_nothing_and_keeps_everything(registry: Regist
 # -- the listener ------------------------------------------------------------------------------------------------------
 
 
-async def test_every_call_asks_the_authorizer_for_the_caller() -> None:
+async def test_every_call_asks_the_authorizer_for_the_caller(http):
     asked: list[tuple[str, str]] = []
 
     class Nobody:
@@ -396,38 +396,37 @@ async def test_every_call_asks_the_authorizer_for_the_caller() -> None:
         def allows(self, principal: Any, action: Any, resource: str) -> bool:
             return False
 
-    async with open_listener() as there:
-        there.broker.schemas._authorizer = Nobody()
-        for method, path, body in [
-            ("GET", "/subjects/a/versions", None),
-            ("GET", "/subjects/a/versions/1", None),
-            ("GET", "/subjects/a/versions/1/schema", None),
-            ("GET", "/subjects/a/versions/1/referencedby", None),
-            ("GET", "/config", None),
-            ("GET", "/config/a", None),
-            ("GET", "/mode", None),
-            ("GET", "/mode/a", None),
-            ("POST", "/subjects/a/versions", avro(ORDER)),
-            ("POST", "/subjects/a", avro(ORDER)),
-            ("POST", "/compatibility/subjects/a/versions/latest", avro(ORDER)),
-            ("PUT", "/config", {"compatibility": "NONE"}),
-            ("PUT", "/config/a", {"compatibility": "NONE"}),
-            ("PUT", "/mode", {"mode": "READONLY"}),
-            ("DELETE", "/subjects/a", None),
-            ("DELETE", "/subjects/a/versions/1", None),
-            ("DELETE", "/config/a", None),
-            ("DELETE", "/mode/a", None),
-        ]:
-            asked.clear()
-            async with await Peer.connect(there) as peer:
-                data = None if body is None else json.dumps(body).encode()
-                answer = await peer.request(method, f"/schema-registry{path}", data)
-                assert (answer.status, answer.json()["error_code"]) == (403, 40301), (method, path)
-                assert asked
+    http.broker.schemas._authorizer = Nobody()
+    for method, path, body in [
+        ("GET", "/subjects/a/versions", None),
+        ("GET", "/subjects/a/versions/1", None),
+        ("GET", "/subjects/a/versions/1/schema", None),
+        ("GET", "/subjects/a/versions/1/referencedby", None),
+        ("GET", "/config", None),
+        ("GET", "/config/a", None),
+        ("GET", "/mode", None),
+        ("GET", "/mode/a", None),
+        ("POST", "/subjects/a/versions", avro(ORDER)),
+        ("POST", "/subjects/a", avro(ORDER)),
+        ("POST", "/compatibility/subjects/a/versions/latest", avro(ORDER)),
+        ("PUT", "/config", {"compatibility": "NONE"}),
+        ("PUT", "/config/a", {"compatibility": "NONE"}),
+        ("PUT", "/mode", {"mode": "READONLY"}),
+        ("DELETE", "/subjects/a", None),
+        ("DELETE", "/subjects/a/versions/1", None),
+        ("DELETE", "/config/a", None),
+        ("DELETE", "/mode/a", None),
+    ]:
+        asked.clear()
+        async with await Peer.connect(http) as peer:
+            data = None if body is None else json.dumps(body).encode()
+            answer = await peer.request(method, f"/schema-registry{path}", data)
+            assert (answer.status, answer.json()["error_code"]) == (403, 40301), (method, path)
+            assert asked
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_nonsense_is_never_a_mistake_of_the_broker(seed: int) -> None:
+async def test_nonsense_is_never_a_mistake_of_the_broker(http, seed):
     """Random methods, paths, parameters and bodies: a 4xx or an answer, and never a 500."""
     chance = random.Random(seed)
     words = [
@@ -446,28 +445,26 @@ async def test_nonsense_is_never_a_mistake_of_the_broker(seed: int) -> None:
     ]
     words += ["%00", "%", "%zz", "..", "", "referencedby", "schema", "types", "contexts", "x" * 300, "%C3%28", "0x1"]
     bodies = [None, b"", b"{}", b"null", b"[1]", json.dumps(avro(ORDER)).encode(), b'{"mode": 1}', b"\x00\xff"]
-    async with open_listener() as there:
-        for _ in range(150):
-            path = "/schema-registry/" + "/".join(chance.choice(words) for _ in range(chance.randrange(6)))
-            query = chance.choice(
-                ["", "?deleted=true", "?limit=-5&offset=-3", "?permanent=x", "?format=serialized", "?&&=&"]
-            )
-            method = chance.choice(["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "BREW"])
-            async with await Peer.connect(there) as peer:
-                peer.send(method, path + query, chance.choice(bodies), connection="close")
-                answer = await peer.closed()
-                assert b" 500 " not in answer.split(b"\r\n")[0] and answer, (seed, method, path + query, answer[:200])
+    for _ in range(150):
+        path = "/schema-registry/" + "/".join(chance.choice(words) for _ in range(chance.randrange(6)))
+        query = chance.choice(
+            ["", "?deleted=true", "?limit=-5&offset=-3", "?permanent=x", "?format=serialized", "?&&=&"]
+        )
+        method = chance.choice(["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "BREW"])
+        async with await Peer.connect(http) as peer:
+            peer.send(method, path + query, chance.choice(bodies), connection="close")
+            answer = await peer.closed()
+            assert b" 500 " not in answer.split(b"\r\n")[0] and answer, (seed, method, path + query, answer[:200])
 
 
-async def test_many_clients_that_register_the_same_at_once_get_one_version() -> None:
+async def test_many_clients_that_register_the_same_at_once_get_one_version(http):
     async def one(there: Any) -> int:
-        async with await Peer.connect(there) as peer:
+        async with await Peer.connect(http) as peer:
             answer = await peer.request(
                 "POST", "/schema-registry/subjects/a/versions", json.dumps(avro(ORDER)).encode()
             )
             return answer.json()["id"]
 
-    async with open_listener() as there:
-        assert len(set(await asyncio.gather(*(one(there) for _ in range(30))))) == 1
-        async with await Peer.connect(there) as peer:
-            assert (await peer.request("GET", "/schema-registry/subjects/a/versions")).json() == [1]
+    assert len(set(await asyncio.gather(*(one(http) for _ in range(30))))) == 1
+    async with await Peer.connect(http) as peer:
+        assert (await peer.request("GET", "/schema-registry/subjects/a/versions")).json() == [1]

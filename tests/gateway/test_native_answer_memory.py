@@ -115,13 +115,12 @@ async def test_a_client_that_is_gone_gives_back_what_it_did_not_take() -> None:
         assert len((await reader.receive(FrameKind.FETCHED)).body) > ANSWER - 2 * BATCH
 
 
-async def test_one_answer_that_is_larger_than_the_limit_is_given_all_the_same() -> None:
-    async with open_listener() as there, await Peer.greet(there) as peer:
-        there.broker.unread.limit_bytes = 10_000
-        await fill_topic(peer, total_bytes=500_000, batch_bytes=BATCH)
-        peer.write(fetch_frames(5))
-        seen = {(await peer.receive(FrameKind.FETCHED)).correlation for _ in range(5)}
-        assert seen == set(range(1, 6))
+async def test_one_answer_that_is_larger_than_the_limit_is_given_all_the_same(native, peer):
+    native.broker.unread.limit_bytes = 10_000
+    await fill_topic(peer, total_bytes=500_000, batch_bytes=BATCH)
+    peer.write(fetch_frames(5))
+    seen = {(await peer.receive(FrameKind.FETCHED)).correlation for _ in range(5)}
+    assert seen == set(range(1, 6))
 
 
 # -- the memory itself -------------------------------------------------------------------------------------------------

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-from native_peer import NativeListener, Peer, neighbour, one_batch, open_listener
+from native_peer import NativeListener, Peer, neighbour, one_batch
 
 from pydanube.codec import batch as batches
 from pydanube.codec.native import frames, requests
@@ -16,12 +14,6 @@ from pydanube.model.replies import EXPIRES, REPLY_TO, REQUEST_PRODUCER, ReplyHea
 from pydanube.operations import topics
 
 QUOTES = "/default/quotes"
-
-
-@pytest.fixture
-async def there() -> AsyncIterator[NativeListener]:
-    async with open_listener() as listener:
-        yield listener
 
 
 async def open_topic(peer: Peer, credit: int = 1_000) -> requests.ConsumerOpened:
@@ -59,8 +51,8 @@ def replied(frame: Frame) -> tuple[int, bytes, bool]:
     return frame.correlation, frames.payload_of(frame, head.payload_bytes), bool(frame.flags & frames.FLAG_LAST)
 
 
-async def test_a_request_carries_what_the_broker_wrote_and_gets_its_reply(there: NativeListener) -> None:
-    async with await Peer.greet(there) as caller, await Peer.greet(there) as responder:
+async def test_a_request_carries_what_the_broker_wrote_and_gets_its_reply(native: NativeListener) -> None:
+    async with await Peer.greet(native) as caller, await Peer.greet(native) as responder:
         await open_topic(responder)
         number = ask(caller, b"price?", key="k", attributes={"a": "b"}, timeout_ms=1_000, schema_id=7, schema_version=2)
         request = await next_request(responder)
@@ -72,26 +64,26 @@ async def test_a_request_carries_what_the_broker_wrote_and_gets_its_reply(there:
         reply(responder, inbox_of(request), b"42")
         assert replied(await caller.receive(FrameKind.REPLIED)) == (number, b"42", True)
         reply(responder, inbox_of(request), b"43")
-        await there.until(lambda: there.broker.inboxes.dropped == 1)
-        await there.until(lambda: nothing_waits(there))
+        await native.until(lambda: native.broker.inboxes.dropped == 1)
+        await native.until(lambda: nothing_waits(native))
 
 
-def nothing_waits(there: NativeListener) -> bool:
+def nothing_waits(native: NativeListener) -> bool:
     """Return whether no request waits and none has left anything in memory."""
-    resources = there.server._resources
-    there.broker.unread.refresh()
-    for session in there.sessions:
+    resources = native.server._resources
+    native.broker.unread.refresh()
+    for session in native.sessions:
         session.unread.refresh()
     return (
-        not len(there.broker.inboxes)
-        and not any(len(one._asks) or one._asks.publish_bytes for one in there.sessions)
+        not len(native.broker.inboxes)
+        and not any(len(one._asks) or one._asks.publish_bytes for one in native.sessions)
         and not resources.publish_memory.used_bytes
-        and not there.broker.unread.used_bytes
+        and not native.broker.unread.used_bytes
     )
 
 
-async def test_many_replies_end_with_the_last_one(there: NativeListener) -> None:
-    async with await Peer.greet(there) as caller, await Peer.greet(there) as responder:
+async def test_many_replies_end_with_the_last_one(native: NativeListener) -> None:
+    async with await Peer.greet(native) as caller, await Peer.greet(native) as responder:
         await open_topic(responder)
         number = ask(caller, replies_max=2)
         inbox = inbox_of(await next_request(responder))
@@ -99,11 +91,11 @@ async def test_many_replies_end_with_the_last_one(there: NativeListener) -> None
             reply(responder, inbox, payload)
         assert replied(await caller.receive(FrameKind.REPLIED)) == (number, b"1", False)
         assert replied(await caller.receive(FrameKind.REPLIED)) == (number, b"2", True)
-        await there.until(lambda: there.broker.inboxes.dropped == 1 and nothing_waits(there))
+        await native.until(lambda: native.broker.inboxes.dropped == 1 and nothing_waits(native))
 
 
-async def test_replies_to_others_than_a_waiting_caller_are_dropped(there: NativeListener) -> None:
-    async with await Peer.greet(there) as caller, await Peer.greet(there) as responder:
+async def test_replies_to_others_than_a_waiting_caller_are_dropped(native: NativeListener) -> None:
+    async with await Peer.greet(native) as caller, await Peer.greet(native) as responder:
         await open_topic(responder)
         ask(caller)
         inbox = inbox_of(await next_request(responder))
@@ -115,13 +107,13 @@ async def test_replies_to_others_than_a_waiting_caller_are_dropped(there: Native
             f"other.{incarnation}.{token}",
         ):
             reply(responder, wrong, b"forged")
-        await there.until(lambda: there.broker.inboxes.dropped == 4)
+        await native.until(lambda: native.broker.inboxes.dropped == 4)
         reply(responder, inbox, b"true")
         assert replied(await caller.receive(FrameKind.REPLIED))[1] == b"true"
 
 
-async def test_no_client_can_write_where_replies_go(there: NativeListener) -> None:
-    async with await Peer.greet(there) as peer, neighbour(there):
+async def test_no_client_can_write_where_replies_go(peer, native):
+    async with neighbour(native):
         await open_topic(peer)
         for reserved in (REPLY_TO, EXPIRES):
             number = ask(peer, attributes={reserved: "node.0.token"})
@@ -141,29 +133,28 @@ async def test_no_client_can_write_where_replies_go(there: NativeListener) -> No
         assert "not proven" in (await peer.error(number)).message
 
 
-async def test_a_wrong_ask_is_refused(there: NativeListener) -> None:
-    async with await Peer.greet(there) as peer:
-        number = ask(peer)
-        assert isinstance(await peer.error(number), NotFound)
-        await peer.request(topics.CreateTopic(topic=QUOTES, reliable=False), requests.Done)
-        unheard = await peer.error(ask(peer))
-        assert isinstance(unheard, Unavailable)
-        assert "nobody consumes" in unheard.message
-        await open_consumer(peer)
-        for wrong in (
-            {"partition": 7},
-            {"partition": -1},
-            {"topic": "nothing"},
-            {"key": "k" * (1 << 17)},
-            {"replies_max": 0},
-            {"replies_max": 10_001},
-            {"timeout_ms": -1},
-            {"schema_id": -1},
-            {"size": 100},
-        ):
-            number = ask(peer, **wrong)  # type: ignore[arg-type]
-            assert isinstance(await peer.error(number), Invalid | NotFound), wrong
-        assert nothing_waits(there)
+async def test_a_wrong_ask_is_refused(peer, native):
+    number = ask(peer)
+    assert isinstance(await peer.error(number), NotFound)
+    await peer.request(topics.CreateTopic(topic=QUOTES, reliable=False), requests.Done)
+    unheard = await peer.error(ask(peer))
+    assert isinstance(unheard, Unavailable)
+    assert "nobody consumes" in unheard.message
+    await open_consumer(peer)
+    for wrong in (
+        {"partition": 7},
+        {"partition": -1},
+        {"topic": "nothing"},
+        {"key": "k" * (1 << 17)},
+        {"replies_max": 0},
+        {"replies_max": 10_001},
+        {"timeout_ms": -1},
+        {"schema_id": -1},
+        {"size": 100},
+    ):
+        number = ask(peer, **wrong)  # type: ignore[arg-type]
+        assert isinstance(await peer.error(number), Invalid | NotFound), wrong
+    assert nothing_waits(native)
 
 
 async def open_consumer(peer: Peer) -> None:
@@ -172,8 +163,8 @@ async def open_consumer(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("frame", ["REPLY, no inbox", "REPLY, no map", "CANCEL", "ASK", "ASK, twice", "REPLIED"])
-async def test_a_malformed_frame_ends_its_connection_only(there: NativeListener, frame: str) -> None:
-    async with neighbour(there), await Peer.greet(there) as peer:
+async def test_a_malformed_frame_ends_its_connection_only(native: NativeListener, frame: str) -> None:
+    async with neighbour(native), await Peer.greet(native) as peer:
         await open_topic(peer, credit=0)
         match frame:
             case "REPLY, no inbox":
@@ -191,33 +182,33 @@ async def test_a_malformed_frame_ends_its_connection_only(there: NativeListener,
             case _:
                 peer.send(FrameKind.REPLIED, correlation=1)
         assert isinstance(await peer.last_words(), Invalid)
-        await there.until(lambda: nothing_waits(there))
+        await native.until(lambda: nothing_waits(native))
 
 
-async def test_a_cancelled_request_and_a_caller_that_is_gone_leave_nothing(there: NativeListener) -> None:
-    async with await Peer.greet(there) as responder:
+async def test_a_cancelled_request_and_a_caller_that_is_gone_leave_nothing(native: NativeListener) -> None:
+    async with await Peer.greet(native) as responder:
         await open_topic(responder)
-        async with await Peer.greet(there) as caller:
+        async with await Peer.greet(native) as caller:
             number = ask(caller)
             first = inbox_of(await next_request(responder))
             caller.send(FrameKind.CANCEL, correlation=number)
             caller.send(FrameKind.CANCEL, correlation=number)
             ask(caller)
             second = inbox_of(await next_request(responder))
-            await there.until(lambda: len(there.broker.inboxes) == 1)
-        await there.until(lambda: nothing_waits(there))
+            await native.until(lambda: len(native.broker.inboxes) == 1)
+        await native.until(lambda: nothing_waits(native))
         for _ in range(1_000):
             reply(responder, first)
             reply(responder, second, bytes(10_000))
-        await there.until(lambda: there.broker.inboxes.dropped == 2_000)
-        assert nothing_waits(there)
+        await native.until(lambda: native.broker.inboxes.dropped == 2_000)
+        assert nothing_waits(native)
 
 
 async def test_a_flood_of_requests_is_refused_beyond_the_limit(
-    there: NativeListener, monkeypatch: pytest.MonkeyPatch
+    native: NativeListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asks_module, "REQUESTS_WAITING_MAX", 100)
-    async with await Peer.greet(there) as caller, await Peer.greet(there) as responder, neighbour(there):
+    async with await Peer.greet(native) as caller, await Peer.greet(native) as responder, neighbour(native):
         await open_topic(responder)
         numbers = [ask(caller) for _ in range(150)]
         for number in numbers[100:]:
@@ -231,52 +222,50 @@ async def test_a_flood_of_requests_is_refused_beyond_the_limit(
         await next_request(responder)
 
 
-async def test_replies_that_a_caller_does_not_read_are_bounded(there: NativeListener) -> None:
-    there.broker.unread.limit_bytes = 4 << 20
-    async with await Peer.greet(there) as caller, await Peer.greet(there) as responder:
+async def test_replies_that_a_caller_does_not_read_are_bounded(native: NativeListener) -> None:
+    native.broker.unread.limit_bytes = 4 << 20
+    async with await Peer.greet(native) as caller, await Peer.greet(native) as responder:
         await open_topic(responder)
         caller.stop_reading()
         for _ in range(40):
             ask(caller)
         for _ in range(40):
             reply(responder, inbox_of(await next_request(responder)), bytes(1 << 20))
-        await there.until(lambda: not len(there.broker.inboxes))
-        assert there.broker.unread.used_bytes <= 6 << 20
+        await native.until(lambda: not len(native.broker.inboxes))
+        assert native.broker.unread.used_bytes <= 6 << 20
         caller.resume_reading()
         outcomes = [(await caller.receive(FrameKind.REPLIED, FrameKind.ERROR)).kind for _ in range(40)]
         assert outcomes.count(FrameKind.ERROR) > 20
         assert FrameKind.REPLIED in outcomes
-        await there.until(lambda: nothing_waits(there))
+        await native.until(lambda: nothing_waits(native))
 
 
-async def test_a_peer_is_told_that_requests_are_known_if_it_knows_them(there: NativeListener) -> None:
-    async with await Peer.greet(there) as peer:
+async def test_a_peer_is_told_that_requests_are_known_if_it_knows_them(native: NativeListener) -> None:
+    async with await Peer.greet(native) as peer:
         assert peer.welcome is not None
         assert peer.welcome.features == []
     hello = requests.Hello(client="test", features=["something-else", requests.REQUEST_REPLY])
-    async with await Peer.greet(there, hello) as peer:
+    async with await Peer.greet(native, hello) as peer:
         assert peer.welcome is not None
         assert peer.welcome.features == [requests.REQUEST_REPLY]
 
 
-async def test_a_reliable_topic_stores_requests_with_other_messages(there: NativeListener) -> None:
-    async with await Peer.greet(there) as peer:
-        await peer.create_topic(QUOTES)
-        producer = await peer.open_producer(QUOTES)
-        peer.publish(producer.handle, one_batch(producer))
-        await peer.receive(FrameKind.PUBLISHED)
-        ask(peer)
-        consumer = await peer.subscribe("clerk", QUOTES)
-        peer.credit(consumer.handle, 4, 1 << 20)
-        await peer.receive(FrameKind.DELIVER)
-        stored = await next_request(peer)
-        assert stored.base_offset == 3
-        assert stored.header.producer_id == REQUEST_PRODUCER
+async def test_a_reliable_topic_stores_requests_with_other_messages(peer, native):
+    await peer.create_topic(QUOTES)
+    producer = await peer.open_producer(QUOTES)
+    peer.publish(producer.handle, one_batch(producer))
+    await peer.receive(FrameKind.PUBLISHED)
+    ask(peer)
+    consumer = await peer.subscribe("clerk", QUOTES)
+    peer.credit(consumer.handle, 4, 1 << 20)
+    await peer.receive(FrameKind.DELIVER)
+    stored = await next_request(peer)
+    assert stored.base_offset == 3
+    assert stored.header.producer_id == REQUEST_PRODUCER
 
 
-async def test_draining_refuses_new_requests(there: NativeListener) -> None:
-    async with await Peer.greet(there) as peer:
-        await open_topic(peer)
-        (await there.session_of(peer)).drain()
-        await peer.receive(FrameKind.GOAWAY)
-        assert isinstance(await peer.error(ask(peer)), Unavailable)
+async def test_draining_refuses_new_requests(peer, native):
+    await open_topic(peer)
+    (await native.session_of(peer)).drain()
+    await peer.receive(FrameKind.GOAWAY)
+    assert isinstance(await peer.error(ask(peer)), Unavailable)

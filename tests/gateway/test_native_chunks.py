@@ -81,37 +81,34 @@ def test_chunks_that_are_kept_hold_little_else(arriving: list[tuple[bool, int]])
     assert len(kept) * CHUNK_BYTES_MAX - unfilled <= (2 + 2 / TOLERATED_SHARE) * cached + 2 * CHUNK_BYTES_MAX
 
 
-async def test_a_session_knows_what_of_all_that_came_is_not_in_the_log() -> None:
-    async with open_listener() as there, await Peer.greet(there) as peer:
-        await peer.create_topic()
-        producer = await peer.open_producer()
-        chunks = (await there.session_of(peer))._chunks
-        chunks._other_bytes = 0
-        first, second = (one_batch(producer, 10, SMALL_BYTES // 8, sequence) for sequence in (0, 10))
-        size = len(first)
-        others = []
-        for handle, batch in (
-            (producer.handle, first),
-            (producer.handle, first),  # a repetition
-            (producer.handle + 99, second),  # nobody's
-            (producer.handle, second),  # copied, and stored
-        ):
-            peer.publish(handle, batch)
-            await peer.receive(FrameKind.PUBLISHED, FrameKind.ERROR)
-            others.append(chunks._other_bytes)
-        assert others == [0, size, 2 * size, size]
+async def test_a_session_knows_what_of_all_that_came_is_not_in_the_log(native, peer, topic):
+    producer = await peer.open_producer()
+    chunks = (await native.session_of(peer))._chunks
+    chunks._other_bytes = 0
+    first, second = (one_batch(producer, 10, SMALL_BYTES // 8, sequence) for sequence in (0, 10))
+    size = len(first)
+    others = []
+    for handle, batch in (
+        (producer.handle, first),
+        (producer.handle, first),  # a repetition
+        (producer.handle + 99, second),  # nobody's
+        (producer.handle, second),  # copied, and stored
+    ):
+        peer.publish(handle, batch)
+        await peer.receive(FrameKind.PUBLISHED, FrameKind.ERROR)
+        others.append(chunks._other_bytes)
+    assert others == [0, size, 2 * size, size]
 
 
-async def test_what_a_memory_topic_gets_is_in_memory_of_its_own() -> None:
-    async with open_listener() as there, await Peer.greet(there) as peer:
-        await peer.request(CreateTopic(topic=TOPIC, ack_level="memory"), Done)
-        producer = await peer.open_producer()
-        chunks = (await there.session_of(peer))._chunks
-        chunks._other_bytes = 0
-        batch = one_batch(producer, 10, SMALL_BYTES // 8)
-        peer.publish(producer.handle, batch)
-        await peer.receive(FrameKind.PUBLISHED)
-        assert chunks._other_bytes == len(batch)
+async def test_what_a_memory_topic_gets_is_in_memory_of_its_own(native, peer):
+    await peer.request(CreateTopic(topic=TOPIC, ack_level="memory"), Done)
+    producer = await peer.open_producer()
+    chunks = (await native.session_of(peer))._chunks
+    chunks._other_bytes = 0
+    batch = one_batch(producer, 10, SMALL_BYTES // 8)
+    peer.publish(producer.handle, batch)
+    await peer.receive(FrameKind.PUBLISHED)
+    assert chunks._other_bytes == len(batch)
 
 
 async def test_what_a_peer_does_not_take_is_copied_by_and_by() -> None:

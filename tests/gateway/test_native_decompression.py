@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-import pytest
 from native_peer import TOPIC, Peer, neighbour, open_listener
 from test_native_hostile import pass_time
 from test_native_staging import end_of, stage
@@ -61,11 +60,9 @@ class Turns:
         return Watched
 
 
-async def test_publishes_are_unpacked_a_few_at_a_time_in_order_and_others_are_served(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with open_listener() as there, neighbour(there):
-        peers = [await Peer.greet(there) for _ in range(4)]
+async def test_publishes_are_unpacked_a_few_at_a_time_in_order_and_others_are_served(native, monkeypatch):
+    async with neighbour(native):
+        peers = [await Peer.greet(native) for _ in range(4)]
         await peers[0].create_topic()
         producers = [await peer.open_producer() for peer in peers]
         turns = Turns()
@@ -85,8 +82,8 @@ async def test_publishes_are_unpacked_a_few_at_a_time_in_order_and_others_are_se
             peer.close()
 
 
-async def test_stages_are_unpacked_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_listener() as there, neighbour(there), await Peer.greet(there) as peer:
+async def test_stages_are_unpacked_a_few_at_a_time(native, monkeypatch):
+    async with neighbour(native), await Peer.greet(native) as peer:
         await peer.create_topic()
         turns = Turns()
         monkeypatch.setattr("pydanube.broker.staging.stage_writer.Batch", turns.spy())
@@ -99,37 +96,35 @@ async def test_stages_are_unpacked_a_few_at_a_time(monkeypatch: pytest.MonkeyPat
         assert await end_of(peer) == 20
 
 
-async def test_what_cannot_be_unpacked_is_refused_in_its_turn_and_the_others_are_stored() -> None:
-    async with open_listener() as there, await Peer.greet(there) as peer:
-        await peer.create_topic()
-        producer = await peer.open_producer()
-        for number in range(9):
-            batch = bomb(producer)
-            if number % 2:
-                batch[-1] ^= 1
-            peer.publish(producer.handle, batch)
-        answers = [await peer.receive(FrameKind.PUBLISHED, FrameKind.ERROR) for _ in range(9)]
-        assert [answer.kind for answer in sorted(answers, key=lambda one: one.correlation)] == [
-            FrameKind.ERROR if number % 2 else FrameKind.PUBLISHED for number in range(9)
-        ]
+async def test_what_cannot_be_unpacked_is_refused_in_its_turn_and_the_others_are_stored(peer, topic):
+    producer = await peer.open_producer()
+    for number in range(9):
+        batch = bomb(producer)
+        if number % 2:
+            batch[-1] ^= 1
+        peer.publish(producer.handle, batch)
+    answers = [await peer.receive(FrameKind.PUBLISHED, FrameKind.ERROR) for _ in range(9)]
+    assert [answer.kind for answer in sorted(answers, key=lambda one: one.correlation)] == [
+        FrameKind.ERROR if number % 2 else FrameKind.PUBLISHED for number in range(9)
+    ]
 
 
-async def test_a_client_that_goes_while_its_batch_waits_leaves_nothing_behind() -> None:
-    async with open_listener() as there, neighbour(there):
-        peers = [await Peer.greet(there) for _ in range(3)]
+async def test_a_client_that_goes_while_its_batch_waits_leaves_nothing_behind(native):
+    async with neighbour(native):
+        peers = [await Peer.greet(native) for _ in range(3)]
         await peers[0].create_topic()
         for peer in peers:
             producer = await peer.open_producer()
             for _ in range(10):
                 peer.publish(producer.handle, bomb(producer))
         async with asyncio.timeout(20.0):
-            while not any(session._pause_reasons & PauseReason.DECOMPRESSION for session in there.sessions):  # noqa: ASYNC110
+            while not any(session._pause_reasons & PauseReason.DECOMPRESSION for session in native.sessions):  # noqa: ASYNC110
                 await asyncio.sleep(0)  # every turn is looked at: it does not last long
         for peer in peers:
             peer.close()
-        await there.until(lambda: there.server.connections == 1)
-        await there.until(lambda: not there.broker.decompression._waiting)
-        await there.until(lambda: there.server._resources.publish_memory.used_bytes < BOMB_BYTES)
+        await native.until(lambda: native.server.connections == 1)
+        await native.until(lambda: not native.broker.decompression._waiting)
+        await native.until(lambda: native.server._resources.publish_memory.used_bytes < BOMB_BYTES)
 
 
 # -- a broker that was late itself -------------------------------------------------------------------------------------

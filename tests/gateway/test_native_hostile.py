@@ -42,19 +42,19 @@ async def pass_time(clock: ManualClock, seconds: float) -> None:
 # -- bytes that make no sense ------------------------------------------------------------------------------------------
 
 
-async def test_garbage_closes_its_own_connection_only() -> None:
+async def test_garbage_closes_its_own_connection_only(native):
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed={seed}")
     chance = random.Random(seed)
-    async with open_listener() as there, neighbour(there):
+    async with neighbour(native):
         for _ in range(60):
-            async with await Peer.connect(there) as peer:
+            async with await Peer.connect(native) as peer:
                 start = chance.choice([b"", frames.PREAMBLE, HELLO, HELLO + frames.encode(FrameKind.PING)])
                 peer.write(start + chance.randbytes(chance.randint(1, 5_000)))
                 if chance.random() < 0.5:
                     peer._writer.write_eof()
                     await peer.closed()
-        await there.until(lambda: there.server.connections == 1)
+        await native.until(lambda: native.server.connections == 1)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ async def test_garbage_closes_its_own_connection_only() -> None:
     [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", bytes.fromhex("16030100c2010000be0303") + bytes(180), bytes(8)],
     ids=["http", "tls", "zeros"],
 )
-async def test_another_protocol_is_told_whose_port_this_is(greeting: bytes) -> None:
-    async with open_listener() as there, await Peer.connect(there) as peer:
+async def test_another_protocol_is_told_whose_port_this_is(native, greeting):
+    async with await Peer.connect(native) as peer:
         peer.write(greeting)
         error = await peer.last_words()
         assert isinstance(error, Invalid) and "this is a Danube port" in error.message
@@ -90,38 +90,38 @@ NONSENSE = [
 ]
 
 
-async def test_a_frame_that_makes_no_sense_ends_its_connection_with_the_reason() -> None:
-    async with open_listener() as there, neighbour(there):
+async def test_a_frame_that_makes_no_sense_ends_its_connection_with_the_reason(native):
+    async with neighbour(native):
         for frame, complaint in NONSENSE:
-            async with await Peer.greet(there) as peer:
+            async with await Peer.greet(native) as peer:
                 peer.write(frame)
                 error = await peer.last_words()
                 assert isinstance(error, Invalid)
                 assert complaint in error.message
 
 
-async def test_a_first_frame_that_is_not_hello_is_refused() -> None:
-    async with open_listener() as there, await Peer.connect(there) as peer:
+async def test_a_first_frame_that_is_not_hello_is_refused(native):
+    async with await Peer.connect(native) as peer:
         peer.write(frames.PREAMBLE + frames.encode(FrameKind.PING))
         assert "the first frame is HELLO" in (await peer.last_words()).message
 
 
-async def test_before_the_welcome_frames_are_small() -> None:
-    async with open_listener() as there, await Peer.connect(there) as peer:
+async def test_before_the_welcome_frames_are_small(native):
+    async with await Peer.connect(native) as peer:
         peer.write(frames.PREAMBLE + frames.HEADER.pack(65 * KIB, FrameKind.HELLO, 0, 0, 0, 64 * KIB))
         assert f"outside 4..{64 * KIB}" in (await peer.last_words()).message
 
 
-async def test_half_a_frame_and_gone_leaves_nothing_behind() -> None:
-    async with open_listener() as there, neighbour(there):
+async def test_half_a_frame_and_gone_leaves_nothing_behind(native):
+    async with neighbour(native):
         whole = frames.encode_front(FrameKind.PUBLISH, frames.PUBLISH.pack(1), MIB, 1) + bytes(MIB)
         for cut in (1, 15, 17, 70, MIB):
-            peer = await Peer.greet(there)
+            peer = await Peer.greet(native)
             peer.write(whole[:cut])
             await peer.flushed()
             peer.close()
-        await there.until(lambda: there.server.connections == 1)
-        assert there.server._large_frames.used == 0
+        await native.until(lambda: native.server.connections == 1)
+        assert native.server._large_frames.used == 0
 
 
 # -- peers that take their time ----------------------------------------------------------------------------------------
@@ -334,13 +334,12 @@ async def test_connections_over_the_limit_are_refused_and_places_come_free_again
             await peer.request(namespaces.ListNamespaces(), NamePage)
 
 
-async def test_connections_leave_descriptors_for_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_leave_descriptors_for_the_log(native, monkeypatch):
     monkeypatch.setattr("pydanube.gateway.native.server.raise_descriptor_limit", lambda _wanted: 64)
     monkeypatch.setattr("pydanube.gateway.native.server.open_descriptors", lambda: 16)
-    async with open_listener() as there:
-        outcomes = [await come_in(there) for _ in range(12)]
-        assert sum(isinstance(one, Peer) for one in outcomes) == 4
-        assert any(isinstance(one, Full) and "has 4 connections" in one.message for one in outcomes)
+    outcomes = [await come_in(native) for _ in range(12)]
+    assert sum(isinstance(one, Peer) for one in outcomes) == 4
+    assert any(isinstance(one, Full) and "has 4 connections" in one.message for one in outcomes)
 
 
 @pytest.mark.parametrize(
@@ -377,22 +376,22 @@ async def test_a_connection_has_a_limited_number_of_handles() -> None:
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-async def test_announcing_huge_frames_takes_no_memory() -> None:
-    async with open_listener() as there, neighbour(there):
+async def test_announcing_huge_frames_takes_no_memory(native):
+    async with neighbour(native):
         before = resident_bytes()
-        peers = [await Peer.greet(there) for _ in range(200)]
+        peers = [await Peer.greet(native) for _ in range(200)]
         front = frames.encode_front(FrameKind.PUBLISH, frames.PUBLISH.pack(1), 32 * MIB, 1)
         for peer in peers:
             peer.write(front + bytes(1_000))
             await peer.flushed()
-        await there.until(lambda: all(s.connection._announced or len(s.consumers) for s in there.sessions))
+        await native.until(lambda: all(s.connection._announced or len(s.consumers) for s in native.sessions))
         assert resident_bytes() - before < 40 * MIB
         for peer in peers:
             peer.close()
 
 
-async def test_small_batches_between_large_frames_do_not_keep_those_in_memory() -> None:
-    async with open_listener() as there, neighbour(there), await Peer.greet(there) as peer:
+async def test_small_batches_between_large_frames_do_not_keep_those_in_memory(native):
+    async with neighbour(native), await Peer.greet(native) as peer:
         await peer.create_topic()
         producer = await peer.open_producer()
         batch, ping = one_batch(producer, count=1), frames.encode(FrameKind.PING, bytes(200_000))

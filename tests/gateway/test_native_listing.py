@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from native_peer import TOPIC, Peer, open_listener
+from native_peer import TOPIC
 
 from pydanube.broker.topics.listing import cut_page
 from pydanube.codec.native import requests
@@ -14,36 +14,33 @@ from pydanube.model.statistics import SubscriptionSummary, TopicSummary
 from pydanube.operations import namespaces, subscriptions, topics
 
 
-async def test_topics_come_in_pages_with_their_numbers() -> None:
-    async with open_listener() as there, await Peer.greet(there) as peer:
-        for number in range(5):
-            await peer.request(topics.CreateTopic(topic=f"/default/t{number}"), requests.Done)
-        first = await peer.request(topics.ListTopicPage(limit=3), TopicPage)
-        assert [one.topic for one in first.topics] == ["/default/t0", "/default/t1", "/default/t2"]
-        assert all((one.open_partitions, one.ack_level) == (0, "durable") for one in first.topics)
-        second = await peer.request(topics.ListTopicPage(limit=3, after=first.next), TopicPage)
-        assert ([one.topic for one in second.topics], second.next) == (["/default/t3", "/default/t4"], "")
-        found = await peer.request(topics.ListTopicPage(filter="*3", namespace="default"), TopicPage)
-        assert [one.topic for one in found.topics] == ["/default/t3"]
-        for bad in ({"limit": 0}, {"limit": 1001}, {"sort": "x"}, {"after": "x"}, {"namespace": "a/b"}):
-            with pytest.raises(Invalid):
-                await peer.request(topics.ListTopicPage(**bad), TopicPage)
+async def test_topics_come_in_pages_with_their_numbers(peer):
+    for number in range(5):
+        await peer.request(topics.CreateTopic(topic=f"/default/t{number}"), requests.Done)
+    first = await peer.request(topics.ListTopicPage(limit=3), TopicPage)
+    assert [one.topic for one in first.topics] == ["/default/t0", "/default/t1", "/default/t2"]
+    assert all((one.open_partitions, one.ack_level) == (0, "durable") for one in first.topics)
+    second = await peer.request(topics.ListTopicPage(limit=3, after=first.next), TopicPage)
+    assert ([one.topic for one in second.topics], second.next) == (["/default/t3", "/default/t4"], "")
+    found = await peer.request(topics.ListTopicPage(filter="*3", namespace="default"), TopicPage)
+    assert [one.topic for one in found.topics] == ["/default/t3"]
+    for bad in ({"limit": 0}, {"limit": 1001}, {"sort": "x"}, {"after": "x"}, {"namespace": "a/b"}):
+        with pytest.raises(Invalid):
+            await peer.request(topics.ListTopicPage(**bad), TopicPage)
 
 
-async def test_names_come_in_pages_when_that_is_asked_for() -> None:
-    async with open_listener() as there, await Peer.greet(there) as peer:
-        await peer.create_topic()
-        for name in ("a", "b", "c"):
-            await peer.request(namespaces.CreateNamespace(namespace=name), requests.Done)
-            await peer.request(subscriptions.CreateSubscription(topic=TOPIC, subscription=name), requests.Done)
-        everything = await peer.request(namespaces.ListNamespaces(), NamePage)
-        assert (everything.names, everything.next) == (["a", "b", "c", "default"], "")
-        page = await peer.request(namespaces.ListNamespaces(limit=3), NamePage)
-        assert page.names == ["a", "b", "c"]
-        page = await peer.request(namespaces.ListNamespaces(limit=3, after=page.next), NamePage)
-        assert (page.names, page.next) == (["default"], "")
-        page = await peer.request(subscriptions.ListSubscriptions(topic=TOPIC, filter="[bc]"), NamePage)
-        assert (page.names, page.next) == (["b", "c"], "")
+async def test_names_come_in_pages_when_that_is_asked_for(peer, topic):
+    for name in ("a", "b", "c"):
+        await peer.request(namespaces.CreateNamespace(namespace=name), requests.Done)
+        await peer.request(subscriptions.CreateSubscription(topic=TOPIC, subscription=name), requests.Done)
+    everything = await peer.request(namespaces.ListNamespaces(), NamePage)
+    assert (everything.names, everything.next) == (["a", "b", "c", "default"], "")
+    page = await peer.request(namespaces.ListNamespaces(limit=3), NamePage)
+    assert page.names == ["a", "b", "c"]
+    page = await peer.request(namespaces.ListNamespaces(limit=3, after=page.next), NamePage)
+    assert (page.names, page.next) == (["default"], "")
+    page = await peer.request(subscriptions.ListSubscriptions(topic=TOPIC, filter="[bc]"), NamePage)
+    assert (page.names, page.next) == (["b", "c"], "")
 
 
 def summary(name: str, subscriptions: int) -> TopicSummary:

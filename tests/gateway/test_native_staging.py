@@ -39,23 +39,22 @@ async def end_of(peer: Peer, partition: int = 0) -> int:
     return (await peer.request(ask, topics.Offset)).offset
 
 
-async def test_what_is_staged_is_seen_by_nobody_until_it_is_committed():
-    async with open_listener() as one, await Peer.greet(one) as peer:
-        await peer.request(topics.CreateTopic(topic=TOPIC, partitions=2), requests.Done)
-        stages = [
-            await stage(peer, {(TOPIC, 0): [one_batch(count=3)], (TOPIC, 1): [one_batch(count=2)] * 2}),
-            await stage(peer, {(TOPIC, 1): [one_batch(count=5)]}),
-        ]
-        assert [await end_of(peer, index) for index in (0, 1)] == [0, 0]
-        commit = staging.CommitStages(query="query", run="run", batch_id=0, stages=stages, wait_ms=10_000)
-        assert await peer.request(commit, staging.StagesCommitted) == staging.StagesCommitted(False, True)
-        assert [await end_of(peer, index) for index in (0, 1)] == [3, 9]
-        assert await peer.request(commit, staging.StagesCommitted) == staging.StagesCommitted(True, True)
-        assert [await end_of(peer, index) for index in (0, 1)] == [3, 9]
+async def test_what_is_staged_is_seen_by_nobody_until_it_is_committed(peer):
+    await peer.request(topics.CreateTopic(topic=TOPIC, partitions=2), requests.Done)
+    stages = [
+        await stage(peer, {(TOPIC, 0): [one_batch(count=3)], (TOPIC, 1): [one_batch(count=2)] * 2}),
+        await stage(peer, {(TOPIC, 1): [one_batch(count=5)]}),
+    ]
+    assert [await end_of(peer, index) for index in (0, 1)] == [0, 0]
+    commit = staging.CommitStages(query="query", run="run", batch_id=0, stages=stages, wait_ms=10_000)
+    assert await peer.request(commit, staging.StagesCommitted) == staging.StagesCommitted(False, True)
+    assert [await end_of(peer, index) for index in (0, 1)] == [3, 9]
+    assert await peer.request(commit, staging.StagesCommitted) == staging.StagesCommitted(True, True)
+    assert [await end_of(peer, index) for index in (0, 1)] == [3, 9]
 
 
-async def test_stages_count_for_quotas_whatever_lengths_the_client_gives():
-    async with open_listener() as one, await Peer.greet(one) as peer, await Peer.greet(one) as other:
+async def test_stages_count_for_quotas_whatever_lengths_the_client_gives(native, peer):
+    async with await Peer.greet(native) as other:
         await peer.create_topic()
         batch = one_batch()
         await peer.request(
@@ -73,44 +72,40 @@ async def test_stages_count_for_quotas_whatever_lengths_the_client_gives():
         assert found.used.publish_bytes_per_s > 0
 
 
-async def test_stages_that_wait_for_a_quota_are_dropped_with_their_connection():
-    async with open_listener() as one, await Peer.greet(one) as other:
-        memory = one.server._resources.publish_memory
+async def test_stages_that_wait_for_a_quota_are_dropped_with_their_connection(native):
+    async with await Peer.greet(native) as other:
+        memory = native.server._resources.publish_memory
         await other.create_topic()
         await other.request(
             access.SetQuota(subject=QuotaSubject.parse("/default"), changes={"publish_bytes_per_s": 1}), Quota
         )
-        async with await Peer.greet(one) as peer:
+        async with await Peer.greet(native) as peer:
             await stage(peer, {(TOPIC, 0): [one_batch()]})
             for _ in range(5):
                 peer.write(stage_frame({(TOPIC, 0): [one_batch()]}, peer.next_correlation()))
-            await one.until(lambda: one.broker.throttle.waiting == 5)
+            await native.until(lambda: native.broker.throttle.waiting == 5)
             assert memory.used_bytes > 0
-        await one.until(lambda: one.broker.throttle.waiting == 0 and memory.used_bytes == 0)
+        await native.until(lambda: native.broker.throttle.waiting == 0 and memory.used_bytes == 0)
 
 
-async def test_queries_are_listed_and_forgotten():
-    async with open_listener() as one, await Peer.greet(one) as peer:
-        await peer.create_topic()
-        name = await stage(peer, {(TOPIC, 0): [one_batch()]})
-        commit = staging.CommitStages(query="query", run="run", batch_id=0, stages=[name], wait_ms=10_000)
-        await peer.request(commit, staging.StagesCommitted)
-        listed = await peer.request(staging.ListStagedQueries(), staging.StagedQueries)
-        assert [(query.query, query.run, query.last_batch_id) for query in listed.queries] == [("query", "run", 0)]
+async def test_queries_are_listed_and_forgotten(peer, topic):
+    name = await stage(peer, {(TOPIC, 0): [one_batch()]})
+    commit = staging.CommitStages(query="query", run="run", batch_id=0, stages=[name], wait_ms=10_000)
+    await peer.request(commit, staging.StagesCommitted)
+    listed = await peer.request(staging.ListStagedQueries(), staging.StagedQueries)
+    assert [(query.query, query.run, query.last_batch_id) for query in listed.queries] == [("query", "run", 0)]
+    await peer.request(staging.ForgetStagedQuery(query="query"), requests.Done)
+    assert (await peer.request(staging.ListStagedQueries(), staging.StagedQueries)).queries == []
+    with pytest.raises(NotFound, match="query"):
         await peer.request(staging.ForgetStagedQuery(query="query"), requests.Done)
-        assert (await peer.request(staging.ListStagedQueries(), staging.StagedQueries)).queries == []
-        with pytest.raises(NotFound, match="query"):
-            await peer.request(staging.ForgetStagedQuery(query="query"), requests.Done)
 
 
-async def test_a_fenced_run_hears_so_on_its_own_request():
-    async with open_listener() as one, await Peer.greet(one) as peer:
-        await peer.create_topic()
+async def test_a_fenced_run_hears_so_on_its_own_request(peer, topic):
+    await stage(peer, {(TOPIC, 0): [one_batch()]})
+    await stage(peer, {(TOPIC, 0): [one_batch()]}, run="next")
+    with pytest.raises(StaleEpoch, match="next"):
         await stage(peer, {(TOPIC, 0): [one_batch()]})
-        await stage(peer, {(TOPIC, 0): [one_batch()]}, run="next")
-        with pytest.raises(StaleEpoch, match="next"):
-            await stage(peer, {(TOPIC, 0): [one_batch()]})
-        assert await end_of(peer) == 0
+    assert await end_of(peer) == 0
 
 
 @pytest.mark.parametrize(
@@ -131,36 +126,33 @@ async def test_a_fenced_run_hears_so_on_its_own_request():
         ({(TOPIC, 0): [one_batch()]}, {"sections": [requests.StagedSection(TOPIC, 0, [128] * 50_000)]}, Invalid),
     ],
 )
-async def test_a_stage_that_makes_no_sense_is_refused_and_the_connection_goes_on(batches, changes, error):
-    async with open_listener() as one, await Peer.greet(one) as peer:
-        await peer.create_topic()
-        with pytest.raises(error):
-            await stage(peer, batches, **changes)
-        await stage(peer, {(TOPIC, 0): [one_batch()]})
-        assert one.sessions[0].publish_bytes == 0
+async def test_a_stage_that_makes_no_sense_is_refused_and_the_connection_goes_on(
+    native, peer, topic, batches, changes, error
+):
+    with pytest.raises(error):
+        await stage(peer, batches, **changes)
+    await stage(peer, {(TOPIC, 0): [one_batch()]})
+    assert native.sessions[0].publish_bytes == 0
 
 
-async def test_a_head_that_is_no_map_is_refused_and_the_connection_goes_on():
-    async with open_listener() as one, await Peer.greet(one) as peer:
-        await peer.create_topic()
-        peer.write(frames.encode(FrameKind.STAGE, b"\xc1", 5))
-        assert isinstance(await peer.error(5), Invalid)
-        await stage(peer, {(TOPIC, 0): [one_batch()]})
+async def test_a_head_that_is_no_map_is_refused_and_the_connection_goes_on(peer, topic):
+    peer.write(frames.encode(FrameKind.STAGE, b"\xc1", 5))
+    assert isinstance(await peer.error(5), Invalid)
+    await stage(peer, {(TOPIC, 0): [one_batch()]})
 
 
-async def test_a_stage_without_a_correlation_ends_the_connection():
-    async with open_listener() as one, await Peer.greet(one) as peer:
-        peer.write(stage_frame({(TOPIC, 0): [one_batch()]}, 0))
-        assert isinstance(await peer.last_words(), Invalid)
+async def test_a_stage_without_a_correlation_ends_the_connection(peer):
+    peer.write(stage_frame({(TOPIC, 0): [one_batch()]}, 0))
+    assert isinstance(await peer.last_words(), Invalid)
 
 
-async def test_garbage_in_stages_harms_neither_the_broker_nor_others():
+async def test_garbage_in_stages_harms_neither_the_broker_nor_others(native):
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    async with open_listener() as one, neighbour(one):
+    async with neighbour(native):
         for _ in range(150):
-            async with await Peer.greet(one) as peer:
+            async with await Peer.greet(native) as peer:
                 frame = bytearray(stage_frame({(TOPIC, 0): [one_batch(count=chance.randint(1, 50))]}, 1))
                 for _ in range(chance.randint(1, 6)):
                     frame[chance.randrange(8, len(frame))] = chance.randrange(256)

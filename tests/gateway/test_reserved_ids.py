@@ -9,7 +9,7 @@ import http_peer
 import pytest
 from danube_peer import PeerProducer, Refused, grpc_broker
 from letter_writer import broker_for_letters, open_peer, write_letters
-from native_peer import TOPIC, Peer, open_listener
+from native_peer import TOPIC, Peer
 from test_http_publishing import publish
 from test_native_staging import stage
 
@@ -49,26 +49,22 @@ async def stored_ids(broker, topic: str = TOPIC) -> list[int]:
 
 
 @pytest.mark.parametrize("producer_id", RESERVED)
-async def test_a_native_producer_signs_with_its_own_id(producer_id: int) -> None:
-    async with open_listener() as one, await Peer.greet(one) as peer:
-        await peer.create_topic()
-        producer = await peer.open_producer()
-        error = await outcome(peer, producer.handle, producer_id)
-        assert isinstance(error, Invalid) and "is signed by producer" in error.message
+async def test_a_native_producer_signs_with_its_own_id(peer, topic, producer_id):
+    producer = await peer.open_producer()
+    error = await outcome(peer, producer.handle, producer_id)
+    assert isinstance(error, Invalid) and "is signed by producer" in error.message
 
 
 @pytest.mark.parametrize("producer_id", RESERVED)
-async def test_who_says_to_be_a_broker_has_to_show_it(producer_id: int) -> None:
+async def test_who_says_to_be_a_broker_has_to_show_it(native, peer, topic, producer_id):
     """Without authentication everybody may ask for what brokers ask each other; the name of a broker is no secret."""
-    async with open_listener() as one, await Peer.greet(one) as peer:
-        await peer.create_topic()
-        session = one.broker._cluster.membership.session
-        for name, proof in (("", ""), (session.name, ""), (session.name, "x" * 22), ("another", session.proof)):
-            asked = requests.OpenForwarder(topic=TOPIC, partition=0, broker=name, proof=proof)
-            opened = await peer.request(asked, requests.ProducerOpened)
-            assert isinstance(await outcome(peer, opened.handle, producer_id), Invalid)
-            assert await outcome(peer, opened.handle, 0) is None, "other batches are taken as before"
-        assert set(await stored_ids(one.broker)) == {0}
+    session = native.broker._cluster.membership.session
+    for name, proof in (("", ""), (session.name, ""), (session.name, "x" * 22), ("another", session.proof)):
+        asked = requests.OpenForwarder(topic=TOPIC, partition=0, broker=name, proof=proof)
+        opened = await peer.request(asked, requests.ProducerOpened)
+        assert isinstance(await outcome(peer, opened.handle, producer_id), Invalid)
+        assert await outcome(peer, opened.handle, 0) is None, "other batches are taken as before"
+    assert set(await stored_ids(native.broker)) == {0}
 
 
 async def test_a_broker_writes_dead_letters_and_never_for_a_staged_query(tmp_path: Path) -> None:
@@ -98,14 +94,12 @@ async def test_with_authentication_only_the_cluster_token_opens_a_forwarder(tmp_
 
 
 @pytest.mark.parametrize("producer_id", RESERVED)
-async def test_what_is_staged_gets_the_id_of_its_query(producer_id: int) -> None:
-    async with open_listener() as one, await Peer.greet(one) as peer:
-        await peer.create_topic()
-        name = await stage(peer, {(TOPIC, 0): [signed(producer_id)]})
-        commit = staging.CommitStages(query="query", run="run", batch_id=0, stages=[name], wait_ms=10_000)
-        await peer.request(commit, staging.StagesCommitted)
-        (known,) = [known.record async for known in one.broker.staging._records.all()]
-        assert await stored_ids(one.broker) == [known.producer_id] != [producer_id]
+async def test_what_is_staged_gets_the_id_of_its_query(native, peer, topic, producer_id):
+    name = await stage(peer, {(TOPIC, 0): [signed(producer_id)]})
+    commit = staging.CommitStages(query="query", run="run", batch_id=0, stages=[name], wait_ms=10_000)
+    await peer.request(commit, staging.StagesCommitted)
+    (known,) = [known.record async for known in native.broker.staging._records.all()]
+    assert await stored_ids(native.broker) == [known.producer_id] != [producer_id]
 
 
 @pytest.mark.parametrize("producer_id", RESERVED)
