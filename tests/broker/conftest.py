@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
+from cluster_harness import World, open_world
+from two_brokers import TwoBrokers, two_brokers
 
 from pydanube.broker import Broker
 from pydanube.core.access import ANONYMOUS
@@ -39,3 +41,16 @@ async def topic(broker: Broker) -> TopicName:
     """The topic of `client`, created with the defaults."""
     await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
     return TOPIC
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """Brokers that take partitions from each other."""
+    async with open_world(tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[TwoBrokers]:
+    async with two_brokers(tmp_path) as opened:
+        yield opened

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
-from cluster_harness import Node, World, open_world
+from cluster_harness import Node, World
 from tiering_harness import upload_all
 
 from pydanube.broker import Broker
@@ -75,11 +75,10 @@ async def create_each_way(broker: Broker) -> list[AckLevel]:
     return [level_of(broker, one) for one in names]
 
 
-async def test_in_a_cluster_new_topics_are_stored(tmp_path):
-    async with open_world(tmp_path) as world:
-        world.objects = MemoryStore()
-        a = await world.start("a", follows=True, ack_level=None)
-        assert await create_each_way(a.broker) == [AckLevel.STORED] * 3
+async def test_in_a_cluster_new_topics_are_stored(world):
+    world.objects = MemoryStore()
+    a = await world.start("a", follows=True, ack_level=None)
+    assert await create_each_way(a.broker) == [AckLevel.STORED] * 3
 
 
 async def test_on_a_broker_alone_new_topics_are_durable(tmp_path):
@@ -88,138 +87,128 @@ async def test_on_a_broker_alone_new_topics_are_durable(tmp_path):
 
 
 @pytest.mark.parametrize("objects", [None, OverwritingStore()])
-async def test_where_the_store_cannot_keep_stored_topics_new_ones_are_durable(
-    tmp_path: Path, objects: ObjectStore | None
-) -> None:
-    async with open_world(tmp_path) as world:
-        world.objects = objects
-        a = await world.start("a", follows=True, ack_level=None)
-        assert await create_each_way(a.broker) == [AckLevel.DURABLE] * 3
+async def test_where_the_store_cannot_keep_stored_topics_new_ones_are_durable(world, objects):
+    world.objects = objects
+    a = await world.start("a", follows=True, ack_level=None)
+    assert await create_each_way(a.broker) == [AckLevel.DURABLE] * 3
 
 
-async def test_a_level_that_was_chosen_is_not_changed(tmp_path):
-    async with open_world(tmp_path) as world:
-        world.objects = MemoryStore()
-        a = await world.start("a", follows=True, ack_level=AckLevel.WRITTEN)
-        await a.client.create(ack_level=AckLevel.DURABLE)
-        assert level_of(a.broker) is AckLevel.DURABLE
-        with pytest.raises(AlreadyExists):
-            await a.broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(), choose_level=True)
-        other = TopicName.parse("/default/other")
-        await a.broker.lookup(ANONYMOUS, other, create=True)
-        assert level_of(a.broker, other) is AckLevel.WRITTEN
+async def test_a_level_that_was_chosen_is_not_changed(world):
+    world.objects = MemoryStore()
+    a = await world.start("a", follows=True, ack_level=AckLevel.WRITTEN)
+    await a.client.create(ack_level=AckLevel.DURABLE)
+    assert level_of(a.broker) is AckLevel.DURABLE
+    with pytest.raises(AlreadyExists):
+        await a.broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(), choose_level=True)
+    other = TopicName.parse("/default/other")
+    await a.broker.lookup(ANONYMOUS, other, create=True)
+    assert level_of(a.broker, other) is AckLevel.WRITTEN
 
 
-async def test_a_topic_that_is_not_reliable_has_no_level_to_choose(tmp_path):
-    async with open_world(tmp_path) as world:
-        world.objects = MemoryStore()
-        a = await world.start("a", follows=True, ack_level=None)
-        await a.broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(reliable=False), choose_level=True)
-        assert level_of(a.broker) is AckLevel.MEMORY
+async def test_a_topic_that_is_not_reliable_has_no_level_to_choose(world):
+    world.objects = MemoryStore()
+    a = await world.start("a", follows=True, ack_level=None)
+    await a.broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(reliable=False), choose_level=True)
+    assert level_of(a.broker) is AckLevel.MEMORY
 
 
 # -- changing it -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_durable_topic_becomes_stored_and_survives_the_loss_of_its_broker(tmp_path):
-    async with open_world(tmp_path) as world:
-        world.objects = MemoryStore()
-        a = await world.start("a", follows=True)
-        await a.client.create(ack_level=AckLevel.DURABLE)
-        await publish(a, b"0", b"1")
-        await upload_all(a.broker)
-        await publish(a, b"2", b"3")
-        sink = await a.client.subscribe()
-        await sink.wait_for(4)
-        await sink.ack((0, 3))
-        assert (await record_of(world, a)).log == "log-a"
-        await a.broker.topics.set_ack_level(SetAckLevel(topic=TOPIC, ack_level=str(AckLevel.STORED)))
-        assert open_level(a) == [AckLevel.STORED]
-        assert (await record_of(world, a)).log == ""
-        assert await publish(a, b"4") == [4]
-        assert await payloads(a) == [b"0", b"1", b"2", b"3", b"4"]
-        b = await world.start("b", follows=True)
-        await lose(world, a, "a")
-        assert await payloads(b) == [b"0", b"1", b"2", b"3", b"4"]
-        assert await publish(b, b"5") == [5]
-        sink = await b.client.subscribe()
-        assert (await sink.wait_for(3))[0] == (3, b"3")
-        a = await world.start("a", follows=True)  # its log has ledgers that the topic does not need any more
+async def test_a_durable_topic_becomes_stored_and_survives_the_loss_of_its_broker(world):
+    world.objects = MemoryStore()
+    a = await world.start("a", follows=True)
+    await a.client.create(ack_level=AckLevel.DURABLE)
+    await publish(a, b"0", b"1")
+    await upload_all(a.broker)
+    await publish(a, b"2", b"3")
+    sink = await a.client.subscribe()
+    await sink.wait_for(4)
+    await sink.ack((0, 3))
+    assert (await record_of(world, a)).log == "log-a"
+    await a.broker.topics.set_ack_level(SetAckLevel(topic=TOPIC, ack_level=str(AckLevel.STORED)))
+    assert open_level(a) == [AckLevel.STORED]
+    assert (await record_of(world, a)).log == ""
+    assert await publish(a, b"4") == [4]
+    assert await payloads(a) == [b"0", b"1", b"2", b"3", b"4"]
+    b = await world.start("b", follows=True)
+    await lose(world, a, "a")
+    assert await payloads(b) == [b"0", b"1", b"2", b"3", b"4"]
+    assert await publish(b, b"5") == [5]
+    sink = await b.client.subscribe()
+    assert (await sink.wait_for(3))[0] == (3, b"3")
+    a = await world.start("a", follows=True)  # its log has ledgers that the topic does not need any more
 
 
-async def test_the_log_is_needed_until_everything_of_it_is_in_the_object_store(tmp_path):
-    async with open_world(tmp_path) as world:
-        world.objects = MemoryStore()
-        a = await world.start("a", follows=True)
-        await a.client.create(ack_level=AckLevel.DURABLE)
-        await publish(a, b"0", b"1")
-        b = await world.start("b", follows=True)
-        await world.sessions.end("a", SINCE_US)  # before a has changed anything
-        await a.stop()
-        await b.broker.topics.set_ack_level(SetAckLevel(topic=TOPIC, ack_level=str(AckLevel.STORED), own_only=True))
-        assert level_of(b.broker) is AckLevel.STORED
-        with pytest.raises(Unavailable, match="waits for broker 'a'"):
-            await b.client.fetch()
-        a = await world.start("a", follows=True)
-        assert await payloads(a) == [b"0", b"1"]
-        assert (await record_of(world, a)).log == ""
-        await lose(world, a, "a")
-        assert await payloads(b) == [b"0", b"1"]
+async def test_the_log_is_needed_until_everything_of_it_is_in_the_object_store(world):
+    world.objects = MemoryStore()
+    a = await world.start("a", follows=True)
+    await a.client.create(ack_level=AckLevel.DURABLE)
+    await publish(a, b"0", b"1")
+    b = await world.start("b", follows=True)
+    await world.sessions.end("a", SINCE_US)  # before a has changed anything
+    await a.stop()
+    await b.broker.topics.set_ack_level(SetAckLevel(topic=TOPIC, ack_level=str(AckLevel.STORED), own_only=True))
+    assert level_of(b.broker) is AckLevel.STORED
+    with pytest.raises(Unavailable, match="waits for broker 'a'"):
+        await b.client.fetch()
+    a = await world.start("a", follows=True)
+    assert await payloads(a) == [b"0", b"1"]
+    assert (await record_of(world, a)).log == ""
+    await lose(world, a, "a")
+    assert await payloads(b) == [b"0", b"1"]
 
 
-async def test_a_stored_topic_becomes_durable_and_then_waits_for_its_broker(tmp_path):
-    async with open_world(tmp_path) as world:
-        world.objects = MemoryStore()
-        a = await world.start("a", follows=True)
-        await a.client.create(ack_level=AckLevel.STORED)
-        await publish(a, b"0", b"1")
-        sink = await a.client.subscribe()
-        await sink.wait_for(2)
-        await sink.ack((0, 1))
-        await a.broker.topics.set_ack_level(SetAckLevel(topic=TOPIC, ack_level=str(AckLevel.DURABLE)))
-        assert open_level(a) == [AckLevel.DURABLE]
-        record = await record_of(world, a)
-        assert (record.sequences, record.log) == ([], "")
-        assert await publish(a, b"2") == [2]
-        assert (await record_of(world, a)).log == "log-a"
-        sink = await a.client.subscribe()
-        assert (await sink.wait_for(2))[0] == (1, b"1")
-        b = await world.start("b", follows=True)
-        await lose(world, a, "a")
-        with pytest.raises(Unavailable, match="waits for broker 'a'"):
-            await b.client.fetch()
-        a = await world.start("a", follows=True)
-        assert await payloads(a) == [b"0", b"1", b"2"]
-        assert (await a.broker.describe_topic(ANONYMOUS, TOPIC)).partitions[0].missing_offsets == 0
+async def test_a_stored_topic_becomes_durable_and_then_waits_for_its_broker(world):
+    world.objects = MemoryStore()
+    a = await world.start("a", follows=True)
+    await a.client.create(ack_level=AckLevel.STORED)
+    await publish(a, b"0", b"1")
+    sink = await a.client.subscribe()
+    await sink.wait_for(2)
+    await sink.ack((0, 1))
+    await a.broker.topics.set_ack_level(SetAckLevel(topic=TOPIC, ack_level=str(AckLevel.DURABLE)))
+    assert open_level(a) == [AckLevel.DURABLE]
+    record = await record_of(world, a)
+    assert (record.sequences, record.log) == ([], "")
+    assert await publish(a, b"2") == [2]
+    assert (await record_of(world, a)).log == "log-a"
+    sink = await a.client.subscribe()
+    assert (await sink.wait_for(2))[0] == (1, b"1")
+    b = await world.start("b", follows=True)
+    await lose(world, a, "a")
+    with pytest.raises(Unavailable, match="waits for broker 'a'"):
+        await b.client.fetch()
+    a = await world.start("a", follows=True)
+    assert await payloads(a) == [b"0", b"1", b"2"]
+    assert (await a.broker.describe_topic(ANONYMOUS, TOPIC)).partitions[0].missing_offsets == 0
 
 
-async def test_the_level_goes_back_and_forth_without_loss_and_retries_are_recognised(tmp_path):
-    async with open_world(tmp_path) as world:
-        world.objects = MemoryStore()
-        a = await world.start("a", follows=True)
-        await a.client.create(ack_level=AckLevel.DURABLE)
-        producer = await a.client.producer("billing")
-        for number in range(6):
-            await a.client.publish(producer, [b"%d" % number], sequence=number)
-            level = AckLevel.STORED if number % 2 == 0 else AckLevel.DURABLE
-            await a.broker.topics.set_ack_level(SetAckLevel(topic=TOPIC, ack_level=str(level)))
-            producer = await a.client.come_back(producer, "billing")
-            again = await a.client.publish(producer, [b"%d" % number], sequence=number)
-            assert (again.base_offset, again.duplicate) == (number, True)
-        assert await payloads(a) == [b"%d" % number for number in range(6)]
+async def test_the_level_goes_back_and_forth_without_loss_and_retries_are_recognised(world):
+    world.objects = MemoryStore()
+    a = await world.start("a", follows=True)
+    await a.client.create(ack_level=AckLevel.DURABLE)
+    producer = await a.client.producer("billing")
+    for number in range(6):
+        await a.client.publish(producer, [b"%d" % number], sequence=number)
+        level = AckLevel.STORED if number % 2 == 0 else AckLevel.DURABLE
+        await a.broker.topics.set_ack_level(SetAckLevel(topic=TOPIC, ack_level=str(level)))
+        producer = await a.client.come_back(producer, "billing")
+        again = await a.client.publish(producer, [b"%d" % number], sequence=number)
+        assert (again.base_offset, again.duplicate) == (number, True)
+    assert await payloads(a) == [b"%d" % number for number in range(6)]
 
 
-async def test_other_owners_follow_the_change(tmp_path):
-    async with open_world(tmp_path) as world:
-        world.objects = MemoryStore()
-        a = await world.start("a", follows=True)
-        await a.client.create(ack_level=AckLevel.DURABLE)
-        await publish(a, b"0")
-        b = await world.start("b", follows=True)
-        await b.broker.topics.set_ack_level(SetAckLevel(topic=TOPIC, ack_level=str(AckLevel.STORED), own_only=True))
-        await until(lambda: level_of(a.broker) is AckLevel.STORED and not open_level(a))
-        assert await publish(a, b"1") == [1]
-        assert open_level(a) == [AckLevel.STORED]
+async def test_other_owners_follow_the_change(world):
+    world.objects = MemoryStore()
+    a = await world.start("a", follows=True)
+    await a.client.create(ack_level=AckLevel.DURABLE)
+    await publish(a, b"0")
+    b = await world.start("b", follows=True)
+    await b.broker.topics.set_ack_level(SetAckLevel(topic=TOPIC, ack_level=str(AckLevel.STORED), own_only=True))
+    await until(lambda: level_of(a.broker) is AckLevel.STORED and not open_level(a))
+    assert await publish(a, b"1") == [1]
+    assert open_level(a) == [AckLevel.STORED]
 
 
 async def test_a_broker_alone_changes_the_level_too(tmp_path):

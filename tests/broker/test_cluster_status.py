@@ -1,10 +1,11 @@
 """What brokers tell each other about their load, and what they say about the whole cluster."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
-from cluster_harness import placing_cluster
+from cluster_harness import PlacingCluster, placing_cluster
 
 from pydanube.broker.cluster.loads import LoadRecord, load_key
 from pydanube.broker.observe.cluster_status import is_noticeable
@@ -24,6 +25,12 @@ class NobodyDescribes:
             raise Denied("no")
 
 
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[PlacingCluster]:
+    async with placing_cluster(tmp_path) as opened:
+        yield opened
+
+
 async def test_a_broker_alone_is_a_cluster_of_one(broker):
     await BrokerClient(broker).create(partitions=3)
     await BrokerClient(broker, TopicName.parse("/default/other")).create()
@@ -41,62 +48,58 @@ async def test_who_may_not_describe_brokers_is_refused(tmp_path: Path):
             broker.cluster.describe(ANONYMOUS)
 
 
-async def test_every_broker_shows_all_brokers_and_what_waits_for_those_that_are_away(tmp_path: Path):
-    async with placing_cluster(tmp_path) as cluster:
-        a, b = await cluster.start("a", zone="east", run=False), await cluster.start("b", zone="west", run=False)
-        topic_id = await cluster.create(a, partitions=4)
-        lost = PartitionRecord(epoch=1, owner="c", incarnation=9, log="log-c")
-        await cluster.store.transact([], [Put(partition_key(topic_id, 0), pack(lost))])
-        cluster.sessions.away["c"] = 1_790_000_000_000_000
-        for node in (a, b):
-            await until(lambda node=node: node.owners.record(topic_id, 0) == lost)
-            about = node.broker.cluster.describe(ANONYMOUS)
-            assert (about.coordinator, about.unplaced) == ("a", 0)
-            shown = [(one.name, one.state, one.zone, one.incarnation, one.partitions) for one in about.brokers]
-            living = sum(one.partitions for one in about.brokers[:2])
-            assert living == 3
-            assert [one[:4] for one in shown] == [("a", "ok", "east", 1), ("b", "ok", "west", 2), ("c", "away", "", 0)]
-            assert (about.brokers[2].partitions, about.brokers[2].since) == (1, 1_790_000_000_000_000)
-            assert [one.addresses.native for one in about.brokers] == ["a.test:6650", "b.test:6650", ""]
-            assert [one.node for one in node.broker.cluster.brokers(ANONYMOUS)] == ["a", "b"]
+async def test_every_broker_shows_all_brokers_and_what_waits_for_those_that_are_away(cluster):
+    a, b = await cluster.start("a", zone="east", run=False), await cluster.start("b", zone="west", run=False)
+    topic_id = await cluster.create(a, partitions=4)
+    lost = PartitionRecord(epoch=1, owner="c", incarnation=9, log="log-c")
+    await cluster.store.transact([], [Put(partition_key(topic_id, 0), pack(lost))])
+    cluster.sessions.away["c"] = 1_790_000_000_000_000
+    for node in (a, b):
+        await until(lambda node=node: node.owners.record(topic_id, 0) == lost)
+        about = node.broker.cluster.describe(ANONYMOUS)
+        assert (about.coordinator, about.unplaced) == ("a", 0)
+        shown = [(one.name, one.state, one.zone, one.incarnation, one.partitions) for one in about.brokers]
+        living = sum(one.partitions for one in about.brokers[:2])
+        assert living == 3
+        assert [one[:4] for one in shown] == [("a", "ok", "east", 1), ("b", "ok", "west", 2), ("c", "away", "", 0)]
+        assert (about.brokers[2].partitions, about.brokers[2].since) == (1, 1_790_000_000_000_000)
+        assert [one.addresses.native for one in about.brokers] == ["a.test:6650", "b.test:6650", ""]
+        assert [one.node for one in node.broker.cluster.brokers(ANONYMOUS)] == ["a", "b"]
 
 
-async def test_partitions_without_a_broker_are_counted(tmp_path: Path):
-    async with placing_cluster(tmp_path) as cluster:
-        a, b = await cluster.start("a", run=False), await cluster.start("b", run=False)
-        await cluster.create(a, partitions=4)
-        await cluster.sessions.end("b")
-        assert a.broker.cluster.describe(ANONYMOUS).unplaced == 2
-        assert b.name in [one.name for one in a.broker.cluster.describe(ANONYMOUS).brokers]
+async def test_partitions_without_a_broker_are_counted(cluster):
+    a, b = await cluster.start("a", run=False), await cluster.start("b", run=False)
+    await cluster.create(a, partitions=4)
+    await cluster.sessions.end("b")
+    assert a.broker.cluster.describe(ANONYMOUS).unplaced == 2
+    assert b.name in [one.name for one in a.broker.cluster.describe(ANONYMOUS).brokers]
 
 
-async def test_the_load_of_a_broker_is_seen_by_the_others_and_ends_with_its_lease(tmp_path: Path):
-    async with placing_cluster(tmp_path) as cluster:
-        a, b = await cluster.start("a", run=False), await cluster.start("b", run=False)
-        b.member.lease = (await cluster.store.grant_lease(60_000)).lease
-        await cluster.create(b, partitions=2)
-        [mine] = [index for _, index in b.owners.of_broker("b")]
-        client = BrokerClient(b.broker, TOPIC)
-        producer = await client.producer(partition=mine)
-        await client.publish(producer, [b"x" * 500_000])
-        await b.broker.cluster.tell()
-        await until(lambda: a.loads.of("b") is not None)
-        seen = next(one for one in a.broker.cluster.describe(ANONYMOUS).brokers if one.name == "b")
-        assert seen.bytes_per_s > 10_000
-        assert a.loads.of("b").partitions == 1
-        await cluster.store.revoke(b.member.lease)
-        await until(lambda: a.loads.of("b") is None)
+async def test_the_load_of_a_broker_is_seen_by_the_others_and_ends_with_its_lease(cluster):
+    a, b = await cluster.start("a", run=False), await cluster.start("b", run=False)
+    b.member.lease = (await cluster.store.grant_lease(60_000)).lease
+    await cluster.create(b, partitions=2)
+    [mine] = [index for _, index in b.owners.of_broker("b")]
+    client = BrokerClient(b.broker, TOPIC)
+    producer = await client.producer(partition=mine)
+    await client.publish(producer, [b"x" * 500_000])
+    await b.broker.cluster.tell()
+    await until(lambda: a.loads.of("b") is not None)
+    seen = next(one for one in a.broker.cluster.describe(ANONYMOUS).brokers if one.name == "b")
+    assert seen.bytes_per_s > 10_000
+    assert a.loads.of("b").partitions == 1
+    await cluster.store.revoke(b.member.lease)
+    await until(lambda: a.loads.of("b") is None)
 
 
-async def test_a_load_that_has_not_changed_is_not_written_again(tmp_path: Path):
-    async with placing_cluster(tmp_path) as cluster:
-        a = await cluster.start("a", run=False)
+async def test_a_load_that_has_not_changed_is_not_written_again(cluster):
+    a = await cluster.start("a", run=False)
+    await a.broker.cluster.tell()
+    assert await cluster.store.get(load_key("a")) is None, "there is no lease to bind it to"
+    a.member.lease = (await cluster.store.grant_lease(60_000)).lease
+    for _ in range(3):
         await a.broker.cluster.tell()
-        assert await cluster.store.get(load_key("a")) is None, "there is no lease to bind it to"
-        a.member.lease = (await cluster.store.grant_lease(60_000)).lease
-        for _ in range(3):
-            await a.broker.cluster.tell()
-        assert (await cluster.store.get(load_key("a"))).version == 1
+    assert (await cluster.store.get(load_key("a"))).version == 1
 
 
 def test_only_noticeable_changes_of_the_load_are_told():

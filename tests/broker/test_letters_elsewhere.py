@@ -44,13 +44,12 @@ async def fail_two(pair: TwoBrokers):
     return partition.subscriptions["billing"]
 
 
-async def test_a_dead_letter_is_stored_by_the_owner_of_the_dead_letter_topic(tmp_path):
-    async with two_brokers(tmp_path) as pair:
-        await prepare(pair)
-        live = await fail_two(pair)
-        await until(lambda: live.cursor.position == 2)
-        assert await payloads(pair.b) == [b"first", b"second"]
-        assert pair.opened_by(LETTERS) == {"a": [], "b": [0]}
+async def test_a_dead_letter_is_stored_by_the_owner_of_the_dead_letter_topic(pair):
+    await prepare(pair)
+    live = await fail_two(pair)
+    await until(lambda: live.cursor.position == 2)
+    assert await payloads(pair.b) == [b"first", b"second"]
+    assert pair.opened_by(LETTERS) == {"a": [], "b": [0]}
 
 
 async def test_a_message_is_not_settled_while_the_owner_of_the_letters_does_not_answer(tmp_path):
@@ -81,34 +80,31 @@ async def test_letters_whose_answer_was_lost_are_stored_again_under_the_same_id(
         assert len(ids) == 4 and len(set(ids)) == 2
 
 
-async def test_any_broker_redrives_letters_of_another_to_a_topic_of_its_own(tmp_path):
-    async with two_brokers(tmp_path) as pair:
-        await prepare(pair)
-        live = await fail_two(pair)
-        await until(lambda: live.cursor.position == 2)
-        assert await pair.a.dead_letters.redrive(ANONYMOUS, ALL) == RedriveStep(2)
-        assert await payloads(pair.a, TOPIC) == [b"first", b"second"] * 2
-        assert pair.opened_by(TOPIC) == {"a": [0], "b": []}
-        assert await pair.b.dead_letters.redrive(ANONYMOUS, ALL) == RedriveStep(0)
+async def test_any_broker_redrives_letters_of_another_to_a_topic_of_its_own(pair):
+    await prepare(pair)
+    live = await fail_two(pair)
+    await until(lambda: live.cursor.position == 2)
+    assert await pair.a.dead_letters.redrive(ANONYMOUS, ALL) == RedriveStep(2)
+    assert await payloads(pair.a, TOPIC) == [b"first", b"second"] * 2
+    assert pair.opened_by(TOPIC) == {"a": [0], "b": []}
+    assert await pair.b.dead_letters.redrive(ANONYMOUS, ALL) == RedriveStep(0)
 
 
-async def test_letters_stay_if_the_owner_of_their_topic_does_not_answer(tmp_path):
-    async with two_brokers(tmp_path) as pair:
-        await prepare(pair)
-        live = await fail_two(pair)
-        await until(lambda: live.cursor.position == 2)
-        pair.table.unreachable.add("a")
-        with pytest.raises(Unavailable, match="broker 'a'"):
-            await pair.b.dead_letters.redrive(ANONYMOUS, ALL)
-        pair.table.unreachable.clear()
-        assert await pair.b.dead_letters.redrive(ANONYMOUS, ALL) == RedriveStep(2)
+async def test_letters_stay_if_the_owner_of_their_topic_does_not_answer(pair):
+    await prepare(pair)
+    live = await fail_two(pair)
+    await until(lambda: live.cursor.position == 2)
+    pair.table.unreachable.add("a")
+    with pytest.raises(Unavailable, match="broker 'a'"):
+        await pair.b.dead_letters.redrive(ANONYMOUS, ALL)
+    pair.table.unreachable.clear()
+    assert await pair.b.dead_letters.redrive(ANONYMOUS, ALL) == RedriveStep(2)
 
 
-async def test_letters_of_another_broker_are_dropped_by_any(tmp_path):
-    async with two_brokers(tmp_path) as pair:
-        await prepare(pair)
-        live = await fail_two(pair)
-        await until(lambda: live.cursor.position == 2)
-        assert await pair.a.dead_letters.redrive(ANONYMOUS, DROP_ONE) == RedriveStep(1, remaining=1)
-        assert REDRIVE in await pair.a.subscriptions.names(ANONYMOUS, LETTERS)
-        assert pair.opened_by(LETTERS) == {"a": [], "b": [0]}
+async def test_letters_of_another_broker_are_dropped_by_any(pair):
+    await prepare(pair)
+    live = await fail_two(pair)
+    await until(lambda: live.cursor.position == 2)
+    assert await pair.a.dead_letters.redrive(ANONYMOUS, DROP_ONE) == RedriveStep(1, remaining=1)
+    assert REDRIVE in await pair.a.subscriptions.names(ANONYMOUS, LETTERS)
+    assert pair.opened_by(LETTERS) == {"a": [], "b": [0]}

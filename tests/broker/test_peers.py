@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from broker_harness import TOPIC
-from cluster_harness import Sessions, talking_cluster
+from cluster_harness import Sessions, TalkingCluster, talking_cluster
 
 from pydanube.codec.batch import encode
 from pydanube.codec.native import frames, requests
@@ -41,58 +41,59 @@ def a_batch(producer_id: int = 7, sequence: int = -1, payload: bytes = b"x", epo
     )
 
 
-async def test_a_broker_asks_another_over_one_connection(tmp_path: Path) -> None:
-    async with talking_cluster(tmp_path, "ab") as cluster:
-        a, b = cluster["a"], cluster["b"]
-        calls = [a.peers.request("b", brokers.DescribeBroker(), BrokerDescription) for _ in range(20)]
-        assert {info.node for info in await asyncio.gather(*calls)} == {"b"}
-        assert b.server.connections == 1
-        with pytest.raises(NotFound, match="/default/nowhere"):
-            await a.peers.request("b", namespaces.GetPolicies(target="/default/nowhere"), PolicyReport)
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[TalkingCluster]:
+    async with talking_cluster(tmp_path, "ab") as opened:
+        yield opened
 
 
-async def test_a_forwarded_batch_keeps_its_producer_and_sequence(tmp_path: Path) -> None:
-    async with talking_cluster(tmp_path, "ab") as cluster:
-        await cluster.create(partitions=2)
-        a, b = cluster["a"], cluster["b"]
-        first = await a.peers.publish("b", TOPIC, 1, a_batch(7, sequence=0, payload=b"one"))
-        again = await a.peers.publish("b", TOPIC, 1, a_batch(7, sequence=0, payload=b"one"))
-        other = await a.peers.publish("b", TOPIC, 1, a_batch(8, sequence=0, payload=b"two"))
-        assert (first.base_offset, first.duplicate) == (0, False)
-        assert (again.base_offset, again.duplicate) == (0, True)
-        assert (other.base_offset, other.owner_epoch) == (1, first.owner_epoch)
-        assert await b.client.read_all(1) == [(0, b"one"), (1, b"two")]
+async def test_a_broker_asks_another_over_one_connection(cluster):
+    a, b = cluster["a"], cluster["b"]
+    calls = [a.peers.request("b", brokers.DescribeBroker(), BrokerDescription) for _ in range(20)]
+    assert {info.node for info in await asyncio.gather(*calls)} == {"b"}
+    assert b.server.connections == 1
+    with pytest.raises(NotFound, match="/default/nowhere"):
+        await a.peers.request("b", namespaces.GetPolicies(target="/default/nowhere"), PolicyReport)
 
 
-async def test_brokers_show_each_other_that_they_may_write_dead_letters(tmp_path: Path) -> None:
-    async with talking_cluster(tmp_path, "ab") as cluster:
-        await cluster.create(partitions=2)
-        a, b = cluster["a"], cluster["b"]
-        await a.peers.publish("b", TOPIC, 1, a_batch(LETTER_PRODUCER))
-        assert await b.client.read_all(1) == [(0, b"x")]
-        with pytest.raises(Invalid, match="stands for a staged query"):
-            await a.peers.publish("b", TOPIC, 1, a_batch(STAGED_PRODUCER | 7))
+async def test_a_forwarded_batch_keeps_its_producer_and_sequence(cluster):
+    await cluster.create(partitions=2)
+    a, b = cluster["a"], cluster["b"]
+    first = await a.peers.publish("b", TOPIC, 1, a_batch(7, sequence=0, payload=b"one"))
+    again = await a.peers.publish("b", TOPIC, 1, a_batch(7, sequence=0, payload=b"one"))
+    other = await a.peers.publish("b", TOPIC, 1, a_batch(8, sequence=0, payload=b"two"))
+    assert (first.base_offset, first.duplicate) == (0, False)
+    assert (again.base_offset, again.duplicate) == (0, True)
+    assert (other.base_offset, other.owner_epoch) == (1, first.owner_epoch)
+    assert await b.client.read_all(1) == [(0, b"one"), (1, b"two")]
 
 
-async def test_a_forwarded_batch_is_checked_like_any_other(tmp_path: Path) -> None:
-    async with talking_cluster(tmp_path, "ab") as cluster:
-        await cluster.create(partitions=2)
-        a = cluster["a"]
-        with pytest.raises(Corrupt):
-            await a.peers.publish("b", TOPIC, 1, memoryview(b"no batch at all" * 100))
-        assert (await a.peers.publish("b", TOPIC, 1, a_batch())).base_offset == 0
+async def test_brokers_show_each_other_that_they_may_write_dead_letters(cluster):
+    await cluster.create(partitions=2)
+    a, b = cluster["a"], cluster["b"]
+    await a.peers.publish("b", TOPIC, 1, a_batch(LETTER_PRODUCER))
+    assert await b.client.read_all(1) == [(0, b"x")]
+    with pytest.raises(Invalid, match="stands for a staged query"):
+        await a.peers.publish("b", TOPIC, 1, a_batch(STAGED_PRODUCER | 7))
 
 
-async def test_an_ordinary_producer_may_not_publish_for_another(tmp_path: Path) -> None:
-    async with talking_cluster(tmp_path, "ab") as cluster:
-        await cluster.create()
-        client = cluster["a"].client
-        producer = await client.producer()
-        batch = encode([b"x"], publish_times=1, producer_id=producer.producer_id + 1)
-        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        client.broker.publish(ANONYMOUS, producer, memoryview(batch), done.set_result)
-        refused = await done
-        assert isinstance(refused, Invalid) and "signed by" in refused.message
+async def test_a_forwarded_batch_is_checked_like_any_other(cluster):
+    await cluster.create(partitions=2)
+    a = cluster["a"]
+    with pytest.raises(Corrupt):
+        await a.peers.publish("b", TOPIC, 1, memoryview(b"no batch at all" * 100))
+    assert (await a.peers.publish("b", TOPIC, 1, a_batch())).base_offset == 0
+
+
+async def test_an_ordinary_producer_may_not_publish_for_another(cluster):
+    await cluster.create()
+    client = cluster["a"].client
+    producer = await client.producer()
+    batch = encode([b"x"], publish_times=1, producer_id=producer.producer_id + 1)
+    done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    client.broker.publish(ANONYMOUS, producer, memoryview(batch), done.set_result)
+    refused = await done
+    assert isinstance(refused, Invalid) and "signed by" in refused.message
 
 
 async def test_forwarding_to_a_broker_that_is_not_the_owner_names_the_owner(tmp_path: Path) -> None:
@@ -103,13 +104,12 @@ async def test_forwarding_to_a_broker_that_is_not_the_owner_names_the_owner(tmp_
         assert refused.value.owner == cluster.sessions.living["c"].addresses.native
 
 
-async def test_a_batch_is_sent_again_after_its_partition_was_unloaded(tmp_path: Path) -> None:
-    async with talking_cluster(tmp_path, "ab") as cluster:
-        await cluster.create(partitions=2)
-        a, b = cluster["a"], cluster["b"]
-        await a.peers.publish("b", TOPIC, 1, a_batch())
-        await b.broker._partitions.unload(TOPIC)
-        assert (await a.peers.publish("b", TOPIC, 1, a_batch())).base_offset == 1
+async def test_a_batch_is_sent_again_after_its_partition_was_unloaded(cluster):
+    await cluster.create(partitions=2)
+    a, b = cluster["a"], cluster["b"]
+    await a.peers.publish("b", TOPIC, 1, a_batch())
+    await b.broker._partitions.unload(TOPIC)
+    assert (await a.peers.publish("b", TOPIC, 1, a_batch())).base_offset == 1
 
 
 async def test_batches_stay_within_the_window_of_the_other_broker(tmp_path: Path) -> None:
@@ -122,16 +122,15 @@ async def test_batches_stay_within_the_window_of_the_other_broker(tmp_path: Path
         assert cluster["b"].server.connections == 1
 
 
-async def test_handles_that_are_not_used_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_handles_that_are_not_used_are_closed(cluster, monkeypatch):
     monkeypatch.setattr(under_test, "HANDLES_MAX", 2)
-    async with talking_cluster(tmp_path, "ab") as cluster:
-        await cluster.create(partitions=12)
-        a, b = cluster["a"], cluster["b"]
-        for index in range(1, 12, 2):
-            await a.peers.publish("b", TOPIC, index, a_batch())
-        await a.peers.request("b", brokers.DescribeBroker(), BrokerDescription)  # behind the requests to close
-        (session,) = b.server._sessions
-        assert len(session.producers) == 2
+    await cluster.create(partitions=12)
+    a, b = cluster["a"], cluster["b"]
+    for index in range(1, 12, 2):
+        await a.peers.publish("b", TOPIC, index, a_batch())
+    await a.peers.request("b", brokers.DescribeBroker(), BrokerDescription)  # behind the requests to close
+    (session,) = b.server._sessions
+    assert len(session.producers) == 2
 
 
 # -- brokers that fail -------------------------------------------------------------------------------------------------
@@ -260,15 +259,14 @@ async def test_a_broker_whose_session_ends_fails_at_once() -> None:
             await describe(peers)
 
 
-async def test_a_new_incarnation_gets_a_new_connection(tmp_path: Path) -> None:
-    async with talking_cluster(tmp_path, "ab") as cluster:
-        a, sessions = cluster["a"], cluster.sessions.living
-        await describe(a.peers)
-        (former,) = cluster["b"].server._sessions
-        sessions["b"] = BrokerSession("b", 99, sessions["b"].addresses)
-        assert (await describe(a.peers)).node == "b"
-        assert cluster["b"].server._sessions != {former}
-        await until(lambda: cluster["b"].server.connections == 1)
+async def test_a_new_incarnation_gets_a_new_connection(cluster):
+    a, sessions = cluster["a"], cluster.sessions.living
+    await describe(a.peers)
+    (former,) = cluster["b"].server._sessions
+    sessions["b"] = BrokerSession("b", 99, sessions["b"].addresses)
+    assert (await describe(a.peers)).node == "b"
+    assert cluster["b"].server._sessions != {former}
+    await until(lambda: cluster["b"].server.connections == 1)
 
 
 async def test_a_broker_that_is_not_there_is_unavailable_by_name() -> None:

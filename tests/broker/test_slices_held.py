@@ -40,14 +40,13 @@ def writer_of(node: Node) -> SliceWriter:
     return found
 
 
-async def test_publishes_are_answered_while_the_session_cannot_be_renewed(tmp_path: Path) -> None:
-    async with open_world(tmp_path) as world:
-        a = await started(world, MemoryStore())
-        producer = await a.client.producer("p")
-        await a.client.publish(producer, [b"0"], sequence=0)
-        a.member.is_held = False
-        assert (await a.client.publish(producer, [b"1"], sequence=1)).base_offset == 1
-        assert (await a.client.publish(producer, [b"1"], sequence=1)).duplicate
+async def test_publishes_are_answered_while_the_session_cannot_be_renewed(world):
+    a = await started(world, MemoryStore())
+    producer = await a.client.producer("p")
+    await a.client.publish(producer, [b"0"], sequence=0)
+    a.member.is_held = False
+    assert (await a.client.publish(producer, [b"1"], sequence=1)).base_offset == 1
+    assert (await a.client.publish(producer, [b"1"], sequence=1)).duplicate
 
 
 async def test_deliveries_and_acks_go_on_while_the_slices_are_proven_free(tmp_path: Path) -> None:
@@ -83,113 +82,107 @@ async def world_partition(node: Node):
     return found
 
 
-async def test_the_proof_is_made_again_and_again_while_the_session_is_in_doubt(tmp_path: Path) -> None:
-    async with open_world(tmp_path) as world:
-        a = await started(world, MemoryStore())
-        producer, sink = await a.client.producer(), await a.client.subscribe()
-        await a.client.publish(producer, [b"0"])
-        a.member.is_held = False
-        await until(writer_of(a).is_proven)
+async def test_the_proof_is_made_again_and_again_while_the_session_is_in_doubt(world):
+    a = await started(world, MemoryStore())
+    producer, sink = await a.client.producer(), await a.client.subscribe()
+    await a.client.publish(producer, [b"0"])
+    a.member.is_held = False
+    await until(writer_of(a).is_proven)
+    await a.client.publish(producer, [b"1"])
+    assert await sink.wait_for(2) == [(0, b"0"), (1, b"1")]
+
+
+async def test_a_partition_that_is_not_open_stays_closed_without_a_session(world):
+    a = await started(world, MemoryStore())
+    await a.client.publish(await a.client.producer(), [b"0"])
+    other = BrokerClient(a.broker, TOPIC.parse("/default/other"))
+    await other.create(ack_level=STORED)
+    a.member.is_held = False
+    await until(writer_of(a).is_proven)
+    with pytest.raises(Unavailable):
+        await other.fetch()
+    assert len((await a.client.fetch()).batches) == 1
+
+
+async def test_a_sealed_owner_closes_its_stored_partitions_and_no_others(world):
+    objects = MemoryStore()
+    a = await started(world, objects)
+    durable = BrokerClient(a.broker, TOPIC.parse("/default/durable"))
+    await durable.create()
+    kept = await durable.producer()
+    producer, sink = await a.client.producer(), await a.client.subscribe()
+    await a.client.publish(producer, [b"0"])
+    await sink.wait_for(1)
+    await seal(objects, a.member.session.incarnation, 0, 99)
+    a.member.is_held = False
+    await until(lambda: sink.error is not None)
+    assert isinstance(sink.error, NotOwner), "the proof found the marker"
+    assert not writer_of(a).is_proven()
+    a.member.is_held = True
+    with pytest.raises(NotOwner):
         await a.client.publish(producer, [b"1"])
-        assert await sink.wait_for(2) == [(0, b"0"), (1, b"1")]
+    await durable.publish(kept, [b"x"])
 
 
-async def test_a_partition_that_is_not_open_stays_closed_without_a_session(tmp_path: Path) -> None:
-    async with open_world(tmp_path) as world:
-        a = await started(world, MemoryStore())
-        await a.client.publish(await a.client.producer(), [b"0"])
-        other = BrokerClient(a.broker, TOPIC.parse("/default/other"))
-        await other.create(ack_level=STORED)
-        a.member.is_held = False
-        await until(writer_of(a).is_proven)
-        with pytest.raises(Unavailable):
-            await other.fetch()
-        assert len((await a.client.fetch()).batches) == 1
-
-
-async def test_a_sealed_owner_closes_its_stored_partitions_and_no_others(tmp_path: Path) -> None:
+async def test_a_publish_under_a_seal_is_refused_and_its_partition_closed(world):
     objects = MemoryStore()
-    async with open_world(tmp_path) as world:
-        a = await started(world, objects)
-        durable = BrokerClient(a.broker, TOPIC.parse("/default/durable"))
-        await durable.create()
-        kept = await durable.producer()
-        producer, sink = await a.client.producer(), await a.client.subscribe()
-        await a.client.publish(producer, [b"0"])
-        await sink.wait_for(1)
-        await seal(objects, a.member.session.incarnation, 0, 99)
-        a.member.is_held = False
-        await until(lambda: sink.error is not None)
-        assert isinstance(sink.error, NotOwner), "the proof found the marker"
-        assert not writer_of(a).is_proven()
-        a.member.is_held = True
-        with pytest.raises(NotOwner):
-            await a.client.publish(producer, [b"1"])
-        await durable.publish(kept, [b"x"])
-
-
-async def test_a_publish_under_a_seal_is_refused_and_its_partition_closed(tmp_path: Path) -> None:
-    objects = MemoryStore()
-    async with open_world(tmp_path) as world:
-        a = await started(world, objects)
-        producer = await a.client.producer()
-        await a.client.publish(producer, [b"0"])
-        end = await seal(objects, a.member.session.incarnation, 0, 99)
-        with pytest.raises(NotOwner):
-            await a.client.publish(producer, [b"1"])
-        assert [one for one in await slices(objects) if one >= slice_key(a.member.session.incarnation, end)] == []
-        assert a.broker._partitions.find(a.broker._registry.topic(TOPIC).topic_id, 0) is None
+    a = await started(world, objects)
+    producer = await a.client.producer()
+    await a.client.publish(producer, [b"0"])
+    end = await seal(objects, a.member.session.incarnation, 0, 99)
+    with pytest.raises(NotOwner):
+        await a.client.publish(producer, [b"1"])
+    assert [one for one in await slices(objects) if one >= slice_key(a.member.session.incarnation, end)] == []
+    assert a.broker._partitions.find(a.broker._registry.topic(TOPIC).topic_id, 0) is None
 
 
 @pytest.mark.parametrize("found", ["a marker", "garbage"])
-async def test_a_session_whose_slices_cannot_be_used_is_given_up(tmp_path: Path, found: str) -> None:
+async def test_a_session_whose_slices_cannot_be_used_is_given_up(world, found):
     """It lives, and nobody took its partitions: under the next session they go on."""
     objects = MemoryStore()
-    async with open_world(tmp_path) as world:
-        a = await started(world, objects)
-        producer = await a.client.producer("p")
-        await a.client.publish(producer, [b"0"], sequence=0)
-        former = writer_of(a)
-        key = slice_key(former.incarnation, former.next_number)
-        marker = encode_marker(former.incarnation, former.next_number, 99)
-        await objects.put(key, marker if found == "a marker" else b"x" * 200)
-        with pytest.raises(DanubeError):
-            await a.client.publish(producer, [b"1"], sequence=1)
-        with pytest.raises(Unavailable, match="takes a new session"):
-            await a.client.come_back(producer, "p")
-        assert former.incarnation in a.member.given_up
-        await world.sessions.end("a")
-        await world.sessions.begin("a")
-        await objects.put(key, marker)
-        again = await a.client.come_back(producer, "p")
-        assert (await a.client.publish(again, [b"1"], sequence=1)).base_offset == 1
-        assert [payload for _, payload in await a.client.read_all()] == [b"0", b"1"]
+    a = await started(world, objects)
+    producer = await a.client.producer("p")
+    await a.client.publish(producer, [b"0"], sequence=0)
+    former = writer_of(a)
+    key = slice_key(former.incarnation, former.next_number)
+    marker = encode_marker(former.incarnation, former.next_number, 99)
+    await objects.put(key, marker if found == "a marker" else b"x" * 200)
+    with pytest.raises(DanubeError):
+        await a.client.publish(producer, [b"1"], sequence=1)
+    with pytest.raises(Unavailable, match="takes a new session"):
+        await a.client.come_back(producer, "p")
+    assert former.incarnation in a.member.given_up
+    await world.sessions.end("a")
+    await world.sessions.begin("a")
+    await objects.put(key, marker)
+    again = await a.client.come_back(producer, "p")
+    assert (await a.client.publish(again, [b"1"], sequence=1)).base_offset == 1
+    assert [payload for _, payload in await a.client.read_all()] == [b"0", b"1"]
 
 
-async def test_a_lost_session_is_never_reused(tmp_path: Path) -> None:
+async def test_a_lost_session_is_never_reused(world):
     """Its slices end at once: what is on its way is answered with an error, and the next session has others."""
     objects = FaultyObjectStore()
-    async with open_world(tmp_path) as world:
-        a = await started(world, objects)
-        producer = await a.client.producer("p")
-        await a.client.publish(producer, [b"0"], sequence=0)
-        former = writer_of(a)
-        objects.fault = "hanging"
-        waiting = a.client.publish(producer, [b"1"], sequence=1)
-        await objects.waiting.wait()
-        await world.sessions.end("a")
-        with pytest.raises(NotOwner):
-            await waiting
-        assert former.is_ended
-        objects.fault = "none"
-        objects.answer.set()
-        await world.sessions.begin("a")
-        again = await a.client.come_back(producer, "p")
-        answer = await a.client.publish(again, [b"1"], sequence=1)
-        assert answer.base_offset == 1
-        assert writer_of(a) is not former
-        assert writer_of(a).incarnation > former.incarnation
-        assert [payload for _, payload in await a.client.read_all()] == [b"0", b"1"]
+    a = await started(world, objects)
+    producer = await a.client.producer("p")
+    await a.client.publish(producer, [b"0"], sequence=0)
+    former = writer_of(a)
+    objects.fault = "hanging"
+    waiting = a.client.publish(producer, [b"1"], sequence=1)
+    await objects.waiting.wait()
+    await world.sessions.end("a")
+    with pytest.raises(NotOwner):
+        await waiting
+    assert former.is_ended
+    objects.fault = "none"
+    objects.answer.set()
+    await world.sessions.begin("a")
+    again = await a.client.come_back(producer, "p")
+    answer = await a.client.publish(again, [b"1"], sequence=1)
+    assert answer.base_offset == 1
+    assert writer_of(a) is not former
+    assert writer_of(a).incarnation > former.incarnation
+    assert [payload for _, payload in await a.client.read_all()] == [b"0", b"1"]
 
 
 async def test_a_marker_behind_a_missing_slice_is_found(tmp_path: Path) -> None:

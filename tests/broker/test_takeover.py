@@ -142,86 +142,81 @@ async def test_a_written_partition_goes_on_behind_its_reserved_offsets(tmp_path)
         assert await publish(b, b"new") == [1000]
 
 
-async def test_a_broker_that_restarts_with_its_log_leaves_no_gap(tmp_path):
-    async with open_world(tmp_path) as world:
-        world.objects = MemoryStore()
-        a = await world.start("a", follows=True)
-        await a.client.create(ack_level=AckLevel.DURABLE)
-        await publish(a, b"0", b"1")
-        await lose(world, a)
-        a = await world.start("a", follows=True)
-        assert await publish(a, b"2") == [2]
-        assert (await a.broker.describe_topic(ANONYMOUS, TOPIC)).partitions[0].missing_offsets == 0
+async def test_a_broker_that_restarts_with_its_log_leaves_no_gap(world):
+    world.objects = MemoryStore()
+    a = await world.start("a", follows=True)
+    await a.client.create(ack_level=AckLevel.DURABLE)
+    await publish(a, b"0", b"1")
+    await lose(world, a)
+    a = await world.start("a", follows=True)
+    assert await publish(a, b"2") == [2]
+    assert (await a.broker.describe_topic(ANONYMOUS, TOPIC)).partitions[0].missing_offsets == 0
 
 
-async def test_a_broker_that_stops_in_order_promises_no_more_than_it_gave_out(tmp_path):
-    async with open_world(tmp_path) as world:
-        world.objects = MemoryStore()
-        a = await world.start("a", follows=True)
-        await a.client.create(ack_level=AckLevel.DURABLE)
-        await publish(a, b"0", b"1")
-        b = await world.start("b", follows=True)
-        assert (await record_of(world, b)).promised_end == PROMISED_BLOCK
-        await a.stop()
-        world.sessions.away["a"] = SINCE_US
-        assert await take_over(b) == [Loss(0, 0, 2, "a")]
-        assert await publish(b, b"new") == [2]
+async def test_a_broker_that_stops_in_order_promises_no_more_than_it_gave_out(world):
+    world.objects = MemoryStore()
+    a = await world.start("a", follows=True)
+    await a.client.create(ack_level=AckLevel.DURABLE)
+    await publish(a, b"0", b"1")
+    b = await world.start("b", follows=True)
+    assert (await record_of(world, b)).promised_end == PROMISED_BLOCK
+    await a.stop()
+    world.sessions.away["a"] = SINCE_US
+    assert await take_over(b) == [Loss(0, 0, 2, "a")]
+    assert await publish(b, b"new") == [2]
 
 
 @pytest.mark.parametrize("level", [AckLevel.DURABLE, AckLevel.WRITTEN])
-async def test_where_everything_is_uploaded_no_loss_needs_to_be_accepted(tmp_path, level):
-    async with open_world(tmp_path) as world:
-        world.objects = MemoryStore()
-        a = await world.start("a", follows=True)
-        await a.client.create(ack_level=level)
-        await publish(a, b"0", b"1")
-        await upload_all(a.broker)
-        b = await world.start("b", follows=True)
-        await a.stop()  # in order, so that the record says where its offsets end
-        world.sessions.away["a"] = SINCE_US
-        (loss,) = await b.broker.take_over_topic(ANONYMOUS, TOPIC, None, False)
-        assert loss.is_empty and loss.broker == "a"
-        assert await publish(b, b"2") == [2]
-        assert await b.client.read_all() == [(0, b"0"), (1, b"1"), (2, b"2")]
-        assert (await b.broker.describe_topic(ANONYMOUS, TOPIC)).partitions[0].missing_offsets == 0
-        assert await b.broker.leftovers.describe(ANONYMOUS) == []
+async def test_where_everything_is_uploaded_no_loss_needs_to_be_accepted(world, level):
+    world.objects = MemoryStore()
+    a = await world.start("a", follows=True)
+    await a.client.create(ack_level=level)
+    await publish(a, b"0", b"1")
+    await upload_all(a.broker)
+    b = await world.start("b", follows=True)
+    await a.stop()  # in order, so that the record says where its offsets end
+    world.sessions.away["a"] = SINCE_US
+    (loss,) = await b.broker.take_over_topic(ANONYMOUS, TOPIC, None, False)
+    assert loss.is_empty and loss.broker == "a"
+    assert await publish(b, b"2") == [2]
+    assert await b.client.read_all() == [(0, b"0"), (1, b"1"), (2, b"2")]
+    assert (await b.broker.describe_topic(ANONYMOUS, TOPIC)).partitions[0].missing_offsets == 0
+    assert await b.broker.leftovers.describe(ANONYMOUS) == []
 
 
-async def test_a_broker_that_was_back_for_a_moment_may_have_given_out_more(tmp_path, monkeypatch):
+async def test_a_broker_that_was_back_for_a_moment_may_have_given_out_more(world, monkeypatch):
     """What was known when the command began does not count: the record that is replaced does."""
-    async with open_world(tmp_path) as world:
-        world.objects = MemoryStore()
-        a = await world.start("a", follows=True)
-        await a.client.create(ack_level=AckLevel.DURABLE)
-        await publish(a, b"0")
-        await upload_all(a.broker)
-        b = await world.start("b", follows=True)
-        await a.stop()
-        world.sessions.away["a"] = SINCE_US
-        takeover, taken = b.broker._takeover, b.broker._takeover._take_all
+    world.objects = MemoryStore()
+    a = await world.start("a", follows=True)
+    await a.client.create(ack_level=AckLevel.DURABLE)
+    await publish(a, b"0")
+    await upload_all(a.broker)
+    b = await world.start("b", follows=True)
+    await a.stop()
+    world.sessions.away["a"] = SINCE_US
+    takeover, taken = b.broker._takeover, b.broker._takeover._take_all
 
-        async def be_slow(*arguments):
-            back = await world.start("a", follows=True)
-            assert await publish(back, b"1") == [1]
-            await lose(world, back)
-            return await taken(*arguments)
+    async def be_slow(*arguments):
+        back = await world.start("a", follows=True)
+        assert await publish(back, b"1") == [1]
+        await lose(world, back)
+        return await taken(*arguments)
 
-        monkeypatch.setattr(takeover, "_take_all", be_slow)
-        with pytest.raises(Refused, match=r"from offset 1 on.*--accept-loss"):
-            await b.broker.take_over_topic(ANONYMOUS, TOPIC, None, False)
-        a = await world.start("a", follows=True)
-        assert await a.client.read_all() == [(0, b"0"), (1, b"1")]
+    monkeypatch.setattr(takeover, "_take_all", be_slow)
+    with pytest.raises(Refused, match=r"from offset 1 on.*--accept-loss"):
+        await b.broker.take_over_topic(ANONYMOUS, TOPIC, None, False)
+    a = await world.start("a", follows=True)
+    assert await a.client.read_all() == [(0, b"0"), (1, b"1")]
 
 
-async def test_a_topic_that_grows_past_what_was_promised_promises_more(tmp_path, monkeypatch):
+async def test_a_topic_that_grows_past_what_was_promised_promises_more(world, monkeypatch):
     monkeypatch.setattr("pydanube.broker.partitions.stored_partition.PROMISED_BLOCK", 3)
-    async with open_world(tmp_path) as world:
-        a = await world.start("a", follows=True)
-        await a.client.create(ack_level=AckLevel.DURABLE)
-        for end in range(1, 12):
-            await publish(a, b"x")
-            promised = (await record_of(world, a)).promised_end
-            assert end <= promised < end + 3
+    a = await world.start("a", follows=True)
+    await a.client.create(ack_level=AckLevel.DURABLE)
+    for end in range(1, 12):
+        await publish(a, b"x")
+        promised = (await record_of(world, a)).promised_end
+        assert end <= promised < end + 3
 
 
 async def test_a_broker_alone_promises_nothing(client, broker, topic):
@@ -231,25 +226,24 @@ async def test_a_broker_alone_promises_nothing(client, broker, topic):
     assert b"promised_end" not in found.value
 
 
-async def test_cursors_continue_where_the_object_store_knows_them(tmp_path):
-    async with open_world(tmp_path) as world:
-        world.objects = MemoryStore()
-        b = await world.start("b", follows=True)  # before a, so that a is not the coordinator of this world: it is "a"
-        a = await world.start("a", follows=True)
-        await a.client.create(ack_level=AckLevel.DURABLE)
-        await publish(a, b"0", b"1", b"2")
-        await upload_all(a.broker)
-        sink = await a.client.subscribe()
-        await sink.wait_for(3)
-        await sink.ack((0, 2))
-        assert a.broker._tiers is not None
-        assert a.broker._tiers.positions is not None
-        await a.broker._tiers.positions.write()
-        await lose(world, a)
-        await until(lambda: b.broker._registry.find_topic(TOPIC) is not None)
-        await take_over(b)
-        sink = await b.client.subscribe()
-        assert await sink.wait_for(1) == [(2, b"2")]
+async def test_cursors_continue_where_the_object_store_knows_them(world):
+    world.objects = MemoryStore()
+    b = await world.start("b", follows=True)  # before a, so that a is not the coordinator of this world: it is "a"
+    a = await world.start("a", follows=True)
+    await a.client.create(ack_level=AckLevel.DURABLE)
+    await publish(a, b"0", b"1", b"2")
+    await upload_all(a.broker)
+    sink = await a.client.subscribe()
+    await sink.wait_for(3)
+    await sink.ack((0, 2))
+    assert a.broker._tiers is not None
+    assert a.broker._tiers.positions is not None
+    await a.broker._tiers.positions.write()
+    await lose(world, a)
+    await until(lambda: b.broker._registry.find_topic(TOPIC) is not None)
+    await take_over(b)
+    sink = await b.client.subscribe()
+    assert await sink.wait_for(1) == [(2, b"2")]
 
 
 async def test_cursors_that_do_not_fit_into_one_transaction_are_taken_over_in_several(tmp_path, monkeypatch):
@@ -271,19 +265,18 @@ async def test_cursors_that_do_not_fit_into_one_transaction_are_taken_over_in_se
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_partition_whose_broker_lives_is_not_taken_over(tmp_path):
-    async with open_world(tmp_path) as world:
-        world.objects = MemoryStore()
-        a = await world.start("a", follows=True)
-        await a.client.create(ack_level=AckLevel.DURABLE)
-        await publish(a, b"0")
-        b = await world.start("b", follows=True)
-        with pytest.raises(Refused, match=r"belongs to broker 'a', which lives"):
-            await b.broker.take_over_topic(ANONYMOUS, TOPIC, 0, True)
-        with pytest.raises(Refused, match=r"no partition of topic /default/orders waits"):
-            await take_over(b)
-        with pytest.raises(NotFound, match="there is no partition 7"):
-            await b.broker.take_over_topic(ANONYMOUS, TOPIC, 7, True)
+async def test_a_partition_whose_broker_lives_is_not_taken_over(world):
+    world.objects = MemoryStore()
+    a = await world.start("a", follows=True)
+    await a.client.create(ack_level=AckLevel.DURABLE)
+    await publish(a, b"0")
+    b = await world.start("b", follows=True)
+    with pytest.raises(Refused, match=r"belongs to broker 'a', which lives"):
+        await b.broker.take_over_topic(ANONYMOUS, TOPIC, 0, True)
+    with pytest.raises(Refused, match=r"no partition of topic /default/orders waits"):
+        await take_over(b)
+    with pytest.raises(NotFound, match="there is no partition 7"):
+        await b.broker.take_over_topic(ANONYMOUS, TOPIC, 7, True)
 
 
 async def test_a_stored_partition_needs_no_takeover(tmp_path):
@@ -453,22 +446,21 @@ async def test_leftovers_do_not_go_back_into_their_own_topic_nor_where_nothing_i
         assert len((await record_of(world, b)).lost) == 1
 
 
-async def test_leftovers_without_a_message_are_dropped_when_their_broker_returns(tmp_path):
-    async with open_world(tmp_path) as world:
-        world.objects = MemoryStore()
-        a = await world.start("a", follows=True)
-        await a.client.create(ack_level=AckLevel.DURABLE)
-        await publish(a, b"0", b"1")
-        await upload_all(a.broker)
-        b = await world.start("b", follows=True)
-        await a.stop()
-        await take_over(b)
-        assert await publish(b, b"new") == [2]
-        assert (await b.broker.describe_topic(ANONYMOUS, TOPIC)).partitions[0].missing_offsets == 0
-        a = await world.start("a", follows=True)
-        await a.broker.leftovers.tidy()
-        assert (await record_of(world, b)).lost == []
-        assert await publish(b, b"more") == [3]
+async def test_leftovers_without_a_message_are_dropped_when_their_broker_returns(world):
+    world.objects = MemoryStore()
+    a = await world.start("a", follows=True)
+    await a.client.create(ack_level=AckLevel.DURABLE)
+    await publish(a, b"0", b"1")
+    await upload_all(a.broker)
+    b = await world.start("b", follows=True)
+    await a.stop()
+    await take_over(b)
+    assert await publish(b, b"new") == [2]
+    assert (await b.broker.describe_topic(ANONYMOUS, TOPIC)).partitions[0].missing_offsets == 0
+    a = await world.start("a", follows=True)
+    await a.broker.leftovers.tidy()
+    assert (await record_of(world, b)).lost == []
+    assert await publish(b, b"more") == [3]
 
 
 async def test_a_partition_that_was_taken_over_twice_keeps_both_parts(tmp_path):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TIERING, BrokerClient, open_broker
-from cluster_harness import open_world
 from metadata_harness import Fault, FaultyStore, puts
 from storage_harness import usage
 from stored_harness import STORED, client_of, stored_topic
@@ -197,14 +196,13 @@ async def test_a_takeover_that_fails_counts_nothing(tmp_path: Path) -> None:
         assert await client_of(broker).read_all() == [(0, PAYLOAD)]
 
 
-async def test_partitions_of_a_lost_session_count_no_more(tmp_path: Path) -> None:
-    async with open_world(tmp_path) as world:
-        a = await world.start("a", objects=MemoryStore())
-        await a.client.create(ack_level=STORED)
-        await a.client.publish(await a.client.producer(), [PAYLOAD])
-        assert total(a.broker) > len(PAYLOAD)
-        await world.sessions.end("a")
-        assert total(a.broker) == 0
+async def test_partitions_of_a_lost_session_count_no_more(world):
+    a = await world.start("a", objects=MemoryStore())
+    await a.client.create(ack_level=STORED)
+    await a.client.publish(await a.client.producer(), [PAYLOAD])
+    assert total(a.broker) > len(PAYLOAD)
+    await world.sessions.end("a")
+    assert total(a.broker) == 0
 
 
 async def test_an_upload_whose_answer_was_lost_counts_no_more_once_that_is_known(tmp_path: Path) -> None:

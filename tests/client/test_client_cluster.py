@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 from impatient_clock import ImpatientClock
@@ -32,6 +33,12 @@ def move(owner: ScriptedBroker, brokers: list[ScriptedBroker], epoch: int) -> No
 # -- learned brokers ---------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+async def brokers() -> AsyncIterator[list[ScriptedBroker]]:
+    async with scripted_brokers(2) as opened:
+        yield opened
+
+
 async def test_a_client_that_was_told_one_broker_goes_on_when_that_one_is_gone() -> None:
     async with scripted_brokers(3) as brokers:
         first, second, third = brokers
@@ -59,36 +66,34 @@ async def test_listed_brokers_are_asked_before_learned_ones() -> None:
             assert (third.lookups > asked, first.lookups, second.lookups) == (True, 0, 0)
 
 
-async def test_each_lookup_replaces_the_learned_brokers_and_they_are_bounded() -> None:
-    async with scripted_brokers(2) as brokers:
-        first, second = brokers
-        async with pydanube.connect(url(first)) as client:
-            first.brokers = [f"127.0.0.1:{port}" for port in range(1, 1000)]
-            await client._brokers.route(TOPIC)
-            assert len(client._brokers.known_addresses) == 1 + routing.LEARNED_MAX
-            first.brokers = [first.address, second.address, second.address]
-            await client._brokers.route(TOPIC, age_max=0.0)
-            assert [str(one) for one in client._brokers.known_addresses] == [first.address, second.address]
-            first.brokers = []
-            await client._brokers.route(TOPIC, age_max=0.0)
-            assert len(client._brokers.known_addresses) == 2, "a broker of an earlier release names none"
+async def test_each_lookup_replaces_the_learned_brokers_and_they_are_bounded(brokers):
+    first, second = brokers
+    async with pydanube.connect(url(first)) as client:
+        first.brokers = [f"127.0.0.1:{port}" for port in range(1, 1000)]
+        await client._brokers.route(TOPIC)
+        assert len(client._brokers.known_addresses) == 1 + routing.LEARNED_MAX
+        first.brokers = [first.address, second.address, second.address]
+        await client._brokers.route(TOPIC, age_max=0.0)
+        assert [str(one) for one in client._brokers.known_addresses] == [first.address, second.address]
+        first.brokers = []
+        await client._brokers.route(TOPIC, age_max=0.0)
+        assert len(client._brokers.known_addresses) == 2, "a broker of an earlier release names none"
 
 
 # -- moves -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_partition_that_has_no_owner_is_waited_for() -> None:
-    async with scripted_brokers(2) as brokers:
-        first, second = brokers
-        async with pydanube.connect(url(second)) as client, client.producer(TOPIC) as producer:
-            await producer.send(b"one")
-            first.epoch = 0
-            first.owner = second.owner = ""
-            sending = asyncio.create_task(producer.send(b"two"))
-            await until(lambda: first.refused + second.refused > 2)
-            move(second, brokers, 2)
-            assert (await sending).offset == 0
-            assert second.stored == [b"two"]
+async def test_a_partition_that_has_no_owner_is_waited_for(brokers):
+    first, second = brokers
+    async with pydanube.connect(url(second)) as client, client.producer(TOPIC) as producer:
+        await producer.send(b"one")
+        first.epoch = 0
+        first.owner = second.owner = ""
+        sending = asyncio.create_task(producer.send(b"two"))
+        await until(lambda: first.refused + second.refused > 2)
+        move(second, brokers, 2)
+        assert (await sending).offset == 0
+        assert second.stored == [b"two"]
 
 
 @pytest.mark.parametrize("what", ["producer", "consumer", "reader"])
@@ -106,12 +111,11 @@ async def test_the_error_after_the_timeout_says_what_the_broker_said(what: str) 
                 await opened.open()
 
 
-async def test_a_request_that_is_sent_once_follows_the_owner_that_refused_it_names() -> None:
-    async with scripted_brokers(2) as brokers:
-        first, second = brokers
-        async with pydanube.connect(url(second)) as client:
-            await client.create_topic("/default/other")
-            assert (first.created, second.created) == (1, 0)
+async def test_a_request_that_is_sent_once_follows_the_owner_that_refused_it_names(brokers):
+    first, second = brokers
+    async with pydanube.connect(url(second)) as client:
+        await client.create_topic("/default/other")
+        assert (first.created, second.created) == (1, 0)
 
 
 # -- partitions whose broker is away -----------------------------------------------------------------------------------
@@ -151,31 +155,29 @@ async def test_a_consumer_of_a_topic_that_is_away_grants_no_credit_for_another_t
 # -- replaced owners ---------------------------------------------------------------------------------------------------
 
 
-async def test_an_ack_of_an_owner_that_was_replaced_does_not_count() -> None:
-    async with scripted_brokers(2) as brokers:
-        first, second = brokers
-        async with pydanube.connect(url(first)) as client, client.producer(TOPIC) as producer:
-            await producer.send(b"one")
-            second.owns(2)  # and the first one does not know it
-            async with pydanube.connect(url(second)) as other:
-                route = await other._brokers.route(TOPIC)
-            client._brokers.epochs.of(TOPIC, 0).accepts(route.partitions[0].epoch)
-            await producer.send(b"two")
-            assert second.stored == [b"two"], "the first one acked it too, and that was refused"
+async def test_an_ack_of_an_owner_that_was_replaced_does_not_count(brokers):
+    first, second = brokers
+    async with pydanube.connect(url(first)) as client, client.producer(TOPIC) as producer:
+        await producer.send(b"one")
+        second.owns(2)  # and the first one does not know it
+        async with pydanube.connect(url(second)) as other:
+            route = await other._brokers.route(TOPIC)
+        client._brokers.epochs.of(TOPIC, 0).accepts(route.partitions[0].epoch)
+        await producer.send(b"two")
+        assert second.stored == [b"two"], "the first one acked it too, and that was refused"
 
 
 @pytest.mark.parametrize("route_epoch", [0, 1])
-async def test_a_broker_that_was_replaced_is_not_asked_where_the_owner_is(route_epoch: int) -> None:
-    async with scripted_brokers(2) as brokers:
-        first, second = brokers
-        first.route_epoch = route_epoch
-        async with pydanube.connect(url(first)) as client:
-            second.owns(2)
-            client._brokers.epochs.of(TOPIC, 0).accepts(2)
-            first.brokers = [first.address, second.address]
-            async with client.producer(TOPIC) as producer:
-                await producer.send(b"one")
-            assert (first.stored, second.stored) == ([], [b"one"])
+async def test_a_broker_that_was_replaced_is_not_asked_where_the_owner_is(brokers, route_epoch):
+    first, second = brokers
+    first.route_epoch = route_epoch
+    async with pydanube.connect(url(first)) as client:
+        second.owns(2)
+        client._brokers.epochs.of(TOPIC, 0).accepts(2)
+        first.brokers = [first.address, second.address]
+        async with client.producer(TOPIC) as producer:
+            await producer.send(b"one")
+        assert (first.stored, second.stored) == ([], [b"one"])
 
 
 async def test_advice_to_go_back_to_a_replaced_owner_is_not_followed() -> None:
@@ -200,57 +202,53 @@ async def test_a_route_without_an_owner_is_not_kept() -> None:
             assert only.lookups == asked + 1
 
 
-async def test_after_advice_to_go_to_an_avoided_broker_the_owner_is_looked_up() -> None:
-    async with scripted_brokers(2) as brokers:
-        first, second = brokers
-        move(second, brokers, 2)
-        async with pydanube.connect(url(first)) as client:
-            await client._brokers.route(TOPIC)
-            client._brokers.moved(TOPIC, 0, first.address)
-            assert (await client._brokers.route(TOPIC)).partitions[0].owner == first.address
-            client._brokers.avoid(BrokerAddress.parse(first.address))
-            client._brokers.moved(TOPIC, 0, first.address)
-            assert (await client._brokers.route(TOPIC)).partitions[0].owner == second.address
+async def test_after_advice_to_go_to_an_avoided_broker_the_owner_is_looked_up(brokers):
+    first, second = brokers
+    move(second, brokers, 2)
+    async with pydanube.connect(url(first)) as client:
+        await client._brokers.route(TOPIC)
+        client._brokers.moved(TOPIC, 0, first.address)
+        assert (await client._brokers.route(TOPIC)).partitions[0].owner == first.address
+        client._brokers.avoid(BrokerAddress.parse(first.address))
+        client._brokers.moved(TOPIC, 0, first.address)
+        assert (await client._brokers.route(TOPIC)).partitions[0].owner == second.address
 
 
-async def test_an_owner_that_was_replaced_is_not_taken_from_a_lookup() -> None:
-    async with scripted_brokers(2) as brokers:
-        first, second = brokers
-        async with pydanube.connect(url(first, second)) as client:
-            client._brokers.epochs.of(TOPIC, 0).accepts(2)
-            assert (await client._brokers.route(TOPIC)).partitions[0].owner == ""
-            assert str((await client._brokers.owner(TOPIC, 0)).address) == second.address
+async def test_an_owner_that_was_replaced_is_not_taken_from_a_lookup(brokers):
+    first, second = brokers
+    async with pydanube.connect(url(first, second)) as client:
+        client._brokers.epochs.of(TOPIC, 0).accepts(2)
+        assert (await client._brokers.route(TOPIC)).partitions[0].owner == ""
+        assert str((await client._brokers.owner(TOPIC, 0)).address) == second.address
 
 
-async def test_deliveries_of_an_owner_that_was_replaced_are_dropped() -> None:
-    async with scripted_brokers(2) as brokers:
-        first, second = brokers
-        async with (
-            pydanube.connect(url(first)) as client,
-            client.consumer(TOPIC, subscription="billing") as consumer,
-        ):
-            await until(lambda: first.has_consumers)
-            first.deliver(b"one", 1)
-            assert (await consumer.receive(timeout=60)).payload == b"one"
-            second.owns(2)
-            client._brokers.epochs.of(TOPIC, 0).accepts(2)
-            first.deliver(b"of a replaced owner", 1)
-            await until(lambda: second.has_consumers)
-            second.deliver(b"two", 2)
-            assert (await consumer.receive(timeout=60)).payload == b"two"
+async def test_deliveries_of_an_owner_that_was_replaced_are_dropped(brokers):
+    first, second = brokers
+    async with (
+        pydanube.connect(url(first)) as client,
+        client.consumer(TOPIC, subscription="billing") as consumer,
+    ):
+        await until(lambda: first.has_consumers)
+        first.deliver(b"one", 1)
+        assert (await consumer.receive(timeout=60)).payload == b"one"
+        second.owns(2)
+        client._brokers.epochs.of(TOPIC, 0).accepts(2)
+        first.deliver(b"of a replaced owner", 1)
+        await until(lambda: second.has_consumers)
+        second.deliver(b"two", 2)
+        assert (await consumer.receive(timeout=60)).payload == b"two"
 
 
-async def test_what_a_replaced_owner_answers_to_a_reader_is_dropped() -> None:
-    async with scripted_brokers(2) as brokers:
-        first, second = brokers
-        first.route_epoch = 0  # its lookups do not give it away
-        first.stored = [b"one", b"of a replaced owner"]
-        second.stored = [b"one", b"two"]
-        async with pydanube.connect(url(first)) as client:
-            client._brokers.epochs.of(TOPIC, 0).accepts(2)
-            second.owns(2)
-            async with client.reader(TOPIC, start=0, end=2) as reader:
-                assert [message.payload async for message in reader] == [b"one", b"two"]
+async def test_what_a_replaced_owner_answers_to_a_reader_is_dropped(brokers):
+    first, second = brokers
+    first.route_epoch = 0  # its lookups do not give it away
+    first.stored = [b"one", b"of a replaced owner"]
+    second.stored = [b"one", b"two"]
+    async with pydanube.connect(url(first)) as client:
+        client._brokers.epochs.of(TOPIC, 0).accepts(2)
+        second.owns(2)
+        async with client.reader(TOPIC, start=0, end=2) as reader:
+            assert [message.payload async for message in reader] == [b"one", b"two"]
 
 
 # -- remembered epochs -------------------------------------------------------------------------------------------------

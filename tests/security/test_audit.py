@@ -109,6 +109,12 @@ def shown(event: dict[str, Any], *fields: str) -> tuple[Any, ...]:
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncIterator[Here]:
+    async with served(tmp_path) as opened:
+        yield opened
+
+
 async def test_native_producers_consumers_and_readers_are_sessions_with_what_they_moved(tmp_path: Path):
     async with served(tmp_path) as here:
         async with pydanube.connect(here.server.url, token=here.admin) as client:
@@ -391,22 +397,21 @@ async def test_a_restart_goes_on_behind_the_events_before(tmp_path: Path):
     assert lines[1] == '{"time":"torn'
 
 
-async def test_the_state_and_the_metrics_say_that_events_cannot_be_written(tmp_path: Path):
-    async with served(tmp_path) as here:
+async def test_the_state_and_the_metrics_say_that_events_cannot_be_written(here):
 
-        def fail(_lines: object) -> None:
-            raise OSError(28, "No space left on device")
+    def fail(_lines: object) -> None:
+        raise OSError(28, "No space left on device")
 
-        sink = here.broker.audit.sink
-        append, sink._file.append = sink._file.append, fail  # type: ignore[union-attr]
-        async with pydanube.connect(here.server.url, token=here.admin) as client:
-            await client.create_topic(TOPIC)  # operations go on
-            async with asyncio.timeout(30):
-                while "audit" not in (state := (await client.describe_broker()).state):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-        assert "audit events cannot be written" in state and "No space left on device" in state
-        sink._file.append = append  # type: ignore[union-attr]
-        assert len(await here.events("administration", least=1)) == 1
+    sink = here.broker.audit.sink
+    append, sink._file.append = sink._file.append, fail  # type: ignore[union-attr]
+    async with pydanube.connect(here.server.url, token=here.admin) as client:
+        await client.create_topic(TOPIC)  # operations go on
+        async with asyncio.timeout(30):
+            while "audit" not in (state := (await client.describe_broker()).state):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert "audit events cannot be written" in state and "No space left on device" in state
+    sink._file.append = append  # type: ignore[union-attr]
+    assert len(await here.events("administration", least=1)) == 1
 
 
 async def read_topic(client: pydanube.Client, topic: str, count: int) -> list[dict[str, Any]]:
