@@ -334,12 +334,13 @@ async def test_connections_over_the_limit_are_refused_and_places_come_free_again
             await peer.request(namespaces.ListNamespaces(), NamePage)
 
 
-async def test_connections_leave_descriptors_for_the_log(native, monkeypatch):
+async def test_connections_leave_descriptors_for_the_log(monkeypatch):
     monkeypatch.setattr("pydanube.gateway.native.server.raise_descriptor_limit", lambda _wanted: 64)
     monkeypatch.setattr("pydanube.gateway.native.server.open_descriptors", lambda: 16)
-    outcomes = [await come_in(native) for _ in range(12)]
-    assert sum(isinstance(one, Peer) for one in outcomes) == 4
-    assert any(isinstance(one, Full) and "has 4 connections" in one.message for one in outcomes)
+    async with open_listener() as native:
+        outcomes = [await come_in(native) for _ in range(12)]
+        assert sum(isinstance(one, Peer) for one in outcomes) == 4
+        assert any(isinstance(one, Full) and "has 4 connections" in one.message for one in outcomes)
 
 
 @pytest.mark.parametrize(
