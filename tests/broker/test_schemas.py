@@ -9,6 +9,7 @@ from broker_harness import open_broker
 from metadata_harness import FaultyStore, puts
 
 from pydanube.broker.schemas import records
+from pydanube.broker.schemas.definitions import READS_AT_ONCE
 from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.core.access import ANONYMOUS, Action, Principal
 from pydanube.core.access_rules import AccessRules
@@ -34,6 +35,7 @@ from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.storage.segments.store_ownership import StoreOwner
+from waiting import until
 
 STRING = SchemaDefinition(SchemaFormat.STRING, "a name")
 NUMBER = SchemaDefinition(SchemaFormat.NUMBER, "a price")
@@ -169,6 +171,25 @@ async def test_a_write_that_failed_and_was_made_is_known(tmp_path):
             await register(broker, "users", STRING)
         assert await broker.schemas.subjects(ANONYMOUS) == ["orders"]
         assert (await register(broker, "users", STRING)).schema_id == 2
+
+
+async def test_what_many_ask_for_at_once_is_read_once_and_few_definitions_are_read_at_a_time(tmp_path):
+    metadata, wanted = FaultyStore(), 2 * READS_AT_ONCE
+    async with open_broker(tmp_path, metadata=metadata) as broker:
+        for number in range(wanted):
+            await register(broker, f"s{number}", STRING)
+    async with open_broker(tmp_path, metadata=metadata) as broker:
+        held = [metadata.hold_read(records.VERSIONS) for _ in range(10 * wanted)]
+        asked = [broker.schemas.get(ANONYMOUS, f"s{one % wanted}") for one in range(10 * wanted)]
+        answers = asyncio.gather(*asked)
+        await until(held[0].asked.is_set)
+        for _ in range(10):  # every turn that any of the others could need to begin a read
+            await asyncio.sleep(0)
+        assert sum(one.asked.is_set() for one in held) == READS_AT_ONCE
+        for one in held:
+            one.go_on()
+        assert [one.definition for one in await answers] == [STRING] * (10 * wanted)
+        assert sum(one.asked.is_set() for one in held) == wanted
 
 
 # -- deletion ----------------------------------------------------------------------------------------------------------

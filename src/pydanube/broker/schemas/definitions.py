@@ -1,20 +1,29 @@
-"""Definitions of versions: read from the metadata store, parsed together with what they refer to, and cached."""
+"""Definitions of versions: read from the metadata store, parsed together with what they refer to, and cached.
+
+Thousands of clients may ask for large definitions at once. What they ask for is read once for all of them, and few
+reads run at a time: what was read is in memory before anybody can count it as an answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
 
 from pydanube.formats import ParsedSchema, parse_schema
 from pydanube.model.errors import Invalid, NotFound, Refused
 from pydanube.model.limits import MIB, SCHEMA_BYTES_MAX, SCHEMA_REFERENCES_MAX
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
-from pydanube.runtime.cache import Cache
+from pydanube.runtime.cache import LoadingCache
+from pydanube.runtime.tasks import Tasks
 
 from .subjects import Subject, Subjects
 
 CACHED_BYTES: Final = 16 * MIB
 """How much text of definitions is cached, and how much text the cached parsed schemas were made of."""
+
+READS_AT_ONCE: Final = 8
+"""How many definitions are read from the metadata store at the same time, each of up to SCHEMA_BYTES_MAX."""
 
 TOGETHER_BYTES_MAX: Final = 4 * SCHEMA_BYTES_MAX
 """The largest text of a definition with everything that it refers to."""
@@ -26,33 +35,37 @@ _PLAIN: Final = frozenset({SchemaFormat.BYTES, SchemaFormat.STRING, SchemaFormat
 """Formats whose definitions take no time to parse."""
 
 
+class _Parsed(NamedTuple):
+    schema: ParsedSchema
+    text_bytes: int
+
+
 class Definitions:
     """The definitions of all versions. A schema id with a version is never used again, so nothing cached goes stale."""
 
-    def __init__(self, subjects: Subjects) -> None:
+    def __init__(self, subjects: Subjects, tasks: Tasks) -> None:
         self._subjects = subjects
-        self._texts: Cache[tuple[int, int], SchemaDefinition] = Cache(CACHED_BYTES)
-        self._parsed: Cache[tuple[int, int], ParsedSchema] = Cache(CACHED_BYTES)
+        self._reads = asyncio.Semaphore(READS_AT_ONCE)
+        self._texts: LoadingCache[tuple[int, int], SchemaDefinition] = LoadingCache(tasks, CACHED_BYTES, _weight)
+        self._parsed: LoadingCache[tuple[int, int], _Parsed] = LoadingCache(tasks, CACHED_BYTES, _weight_parsed)
 
     async def get(self, subject: Subject, version: int) -> SchemaDefinition:
         """Return the definition of a version, as it was registered."""
-        key = (subject.schema_id, version)
-        definition = self._texts.get(key)
-        if definition is None:
-            definition = (await self._subjects.read(subject, version)).definition()
-            self._texts.put(key, definition, len(definition.text) + ENTRY_BYTES)
-        return definition
+        return await self._texts.get((subject.schema_id, version), partial(self._read, subject, version))
+
+    async def _read(self, subject: Subject, version: int) -> SchemaDefinition:
+        async with self._reads:
+            return (await self._subjects.read(subject, version)).definition()
 
     async def parsed(self, subject: Subject, version: int) -> ParsedSchema:
         """Return the parsed schema of a version."""
-        key = (subject.schema_id, version)
-        parsed = self._parsed.get(key)
-        if parsed is None:
-            definition = await self.get(subject, version)
-            references = await self._resolve(definition)
-            parsed = await _parse(definition, references)
-            self._parsed.put(key, parsed, _size(definition, references) + ENTRY_BYTES)
-        return parsed
+        loaded = await self._parsed.get((subject.schema_id, version), partial(self._parse_version, subject, version))
+        return loaded.schema
+
+    async def _parse_version(self, subject: Subject, version: int) -> _Parsed:
+        definition = await self.get(subject, version)
+        references = await self._resolve(definition)
+        return _Parsed(await _parse(definition, references), _size(definition, references))
 
     async def parse(self, definition: SchemaDefinition) -> ParsedSchema:
         """Parse a definition that is not registered. Raises Invalid, and Refused if its libraries are missing."""
@@ -86,6 +99,14 @@ class Definitions:
                 raise Invalid(f"a definition and all that it refers to have more than {TOGETHER_BYTES_MAX} bytes")
             waiting += found[one.name].references
         return found
+
+
+def _weight(definition: SchemaDefinition) -> int:
+    return len(definition.text) + ENTRY_BYTES
+
+
+def _weight_parsed(loaded: _Parsed) -> int:
+    return loaded.text_bytes + ENTRY_BYTES
 
 
 def _size(definition: SchemaDefinition, references: dict[str, SchemaDefinition]) -> int:

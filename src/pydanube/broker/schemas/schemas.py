@@ -107,7 +107,7 @@ class Schemas:
         self._authorizer = context.authorizer
         self._clock = clock
         self._subjects = Subjects(store, clock, registry.follower)
-        self._definitions = Definitions(self._subjects)
+        self._definitions = Definitions(self._subjects, tasks)
         self.validations = Validations(clock, tasks)
         self._waiting = Budget(WAITING_BYTES_MAX)
         self._bound: WeakValueDictionary[int, BoundTopic] = WeakValueDictionary()
