@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
 import re
 import signal
 import sys
@@ -26,7 +28,7 @@ AT_WORK = re.compile(r'handler="shop_app.serve",.*(bar"|"acked")\} [1-9]')
 
 
 @asynccontextmanager
-async def service(url: str, *arguments: str, where: Path = HERE) -> AsyncIterator[Process]:
+async def service(url: str, *arguments: str, where: Path = HERE, stderr: int = PIPE) -> AsyncIterator[Process]:
     """Run the app as a process, in its directory; it is killed at the end if it did not end itself."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -39,7 +41,7 @@ async def service(url: str, *arguments: str, where: Path = HERE) -> AsyncIterato
         url,
         cwd=where,
         stdout=PIPE,
-        stderr=PIPE,
+        stderr=stderr,
     )
     try:
         yield process
@@ -95,6 +97,22 @@ async def test_a_service_tells_its_health_and_drains_on_sigterm(client: pydanube
     acked = 4 - sum(place.lag for place in described.partitions)
     assert acked > 0
     assert len(await served(client, acked)) == acked
+
+
+@pytest.mark.process
+async def test_a_service_whose_logs_nobody_reads_works_and_ends(client: pydanube.Client) -> None:
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, bytes(fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ)))
+        async with service(client.url, "shop_app:app", stderr=writing) as process:
+            assert (await line_of(process)).startswith("danube app ready")
+            await orders(client, *(Order(n) for n in range(10)))
+            assert {done.id for done in await served(client, 10)} == set(range(10))
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(process.wait(), SECONDS_MAX) == 0
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 @pytest.mark.process

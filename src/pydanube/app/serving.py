@@ -16,6 +16,7 @@ from typing import Any, Unpack
 from pydanube.client.arguments import ConnectArguments
 from pydanube.model.errors import Invalid
 from pydanube.runtime.signals import on_hangup, on_stop_signals
+from pydanube.runtime.tasks import ignore
 from pydanube.runtime.telemetry import get_logger
 
 from .application import App
@@ -88,10 +89,13 @@ async def serve(
             log.info("app.draining", seconds=app.drain_seconds)
 
 
-def leave(status: int) -> None:
-    """End the process now if threads still run plain functions: Python would wait for them, without an end."""
+def leave(status: int, drain_logs: Callable[[], None] = ignore) -> None:
+    """End the process now if threads still run plain functions: Python would wait for them, without an end.
+
+    `drain_logs` is called first, if what is logged is written by a thread."""
     if any(thread.name.startswith("danube-handler") and thread.is_alive() for thread in threading.enumerate()):
         log.warning("app.threads_abandoned")
         sys.stdout.flush()
         sys.stderr.flush()
+        drain_logs()
         os._exit(status)

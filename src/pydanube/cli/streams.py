@@ -68,22 +68,38 @@ def write_in_background() -> None:
     def failed(error: OSError) -> None:
         log.warning("stdout.failed", error=(error.strerror or str(error)).lower())
 
+    if sys.stdout is not None:
+        sys.stdout, _ = _in_background(sys.stdout, partial(BackgroundFile, failed=failed))
+    write_logs_in_background()
+
+
+def write_logs_in_background() -> Callable[[], None]:
+    """Let a thread write to stderr from now on: what logs there works on while nobody reads it.
+
+    Return a function that waits for a moment until everything is written, as the exit of the interpreter does.
+    """
+    from pydanube.runtime.background_file import BackgroundFile
+    from pydanube.runtime.telemetry import get_logger
+
+    log = get_logger(__name__)
+
     def lost(lines: int) -> None:
         log.error("log.lines_lost", lines=lines, reason="nobody read stderr")
 
-    if sys.stdout is not None:
-        sys.stdout = _in_background(sys.stdout, partial(BackgroundFile, failed=failed))
-    sys.stderr = _in_background(sys.stderr, partial(BackgroundFile, lost=lost))
+    sys.stderr, drain = _in_background(sys.stderr, partial(BackgroundFile, lost=lost))
+    return drain
 
 
-def _in_background(stream: TextIO, make: Callable[[int], BackgroundFile]) -> TextIO:
-    """Return a stream that writes to the file of another one in a thread; a stream without a file stays as it is."""
+def _in_background(stream: TextIO, make: Callable[[int], BackgroundFile]) -> tuple[TextIO, Callable[[], None]]:
+    """Return a stream that writes to the file of another one in a thread, and what waits for that; a stream without a
+    file stays as it is."""
     try:
         file = make(stream.fileno())
     except io.UnsupportedOperation:
-        return stream
-    atexit.register(file.drain, EXIT_SECONDS)
-    return io.TextIOWrapper(cast(BinaryIO, file), stream.encoding, stream.errors, write_through=True)
+        return stream, lambda: None
+    drain = partial(file.drain, EXIT_SECONDS)
+    atexit.register(drain)
+    return io.TextIOWrapper(cast(BinaryIO, file), stream.encoding, stream.errors, write_through=True), drain
 
 
 def stdout_failed() -> bool:

@@ -11,6 +11,7 @@ import click
 from pydanube.cli.credential_options import chosen_credentials, show_to_children
 from pydanube.cli.options import examples, json_option_with, url_option
 from pydanube.cli.output import emit_json, fail, table, wants_json
+from pydanube.cli.streams import write_logs_in_background
 from pydanube.cli.tls_options import tls_options
 from pydanube.model.errors import Invalid
 from pydanube.runtime.environment import DEFAULT_URL
@@ -60,19 +61,20 @@ def run(target: str, workers: int, reload: bool, port: int | None, host: str, dr
     """Run the handlers of an app until SIGTERM or Ctrl-C.
 
     Prints one line on stdout for each process when it receives: "danube app ready handlers=3 http=127.0.0.1:9100". Logs
-    go to stderr. At the end nothing more is received, and calls that run may end within --drain seconds (30, or what
-    the app says). A second signal cancels them. A worker that dies is started again.
+    go to stderr; nothing waits for their reader. At the end nothing more is received, and calls that run may end within
+    --drain seconds (30, or what the app says). A second signal cancels them. A worker that dies is started again.
     """
     from pydanube.app.serving import leave
     from pydanube.runtime import telemetry
 
     telemetry.configure()
+    drain_logs = write_logs_in_background()
     where = None if url == DEFAULT_URL else url
     if workers > 1 or reload:
         _supervise(target, workers, reload, port, host, drain, where)
     else:
         _serve(_load(target), host, port, drain, where)
-        leave(0)
+        leave(0, drain_logs)
 
 
 @app.command(epilog=examples("danube app describe shop:app\ndanube app describe shop:app --json > asyncapi.json"))
