@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 from crc32c import crc32c
 
-from pydanube.cli.bench.load import PayloadSource, Verifier
+from pydanube.cli.bench.checking import DeliveryVerifier
+from pydanube.cli.bench.load import PayloadSource
 from pydanube.codec.batch import Batch, Codec, encode, read_header
 from pydanube.core.meters import Traffic
 from pydanube.core.sizes import Sizes
@@ -63,7 +64,7 @@ def main() -> None:
     plain = encode(payloads, publish_times=NOW)
     packed = encode(payloads, publish_times=NOW, codec=Codec.ZSTD)
     opened = Batch.open(plain)
-    verifier = Verifier(size=chosen.size)
+    verifier = DeliveryVerifier(size=chosen.size)
     work: dict[str, Callable[[], object]] = {
         "encode": lambda: encode(payloads, publish_times=NOW),
         "encode with keys": lambda: encode(payloads, keys=keys, publish_times=NOW),

@@ -25,7 +25,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from pydanube.spark.schema import arrow_schema, spark_schema
+from pydanube.client.tables.arrow_rows import arrow_schema
+from pydanube.spark.schema import spark_schema
 
 TASKS = 2
 TIMESTAMP = pa.timestamp("us", tz="UTC")

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from pydanube.broker.security import failures
+from pydanube.broker.security import authentication
 from pydanube.broker.security.api_keys import describe_refusal, find_identity, new_key
-from pydanube.broker.security.authentication import AcceptedCredentials, Authentication
+from pydanube.broker.security.authentication import AcceptedCredentials, AddressFailures, Authentication
 from pydanube.broker.security.certificates import CertificateRule
-from pydanube.broker.security.failures import Failures
 from pydanube.broker.security.first_key import create_first_key
 from pydanube.broker.security.records import KeyRecord
 from pydanube.broker.security.security_store import SecurityStore
@@ -165,8 +164,8 @@ async def test_the_cluster_token_makes_a_broker_and_nothing_like_it_does() -> No
 
 
 def test_only_so_many_addresses_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "ADDRESSES_MAX", 10)
-    counted = Failures(ManualClock(), 20, 30.0)
+    monkeypatch.setattr(authentication, "ADDRESSES_MAX", 10)
+    counted = AddressFailures(ManualClock(), 20, 30.0)
     for number in range(1000):
         counted.add(f"10.0.{number // 250}.{number % 250}")
     assert len(counted) == 10

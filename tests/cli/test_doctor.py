@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from packaging.requirements import Requirement
 
 from pydanube.cli.app import cli
-from pydanube.cli.setup import checks, store_check
+from pydanube.cli.setup import checks
 from pydanube.model.errors import Unavailable
 from pydanube.runtime.objects import ObjectInfo
 from pydanube.runtime.objects.memory import MemoryStore
@@ -143,7 +143,7 @@ def test_the_configured_store_is_tried(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "grpc://127.0.0.1:1"])
 def test_a_store_that_is_not_there_fails_with_a_remedy(monkeypatch: pytest.MonkeyPatch, url: str):
-    monkeypatch.setattr(store_check, "STEP_SECONDS", 3.0)
+    monkeypatch.setattr(checks, "STORE_STEP_SECONDS", 3.0)
     monkeypatch.setenv("DANUBE_STORAGE_URL", url)
     code, output = doctor("--no-sync", "--json")
     report = json.loads(output[: output.rindex("}") + 1])
@@ -159,7 +159,7 @@ class FailingPut(MemoryStore):
 
 async def test_the_address_of_a_store_that_fails_is_said_once():
     store = FailingPut()
-    (finding,) = await store_check.check_store(store)
+    (finding,) = await checks.check_store(store)
     assert finding.detail == f"{store.url}: access denied"
 
 
@@ -176,8 +176,8 @@ class HangingList(MemoryStore):
 
 @pytest.mark.parametrize("kind", [HangingGet, HangingList])
 def test_a_store_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, kind: type[MemoryStore]):
-    monkeypatch.setattr(store_check, "STEP_SECONDS", 0.05)
-    (finding,) = asyncio.run(asyncio.wait_for(store_check.check_store(kind()), timeout=60))
+    monkeypatch.setattr(checks, "STORE_STEP_SECONDS", 0.05)
+    (finding,) = asyncio.run(asyncio.wait_for(checks.check_store(kind()), timeout=60))
     assert (finding.status, finding.detail) == ("fail", "memory://: no answer within 0.05 s")
 
 
@@ -186,6 +186,6 @@ def test_a_store_that_replaces_what_it_should_not_is_wrong():
         async def put(self, key, data, *, create=False, if_match=None):
             return await super().put(key, data)
 
-    finding = asyncio.run(store_check.check_store(Careless()))[0]
+    finding = asyncio.run(checks.check_store(Careless()))[0]
     assert finding.status == "fail"
     assert "create-only" in finding.detail

@@ -11,11 +11,10 @@ import pytest
 
 from pydanube.model.errors import Invalid
 from pydanube.spark.pipelines import check_file, load
-from pydanube.spark.pipelines.checkpoints import read_states
 from pydanube.spark.pipelines.definition import Trigger
 from pydanube.spark.pipelines.graph import explain
 from pydanube.spark.pipelines.metrics import MetricsServer, render, write_file
-from pydanube.spark.pipelines.progress import BatchReport, PipelineStatus, QueryStatus
+from pydanube.spark.pipelines.progress import BatchReport, PipelineStatus, QueryStatus, read_states
 from pydanube.spark.pipelines.queries import RETRIES_MAX, PipelineQuery
 from pydanube.spark.pipelines.runner import counted_by
 

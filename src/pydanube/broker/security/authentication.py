@@ -31,13 +31,13 @@ from pydanube.model.errors import Full, Unauthenticated
 from pydanube.model.limits import TOKEN_BYTES_MAX
 from pydanube.model.security import BROKER_TYPE
 from pydanube.model.settings.sections import AuthSettings
+from pydanube.runtime.cache import Cache
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.network import counted_address
 from pydanube.runtime.telemetry import get_logger
 
 from . import api_keys, certificates
 from .certificates import CertificateRule
-from .failures import Failures
 from .jwks import Jwks
 from .records import KeyRecord
 from .tokens import BadToken, Tokens
@@ -98,7 +98,7 @@ class Authentication:
         self._clock = clock
         secret = accepted.token_secret
         self._tokens = Tokens(settings, secret, jwks) if secret or jwks is not None else None
-        self._failures = Failures(clock, settings.failures_max, settings.failures_block_s)
+        self._failures = AddressFailures(clock, settings.failures_max, settings.failures_block_s)
         self._checks = asyncio.Semaphore(CHECKS_AT_ONCE)
         self._waiting: Counter[str] = Counter()
         """By address; only those with a caller that waits."""
@@ -197,3 +197,62 @@ class Authentication:
 
 def _digest(token: str) -> bytes:
     return sha256(token.encode()).digest()
+
+
+FREE_FAILURES: Final = 3
+FIRST_DELAY_S: Final = 0.1
+DELAY_S_MAX: Final = 2.0
+"""Shorter than every time limit of a handshake: the caller gets its answer."""
+
+FORGET_S: Final = 60.0
+"""An address that did not fail for so long begins anew."""
+
+ADDRESSES_MAX: Final = 10_000
+"""Addresses that are remembered; the one that was asked about longest ago is forgotten first."""
+
+
+@dataclass(slots=True)
+class _Failed:
+    count: int
+    last_at: float
+    refused_until: float = 0.0
+
+
+class AddressFailures:
+    """Slows down an address that shows wrong credentials again and again.
+
+    ```
+     failures of an address:   1  2  3 | 4      5      6  ...   failures_max |
+     its answers:              at once | later, twice as late each time      | Full, for block_s
+    ```
+    """
+
+    def __init__(self, clock: Clock, failures_max: int, block_s: float) -> None:
+        self._clock = clock
+        self._failures_max = failures_max
+        self._block_s = block_s
+        self._of: Cache[str, _Failed] = Cache(ADDRESSES_MAX)
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def check(self, address: str) -> None:
+        """Raise Full if the address has failed too often."""
+        found = self._of.get(address)
+        if found is not None and self._clock.monotonic() < found.refused_until:
+            raise Full(f"address {address} has shown wrong credentials too often: wait {self._block_s:g} s")
+
+    def add(self, address: str) -> float:
+        """Count a failure; return for how many seconds its answer is to be held back."""
+        now = self._clock.monotonic()
+        found = self._of.get(address)
+        if found is None or now - found.last_at > FORGET_S:
+            found = _Failed(0, now)
+        found.count += 1
+        found.last_at = now
+        if found.count >= self._failures_max:
+            found.refused_until = now + self._block_s
+            found.count = FREE_FAILURES  # after that time it is answered slowly, not as if it had never failed
+        self._of.put(address, found)
+        late = found.count - FREE_FAILURES
+        return min(DELAY_S_MAX, FIRST_DELAY_S * 2 ** min(late - 1, 10)) if late > 0 else 0.0

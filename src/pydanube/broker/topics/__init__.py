@@ -6,7 +6,6 @@ changes                 grow, unload, truncate, another ack level
 expiration              the task that checks every topic in turn
 retention               drops acked messages that are too old or too many
 time_to_live            acks messages that no consumer acked in time
-truncation              deletes what lies before given offsets, by command
 topic_deletion          deletes a topic with everything in it
 unused                  for how long topics and subscriptions are unused, also at other brokers
 """

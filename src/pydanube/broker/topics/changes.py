@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from pydanube.broker.context import BrokerContext
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.stored_partition import StoredPartition
 from pydanube.broker.registry.records import TopicRecord
-from pydanube.broker.topics.truncation import truncate
+from pydanube.broker.registry.registry import Registry
 from pydanube.model.errors import DanubeError, Invalid, Refused
 from pydanube.model.names import TopicName
 from pydanube.model.topics import AckLevel
@@ -127,3 +127,29 @@ def _check_changeable(topic: TopicName, record: TopicRecord, level: AckLevel) ->
             f"the ack level of topic {topic} is {record.ack_level}, and only durable and stored can be changed: "
             f"create another topic"
         )
+
+
+async def truncate(
+    registry: Registry, partitions: Partitions, topic: TopicName, offsets: Mapping[int, int]
+) -> dict[int, int]:
+    """Delete what lies before the offsets, by partition; durable on return. Return where each partition begins now.
+
+    Offsets are never used again, and what subscriptions have not acked below the new start counts as acked. Nothing is
+    deleted if an offset is past the end of its partition. Cancelled, or if the log or the metadata fails:
+    some of the partitions are truncated.
+    """
+    if not registry.topic(topic).reliable:
+        raise Refused(f"topic {topic} is not reliable: it stores nothing that could be deleted")
+    chosen: list[tuple[StoredPartition, int]] = []
+    for index, offset in offsets.items():
+        partition = await partitions.get(topic, index)
+        assert isinstance(partition, StoredPartition)
+        end = partition.stream.end_offset
+        if not 0 <= offset <= end:
+            raise Invalid(f"offset {offset} is not in partition {index} of {topic}, which ends at {end}")
+        chosen.append((partition, offset))
+    for partition, offset in chosen:
+        former = partition.stream.start_offset
+        await partition.truncate(offset)
+        log.info("partition.truncated", partition=partition.name, start=partition.stream.start_offset, former=former)
+    return {partition.index: partition.stream.start_offset for partition, _ in chosen}

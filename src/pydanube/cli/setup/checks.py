@@ -1,11 +1,13 @@
 """The checks of `danube doctor`: each returns ok, warn or fail, and warn and fail say what to do.
 
-Checks change nothing, with two exceptions: the sync speed check writes a small file to the data directory and removes
-it, and the Java check may leave a start script in the user's cache directory.
+Checks change nothing, with three exceptions: the sync speed check writes a small file to the data directory and removes
+it, the Java check may leave a start script in the user's cache directory, and the check of the object store puts one
+small object and one of a few megabytes under `danube-doctor/`, and deletes them again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import platform
@@ -14,13 +16,17 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from pydanube.cli.output import size
-from pydanube.model.errors import Refused
+from pydanube.model.errors import AlreadyExists, DanubeError, NotFound, Refused
+from pydanube.runtime.objects import ObjectStore, open_store
+from pydanube.runtime.randomness import identity
+
+T = TypeVar("T")
 
 PURPOSES: Final = {
     "arrow": "topics and batches as Arrow tables",
@@ -218,3 +224,104 @@ def file_system(directory: Path) -> str:
         if inside and len(mounted_at) >= len(best):
             best, kind = mounted_at, found
     return kind
+
+
+# -- the object store --------------------------------------------------------------------------------------------------
+
+STORE: Final = "object store"
+STORE_PREFIX: Final = "danube-doctor/"
+STORE_PROBE_BYTES: Final = 4 * 1024 * 1024
+STORE_STEP_SECONDS: Final = 20.0
+STORE_SLOW_BYTES_PER_S: Final = 5 * 1024 * 1024
+STORE_SLOW_FIRST_S: Final = 1.0
+
+
+class _Wrong(Exception):
+    """The store does not do what the broker needs."""
+
+
+def object_store(url: str, options: Mapping[str, str]) -> Iterator[Finding]:
+    yield from asyncio.run(_store_findings(url, options))
+
+
+async def _store_findings(url: str, options: Mapping[str, str]) -> list[Finding]:
+    try:
+        async with asyncio.timeout(STORE_STEP_SECONDS):
+            store = await open_store(url, options)
+    except (DanubeError, TimeoutError) as error:
+        return [Finding(STORE, "fail", _explain(error), "check storage.url and storage.options")]
+    async with store:
+        return await check_store(store)
+
+
+async def check_store(store: ObjectStore) -> list[Finding]:
+    """Check whether the store works correctly, and how fast it is."""
+    try:
+        return [await _check_operations(store), await _check_speed(store)]
+    except (DanubeError, TimeoutError) as error:
+        remedy = "check the address, the credentials and that the bucket or directory exists"
+        return [Finding(STORE, "fail", f"{store.url}: {_explain(error).removeprefix(f'{store.url}: ')}", remedy)]
+    except _Wrong as error:
+        remedy = "the broker needs create-only puts and reads that see what was put: use another store"
+        return [Finding(STORE, "fail", f"{store.url}: {error}", remedy)]
+
+
+async def _within(work: Awaitable[T]) -> T:
+    async with asyncio.timeout(STORE_STEP_SECONDS):
+        return await work
+
+
+async def _check_operations(store: ObjectStore) -> Finding:
+    """Check create-only puts, range reads, listing and deletion, which the broker needs."""
+    key = f"{STORE_PREFIX}{identity()}"
+    await _within(store.put(key, b"danube", create=True))
+    try:
+        try:
+            await _within(store.put(key, b"again", create=True))
+        except AlreadyExists:
+            pass
+        else:
+            raise _Wrong("it lets a create-only put replace an object")
+        if bytes(memoryview(await _within(store.get(key, 1, 4)))) != b"anu":
+            raise _Wrong("a range read gives other bytes")
+        if key not in await _within(_list_keys(store)):
+            raise _Wrong("what was put is not in the listing")
+    finally:
+        await _within(store.delete([key]))
+    try:
+        await _within(store.head(key))
+    except NotFound:
+        if not store.capabilities.durable:
+            return Finding(STORE, "warn", f"{store.url}: works, in memory only", "history ends with the process")
+        return Finding(STORE, "ok", f"{store.url}: puts, create-only, ranges, listing and deleting work")
+    raise _Wrong("what was deleted is still there")
+
+
+async def _list_keys(store: ObjectStore) -> list[str]:
+    return [info.key async for info in store.list(STORE_PREFIX)]
+
+
+async def _check_speed(store: ObjectStore) -> Finding:
+    key, content = f"{STORE_PREFIX}{identity()}", bytes(STORE_PROBE_BYTES)
+    try:
+        put_s = await _timed(store.put(key, content, create=True))
+        get_s = await _timed(store.get(key))
+        first_s = await _timed(store.get(key, 0, 1024))
+    finally:
+        await _within(store.delete([key]))
+    up, down = STORE_PROBE_BYTES / put_s, STORE_PROBE_BYTES / get_s
+    detail = f"{size(up)}/s up, {size(down)}/s down, {first_s * 1000:.1f} ms for a small read"
+    if min(up, down) < STORE_SLOW_BYTES_PER_S or first_s > STORE_SLOW_FIRST_S:
+        remedy = "the log grows while uploads cannot keep up, and old messages are slow to read: use a nearer store"
+        return Finding("store speed", "warn", detail, remedy)
+    return Finding("store speed", "ok", detail)
+
+
+async def _timed(work: Awaitable[object]) -> float:
+    begin = time.perf_counter()
+    await _within(work)
+    return max(1e-6, time.perf_counter() - begin)
+
+
+def _explain(error: BaseException) -> str:
+    return error.message if isinstance(error, DanubeError) else f"no answer within {STORE_STEP_SECONDS:g} s"

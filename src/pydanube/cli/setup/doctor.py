@@ -11,7 +11,7 @@ import click
 
 from pydanube.cli.options import config_option, examples, json_option
 from pydanube.cli.output import fail, show, table
-from pydanube.cli.setup import checks, store_check
+from pydanube.cli.setup import checks
 from pydanube.cli.setup.config import load
 
 COLOURS: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -69,7 +69,7 @@ def _findings(data_dir: Path | None, path: Path | None, *, measure: bool) -> Ite
         yield checks.port(listener, number, server.host)
     storage = settings.storage
     if storage.url:
-        yield from store_check.findings(storage.url, storage.options)
+        yield from checks.object_store(storage.url, storage.options)
     for name, packages in checks.extras().items():
         yield checks.check_extra(name, packages)
     yield checks.java()

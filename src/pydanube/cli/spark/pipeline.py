@@ -323,8 +323,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _rows(file: Path, checked: CheckedFile) -> list[list[object]]:
-    from pydanube.spark.pipelines.checkpoints import read_states
-    from pydanube.spark.pipelines.progress import target_of
+    from pydanube.spark.pipelines.progress import read_states, target_of
 
     found = checked.pipeline
     if found is None:
@@ -345,8 +344,7 @@ def _rows(file: Path, checked: CheckedFile) -> list[list[object]]:
 
 
 def _as_dict(file: Path, checked: CheckedFile) -> dict[str, Any]:
-    from pydanube.spark.pipelines.checkpoints import read_states
-    from pydanube.spark.pipelines.progress import target_of
+    from pydanube.spark.pipelines.progress import read_states, target_of
 
     found = checked.pipeline
     if found is None:

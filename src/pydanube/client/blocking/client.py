@@ -62,8 +62,7 @@ from .areas import (
     BlockingTopics,
 )
 from .loop_thread import Blocking, LoopThread, blocking, stands_for
-from .streams import BlockingConsumer, BlockingReader
-from .tables import BlockingTopicBatches
+from .streams import BlockingConsumer, BlockingReader, BlockingTopicBatches
 
 log = get_logger(__name__)
 

@@ -1,11 +1,12 @@
-"""Blocking consumers and readers. Whole batches are fetched from the loop thread, and acks are passed to it in bulk."""
+"""Blocking consumers, readers and reads of tables. Whole batches are fetched from the loop thread, and acks are passed
+to it in bulk."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pydanube.client.consuming.consumer import (
     AnyReceived,
@@ -27,6 +28,13 @@ from pydanube.model.errors import DanubeError
 from pydanube.model.topics import SubscriptionType
 
 from .loop_thread import Blocking, LoopThread, blocking
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from pydanube.client.tables.topic_batches import TopicBatches
+else:
+    TopicBatches = object  # its module needs pyarrow
 
 StreamT = TypeVar("StreamT", bound=MessageStream[Any])
 
@@ -182,3 +190,28 @@ class BlockingReader(BlockingStream[Reader[ValueT], ValueT]):
     @property
     def partition(self) -> int:
         return self._inner.partition
+
+
+class BlockingTopicBatches(Blocking[TopicBatches]):
+    """See `TopicBatches`. It has the C stream interface of Arrow too, which reads as much as its user asks for."""
+
+    def __iter__(self) -> Iterator[pyarrow.RecordBatch]:
+        return self._thread.iterate(self._inner._each())
+
+    @property
+    def schema(self) -> pyarrow.Schema:
+        """The columns of the batches. Opens the read if it is not open yet."""
+        if not self._inner._opened:
+            self.open()
+        return self._inner.schema
+
+    @property
+    def undecoded(self) -> int:
+        """See `TopicBatches.undecoded`."""
+        return self._inner.undecoded
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        import pyarrow
+
+        reader = pyarrow.RecordBatchReader.from_batches(self.schema, iter(self))
+        return reader.__arrow_c_stream__(requested_schema)

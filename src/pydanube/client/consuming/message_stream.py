@@ -19,9 +19,8 @@ from pydanube.client.typed.value_type import ValueT
 from pydanube.model.errors import DanubeError, Refused
 from pydanube.runtime.clock import Clock
 
-from .decoding_queue import DecodingQueue
 from .messages import Message, ReceivedBatch
-from .receiver_queue import ReceiverQueue
+from .receiver_queue import DecodingQueue, ReceiverQueue
 
 T = TypeVar("T")
 

@@ -16,7 +16,6 @@ runner                  runs a pipeline: `run`, `RunOptions`
 graph, expectations     the data frames of a query; which rows are kept, counted, or become dead letters
 queries                 one streaming query: started, started again, stopped after its batch
 progress, metrics       figures of a running pipeline; the same as Prometheus text
-checkpoints             how far a pipeline has come
 """
 
 from __future__ import annotations
