@@ -93,6 +93,17 @@ async def two_shapes(orders: list[Order], message: pydanube.Message) -> None: ..
 async def star(*orders: Order) -> None: ...
 
 
+async def yields(order: Order) -> Any:
+    yield order
+
+
+def of_message(message: pydanube.Message) -> str:  # type: ignore[type-arg]
+    return str(message.offset)
+
+
+async def kept_message(order: Order, offset: Annotated[str, pydanube.Depends(of_message, scope="app")]) -> None: ...
+
+
 async def bad_dependency(order: Order, books: Annotated[object, pydanube.Depends(no_annotation)]) -> None: ...
 
 
@@ -106,6 +117,8 @@ async def bad_dependency(order: Order, books: Annotated[object, pydanube.Depends
         (two_shapes, "parameter 'message' is not a batch"),
         (star, "cannot be filled"),
         (bad_dependency, "parameter 'order' has no annotation"),
+        (yields, "a handler returns its result"),
+        (kept_message, "of_message of scope 'app' is called once: it cannot take a message"),
     ],
 )
 def test_a_handler_that_cannot_work_names_its_function_and_line(function: Any, said: str) -> None:
@@ -157,6 +170,49 @@ def test_a_subscription_has_one_handler() -> None:
         pydanube.Invalid, match=r"second .* has the handler .*first \(test_app_handlers.py:\d+\) already"
     ):
         app.subscriber("/shop/orders", subscription="billing", concurrency=2)(second)
+
+
+def test_a_pattern_and_a_topic_that_it_matches_are_one_subscription() -> None:
+    app = pydanube.App()
+
+    @app.subscriber("/shop/orders-*", subscription="billing", retries=pydanube.Retries(dead_letter="/shop/dlq"))
+    async def first(order: Order) -> None: ...
+
+    @app.subscriber("/shop/invoices", subscription="billing")
+    async def other(order: Order) -> None: ...
+
+    async def second(order: Order) -> None: ...
+
+    with pytest.raises(pydanube.Invalid, match=r"second .* has the handler .*first "):
+        app.subscriber("/shop/orders-eu", subscription="billing")(second)
+
+
+def test_hooks_that_cannot_be_called_name_their_place() -> None:
+    app = pydanube.App()
+
+    def plain(message: Any, call_next: Any) -> None: ...
+
+    async def one(message: Any) -> None: ...
+
+    for function, register, said in (
+        (plain, app.middleware, "write async def"),
+        (one, app.middleware, r"a middleware is called with \(message, call_next\)"),
+        (plain, app.on_error(ValueError), "write async def"),
+        (one, app.on_error(ValueError), r"is called with \(error, message\)"),
+    ):
+        place = rf"{function.__name__} \(test_app_handlers.py:{function.__code__.co_firstlineno}\): .*{said}"
+        with pytest.raises(pydanube.Invalid, match=place):
+            register(function)  # type: ignore[operator]
+
+    async def two(error: Any, message: Any) -> None: ...
+
+    with pytest.raises(pydanube.Invalid, match=r"test_app_handlers.py:\d+: on_error\(3\) is not of an exception class"):
+        app.on_error(3)(two)  # type: ignore[arg-type]
+
+
+def test_an_app_names_an_argument_that_does_not_exist_when_it_is_made() -> None:
+    with pytest.raises(TypeError, match="tokn"):
+        pydanube.App(tokn="secret")  # type: ignore[call-arg]
 
 
 def test_the_function_stays_a_plain_function() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -124,6 +125,65 @@ async def test_a_plain_function_runs_in_a_thread(client: pydanube.Client) -> Non
     async with app.running(client.url) as inside:
         await publish(inside, "/shop/orders", Order(1), Order(2))
         assert await seen.wait(2) == [True, True]
+
+
+async def test_an_async_function_in_a_plain_wrapper_is_awaited(client: pydanube.Client) -> None:
+    app, seen = pydanube.App(), Seen()
+
+    async def inner(order: Order) -> None:
+        seen.add(order.id)
+
+    @app.subscriber("/shop/orders", subscription="print")
+    @functools.wraps(inner)
+    def wrapper(order: Order) -> Any:
+        return inner(order)
+
+    async with app.running(client.url) as inside:
+        await publish(inside, "/shop/orders", Order(1))
+        assert await seen.wait(1) == [1]
+
+
+async def test_a_pattern_gets_the_messages_of_all_topics_also_of_later_ones(client: pydanube.Client) -> None:
+    app, seen = pydanube.App(), Seen()
+    await client.topics.create("/shop/orders-eu")
+
+    @app.subscriber(
+        "/shop/orders-*",
+        subscription="audit",
+        start="earliest",
+        retries=pydanube.Retries(0, dead_letter="/shop/dead"),
+    )
+    async def audit(order: Order, message: pydanube.Message[Order]) -> None:
+        if order.id == 3:
+            raise ValueError("no such order")
+        seen.add((message.topic, order.id))
+
+    async with app.running(client.url) as inside:
+        await publish(inside, "/shop/orders-eu", Order(1), Order(3))
+        await publish(inside, "/shop/others", Order(0))
+        await publish(inside, "/shop/orders-us", Order(2))
+        assert sorted(await seen.wait(2)) == [("/shop/orders-eu", 1), ("/shop/orders-us", 2)]
+        (letter,) = await letters(inside, "/shop/dead", 1)
+        assert letter.attributes["x-failure-reason"] == "ValueError: no such order"
+
+
+async def test_the_broker_sends_no_more_than_the_prefetch_while_all_calls_are_busy(client: pydanube.Client) -> None:
+    app, seen, go_on = pydanube.App(), Seen(), asyncio.Event()
+
+    @app.subscriber("/shop/orders", subscription="bar", concurrency=2, prefetch=10)
+    async def serve(order: Order) -> None:
+        seen.add(order.id)
+        await go_on.wait()
+
+    async with app.running(client.url) as inside:
+        await publish(inside, "/shop/orders", *(Order(n) for n in range(500)))
+        await seen.wait(2)
+        described = await client.describe_subscription("/shop/orders", "bar")
+        assert len(seen.items) == 2
+        assert sum(place.unacked for place in described.partitions) <= 2 * 10 + 2
+        go_on.set()
+        await seen.wait(500)
+    assert sorted(seen.items) == list(range(500))
 
 
 async def test_a_failed_message_is_tried_again_and_then_a_dead_letter(client: pydanube.Client) -> None:
@@ -453,6 +513,49 @@ async def test_two_workers_share_a_subscription(client: pydanube.Client) -> None
     assert sorted(seen.items) == list(range(100))
 
 
+async def test_two_versions_of_an_app_work_side_by_side(client: pydanube.Client) -> None:
+    """The second version has another retry policy, concurrency, value and result, as during a rolling upgrade."""
+    seen: dict[int, Seen] = {1: Seen(), 2: Seen()}
+    both = asyncio.Event()
+
+    @dataclass
+    class NewOrder:
+        id: int
+        drink: str = "espresso"
+        milk: bool = False
+
+    old, new = pydanube.App(), pydanube.App()
+    options: dict[str, Any] = {"subscription": "bar", "type": "key-shared", "prefetch": 5, "publish_to": "/shop/done"}
+
+    async def note(version: int, number: int) -> None:
+        seen[version].add(number)
+        if all(one.items for one in seen.values()):
+            both.set()
+        await both.wait()  # until both versions have worked
+
+    @old.subscriber("/shop/orders", **options)
+    async def serve(order: Order) -> Invoice:
+        await note(1, order.id)
+        return Invoice(order.id)
+
+    @new.subscriber("/shop/orders", **options, concurrency=4, retries=pydanube.Retries(1))
+    async def serve_new(order: NewOrder) -> Invoice:
+        assert order.milk is False
+        await note(2, order.id)
+        return Invoice(order.id)
+
+    async with old.running(client.url) as first:
+        async with new.running(client.url), first.producer("/shop/orders", schema=Order) as producer:
+            await producer.send_many([Order(n) for n in range(100)], keys=[f"table-{n % 20}" for n in range(100)])
+            done = await letters(client, "/shop/done", 100)
+        before = len(seen[1].items)
+        await publish(first, "/shop/orders", Order(100))
+        await seen[1].wait(before + 1)  # the old one goes on alone
+    assert {done_one.payload for done_one in done} == {b'{"order":%d}' % n for n in range(100)}
+    policy = (await client.describe_subscription("/shop/orders", "bar")).failure_policy
+    assert policy is not None and policy.redeliveries_max == 1
+
+
 async def test_a_topic_that_is_not_reliable_takes_a_handler_too(client: pydanube.Client) -> None:
     app, seen = pydanube.App(), Seen()
     await client.topics.create("/shop/orders", reliable=False)
@@ -460,7 +563,9 @@ async def test_a_topic_that_is_not_reliable_takes_a_handler_too(client: pydanube
     @app.subscriber("/shop/orders", subscription="bar")
     async def serve(order: Order) -> None:
         seen.add(order.id)
+        if order.id < 3:
+            raise pydanube.Reject("bad") if order.id == 1 else ValueError("worse")
 
     async with app.running(client.url) as inside:
-        await publish(inside, "/shop/orders", Order(1))
-        assert await seen.wait(1) == [1]
+        await publish(inside, "/shop/orders", Order(1), Order(2), Order(3))
+        assert await seen.wait(3) == [1, 2, 3]

@@ -121,6 +121,8 @@ def test_other_mistakes_of_schedules_name_the_function_too() -> None:
 
     with pytest.raises(pydanube.Invalid, match=r"report .*time zone 'Europe/Wien'"):
         app.cron("0 3 * * *", zone="Europe/Wien")(report)
+    with pytest.raises(pydanube.Invalid, match=r"report .*no option 'retry' of a schedule: there are topic, "):
+        app.every("5m", retry=3)(report)  # type: ignore[call-arg]
     with pytest.raises(pydanube.Invalid, match=r"report .*interval is 'soon'"):
         app.every("soon")(report)
     with pytest.raises(pydanube.Invalid, match=r"report .*whole seconds"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 
 import pydanube
@@ -78,6 +78,17 @@ async def test_workers_at_the_same_moment_make_a_tick_once(client: pydanube.Clie
     assert await made(client) == [10, 20]
 
 
+async def test_another_worker_goes_on_when_the_one_that_made_the_ticks_is_gone(client: pydanube.Client) -> None:
+    first, *others = [TellingClock(NOON + 1) for _ in range(3)]
+    async with workers(client, *others):
+        async with workers(client, first):
+            await first.run_to(NOON + 22)
+            for clock in others:
+                await clock.run_to(NOON + 22)
+        await asyncio.gather(*(clock.run_to(NOON + 52) for clock in others))
+    assert await made(client) == [10, 20, 30, 40, 50]
+
+
 async def test_one_missed_tick_is_made_up_for(client: pydanube.Client) -> None:
     clock = TellingClock(NOON + 1)
     async with workers(client, clock):
@@ -121,6 +132,38 @@ async def test_one_of_two_apps_runs_each_tick(client: pydanube.Client) -> None:
         await enough.wait()
     assert [tick.time for tick in seen] == sorted({tick.time for tick in seen})
     assert seen[0].time.microsecond == 0
+
+
+async def test_three_workers_run_each_tick_once_also_when_one_ends_in_the_middle(client: pydanube.Client) -> None:
+    begun: list[int] = []
+    ended: list[pydanube.Tick] = []
+    some, enough = asyncio.Event(), asyncio.Event()
+
+    def worker(number: int) -> pydanube.App:
+        app = pydanube.App(client.url, drain_seconds=0.01)
+
+        @app.every("1s", topic=TOPIC)
+        async def report(tick: pydanube.Tick) -> None:
+            begun.append(number)
+            some.set()
+            if len(begun) == 1:
+                await asyncio.Event().wait()  # until its worker ends
+            ended.append(tick)
+            if len(ended) == 3:
+                enough.set()
+
+        return app
+
+    async with AsyncExitStack() as left, asyncio.timeout(120):
+        stacks = [await left.enter_async_context(AsyncExitStack()) for _ in range(3)]
+        for number, stack in enumerate(stacks):
+            await stack.enter_async_context(worker(number).running())
+        await some.wait()
+        await stacks[begun[0]].aclose()
+        await enough.wait()
+    assert begun[0] not in begun[1:]
+    times = [tick.time for tick in ended]
+    assert times == sorted(set(times))
 
 
 async def test_a_tick_that_waited_too_long_is_overtaken(client: pydanube.Client) -> None:

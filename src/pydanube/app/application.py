@@ -21,6 +21,7 @@ import inspect
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from fnmatch import fnmatchcase
 from typing import Any, Final, TypedDict, TypeVar, Unpack, cast
 
 from pydanube.client.arguments import ConnectArguments
@@ -36,7 +37,7 @@ from pydanube.model.names import DEFAULT_NAMESPACE, TopicName, parse_subscriptio
 from pydanube.model.positions import LATEST
 from pydanube.model.topics import SubscriptionType, SubscriptionTypeName
 
-from .handlers import Function, Handler
+from .handlers import Function, Handler, check_hook, place_of
 from .health import prometheus_text
 from .outcomes import Retries
 from .running import Running
@@ -88,6 +89,7 @@ class App:
         credentials     as `pydanube.connect` takes them
         """
         check_number("drain_seconds", drain_seconds, 0, 1e6)
+        inspect.signature(connect).bind(url, **credentials)  # raises TypeError here, and not when the app starts
         self.url = url
         self.drain_seconds = drain_seconds
         self.subscribers: list[Subscriber] = []
@@ -240,6 +242,9 @@ class App:
     ) -> FunctionT:
         handler = Handler(function, names)
         with _naming(handler):
+            if unknown := options.keys() - ScheduleOptions.__annotations__.keys():
+                known = ", ".join(ScheduleOptions.__annotations__)
+                raise Invalid(f"there is no option {min(unknown)!r} of a schedule: there are {known}")
             if handler.takes.type not in (bytes, Tick) or handler.takes_batch:
                 raise Invalid("a scheduled function takes no value but a pydanube.Tick")
             topic = options.get("topic") or f"/{DEFAULT_NAMESPACE}/ticks-{handler.name.replace('<lambda>', 'lambda')}"
@@ -267,6 +272,7 @@ class App:
     def middleware(self, function: Middleware) -> Middleware:
         """Call `function(message, call_next)` around every handler; `await call_next()` calls the handler and returns
         what it returned. Handlers of batches give the batch. The middleware that was added first is the outermost."""
+        check_hook(function, "a middleware", "message, call_next")
         self._hooks.middlewares.append(function)
         return function
 
@@ -276,6 +282,9 @@ class App:
         If it returns, the message is acked. It may raise: `Reject`, `Retry`, or any error that then counts."""
 
         def register(function: ErrorHandler) -> ErrorHandler:
+            check_hook(function, "an error handler", "error, message")
+            if not inspect.isclass(kind) or not issubclass(kind, Exception):
+                raise Invalid(f"{place_of(function)}: on_error({kind!r}) is not of an exception class")
             self._hooks.errors[kind] = function
             return function
 
@@ -293,7 +302,7 @@ class App:
         if handler.takes_batch and spec.concurrency > 1 and spec.type == "key-shared":
             raise Invalid("a batch has messages of many keys: use concurrency=1, or type='shared' without their order")
         for other in self.subscribers:
-            if other.subscription == spec.subscription and set(other.topics) & set(spec.topics):
+            if other.subscription == spec.subscription and _overlap(other.topics, spec.topics):
                 raise Invalid(
                     f"subscription {spec.subscription!r} of {spec.topics[0]} has the handler {other.handler.name} "
                     f"({other.handler.place}) already: give this one a subscription of its own"
@@ -375,6 +384,11 @@ def _topics(given: str | Iterable[str]) -> tuple[str, ...]:
     if not topics:
         raise Invalid("a subscriber needs a topic, a list of topics, or a pattern such as /shop/orders-*")
     return tuple(one if isinstance(one, str) and is_pattern(one) else str(TopicName.parse(one)) for one in topics)
+
+
+def _overlap(ones: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    """Return whether a topic may be among both. Of two patterns only equal ones are known to overlap."""
+    return any(one == other or fnmatchcase(one, other) or fnmatchcase(other, one) for one in ones for other in others)
 
 
 def _type(name: str) -> SubscriptionTypeName:

@@ -118,6 +118,11 @@ class _Plan:
     """Name, plan and scope."""
 
     @property
+    def takes_message(self) -> bool:
+        """Whether the function, or one that it depends on, takes what was received."""
+        return bool(self.received) or any(plan.takes_message for _, plan, _ in self.dependencies)
+
+    @property
     def is_simple(self) -> bool:
         return not self.clients and not self.dependencies
 
@@ -146,6 +151,8 @@ class Handler:
         self._has_value = False
         self._takes_batch: bool | None = None
         try:
+            if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+                raise Invalid("it yields: a handler returns its result, several messages as a list")
             self._plan = self._planned(function, is_handler=True)
             self.returns = self._returned()
             if self.takes.schema is not None:
@@ -178,7 +185,10 @@ class Handler:
             depends = _depends(parameter.default, hint)
             kind = typing.get_origin(hint) or hint
             if depends is not None:
-                dependencies.append((name, self._planned(depends.function), depends.scope))
+                plan = self._planned(depends.function)
+                if depends.scope == "app" and plan.takes_message:
+                    raise Invalid(f"{plan.function.__name__} of scope 'app' is called once: it cannot take a message")
+                dependencies.append((name, plan, depends.scope))
             elif kind is Message or kind is ReceivedBatch:
                 self._set_batch(kind is ReceivedBatch, name)
                 self._use_message_type(hint)
@@ -233,7 +243,8 @@ class Handler:
     def _in_thread(self, threads: Executor) -> Function:
         async def call(*values: Any, **named: Any) -> Any:
             run = partial(copy_context().run, self.function, *values, **named)
-            return await asyncio.get_running_loop().run_in_executor(threads, run)
+            result = await asyncio.get_running_loop().run_in_executor(threads, run)
+            return await result if inspect.isawaitable(result) else result  # of a plain wrapper of an async function
 
         return call
 
@@ -327,6 +338,17 @@ def _hints(function: Function, names: Mapping[str, Any] | None) -> dict[str, Any
         return typing.get_type_hints(function, localns=dict(names or {}), include_extras=True)
     except Exception as error:  # NameError, and whatever an annotation raises
         raise Invalid(f"its annotations cannot be read: {error}") from None
+
+
+def check_hook(function: Function, what: str, parameters: str) -> None:
+    """Raise Invalid, with its place, for a function that cannot be awaited with these parameters."""
+    name = getattr(function, "__qualname__", type(function).__name__).replace("<locals>.", "")
+    if not inspect.iscoroutinefunction(function) and not inspect.iscoroutinefunction(type(function).__call__):
+        raise Invalid(f"{name} ({place_of(function)}): {what} is an async function: write async def")
+    try:
+        inspect.signature(function).bind(*parameters.split(", "))
+    except TypeError as error:
+        raise Invalid(f"{name} ({place_of(function)}): {what} is called with ({parameters}): {error}") from None
 
 
 def _module_of(function: Function) -> str:
