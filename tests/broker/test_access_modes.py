@@ -4,7 +4,7 @@ import asyncio
 import random
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker, open_client
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Refused, StaleEpoch
@@ -63,8 +63,7 @@ async def test_a_fenced_producer_stays_fenced_after_a_restart(tmp_path):
         shared, named = await client.producer(), await client.producer("meter")
         first = await client.producer(access="exclusive")
         holder = await client.producer("boss", access="exclusive")
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         for producer, name, access in ((shared, "", "shared"), (named, "meter", "shared"), (first, "", "exclusive")):
             with pytest.raises(StaleEpoch):
                 await client.come_back(producer, name, access=access)
@@ -227,8 +226,7 @@ async def test_in_any_sequence_only_producers_that_are_not_fenced_may_publish(tm
     print(f"seed {seed}")
     rng, model = random.Random(seed), ProducersModel()
     for start in range(4):
-        async with open_broker(tmp_path, crash=bool(start % 2)) as broker:
-            client = BrokerClient(broker)
+        async with open_client(tmp_path, crash=bool(start % 2)) as client:
             if not start:
                 await client.create()
             model.live, model.holder, model.losers = {}, None, []
@@ -251,8 +249,7 @@ async def test_a_producer_is_not_fenced_by_an_open_of_its_own_whose_answer_was_l
             assert (await client.publish(known, [b"before"], sequence=0)).base_offset == 0
         again = await client.come_back(known, name, access=access, opener=7)
         assert (await client.publish(again, [b"a"], sequence=int(bool(name)))).base_offset == bool(name)
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         await client.come_back(again, name, access=access, opener=7)
         await client.producer(name, access=access, opener=8)
         for opener in (7, 0):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker, open_client
 from cluster_harness import Node, World
 from tiering_harness import upload_all
 
@@ -213,11 +213,10 @@ async def test_other_owners_follow_the_change(world):
 
 async def test_a_broker_alone_changes_the_level_too(tmp_path):
     objects = MemoryStore()
-    async with open_broker(tmp_path, objects=objects, crash=True) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, objects=objects, crash=True) as client:
         await client.create()
         await client.publish(await client.producer(), [b"0"])
-        await broker.topics.set_ack_level(SetAckLevel(topic=TOPIC, ack_level=str(AckLevel.STORED)))
+        await client.broker.topics.set_ack_level(SetAckLevel(topic=TOPIC, ack_level=str(AckLevel.STORED)))
         await client.publish(await client.producer(), [b"1"])
     async with open_broker(tmp_path, objects=objects) as broker:
         assert await BrokerClient(broker).read_all() == [(0, b"0"), (1, b"1")]

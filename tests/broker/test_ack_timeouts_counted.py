@@ -4,7 +4,7 @@ messages up and limits what is unacknowledged. Most tests are on a clock that st
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, Collector, open_broker
+from broker_harness import TOPIC, BrokerClient, Collector, open_client
 
 from pydanube.broker import Attachment
 from pydanube.codec.batch import Batch
@@ -163,8 +163,7 @@ async def attach_small(client: BrokerClient, kind: SubscriptionType, policy: Fai
 
 @ALL
 async def test_a_message_that_is_given_up_while_it_is_delivered_is_dead_lettered_with_all_attributes(tmp_path, kind):
-    async with open_broker(tmp_path, clock=ManualClock()) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, clock=ManualClock()) as client:
         await client.create()
         consumer = await attach_small(client, kind, FailurePolicy(dead_letter_topic=str(DLQ)))
         producer = await client.producer("till")
@@ -176,11 +175,11 @@ async def test_a_message_that_is_given_up_while_it_is_delivered_is_dead_lettered
             schema_id=0,
             producer_name="till",
         )
-        await until(lambda: live(broker).counts.dead_lettered == 1)
+        await until(lambda: live(client.broker).counts.dead_lettered == 1)
         assert offsets(consumer) == [0, 2]
         await consumer.ack((0, 1), (2, 3))
-        assert live(broker).cursor.position == 3
-        (letter,) = (await BrokerClient(broker, DLQ).fetch()).batches
+        assert live(client.broker).cursor.position == 3
+        (letter,) = (await BrokerClient(client.broker, DLQ).fetch()).batches
         dead = Batch.open(letter, stamped=True)
         assert (dead.payloads[0], dead.keys[0], dead.producer_name) == (b"x" * 100, "b", "till")
         assert dead.attributes[0] == {
@@ -200,29 +199,27 @@ async def test_a_message_that_is_given_up_while_it_is_delivered_is_dead_lettered
 
 @ALL
 async def test_a_message_that_is_given_up_is_dropped_where_the_policy_says_so(tmp_path, kind):
-    async with open_broker(tmp_path, clock=ManualClock()) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, clock=ManualClock()) as client:
         await client.create()
         consumer = await attach_small(client, kind, FailurePolicy(poison=Poison.DROP))
         await client.publish(await client.producer(), [b"x" * 100, b"two", b"x" * 200, b"four"])
         await consumer.wait_for(2)
         assert offsets(consumer) == [1, 3]
-        assert (live(broker).counts.dropped, live(broker).dispatcher.unacked) == (2, 2)
+        assert (live(client.broker).counts.dropped, live(client.broker).dispatcher.unacked) == (2, 2)
 
 
 async def test_a_message_that_is_given_up_blocks_and_goes_on_when_the_policy_changes(tmp_path):
-    async with open_broker(tmp_path, clock=ManualClock()) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, clock=ManualClock()) as client:
         await client.create()
         consumer = await attach_small(client, SubscriptionType.EXCLUSIVE, FailurePolicy())
         producer = await client.producer()
         await client.publish(producer, [b"x" * 100])
         await client.publish(producer, [b"two"])
-        assert (offsets(consumer), live(broker).dispatcher.counts.blocked) == ([], 1)
+        assert (offsets(consumer), live(client.broker).dispatcher.counts.blocked) == ([], 1)
         drop = FailurePolicy(poison=Poison.DROP)
-        await broker.subscriptions.set_failure_policy(ANONYMOUS, TOPIC, "billing", drop)
+        await client.broker.subscriptions.set_failure_policy(ANONYMOUS, TOPIC, "billing", drop)
         await consumer.wait_for(1)
-        assert (offsets(consumer), live(broker).counts.dropped) == ([1], 1)
+        assert (offsets(consumer), live(client.broker).counts.dropped) == ([1], 1)
 
 
 # -- unacked messages --------------------------------------------------------------------------------------------------
@@ -230,11 +227,10 @@ async def test_a_message_that_is_given_up_blocks_and_goes_on_when_the_policy_cha
 
 @ALL
 async def test_the_limit_of_unacked_messages_is_in_force_at_once_and_after_a_restart(tmp_path, kind):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         await client.create()
         consumer = await client.subscribe(kind=kind)
-        subscriptions = broker.subscriptions
+        subscriptions = client.broker.subscriptions
         await subscriptions.set_unacked_max(ANONYMOUS, TOPIC, "billing", 3)
         assert (await subscriptions.describe(ANONYMOUS, TOPIC, "billing")).unacked_max == 3
         await client.publish(await client.producer(), [b"x"] * 10, keys=[f"k{number}" for number in range(10)])
@@ -245,12 +241,11 @@ async def test_the_limit_of_unacked_messages_is_in_force_at_once_and_after_a_res
         await subscriptions.set_unacked_max(ANONYMOUS, TOPIC, "billing", 5)
         await consumer.wait_for(6)
         assert offsets(consumer) == [0, 1, 2, 3, 4, 5]
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         consumer = await client.subscribe(kind=kind)
         await consumer.wait_for(5)
         assert offsets(consumer) == [0, 2, 3, 4, 5]
-        await broker.subscriptions.set_unacked_max(ANONYMOUS, TOPIC, "billing", 0)
+        await client.broker.subscriptions.set_unacked_max(ANONYMOUS, TOPIC, "billing", 0)
         await consumer.wait_for(9)
 
 
@@ -273,8 +268,7 @@ async def test_a_limit_that_cannot_be_is_refused(client, broker, topic):
 
 @ALL
 async def test_the_same_name_takes_over_and_gets_the_unacked_messages_at_once(tmp_path, kind):
-    async with open_broker(tmp_path, clock=ManualClock()) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, clock=ManualClock()) as client:
         await client.create()
         first = await client.subscribe(kind=kind, ack_timeouts=True)
         await client.publish(await client.producer(), [b"x"] * 5)
@@ -286,7 +280,7 @@ async def test_the_same_name_takes_over_and_gets_the_unacked_messages_at_once(tm
         assert (offsets(second), second.redeliveries) == ([0, 3, 4], [0, 0, 0])
         first.consumer.close()
         first.consumer.nack([(0, 5)], 0)
-        assert second.error is None and live(broker).dispatcher.unacked == 3
+        assert second.error is None and live(client.broker).dispatcher.unacked == 3
 
 
 async def test_another_name_is_held_off_an_exclusive_subscription_until_the_first_is_closed(client, topic):

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker, open_client
 
 from pydanube.core.access import ANONYMOUS, Action
 from pydanube.model.errors import AlreadyExists, Corrupt, Denied, Full, Invalid, NotFound, Refused, StaleEpoch
@@ -26,8 +26,7 @@ async def test_what_is_published_is_read_back_in_order(client, topic):
 async def test_a_restart_serves_existing_topics_with_contiguous_offsets(tmp_path, crash):
     epochs = []
     for start in range(3):
-        async with open_broker(tmp_path, crash=crash) as broker:
-            client = BrokerClient(broker)
+        async with open_client(tmp_path, crash=crash) as client:
             if not start:
                 await client.create()
             answer = await client.publish(await client.producer(), [b"%d" % start] * 3, sequence=0)
@@ -40,48 +39,41 @@ async def test_a_restart_serves_existing_topics_with_contiguous_offsets(tmp_path
 
 @pytest.mark.parametrize("level", [AckLevel.WRITTEN, AckLevel.MEMORY])
 async def test_offsets_are_never_used_twice_where_a_crash_may_shorten_the_log(tmp_path, level):
-    async with open_broker(tmp_path, crash=True) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, crash=True) as client:
         await client.create(ack_level=level)
         await client.publish(await client.producer(), [b"a", b"b"])
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         answer = await client.publish(await client.producer(), [b"c"])
         assert answer.base_offset == 1000, "a crash leaves a gap up to what was reserved"
         read = await client.read_all()
         kept = [] if level is AckLevel.MEMORY else [(0, b"a"), (1, b"b")]
         assert read == [*kept, (1000, b"c")]
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         answer = await client.publish(await client.producer(), [b"d"])
         assert answer.base_offset == 1001, "a clean end leaves none"
 
 
 async def test_a_subscription_crosses_a_reported_gap(tmp_path):
-    async with open_broker(tmp_path, crash=True) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, crash=True) as client:
         await client.create(ack_level=AckLevel.WRITTEN)
         await client.publish(await client.producer(), [b"a", b"b"])
         await (await client.subscribe()).ack((0, 1))
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         consumer = await client.subscribe()
         await client.publish(await client.producer(), [b"c"])
         assert await consumer.wait_for(2) == [(1, b"b"), (1000, b"c")]
         await consumer.ack((1, 2), (1000, 1001))
-        place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
+        place = (await client.broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
         assert (place.position, place.lag) == (1001, 0)
 
 
 async def test_a_retry_after_a_restart_is_stored_once(tmp_path):
-    async with open_broker(tmp_path, crash=True) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, crash=True) as client:
         await client.create()
         producer = await client.producer()
         await client.publish(producer, [b"a", b"b"], sequence=0)
         await client.publish(producer, [b"c"], sequence=2)
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         again = await client.producer(producer_id=producer.producer_id, epoch=producer.producer_epoch)
         answer = await client.publish(again, [b"c"], sequence=2)
         assert (answer.base_offset, answer.duplicate) == (2, True)
@@ -90,8 +82,7 @@ async def test_a_retry_after_a_restart_is_stored_once(tmp_path):
 
 
 async def test_a_named_producer_opened_again_keeps_its_id_and_fences_the_older_one(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         await client.create()
         older = await client.producer("meter")
         await client.publish(older, [b"a"], sequence=0)
@@ -105,8 +96,7 @@ async def test_a_named_producer_opened_again_keeps_its_id_and_fences_the_older_o
 
 
 async def test_a_subscription_resumes_where_it_acked(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         await client.create()
         consumer = await client.subscribe()
         await client.publish(await client.producer(), [b"%d" % n for n in range(10)])
@@ -123,8 +113,7 @@ async def test_acks_survive_many_ledgers_snapshots_and_rotations(tmp_path):
     small = LogSettings(file_bytes=16 << 10, group_bytes_max=4 << 10)
     acked = 0
     for start in range(4):
-        async with open_broker(tmp_path, wal=small, crash=start % 2 == 0) as broker:
-            client = BrokerClient(broker)
+        async with open_client(tmp_path, wal=small, crash=start % 2 == 0) as client:
             if not start:
                 await client.create()
             consumer = await client.subscribe()
@@ -141,16 +130,14 @@ async def test_acks_survive_many_ledgers_snapshots_and_rotations(tmp_path):
 
 
 async def test_a_new_subscription_starts_at_the_requested_position_and_stays_there(tmp_path):
-    async with open_broker(tmp_path, crash=True) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, crash=True) as client:
         await client.create()
         producer = await client.producer()
         await client.publish(producer, [b"a", b"b"])
         for name, start in (("tail", LATEST), ("all", EARLIEST), ("one", Position("offset", 1))):
-            await broker.subscriptions.create(ANONYMOUS, TOPIC, name, SubscriptionType.EXCLUSIVE, start)
+            await client.broker.subscriptions.create(ANONYMOUS, TOPIC, name, SubscriptionType.EXCLUSIVE, start)
         await client.publish(producer, [b"c"])
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         for name, expected in (("tail", [2]), ("all", [0, 1, 2]), ("one", [1, 2])):
             got = await (await client.subscribe(name, start=LATEST)).wait_for(len(expected))
             assert [offset for offset, _ in got] == expected
@@ -180,14 +167,13 @@ async def test_reading_by_time_finds_the_first_batch_not_older(client, broker, t
 
 
 async def test_seek_starts_the_consumer_over_and_is_durable(tmp_path):
-    async with open_broker(tmp_path, crash=True) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, crash=True) as client:
         await client.create()
         await client.publish(await client.producer(), [b"a", b"b", b"c"])
         consumer = await client.subscribe()
         await consumer.wait_for(3)
         await consumer.ack((0, 3))
-        await broker.subscriptions.seek(
+        await client.broker.subscriptions.seek(
             ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=Position("offset", 1))
         )
         assert [offset for offset, _ in await consumer.wait_for(5)] == [0, 1, 2, 1, 2]
@@ -196,8 +182,7 @@ async def test_seek_starts_the_consumer_over_and_is_durable(tmp_path):
 
 
 async def test_a_consumer_far_behind_the_cache_gets_everything_once(tmp_path):
-    async with open_broker(tmp_path, tail_bytes=4096, wal=LogSettings(file_bytes=64 << 10)) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, tail_bytes=4096, wal=LogSettings(file_bytes=64 << 10)) as client:
         await client.create()
         producer = await client.producer()
         await asyncio.gather(*[client.publish(producer, [b"x" * 1000], sequence=n) for n in range(300)])
@@ -217,12 +202,11 @@ async def test_a_fetch_at_the_end_waits_for_the_next_batch(client, topic):
 
 
 async def test_deleting_a_topic_closes_its_producers_and_consumers_and_leaves_nothing(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         await client.create()
         producer, consumer = await client.producer(), await client.subscribe()
         await client.publish(producer, [b"a"])
-        await broker.delete_topic(ANONYMOUS, TOPIC)
+        await client.broker.delete_topic(ANONYMOUS, TOPIC)
         assert isinstance(consumer.error, NotFound)
         with pytest.raises(NotFound):
             await client.publish(producer, [b"b"])
@@ -279,8 +263,7 @@ async def test_partitions_are_separate_logs(client, broker):
 
 
 async def test_a_memory_topic_refuses_what_does_not_fit_until_it_is_acked(tmp_path):
-    async with open_broker(tmp_path, memory_topic_bytes=10_000) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, memory_topic_bytes=10_000) as client:
         await client.create(ack_level=AckLevel.MEMORY)
         producer = await client.producer()
         for _ in range(50):
@@ -374,8 +357,7 @@ async def test_log_files_of_deleted_topics_are_freed_while_others_are_kept(tmp_p
 
 async def test_a_retry_is_stored_once_also_across_a_trim_and_a_new_owner(tmp_path):
     small = LogSettings(file_bytes=16 << 10, group_bytes_max=4 << 10)
-    async with open_broker(tmp_path, wal=small, crash=True) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, wal=small, crash=True) as client:
         await client.create()
         consumer = await client.subscribe()
         retrying, other = await client.producer(), await client.producer()
@@ -384,13 +366,14 @@ async def test_a_retry_is_stored_once_also_across_a_trim_and_a_new_owner(tmp_pat
             await client.publish(other, [b"x" * 1000], sequence=n)
         await consumer.wait_for(61)
         await consumer.ack((0, 61))
-        (partition,) = broker._partitions
+        (partition,) = client.broker._partitions
         partition.state.snapshot()
-        broker._writer.release(partition.stream.ledger_ids[-1], below_offset=50, state_ledger=partition.state.ledger_id)
+        client.broker._writer.release(
+            partition.stream.ledger_ids[-1], below_offset=50, state_ledger=partition.state.ledger_id
+        )
         await consumer.ack((0, 61))
-        assert len(await broker._writer.trim()) >= 2
-    async with open_broker(tmp_path, wal=small) as broker:
-        client = BrokerClient(broker)
+        assert len(await client.broker._writer.trim()) >= 2
+    async with open_client(tmp_path, wal=small) as client:
         again = await client.producer(producer_id=retrying.producer_id, epoch=retrying.producer_epoch)
         answer = await client.publish(again, [b"once"], sequence=0)
         assert (answer.base_offset, answer.duplicate) == (0, True)

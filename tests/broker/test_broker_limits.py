@@ -1,7 +1,7 @@
 """A client that misbehaves harms only itself: its memory is bounded, and its requests are refused."""
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, Collector, open_broker
+from broker_harness import TOPIC, BrokerClient, Collector, open_broker, open_client
 
 from pydanube.broker import Attachment
 from pydanube.codec.batch import Codec, encode
@@ -13,8 +13,7 @@ from pydanube.model.topics import AckLevel
 
 
 async def test_a_consumer_that_makes_too_many_gaps_is_closed_and_others_go_on(tmp_path):
-    async with open_broker(tmp_path, message_bytes_max=1 << 24) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, message_bytes_max=1 << 24) as client:
         await client.create()
         producer = await client.producer()
         for n in range(3):
@@ -22,7 +21,7 @@ async def test_a_consumer_that_makes_too_many_gaps_is_closed_and_others_go_on(tm
         consumer = await client.subscribe()
         consumer.consumer.ack([(n, n + 1) for n in range(1, 300_000, 2)], False)
         assert isinstance(consumer.error, Full)
-        place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
+        place = (await client.broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
         assert ACKED_RANGES_REFUSED < place.acked_ahead <= ACKED_RANGES_REFUSED + ACKED_RANGES_MAX
     async with open_broker(tmp_path) as broker:
         assert (await BrokerClient(broker).fetch()).end_offset == 300_000
@@ -41,8 +40,7 @@ async def test_identities_that_were_never_given_out_are_refused(client, topic):
 
 
 async def test_fencing_survives_a_restart(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         await client.create()
         older = await client.producer("meter")
         await client.producer("meter")
@@ -52,8 +50,7 @@ async def test_fencing_survives_a_restart(tmp_path):
 
 
 async def test_reservations_and_ledgers_do_not_fence_each_other(tmp_path):
-    async with open_broker(tmp_path, offset_block=2) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, offset_block=2) as client:
         await client.create(ack_level=AckLevel.WRITTEN)
         producer, consumer = await client.producer(), await client.subscribe()
         for n in range(50):
@@ -64,29 +61,27 @@ async def test_reservations_and_ledgers_do_not_fence_each_other(tmp_path):
 
 
 async def test_a_compressed_batch_is_not_kept_unpacked(tmp_path):
-    async with open_broker(tmp_path, message_bytes_max=1 << 24) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, message_bytes_max=1 << 24) as client:
         await client.create()
         producer = await client.producer()
         bomb = encode([bytes(1 << 23)], publish_times=1, producer_id=producer.producer_id, codec=Codec.ZSTD)
-        batch, _ = broker._check_batch(producer, memoryview(bomb))
+        batch, _ = client.broker._check_batch(producer, memoryview(bomb))
         assert batch._data is None
 
 
 async def test_a_subscription_that_is_behind_holds_no_more_than_its_consumer_has_credit_for(tmp_path):
-    async with open_broker(tmp_path, tail_bytes=1) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, tail_bytes=1) as client:
         await client.create()
         producer = await client.producer()
         for n in range(20):
             await client.publish(producer, [b"x" * 10_000], sequence=n)
         consumer = Collector()
-        consumer.consumer = await broker.subscriptions.subscribe(
+        consumer.consumer = await client.broker.subscriptions.subscribe(
             ANONYMOUS, TOPIC, 0, Attachment("slow", "a", start=EARLIEST), consumer
         )
         consumer.consumer.credit(1, 1)
         await consumer.wait_for(1)
-        (live,) = next(iter(broker._partitions)).subscriptions.values()
+        (live,) = next(iter(client.broker._partitions)).subscriptions.values()
         assert not live._read_ahead
         consumer.consumer.credit(1_000, 1 << 20)
         assert [offset for offset, _ in await consumer.wait_for(20)] == list(range(20))

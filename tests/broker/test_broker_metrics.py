@@ -3,7 +3,7 @@
 import errno
 
 import pytest
-from broker_harness import BrokerClient, open_broker
+from broker_harness import BrokerClient, open_broker, open_client
 from test_failing_disk import FAST_CURE, FailingDisk, until_cured
 
 from pydanube.core.access import ANONYMOUS
@@ -103,8 +103,7 @@ async def test_non_reliable_messages_without_credit_are_counted_as_dropped(clien
 
 
 async def test_refused_batches_are_counted_by_reason(tmp_path):
-    async with open_broker(tmp_path, memory_topic_bytes=64 * 1024) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, memory_topic_bytes=64 * 1024) as client:
         await client.create(ack_level=AckLevel.MEMORY)
         await client.subscribe(credit=0)
         producer = await client.producer()
@@ -112,13 +111,13 @@ async def test_refused_batches_are_counted_by_reason(tmp_path):
             await client.publish(producer, [b"x" * 20_000])
         with pytest.raises(Full):
             await client.publish(producer, [b"x" * 20_000])
-        refused = samples(broker, "danube_publish_refused_batches_total")
+        refused = samples(client.broker, "danube_publish_refused_batches_total")
         assert (refused["Full",], refused["Invalid",], refused["Unavailable",]) == (1, 0, 0)
         producer.close()
-        await broker.delete_topic(ANONYMOUS, client.topic)
+        await client.broker.delete_topic(ANONYMOUS, client.topic)
         with pytest.raises(Exception, match="deleted"):
             await client.publish(producer, [b"x"])
-        assert samples(broker, "danube_publish_refused_batches_total")["NotFound",] == 1
+        assert samples(client.broker, "danube_publish_refused_batches_total")["NotFound",] == 1
 
 
 async def test_a_disk_that_fails_is_counted_and_makes_the_broker_not_writable(tmp_path):

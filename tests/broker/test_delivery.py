@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker, open_client
 
 from pydanube.codec.batch import Batch
 from pydanube.core.access import ANONYMOUS
@@ -151,17 +151,16 @@ async def test_a_nacked_message_is_redelivered_after_its_delay_with_count_and_re
 
 async def test_an_exhausted_message_is_dropped_and_counted(tmp_path: Path):
     policy = FailurePolicy(redeliveries_max=1, delay_ms=0, poison=Poison.DROP)
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         await client.create()
         consumer = await client.subscribe("work", kind=SHARED, failure_policy=policy)
         await published(client, numbered(2))
         consumer.consumer.nack([(0, 1)])
         await consumer.wait_for(3)
         consumer.consumer.nack([(0, 1)])
-        place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "work")).partitions[0]
+        place = (await client.broker.subscriptions.describe(ANONYMOUS, TOPIC, "work")).partitions[0]
         assert (place.position, place.lag) == (1, 1)
-        (partition,) = (await broker.statistics.topic(ANONYMOUS, TOPIC)).partitions
+        (partition,) = (await client.broker.statistics.topic(ANONYMOUS, TOPIC)).partitions
         assert partition.subscriptions[0].dropped == 1
 
 
@@ -195,8 +194,7 @@ async def test_a_dead_letter_keeps_payload_key_and_attributes_and_names_its_orig
     policy = FailurePolicy(
         redeliveries_max=1, delay_ms=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/orders-dlq"
     )
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         await client.create()
         consumer = await client.subscribe("work", kind=SHARED, failure_policy=policy)
         await published(client, [b"good", b"bad"], keys=["g", "b"], attributes=[{}, {"trace": "7"}])
@@ -204,8 +202,8 @@ async def test_a_dead_letter_keeps_payload_key_and_attributes_and_names_its_orig
         consumer.consumer.nack([(1, 2)], reason="first")
         await consumer.wait_for(3)
         consumer.consumer.nack([(1, 2)], reason="no such customer")
-        await until(lambda: broker._registry.find_topic(DLQ) is not None)
-        letters = await BrokerClient(broker, DLQ).fetch(wait_ms=5000)
+        await until(lambda: client.broker._registry.find_topic(DLQ) is not None)
+        letters = await BrokerClient(client.broker, DLQ).fetch(wait_ms=5000)
         batch = Batch.open(letters.batches[0], stamped=True)
         assert (batch.payloads, batch.keys) == ([b"bad"], ["b"])
         attributes = batch.attributes[0]
@@ -214,7 +212,7 @@ async def test_a_dead_letter_keeps_payload_key_and_attributes_and_names_its_orig
         assert attributes["x-original-topic-offset"] == "1"
         assert attributes["x-delivery-attempt"] == "2"
         assert attributes["x-failure-reason"] == "no such customer"
-        await until(lambda: next(iter(broker._partitions.of(TOPIC))).subscriptions["work"].cursor.position == 2)
+        await until(lambda: next(iter(client.broker._partitions.of(TOPIC))).subscriptions["work"].cursor.position == 2)
 
 
 async def test_on_shared_a_delayed_message_does_not_delay_the_messages_after_it(client, topic, clock):
@@ -233,8 +231,7 @@ async def test_on_shared_a_delayed_message_does_not_delay_the_messages_after_it(
 
 async def test_a_delay_survives_a_restart(tmp_path: Path):
     clock = ManualClock()
-    async with open_broker(tmp_path, clock=clock, crash=True) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, clock=clock, crash=True) as client:
         await client.create()
         consumer = await client.subscribe("work", kind=SHARED)
         await published(client, numbered(3), deliver_at=[0, clock.now_us() + 5_000_000, 0])
@@ -256,8 +253,7 @@ async def test_exclusive_ignores_delays_and_keeps_order(client, topic, clock):
 
 @pytest.mark.parametrize("kind", list(SubscriptionType))
 async def test_acks_survive_a_crash_and_the_rest_is_redelivered_uncounted(tmp_path: Path, kind: SubscriptionType):
-    async with open_broker(tmp_path, crash=True) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, crash=True) as client:
         await client.create()
         consumer = await client.subscribe("s", kind=kind)
         await published(client, numbered(10), keys=[str(n % 3) for n in range(10)])
@@ -270,11 +266,10 @@ async def test_acks_survive_a_crash_and_the_rest_is_redelivered_uncounted(tmp_pa
 
 
 async def test_a_subscription_has_its_position_from_the_moment_it_exists(tmp_path: Path):
-    async with open_broker(tmp_path, crash=True) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, crash=True) as client:
         await client.create()
         await published(client, numbered(2))
-        await broker.subscriptions.create(ANONYMOUS, TOPIC, "s", SHARED, LATEST)
+        await client.broker.subscriptions.create(ANONYMOUS, TOPIC, "s", SHARED, LATEST)
         await published(client, numbered(2, 2))
     async with open_broker(tmp_path) as broker:
         consumer = await BrokerClient(broker).subscribe("s", kind=SHARED)
@@ -407,14 +402,13 @@ async def test_a_deleted_subscription_sends_no_dead_letters_any_more(broker, clo
 
 async def test_a_dead_letter_of_a_message_with_the_maximum_of_attributes_keeps_those_that_fit(tmp_path: Path):
     policy = FailurePolicy(redeliveries_max=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/orders-dlq")
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         await client.create()
         consumer = await client.subscribe("work", kind=SHARED, failure_policy=policy)
         await published(client, [b"bad"], attributes=[{f"a{n}": "" for n in range(1000)}])
         consumer.consumer.nack([(0, 1)])
-        await until(lambda: broker._registry.find_topic(DLQ) is not None)
-        letters = await BrokerClient(broker, DLQ).fetch(wait_ms=5000)
+        await until(lambda: client.broker._registry.find_topic(DLQ) is not None)
+        letters = await BrokerClient(client.broker, DLQ).fetch(wait_ms=5000)
         attributes = Batch.open(letters.batches[0], stamped=True).attributes[0]
         assert len(attributes) == 1000
         assert int(attributes["x-attributes-dropped"]) == 1000 - sum(name.startswith("a") for name in attributes)

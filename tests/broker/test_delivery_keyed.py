@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from broker_harness import TOPIC, BrokerClient, Collector, open_broker
+from broker_harness import TOPIC, BrokerClient, Collector, open_broker, open_client
 
 from pydanube.codec.batch import Batch
 from pydanube.core.access import ANONYMOUS
@@ -106,8 +106,7 @@ async def test_batches_of_several_producers_keep_their_order(client):
 
 
 async def test_acks_that_arrive_together_are_processed_together_and_each_is_confirmed(tmp_path: Path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         await filled(client)
         consumers, _ = await share_everything(client, "ab")
         answers = []
@@ -116,7 +115,7 @@ async def test_acks_that_arrive_together_are_processed_together_and_each_is_conf
             one.consumer.ack(table(one), False, done.set_result)
             answers.append(done)
         assert await asyncio.gather(*answers) == [None, None]
-        assert await position(broker) == COUNT
+        assert await position(client.broker) == COUNT
     async with open_broker(tmp_path) as broker:
         assert await position(broker) == COUNT
 

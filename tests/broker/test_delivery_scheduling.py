@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient, open_client
 
 from pydanube.broker import close_calls
 from pydanube.broker.subscriptions import scheduling
@@ -80,13 +80,12 @@ async def test_many_batches_are_delivered_in_turns_and_in_order(client, topic):
 @pytest.mark.parametrize("kind", [SHARED, SubscriptionType.KEY_SHARED])
 async def test_messages_due_at_the_same_time_are_delivered_in_turns(tmp_path: Path, kind: SubscriptionType):
     count, clock = 30_000, ManualClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, clock=clock) as client:
         await client.create()
         due = [clock.now_us() + 1_000_000] * count
         await published(client, [b"x"] * count, batch=10_000, deliver_at=due)
         consumer = await client.subscribe(kind=kind)
-        await until(lambda: live(broker).dispatcher.counts.delayed == count)
+        await until(lambda: live(client.broker).dispatcher.counts.delayed == count)
         clock.advance(2)
         await consumer.wait_for(1)
         assert len(consumer.received) <= scheduling.MESSAGES_MAX

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from broker_harness import BrokerClient, open_broker
+from broker_harness import BrokerClient, open_client
 
 from pydanube.broker import Producer, Published
 from pydanube.broker.subscriptions.delivery_batches import WHOLE_BATCHES_MAX, whole_batches
@@ -70,8 +70,7 @@ def test_a_batch_with_rows_left_out_ends_a_run():
 @asynccontextmanager
 async def filled(directory: Path, batches: int) -> AsyncIterator[tuple[BrokerClient, Producer]]:
     """Open a broker with a topic of this many batches of ten messages."""
-    async with open_broker(directory) as broker:
-        client = BrokerClient(broker)
+    async with open_client(directory) as client:
         await client.create()
         producer = await client.producer()
         for _ in range(batches):
@@ -106,8 +105,7 @@ async def test_a_memory_topic_delivers_before_the_producer_is_answered_and_a_sto
     tmp_path: Path, ack_level: AckLevel
 ):
     order: list[str] = []
-    async with open_broker(tmp_path, objects=MemoryStore()) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, objects=MemoryStore()) as client:
         await client.create(ack_level=ack_level)
         producer = await client.producer()
         await client.publish(producer, [b"opens what is missing"])
@@ -115,7 +113,7 @@ async def test_a_memory_topic_delivers_before_the_producer_is_answered_and_a_sto
         await consumer.wait_for(1)
         deliver = consumer.deliver_whole
         consumer.deliver_whole = lambda *what: (order.append("delivered"), deliver(*what))
-        broker.publish(ANONYMOUS, producer, one_batch(producer), lambda _: order.append("answered"))
+        client.broker.publish(ANONYMOUS, producer, one_batch(producer), lambda _: order.append("answered"))
         await consumer.wait_for(2)
         assert order == sorted(order, reverse=ack_level is AckLevel.MEMORY) and len(order) == 2
 

@@ -4,7 +4,7 @@ import asyncio
 import errno
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker, open_client
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Unavailable
@@ -68,8 +68,7 @@ async def until_cured(client: BrokerClient, producer, sequence: int):
 )
 async def test_a_disk_error_refuses_publishes_keeps_reads_and_cures_itself(tmp_path, failure, message):
     disk = FailingDisk()
-    async with open_broker(tmp_path, disk=disk, wal=FAST_CURE) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, disk=disk, wal=FAST_CURE) as client:
         await client.create()
         producer, consumer = await client.producer(), await client.subscribe()
         await client.publish(producer, [b"before"], sequence=0)
@@ -80,7 +79,7 @@ async def test_a_disk_error_refuses_publishes_keeps_reads_and_cures_itself(tmp_p
             await client.publish(producer, [b"lost"], sequence=1)
         with pytest.raises(Unavailable, match=message):
             await client.publish(producer, [b"lost"], sequence=1)
-        assert message in broker.describe(ANONYMOUS).state
+        assert message in client.broker.describe(ANONYMOUS).state
         assert await client.read_all() == [(0, b"before")], "what was not acked is not seen"
         for name in failure:
             setattr(disk, name, 0)
@@ -88,7 +87,7 @@ async def test_a_disk_error_refuses_publishes_keeps_reads_and_cures_itself(tmp_p
         assert (answer.base_offset, answer.duplicate) == (1, False)
         assert [payload for _, payload in await consumer.wait_for(2)] == [b"before", b"after"]
         await consumer.ack((0, 2))
-        assert broker.describe(ANONYMOUS).state == "ok"
+        assert client.broker.describe(ANONYMOUS).state == "ok"
     async with open_broker(tmp_path) as broker:
         assert await BrokerClient(broker).read_all() == [(0, b"before"), (1, b"after")], (
             "a failed file's tail stays away"
@@ -99,8 +98,7 @@ async def test_a_disk_error_refuses_publishes_keeps_reads_and_cures_itself(tmp_p
 
 async def test_acks_given_while_the_disk_failed_are_kept_once_it_is_cured(tmp_path):
     disk = FailingDisk()
-    async with open_broker(tmp_path, disk=disk, wal=FAST_CURE, crash=True) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, disk=disk, wal=FAST_CURE, crash=True) as client:
         await client.create()
         producer, consumer = await client.producer(), await client.subscribe()
         await client.publish(producer, [b"a", b"b", b"c"], sequence=0)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TIERING, TOPIC, BrokerClient, open_broker
+from broker_harness import TIERING, TOPIC, BrokerClient, open_broker, open_client
 
 from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.broker.topics.expiration import PartitionExpiration
@@ -271,14 +271,12 @@ async def test_producers_go_on_across_the_gap(gapped: Gapped):
 
 async def test_every_crash_leaves_a_gap_of_its_own(tmp_path: Path):
     for number in range(4):
-        async with open_broker(tmp_path, crash=True) as broker:
-            client = BrokerClient(broker)
+        async with open_client(tmp_path, crash=True) as client:
             if not number:
                 await client.create(ack_level=AckLevel.WRITTEN)
                 await client.subscribe("unread", credit=0)
             await client.publish(await client.producer(), [b"%d" % number] * 10)
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         found = await description(client)
         assert found.gaps == Gaps([(10, 1000), (1010, 2000), (2010, 3000), (3010, 4000)])
         assert (found.messages, await lags(client)) == (40, {"unread": 40})

@@ -147,13 +147,12 @@ async def test_a_deleted_topic_with_uploaded_segments_leaves_no_key_behind(tmp_p
 
 
 async def test_a_deletion_that_failed_and_yet_happened_has_happened(tmp_path, metadata):
-    async with open_broker(tmp_path, metadata=metadata) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, metadata=metadata) as client:
         await client.create()
         producer, consumer = await client.producer(), await client.subscribe()
         metadata.lose_answer(deletes(records.topic_key(TOPIC)))
-        await delete(broker)
-        assert not await exists(broker)
+        await delete(client.broker)
+        assert not await exists(client.broker)
         with pytest.raises(NotFound, match="deleted with its topic"):
             await client.publish(producer, [b"2"])
         assert isinstance(consumer.error, NotFound)
@@ -162,14 +161,13 @@ async def test_a_deletion_that_failed_and_yet_happened_has_happened(tmp_path, me
 
 
 async def test_a_topic_whose_deletion_failed_is_there_and_works(tmp_path, metadata):
-    async with open_broker(tmp_path, metadata=metadata) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, metadata=metadata) as client:
         await client.create()
         producer, consumer = await client.producer(), await client.subscribe()
         metadata.refuse(deletes(records.topic_key(TOPIC)))
         with pytest.raises(Unavailable):
-            await delete(broker)
-        assert await exists(broker)
+            await delete(client.broker)
+        assert await exists(client.broker)
         await client.publish(producer, [b"1"])
         assert await consumer.wait_for(1) == [(0, b"1")]
         await consumer.ack((0, 1))
@@ -180,20 +178,19 @@ async def test_a_topic_whose_deletion_failed_is_there_and_works(tmp_path, metada
 
 @pytest.mark.parametrize("happens", [False, True])
 async def test_while_nobody_can_tell_whether_a_topic_was_deleted_nobody_finds_it(tmp_path, metadata, clock, happens):
-    async with open_broker(tmp_path, metadata=metadata, clock=clock) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, metadata=metadata, clock=clock) as client:
         await client.create()
         producer = await client.producer()
         the_topic = deletes(records.topic_key(TOPIC))
         in_doubt = metadata.hold_answer(the_topic, fails=True) if happens else metadata.hold_refusal(the_topic)
-        deleting = asyncio.create_task(delete(broker))
+        deleting = asyncio.create_task(delete(client.broker))
         await in_doubt.asked.wait()
         unreadable = metadata.refuse_reads()
         in_doubt.go_on()
         for _ in range(3):
             await unreadable.asked.wait()
             unreadable.asked.clear()
-            assert not await exists(broker) and not deleting.done()
+            assert not await exists(client.broker) and not deleting.done()
             clock.advance(LONGEST_SECONDS)
         unreadable.end()
         if happens:
@@ -204,7 +201,7 @@ async def test_while_nobody_can_tell_whether_a_topic_was_deleted_nobody_finds_it
             with pytest.raises(Unavailable):
                 await deleting
             await client.publish(producer, [b"1"])
-        assert await exists(broker) is not happens
+        assert await exists(client.broker) is not happens
 
 
 # -- what is created, changed and removed ------------------------------------------------------------------------------
@@ -255,35 +252,33 @@ async def test_what_is_created_although_the_metadata_failed_is_there_and_what_is
 
 @pytest.mark.parametrize("happens", [False, True])
 async def test_a_subscription_is_deleted_if_the_metadata_says_so_whatever_it_said_before(tmp_path, metadata, happens):
-    async with open_broker(tmp_path, metadata=metadata) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, metadata=metadata) as client:
         await client.create()
         consumer = await client.subscribe()
         if happens:
             metadata.lose_answer(deletes("/subscriptions/"))
-            await broker.subscriptions.delete(ANONYMOUS, TOPIC, "billing")
+            await client.broker.subscriptions.delete(ANONYMOUS, TOPIC, "billing")
             assert isinstance(consumer.error, NotFound)
         else:
             metadata.refuse(deletes("/subscriptions/"))
             with pytest.raises(Unavailable):
-                await broker.subscriptions.delete(ANONYMOUS, TOPIC, "billing")
+                await client.broker.subscriptions.delete(ANONYMOUS, TOPIC, "billing")
             await client.publish(await client.producer(), [b"1"])
             assert await consumer.wait_for(1) == [(0, b"1")]
-        left = await broker.subscriptions.names(ANONYMOUS, TOPIC)
+        left = await client.broker.subscriptions.names(ANONYMOUS, TOPIC)
         assert left == ([] if happens else ["billing"])
     async with open_broker(tmp_path) as broker:
         assert await broker.subscriptions.names(ANONYMOUS, TOPIC) == left
 
 
 async def test_a_policy_that_was_set_although_the_metadata_failed_counts_at_once(tmp_path, metadata):
-    async with open_broker(tmp_path, metadata=metadata) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, metadata=metadata) as client:
         await client.create()
         producer = await client.producer()
         metadata.lose_answer(puts(records.topic_key(TOPIC)))
-        await broker.policies.set(ANONYMOUS, TOPIC, {"backlog_messages_max": 7})
+        await client.broker.policies.set(ANONYMOUS, TOPIC, {"backlog_messages_max": 7})
         await client.publish(producer, [b"1"])
-        (partition,) = broker._partitions
+        (partition,) = client.broker._partitions
         assert partition.policies.backlog_messages_max == 7
 
 
@@ -291,8 +286,7 @@ async def test_a_policy_that_was_set_although_the_metadata_failed_counts_at_once
 
 
 async def test_a_partition_goes_on_after_offsets_were_reserved_although_the_metadata_failed(tmp_path, metadata):
-    async with open_broker(tmp_path, metadata=metadata, offset_block=10) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, metadata=metadata, offset_block=10) as client:
         await client.create(ack_level=AckLevel.WRITTEN)
         producer = await client.producer()
         for base in (0, 10, 20):
@@ -402,8 +396,7 @@ async def test_an_upload_that_is_not_listed_because_the_metadata_failed_is_made_
 
 
 async def test_a_subscription_that_could_not_be_deleted_stands_where_it_stood(tmp_path, metadata):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         await client.create()
         consumer = await client.subscribe()
         await client.publish(await client.producer(), [b"x"] * 10)
@@ -434,11 +427,10 @@ async def test_a_start_that_could_not_be_moved_hides_nothing(tmp_path, clock, me
 
 
 async def test_partitions_that_cannot_be_opened_leave_others_their_turn(tmp_path, clock, metadata):
-    async with open_broker(tmp_path, clock=clock) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, clock=clock) as client:
         await client.create(partitions=20)
-        topic_id = broker._registry.topic(TOPIC).topic_id
-        await broker.create_topic(ANONYMOUS, TopicName.parse("/default/other"), TopicConfig())
+        topic_id = client.broker._registry.topic(TOPIC).topic_id
+        await client.broker.create_topic(ANONYMOUS, TopicName.parse("/default/other"), TopicConfig())
     async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
         metadata.refuse_all(puts(records.partitions_of(topic_id)))
         await broker._lifetimes.round()

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, Collector, open_broker
+from broker_harness import TOPIC, BrokerClient, Collector, open_broker, open_client
 
 from pydanube.broker import Attachment
 from pydanube.codec.batch import encode
@@ -140,14 +140,13 @@ async def test_acks_and_nacks_are_accepted_and_redeliver_nothing(broker):
 async def test_a_subscription_is_kept_and_offsets_begin_again_after_a_restart(tmp_path):
     epochs = []
     for start in range(2):
-        async with open_broker(tmp_path, crash=not start) as broker:
-            client = BrokerClient(broker)
+        async with open_client(tmp_path, crash=not start) as client:
             if not start:
                 await client.create(reliable=False)
                 producer = await client.producer("meter")
-                await broker.subscriptions.create(ANONYMOUS, TOPIC, "shared", SHARED, LATEST)
+                await client.broker.subscriptions.create(ANONYMOUS, TOPIC, "shared", SHARED, LATEST)
                 await client.publish(producer, [b"a"], sequence=0)
-            assert await broker.subscriptions.names(ANONYMOUS, TOPIC) == ["shared"]
+            assert await client.broker.subscriptions.names(ANONYMOUS, TOPIC) == ["shared"]
             consumer = await client.subscribe("shared", kind=SHARED)
             producer = await client.come_back(producer, "meter")
             answer = await client.publish(producer, [b"b"], sequence=1)

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker, open_client
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Invalid, NotFound, Refused
@@ -19,24 +19,22 @@ async def partitions_of(broker) -> int:
 
 
 async def test_a_topic_grows_and_subscriptions_begin_at_the_start_of_new_partitions(tmp_path):
-    async with open_broker(tmp_path, crash=True) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, crash=True) as client:
         await client.create(partitions=2)
         await client.publish(await client.producer(partition=1), [b"old"])
-        await broker.subscriptions.create(ANONYMOUS, TOPIC, "tail", SubscriptionType.EXCLUSIVE, LATEST)
+        await client.broker.subscriptions.create(ANONYMOUS, TOPIC, "tail", SubscriptionType.EXCLUSIVE, LATEST)
         with pytest.raises(NotFound, match="there is no partition 2"):
             await client.producer(partition=2)
-        await broker.grow_topic(ANONYMOUS, TOPIC, 4)
-        assert await partitions_of(broker) == 4
+        await client.broker.grow_topic(ANONYMOUS, TOPIC, 4)
+        assert await partitions_of(client.broker) == 4
         await client.publish(await client.producer(partition=3), [b"new"])
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        assert await partitions_of(broker) == 4, "it stays grown"
+    async with open_client(tmp_path) as client:
+        assert await partitions_of(client.broker) == 4, "it stays grown"
         new, old = await client.subscribe("tail", partition=3), await client.subscribe("tail", partition=1)
         assert await new.wait_for(1) == [(0, b"new")], "what came before the first consumer is not missed"
         await client.publish(await client.producer(partition=1), [b"next"])
         assert await old.wait_for(1) == [(1, b"next")]
-        described = await broker.subscriptions.describe(ANONYMOUS, TOPIC, "tail")
+        described = await client.broker.subscriptions.describe(ANONYMOUS, TOPIC, "tail")
         assert [one.partition for one in described.partitions] == [0, 1, 2, 3]
 
 

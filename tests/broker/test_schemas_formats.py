@@ -7,7 +7,7 @@ import json
 import sys
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, open_client
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.formats import parse_schema
@@ -66,8 +66,7 @@ ALL = pytest.mark.parametrize(
 
 @pytest.fixture
 async def client(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         await client.create()
         yield client
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker, open_client
 from metadata_harness import FaultyStore
 from staging_harness import Query, staging_broker
 from staging_harness import payloads as staged_payloads
@@ -406,10 +406,9 @@ async def test_batches_behind_one_that_is_refused_are_stored(client):
 @pytest.mark.parametrize("is_live", [True, False])
 async def test_a_producer_fenced_while_its_batch_is_checked_stores_nothing(tmp_path, is_live):
     metadata = FaultyStore()
-    async with open_broker(tmp_path, metadata=metadata) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, metadata=metadata) as client:
         await client.create()
-        await broker.schemas.register(ANONYMOUS, "orders", NUMBER)
+        await client.broker.schemas.register(ANONYMOUS, "orders", NUMBER)
         former = await client.producer(name="p", opener=1)
         await client.publish(former, [b"0"])
         await bind(client)
@@ -428,10 +427,9 @@ async def test_a_producer_fenced_while_its_batch_is_checked_stores_nothing(tmp_p
 
 async def test_a_schema_that_cannot_be_read_now_fails_its_batch_retryably(tmp_path):
     metadata = FaultyStore()
-    async with open_broker(tmp_path, metadata=metadata) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, metadata=metadata) as client:
         await client.create()
-        await broker.schemas.register(ANONYMOUS, "orders", NUMBER)
+        await client.broker.schemas.register(ANONYMOUS, "orders", NUMBER)
         await bind(client)
         producer = await client.producer()
         failing = metadata.refuse_reads()
@@ -453,10 +451,9 @@ async def test_a_topic_deleted_while_a_batch_is_checked_answers_it(client):
 
 async def test_a_broker_that_closes_answers_what_is_being_checked(tmp_path, monkeypatch):
     monkeypatch.setattr(validation, "PACE_FIRST", 500_000.0)
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         await client.create()
-        await broker.schemas.register(ANONYMOUS, "orders", NUMBER)
+        await client.broker.schemas.register(ANONYMOUS, "orders", NUMBER)
         await bind(client)
         producer = await client.producer()
         answers = [client.publish(producer, [b"1"] * 2_000, schema_id=1, schema_version=1) for _ in range(20)]
@@ -465,23 +462,21 @@ async def test_a_broker_that_closes_answers_what_is_being_checked(tmp_path, monk
 
 
 async def test_a_binding_applies_after_a_restart_and_to_partitions_opened_later(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         await client.create(partitions=2)
-        await broker.schemas.register(ANONYMOUS, "orders", NUMBER)
+        await client.broker.schemas.register(ANONYMOUS, "orders", NUMBER)
         producer = await client.producer()
         await client.publish(producer, [b"x"])
         await bind(client)
         for partition in (0, 1):
             with pytest.raises(Invalid):
                 await client.publish(await client.producer(partition=partition), [b"x"])
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         producer = await client.producer(partition=1)
         with pytest.raises(Invalid):
             await client.publish(producer, [b"x"])
         await client.publish(producer, [b"1"], schema_id=1, schema_version=1)
-        await broker.schemas.unbind(ANONYMOUS, TOPIC)
+        await client.broker.schemas.unbind(ANONYMOUS, TOPIC)
         await client.publish(producer, [b"x"])
 
 

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker, open_client
+from broker_harness import TOPIC, BrokerClient, open_client
 from metadata_harness import FaultyStore, puts
 
 from pydanube.core.access import ANONYMOUS
@@ -71,8 +71,7 @@ async def test_a_consumer_that_was_detached_during_a_seek_gets_the_new_generatio
 @pytest.mark.parametrize("kind", SubscriptionType)
 @pytest.mark.parametrize("ack_level", AckLevel)
 async def test_acks_and_nacks_of_deliveries_before_a_seek_are_answered_and_ignored(tmp_path, kind, ack_level):
-    async with open_broker(tmp_path, objects=MemoryStore()) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, objects=MemoryStore()) as client:
         await client.create(ack_level=ack_level)
         await client.publish(await client.producer(), [b"x"] * 20)
         consumer = await client.subscribe(kind=kind)
@@ -86,7 +85,7 @@ async def test_acks_and_nacks_of_deliveries_before_a_seek_are_answered_and_ignor
         await consumer.ack(*[(offset, offset + 1) for offset in range(0, 20, 2)], generation=0)
         consumer.consumer.nack([(0, 20)], reason="too late", generation=0)
         assert await position(client) == 0
-        ((_, live),) = await broker.subscriptions._on_partitions(
+        ((_, live),) = await client.broker.subscriptions._on_partitions(
             DescribeSubscription(topic=TOPIC, subscription="billing"), [0]
         )
         assert (live.dispatcher.unacked, live.dispatcher.counts.failed) == (20, 0)
@@ -112,21 +111,20 @@ async def test_a_client_of_an_earlier_release_acks_what_is_in_flight_to_it_after
 async def test_a_generation_survives_a_restart_and_is_never_used_twice(tmp_path, crash, snapshots):
     given = []
     for start in range(3):
-        async with open_broker(tmp_path, crash=crash) as broker:
-            client = BrokerClient(broker)
+        async with open_client(tmp_path, crash=crash) as client:
             if not start:
                 await client.create()
                 await client.publish(await client.producer(), [b"x"] * 10)
-                await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.SHARED, EARLIEST)
+                await client.broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.SHARED, EARLIEST)
             consumer = await client.subscribe(kind=SubscriptionType.SHARED)
             assert consumer.consumer.generation == (given[-1] if given else 0)
             for offset in (3, 0):
-                await broker.subscriptions.seek(
+                await client.broker.subscriptions.seek(
                     ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=Position("offset", offset))
                 )
                 given.append(consumer.consumer.generation)
             if snapshots:
-                ((partition, _),) = await broker.subscriptions._on_partitions(
+                ((partition, _),) = await client.broker.subscriptions._on_partitions(
                     DescribeSubscription(topic=TOPIC, subscription="billing"), [0]
                 )
                 partition.state.snapshot()
@@ -135,21 +133,19 @@ async def test_a_generation_survives_a_restart_and_is_never_used_twice(tmp_path,
 
 
 async def test_a_generation_that_a_crash_lost_is_not_used_by_another_seek(tmp_path):
-    async with open_broker(tmp_path, crash=True) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, crash=True) as client:
         await client.create()
         await client.publish(await client.producer(), [b"x"] * 10)
         consumer = await client.subscribe()
         await consumer.ack((0, 1), generation=0)
-        ((_, live),) = await broker.subscriptions._on_partitions(
+        ((_, live),) = await client.broker.subscriptions._on_partitions(
             DescribeSubscription(topic=TOPIC, subscription="billing"), [0]
         )
         live._context.state.change = lambda *_: None  # what would have been synced is lost with the process
         live.seek(0, lambda error: None)
         forgotten = consumer.consumer.generation
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         consumer = await client.subscribe()
         assert consumer.consumer.generation == 0
-        await broker.subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=EARLIEST))
+        await client.broker.subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=EARLIEST))
         assert consumer.consumer.generation > forgotten

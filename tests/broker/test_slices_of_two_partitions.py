@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from broker_harness import BrokerClient, open_broker
+from broker_harness import open_client
 
 from pydanube.broker.cluster.membership import SoleMembership
 from pydanube.broker.partitions.ownership import Ownership
@@ -50,8 +50,7 @@ class HeldStore(MemoryStore):
 async def test_a_partition_that_opens_while_a_slice_is_on_its_way_names_no_slice_behind_it(tmp_path: Path) -> None:
     """Else its taker would seal the sequence behind a slice that was never stored, which the other partition needs."""
     objects = HeldStore()
-    async with open_broker(tmp_path, objects=objects, crash=True) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, objects=objects, crash=True) as client:
         await client.create(partitions=2, ack_level=AckLevel.STORED)
         first = await client.producer(partition=0)
         assert (await client.publish(first, [b"acked"])).base_offset == 0
@@ -62,29 +61,26 @@ async def test_a_partition_that_opens_while_a_slice_is_on_its_way_names_no_slice
         second = await client.producer(partition=1)
         client.publish(second, [b"never stored"])
         await until(lambda: objects.held == 4)
-        topic_id = broker._registry.topic(client.topic).topic_id
+        topic_id = client.broker._registry.topic(client.topic).topic_id
         for index in (0, 1):
-            found = await broker._store.get(partition_key(topic_id, index))
+            found = await client.broker._store.get(partition_key(topic_id, index))
             assert found is not None
             for sequence in unpack(found.value, PartitionRecord).sequences:
                 for number in range(sequence.lowest):
                     await objects.head(slice_key(sequence.incarnation, number))
     objects.is_held = False
-    async with open_broker(tmp_path, objects=objects) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, objects=objects) as client:
         assert await client.read_all(1) == []
         assert await client.read_all(0) == [(0, b"acked")]
 
 
 async def test_a_seal_that_fails_is_tried_again_and_ends_no_task(tmp_path: Path) -> None:
     objects = HeldStore()
-    async with open_broker(tmp_path, objects=objects, crash=True) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, objects=objects, crash=True) as client:
         await client.create(ack_level=AckLevel.STORED)
         await client.publish(await client.producer(), [b"acked"])
     objects.fails_seals = 1
-    async with open_broker(tmp_path, objects=objects) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, objects=objects) as client:
         with pytest.raises(Unavailable, match="the request was lost"):
             await client.read_all()
         assert await client.read_all() == [(0, b"acked")]
@@ -92,14 +88,13 @@ async def test_a_seal_that_fails_is_tried_again_and_ends_no_task(tmp_path: Path)
 
 async def test_an_ack_that_comes_while_the_partition_is_released_is_not_confirmed(tmp_path: Path) -> None:
     """It would be in a slice behind the end that the record names, which no later owner reads."""
-    async with open_broker(tmp_path, objects=MemoryStore()) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, objects=MemoryStore()) as client:
         await client.create(ack_level=AckLevel.STORED)
         await client.publish(await client.producer(), [b"one", b"two"])
         sink = await client.subscribe()
         await sink.wait_for(2)
         await sink.ack((0, 1))
-        (partition,) = broker._partitions.of(client.topic)
+        (partition,) = client.broker._partitions.of(client.topic)
         recorded, go_on = asyncio.Event(), asyncio.Event()
         end_slices = partition.ownership.end_slices
 
@@ -109,7 +104,7 @@ async def test_an_ack_that_comes_while_the_partition_is_released_is_not_confirme
             await go_on.wait()
 
         partition.ownership.end_slices = end_and_wait  # type: ignore[method-assign]
-        unloading = asyncio.ensure_future(broker.topics.unload(UnloadTopic(topic=client.topic)))
+        unloading = asyncio.ensure_future(client.broker.topics.unload(UnloadTopic(topic=client.topic)))
         await recorded.wait()
         answer: asyncio.Future[DanubeError | None] = asyncio.get_running_loop().create_future()
         sink.consumer.ack([(1, 2)], False, answer.set_result, None)

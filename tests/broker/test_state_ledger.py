@@ -2,20 +2,18 @@
 
 import asyncio
 
-from broker_harness import BrokerClient, open_broker
+from broker_harness import BrokerClient, open_client
 
 from pydanube.runtime.tasks import Tasks
 
 
 async def test_superseded_ledgers_stay_listed_when_the_broker_closes_before_they_are_dropped(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         await client.create()
         await client.publish(await client.producer(), [b"x"] * 10)
-        await acked(broker, client)
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        state = (await broker._partitions.get(client.topic, 0)).state
+        await acked(client.broker, client)
+    async with open_client(tmp_path) as client:
+        state = (await client.broker._partitions.get(client.topic, 0)).state
         former, failures = list(state._former), []
         assert former
         asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))

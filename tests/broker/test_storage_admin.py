@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker, open_client
 from storage_harness import OTHER, SMALL, WAL, UnreachableStore, collected, filled, keys, uploaded, usage, verified
 from tiering_harness import FaultyObjectStore
 
@@ -140,12 +140,11 @@ async def test_one_topic_is_uploaded_and_others_are_left_alone(tmp_path: Path, o
 
 async def test_an_upload_that_is_done_by_others_while_it_waits_has_not_failed(tmp_path: Path):
     objects = FaultyObjectStore()
-    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as client:
         await client.create()
         await filled(client, 3)
-        await broker._tiers.check_ours()
-        uploader, asked = broker._tiers.uploader, asyncio.Event()
+        await client.broker._tiers.check_ours()
+        uploader, asked = client.broker._tiers.uploader, asyncio.Event()
         objects.fault = "hanging"
         others = asyncio.create_task(uploader.round(everything=True))
         await objects.waiting.wait()
@@ -156,7 +155,7 @@ async def test_an_upload_that_is_done_by_others_while_it_waits_has_not_failed(tm
             return turn(**wishes)
 
         uploader.round = asked_for
-        uploading = asyncio.create_task(uploaded(broker))
+        uploading = asyncio.create_task(uploaded(client.broker))
         await asked.wait()
         objects.answer.set()
         assert await others == 1
@@ -217,12 +216,11 @@ async def test_intact_segments_are_verified_completely_in_steps_of_any_size(
 async def test_each_damage_is_reported_with_object_and_offsets_and_nothing_is_changed(
     tmp_path: Path, objects: UnreachableStore
 ):
-    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as client:
         await client.create()
         for _ in range(6):
             await filled(client, 2)
-            await uploaded(broker)
+            await uploaded(client.broker)
         batch, head, footer, short, gone, sound = await keys(objects)
         for key, at in ((batch, 5000), (head, 20), (footer, -70)):
             whole = bytearray(await objects.get(key))
@@ -231,7 +229,7 @@ async def test_each_damage_is_reported_with_object_and_offsets_and_nothing_is_ch
         await objects.put(short, bytes(await objects.get(short))[:-64])
         await objects.delete([gone])
         before = {key: bytes(await objects.get(key)) for key in await keys(objects)}
-        found = await verified(broker)
+        found = await verified(client.broker)
         assert [(one.object, one.first_offset, one.end_offset, one.kind) for one in found.damages] == [
             (batch, 0, 200, "damaged"),
             (head, 200, 400, "damaged"),
@@ -246,17 +244,16 @@ async def test_each_damage_is_reported_with_object_and_offsets_and_nothing_is_ch
 
 
 async def test_bytes_between_batches_count_too(tmp_path: Path, objects: UnreachableStore):
-    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as client:
         await client.create()
         await filled(client, 2)
-        await uploaded(broker)
-        (segment,) = (await broker.storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 1)).segments
+        await uploaded(client.broker)
+        (segment,) = (await client.broker.storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 1)).segments
         whole = bytearray(await objects.get(segment.object))
         assert whole[64 + segment.bytes - 1] == 0
         whole[64 + segment.bytes - 1] = 1
         await objects.put(segment.object, whole)
-        (damage,) = (await verified(broker)).damages
+        (damage,) = (await verified(client.broker)).damages
         assert "checksum" in damage.detail
 
 

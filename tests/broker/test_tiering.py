@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TIERING, TOPIC, BrokerClient, open_broker
+from broker_harness import TIERING, TOPIC, BrokerClient, open_broker, open_client
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Corrupt, Unavailable
@@ -53,12 +53,11 @@ async def test_what_is_uploaded_leaves_the_log_and_is_read_from_objects(tmp_path
 
 
 async def test_reading_goes_on_from_objects_to_log_to_cache_without_a_gap(tmp_path: Path, objects: ObjectStore):
-    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as client:
         await client.create()
         await filled(client, 50)
-        await broker._tiers.uploader.round(everything=True)
-        await broker._tiers.trim()
+        await client.broker._tiers.uploader.round(everything=True)
+        await client.broker._tiers.trim()
         await filled(client, 50, first=50)
         assert await everything(client) == list(range(10_000))
         consumer = await client.subscribe("late")
@@ -68,32 +67,29 @@ async def test_reading_goes_on_from_objects_to_log_to_cache_without_a_gap(tmp_pa
 @pytest.mark.parametrize("crash", [False, True])
 async def test_a_restart_goes_on_where_it_was(tmp_path: Path, objects: ObjectStore, crash: bool):
     settings = {"wal": WAL, "objects": objects, "tiering": SMALL}
-    async with open_broker(tmp_path, crash=crash, **settings) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, crash=crash, **settings) as client:
         await client.create()
         await filled(client, 40)
-        while await broker._tiers.uploader.round(everything=True):
+        while await client.broker._tiers.uploader.round(everything=True):
             pass
-        await broker._tiers.trim()
-    async with open_broker(tmp_path, **settings) as broker:
-        client = BrokerClient(broker)
+        await client.broker._tiers.trim()
+    async with open_client(tmp_path, **settings) as client:
         await filled(client, 10, first=40)
         assert await everything(client) == list(range(5000))
-        await broker._tiers.uploader.round(everything=True)
+        await client.broker._tiers.uploader.round(everything=True)
         assert await everything(client) == list(range(5000))
 
 
 async def test_a_producer_is_remembered_although_all_its_batches_left_the_log(tmp_path: Path, objects: ObjectStore):
     settings = {"wal": WAL, "objects": objects, "tiering": SMALL}
-    async with open_broker(tmp_path, **settings) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, **settings) as client:
         await client.create()
         producer = await client.producer()
         for n in range(30):
             await client.publish(producer, [b"x" * 20_000], sequence=n)
-        while await broker._tiers.uploader.round(everything=True):
+        while await client.broker._tiers.uploader.round(everything=True):
             pass
-        await broker._tiers.trim()
+        await client.broker._tiers.trim()
     async with open_broker(tmp_path, **settings) as broker:
         again = await BrokerClient(broker).come_back(producer)
         answer = await BrokerClient(broker).publish(again, [b"x" * 20_000], sequence=29)
@@ -226,31 +222,28 @@ async def test_what_is_kept_for_ever_stays_in_objects_and_what_is_consumed_goes(
 
 async def test_retention_by_size_counts_what_is_in_objects(tmp_path: Path, objects: ObjectStore):
     settings = {"wal": WAL, "objects": objects, "tiering": SMALL, "tail_bytes": 1}
-    async with open_broker(tmp_path, **settings) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, **settings) as client:
         await client.create()
         await filled(client, 100)
-        while await broker._tiers.uploader.round(everything=True):
+        while await client.broker._tiers.uploader.round(everything=True):
             pass
-        await broker._tiers.trim()
-    async with open_broker(tmp_path, **settings) as broker:
-        client = BrokerClient(broker)
+        await client.broker._tiers.trim()
+    async with open_client(tmp_path, **settings) as client:
         await filled(client, 1, first=100)
-        await broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": 500_000})
-        await broker._lifetimes.round()
+        await client.broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": 500_000})
+        await client.broker._lifetimes.round()
         left = await everything(client)
         assert 300_000 < len(left) * 110 <= 520_000
         assert left[-1] == 10_099
 
 
 async def test_a_damaged_object_is_an_error_that_names_it(tmp_path: Path, objects: ObjectStore):
-    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as client:
         await client.create()
         await filled(client, 40)
-        while await broker._tiers.uploader.round(everything=True):
+        while await client.broker._tiers.uploader.round(everything=True):
             pass
-        await broker._tiers.trim()
+        await client.broker._tiers.trim()
         (key, *_) = await keys(objects)
         whole = bytearray(await objects.get(key))
         whole[5000] ^= 1

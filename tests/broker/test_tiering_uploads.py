@@ -27,14 +27,13 @@ def state_of(broker) -> str:
 async def test_a_full_log_takes_publishes_again_although_nothing_is_left_to_upload(tmp_path: Path):
     objects = FaultyObjectStore()
     objects.fault = "away"
-    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=LIMITED) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=LIMITED) as client:
         await client.create()
         with pytest.raises(Unavailable, match="log_bytes_max"):
             await filled(client, 1000)
-        assert state_of(broker).startswith("publishes are refused: ")
+        assert state_of(client.broker).startswith("publishes are refused: ")
         objects.fault = "none"
-        await upload_all(broker, trim=False)  # and the broker dies before it trims
+        await upload_all(client.broker, trim=False)  # and the broker dies before it trims
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=LIMITED) as broker:
         assert broker._tiers.refusal() is not None
         client = BrokerClient(broker)
@@ -149,11 +148,10 @@ async def test_a_clean_stop_uploads_what_is_waiting(tmp_path: Path):
 async def test_a_stop_waits_for_the_store_only_for_the_configured_time(tmp_path: Path, fault: str):
     objects = FaultyObjectStore()
     ending = replace(SMALL, segment_age_s=3600, shutdown_upload_s=1)
-    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=ending) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=ending) as client:
         await client.create()
         await filled(client, 1)
-        await broker._tiers.check_ours()
+        await client.broker._tiers.check_ours()
         objects.fault = fault
         began = time.monotonic()
     assert time.monotonic() - began < 60, "a second for what waits, five for the manifest"
@@ -165,15 +163,14 @@ async def test_a_stop_waits_for_the_store_only_for_the_configured_time(tmp_path:
 async def test_collections_leave_objects_of_others_under_the_same_prefix_alone(tmp_path: Path):
     objects, clock = MemoryStore(), ManualClock()
     others = ["stages/0000000000000001/0000000002/18f-0-1-0-abc", "mine/notes.txt", "segments.txt"]
-    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as client:
         await client.create()
         await filled(client, 5)
-        await upload_all(broker)
+        await upload_all(client.broker)
         for key in [*others, "segments/shared/00000000/orphan.seg"]:
             await objects.put(key, b"bytes")
         clock.advance(10**9)
-        await broker._tiers._collect(orphans=True)
+        await client.broker._tiers._collect(orphans=True)
         left = await keys(objects, "")
         assert set(others) < set(left)
         assert not [key for key in left if "orphan" in key]

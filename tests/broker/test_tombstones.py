@@ -1,7 +1,7 @@
 """The log frees a ledger only when the metadata records that it was dropped; a kill between any two steps starts."""
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker, open_client
 from metadata_harness import FaultyStore, deletes, puts
 
 from pydanube.broker.registry import records
@@ -41,14 +41,13 @@ async def lose(directory, *prefixes: str) -> list[str]:
 
 async def filled(directory, **options) -> int:
     """Create a topic with messages and a subscription, and return its id."""
-    async with open_broker(directory, **options) as broker:
-        client = BrokerClient(broker)
+    async with open_client(directory, **options) as client:
         await client.create()
         consumer = await client.subscribe()
         await client.publish(await client.producer(), [b"1", b"2"])
         await consumer.wait_for(2)
         await consumer.ack((0, 1))
-        return broker._registry.topic(TOPIC).topic_id
+        return client.broker._registry.topic(TOPIC).topic_id
 
 
 def log_files(directory) -> dict[str, bytes]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker, open_client
+from broker_harness import TOPIC, open_broker, open_client
 from tiering_harness import SMALL, WAL, upload_all
 
 from pydanube.broker import Broker
@@ -135,13 +135,12 @@ class BusyClock(ManualClock):
 
 
 async def test_other_tasks_run_between_the_chunks_and_within_a_large_topic(tmp_path: Path):
-    async with open_broker(tmp_path, clock=BusyClock()) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, clock=BusyClock()) as client:
         await client.create(partitions=20)
         for index in range(20):
             await client.producer(partition=index)
         for number in range(50):
-            await broker.create_topic(ANONYMOUS, TopicName("default", f"small-{number:02}"), TopicConfig())
+            await client.broker.create_topic(ANONYMOUS, TopicName("default", f"small-{number:02}"), TopicConfig())
         turns = 0
 
         async def others() -> None:
@@ -153,7 +152,7 @@ async def test_other_tasks_run_between_the_chunks_and_within_a_large_topic(tmp_p
         other = asyncio.create_task(others())
         await asyncio.sleep(0)
         chunks, listed, seen = list[int](), list[str](), list[int]()
-        async for chunk in broker.statistics.all(ANONYMOUS):
+        async for chunk in client.broker.statistics.all(ANONYMOUS):
             chunks.append(len(chunk))
             listed += [one.topic for one in chunk]
             seen.append(turns)

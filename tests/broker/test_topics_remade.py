@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, HeldSearch, open_broker
+from broker_harness import TOPIC, BrokerClient, HeldSearch, open_client
 from cluster_harness import moving_cluster
 from metadata_harness import FaultyStore
 
@@ -44,11 +44,10 @@ async def test_a_subscription_whose_start_was_found_in_the_former_topic_is_not_c
 @pytest.mark.parametrize("name", ["", "meter"])
 async def test_a_producer_that_is_being_opened_when_its_topic_is_deleted_is_not_opened(tmp_path, name):
     metadata = FaultyStore()
-    async with open_broker(tmp_path, metadata=metadata) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, metadata=metadata) as client:
         await client.create()
         await client.fetch()
-        asked_who_holds_it = metadata.hold_read(access_key(broker._registry.topic(TOPIC).topic_id))
+        asked_who_holds_it = metadata.hold_read(access_key(client.broker._registry.topic(TOPIC).topic_id))
         opening = asyncio.create_task(client.producer(name))
         await asked_who_holds_it.asked.wait()
         await make_anew(client)
@@ -56,16 +55,15 @@ async def test_a_producer_that_is_being_opened_when_its_topic_is_deleted_is_not_
         with pytest.raises(Unavailable, match="created anew"):
             await opening
         assert (await client.publish(await client.producer(name), [b"new"])).base_offset == 0
-        assert not broker._producers.count(1)
+        assert not client.broker._producers.count(1)
 
 
 async def test_an_exclusive_producer_of_the_former_topic_does_not_take_the_new_one(tmp_path):
     metadata = FaultyStore()
-    async with open_broker(tmp_path, metadata=metadata) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, metadata=metadata) as client:
         await client.create()
         await client.fetch()
-        asked_who_holds_it = metadata.hold_read(access_key(broker._registry.topic(TOPIC).topic_id))
+        asked_who_holds_it = metadata.hold_read(access_key(client.broker._registry.topic(TOPIC).topic_id))
         opening = asyncio.create_task(client.producer("meter", access="exclusive"))
         await asked_who_holds_it.asked.wait()
         await make_anew(client)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker, truncate
+from broker_harness import TOPIC, BrokerClient, open_broker, open_client, truncate
 
 from pydanube.core.access import ANONYMOUS, Action, AllowAll, Principal
 from pydanube.model.errors import Denied, Invalid, NotFound, Refused
@@ -53,14 +53,12 @@ async def test_what_lies_before_the_offset_is_gone_and_cursors_move_up(tmp_path,
 
 
 async def test_it_survives_a_crash_and_offsets_are_not_used_again(tmp_path):
-    async with open_broker(tmp_path, crash=True) as broker:
-        peer = BrokerClient(broker)
+    async with open_client(tmp_path, crash=True) as peer:
         await peer.create()
         await fill(peer)
-        await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.EXCLUSIVE, EARLIEST)
-        assert await truncate(broker, TOPIC, {0: 30}) == {0: 30}
-    async with open_broker(tmp_path) as broker:
-        peer = BrokerClient(broker)
+        await peer.broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.EXCLUSIVE, EARLIEST)
+        assert await truncate(peer.broker, TOPIC, {0: 30}) == {0: 30}
+    async with open_client(tmp_path) as peer:
         assert await peer.read_all() == []
         assert await positions(peer, "billing") == [(30, 0)]
         assert (await peer.publish(await peer.producer(), [b"next"])).base_offset == 30
@@ -80,8 +78,7 @@ async def test_uploaded_history_is_deleted_too(tmp_path):
         segments = (await broker.storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 100)).segments
         assert [one.first_offset for one in segments] == [10, 20]
         assert (await peer.fetch()).start_offset == 15
-    async with open_broker(tmp_path, objects=objects) as broker:
-        peer = BrokerClient(broker)
+    async with open_client(tmp_path, objects=objects) as peer:
         assert (await peer.fetch()).start_offset == 15
         assert [offset for offset, _ in await peer.read_all()] == [*range(10, 30)], "a fetch returns whole batches"
 

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker, open_client
 from metadata_harness import FaultyStore, puts
 from tiering_harness import everything, filled, upload_all
 
@@ -22,8 +22,7 @@ LEVELS = pytest.mark.parametrize("ack_level", [AckLevel.DURABLE, AckLevel.WRITTE
 
 @LEVELS
 async def test_what_was_published_and_acked_is_there_afterwards(tmp_path, ack_level):
-    async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path) as client:
         await client.create(ack_level=ack_level)
         first = await client.subscribe(kind=SubscriptionType.SHARED)
         producer = await client.producer("till")
@@ -31,8 +30,8 @@ async def test_what_was_published_and_acked_is_there_afterwards(tmp_path, ack_le
         await first.wait_for(3)
         first.consumer.ack([(1, 2)], False)  # the unload has to write it, as no caller waits for it
         epoch = producer.owner_epoch
-        await broker.topics.unload(UnloadTopic(topic=TOPIC))
-        assert list(broker._partitions) == []
+        await client.broker.topics.unload(UnloadTopic(topic=TOPIC))
+        assert list(client.broker._partitions) == []
         assert isinstance(first.error, NotOwner)
         with pytest.raises(NotOwner):
             await client.publish(producer, [b"3"], sequence=3)
@@ -66,14 +65,13 @@ async def test_publishes_that_are_on_their_way_are_answered_before_it_is_closed(
 
 async def test_a_first_publish_that_waits_for_its_ledger_is_sent_again(tmp_path):
     metadata = FaultyStore()
-    async with open_broker(tmp_path, metadata=metadata) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, metadata=metadata) as client:
         await client.create()
         producer = await client.producer()
-        opening = metadata.hold(puts(ledgers_of(broker._registry.topic(TOPIC).topic_id)))
+        opening = metadata.hold(puts(ledgers_of(client.broker._registry.topic(TOPIC).topic_id)))
         answer = client.publish(producer, [b"x"])
         await opening.asked.wait()
-        unloading = asyncio.ensure_future(broker.topics.unload(UnloadTopic(topic=TOPIC)))
+        unloading = asyncio.ensure_future(client.broker.topics.unload(UnloadTopic(topic=TOPIC)))
         with pytest.raises(NotOwner):
             await answer
         opening.go_on()
@@ -148,16 +146,15 @@ async def test_a_topic_can_be_deleted_while_it_is_unloaded(tmp_path):
 
 async def test_a_change_of_the_metadata_in_progress_ends_before_it_is_opened_again(tmp_path):
     metadata = FaultyStore()
-    async with open_broker(tmp_path, metadata=metadata) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, metadata=metadata) as client:
         await client.create()
         await client.publish(await client.producer(), [b"0", b"1"])
         await client.publish(await client.producer(), [b"2"])
-        (partition,) = broker._partitions
-        writing = metadata.hold(puts(partitions_of(broker._registry.topic(TOPIC).topic_id)))
+        (partition,) = client.broker._partitions
+        writing = metadata.hold(puts(partitions_of(client.broker._registry.topic(TOPIC).topic_id)))
         trimming = asyncio.ensure_future(partition.trim(2))
         await writing.asked.wait()
-        unloading = asyncio.ensure_future(broker.topics.unload(UnloadTopic(topic=TOPIC)))
+        unloading = asyncio.ensure_future(client.broker.topics.unload(UnloadTopic(topic=TOPIC)))
         reading = asyncio.ensure_future(client.read_all())
         finished, _ = await asyncio.wait([unloading, reading], timeout=0.2)
         assert not finished
@@ -218,12 +215,11 @@ async def test_all_partitions_and_a_non_reliable_topic_are_unloaded_and_a_memory
 
 async def test_a_topic_that_cannot_be_opened_again_at_once_opens_later(tmp_path):
     metadata = FaultyStore()
-    async with open_broker(tmp_path, metadata=metadata) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, metadata=metadata) as client:
         await client.create()
         await client.publish(await client.producer(), [b"x"])
-        await broker.topics.unload(UnloadTopic(topic=TOPIC))
-        metadata.refuse(puts(partitions_of(broker._registry.topic(TOPIC).topic_id)))
+        await client.broker.topics.unload(UnloadTopic(topic=TOPIC))
+        metadata.refuse(puts(partitions_of(client.broker._registry.topic(TOPIC).topic_id)))
         with pytest.raises(DanubeError):
             await client.fetch()
         assert await client.read_all() == [(0, b"x")]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker, open_client
 from tiering_harness import SMALL, WAL, filled, upload_all
 
 from pydanube.broker.registry.records import PartitionRecord, partition_key
@@ -69,12 +69,11 @@ async def test_twenty_gigabytes_of_history_are_opened_listed_and_sought_with_few
     objects, clock = MemoryStore(), ManualClock()
     settings = {"wal": WAL, "objects": objects, "tiering": SMALL, "tail_bytes": 1, "clock": clock}
     base = SEGMENTS * 1000
-    async with open_broker(tmp_path, **settings) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, **settings) as client:
         await client.create()
         await client.fetch()
-        store = broker._registry._store
-        (tier,) = broker._tiers.partitions.values()
+        store = client.broker._registry._store
+        (tier,) = client.broker._tiers.partitions.values()
         topic_id = tier.topic_id
         now = CatalogSegment(topic_id, 0, 0, SegmentRecord("", 0, 0, 0, 0, 0, first_time=clock.now_us()))
         await pretend(store, topic_id, now, shift_us=SEGMENTS * 1_000_000)
@@ -83,7 +82,7 @@ async def test_twenty_gigabytes_of_history_are_opened_listed_and_sought_with_few
         record = msgspec.msgpack.decode(found.value, type=PartitionRecord)
         record = msgspec.structs.replace(record, uploaded_end=base, reserved_end=base, start_offset=0)
         # The log knows nothing of it: as after a restore, the next offset is where the catalog ends.
-        last = await broker._tiers.catalog.find(topic_id, 0, base - 1)
+        last = await client.broker._tiers.catalog.find(topic_id, 0, base - 1)
         assert last is not None and last.end_offset == base
         await store.transact([], [Put(partition_key(topic_id, 0), msgspec.msgpack.encode(record))])
 

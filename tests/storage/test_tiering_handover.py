@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker, open_client
 from tiering_harness import (
     PER_BATCH,
     SMALL,
@@ -49,15 +49,14 @@ async def read_on(client: BrokerClient, until: int, bytes_max: int, pause_s: flo
 async def test_every_message_comes_once_and_in_order_while_all_happens_at_once(tmp_path: Path, codec: Codec):
     tiering = replace(SMALL, segment_bytes=1 << 17, cache_bytes=1 << 20)
     settings = {"wal": WAL, "objects": MemoryStore(), "tiering": tiering, "tail_bytes": 1 << 16}
-    async with open_broker(tmp_path, **settings) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, **settings) as client:
         await client.create()
         await filled(client, 10, codec=codec)
 
         async def tier() -> None:
             while True:
-                await broker._tiers.uploader.round(everything=True)
-                await broker._tiers.trim()
+                await client.broker._tiers.uploader.round(everything=True)
+                await client.broker._tiers.trim()
 
         tiering_task = asyncio.create_task(tier())
         shared = [await client.subscribe("shared", consumer=str(n), kind=SubscriptionType.SHARED) for n in range(3)]
@@ -83,11 +82,10 @@ async def test_every_message_comes_once_and_in_order_while_all_happens_at_once(t
 async def test_many_subscriptions_at_different_speeds_share_what_is_read(tmp_path: Path):
     objects = FaultyObjectStore()
     tiering = replace(SMALL, cache_bytes=1 << 22)
-    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering, tail_bytes=1) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=tiering, tail_bytes=1) as client:
         await client.create()
         await filled(client, 100)
-        await upload_all(broker)
+        await upload_all(client.broker)
         consumers = [await client.subscribe(f"s{n}", credit=50 * (n + 1)) for n in range(10)]
         for n, consumer in enumerate(consumers):
             while len(consumer.received) < 10_000:
@@ -100,13 +98,12 @@ async def test_many_subscriptions_at_different_speeds_share_what_is_read(tmp_pat
 async def test_messages_of_a_megabyte_come_back_byte_by_byte(tmp_path: Path):
     payloads = [random.Random(n).randbytes(1 << 20) for n in range(6)]
     settings = {"wal": WAL, "objects": MemoryStore(), "tiering": SMALL, "tail_bytes": 1, "fetch_bytes_max": 1 << 16}
-    async with open_broker(tmp_path, **settings) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, **settings) as client:
         await client.create()
         producer = await client.producer()
         for payload in payloads:
             await client.publish(producer, [payload])
-        await upload_all(broker)
+        await upload_all(client.broker)
         assert [payload for _, payload in await client.read_all()] == payloads
         consumer = await client.subscribe()
         assert [payload for _, payload in await consumer.wait_for(6)] == payloads
@@ -144,16 +141,15 @@ async def test_a_reader_keeps_up_with_retention_that_runs_ahead_of_it(tmp_path: 
     print(f"seed={seed}")
     chance = random.Random(seed)
     settings = {"wal": WAL, "objects": MemoryStore(), "tiering": SMALL, "tail_bytes": 1}
-    async with open_broker(tmp_path, **settings) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, **settings) as client:
         await client.create()
         await filled(client, 20)
-        partition = await broker._partitions.get(TOPIC, 0)
+        partition = await client.broker._partitions.get(TOPIC, 0)
         ended = asyncio.Event()
 
         async def trim_and_upload() -> None:
             while not ended.is_set():
-                await upload_all(broker)
+                await upload_all(client.broker)
                 await partition.trim(partition.stream.end_offset - chance.randrange(100, 3000))
 
         async def write() -> None:

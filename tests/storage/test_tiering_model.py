@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient, open_client
 from tiering_harness import SMALL, WAL, client_of, filled, upload_all
 
 from exhaustive import several
@@ -61,14 +61,13 @@ class Run:
         left = steps
         while left > 0:
             crash = self.chance.random() < 0.5
-            async with open_broker(self.directory, crash=crash, **self.settings) as broker:
-                client = BrokerClient(broker)
+            async with open_client(self.directory, crash=crash, **self.settings) as client:
                 if left == steps:
                     await client.create()
-                    await client_of(broker, "busy").create()
+                    await client_of(client.broker, "busy").create()
                 for _ in range(min(left, self.chance.randint(5, 60))):
                     left -= 1
-                    await self.step(broker, client)
+                    await self.step(client.broker, client)
                 await self.check_all(client)
 
     async def step(self, broker, client: BrokerClient) -> None:

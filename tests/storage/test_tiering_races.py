@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker, open_client
 from tiering_harness import PER_BATCH, SMALL, WAL, FaultyObjectStore, client_of, everything, filled, keys, upload_all
 
 from pydanube.codec.batch import Batch
@@ -57,19 +57,18 @@ async def test_readers_pass_over_what_retention_takes_and_over_nothing_else(tmp_
     print(f"seed={seed}")
     chance = random.Random(seed)
     objects = Slow()
-    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=AT_ONCE, tail_bytes=1) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=AT_ONCE, tail_bytes=1) as client:
         await client.create()
         await filled(client, 150)
-        await upload_all(broker)
-        partition = await broker._partitions.get(TOPIC, 0)
+        await upload_all(client.broker)
+        partition = await client.broker._partitions.get(TOPIC, 0)
 
         async def retain() -> None:
             start = 0
             while start < 14_000:
                 start += chance.randrange(1, 600)
                 await partition.trim(start)
-                await broker._tiers.collector.collect_garbage()
+                await client.broker._tiers.collector.collect_garbage()
                 for _ in range(chance.randrange(30)):
                     await asyncio.sleep(0)
 
@@ -81,15 +80,14 @@ async def test_readers_do_not_notice_that_segments_are_merged_and_their_objects_
     chance = random.Random(5)
     objects = Slow()
     tiny = replace(AT_ONCE, segment_bytes=1 << 20)
-    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiny, tail_bytes=1) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=tiny, tail_bytes=1) as client:
         await client.create()
-        await crumbled(broker, client, 60)
+        await crumbled(client.broker, client, 60)
         before = len(await keys(objects))
 
         async def merge() -> None:
-            while await broker._tiers.merger.round():
-                await broker._tiers.collector.collect_garbage()
+            while await client.broker._tiers.merger.round():
+                await client.broker._tiers.collector.collect_garbage()
 
         *reads, _ = await asyncio.gather(*(read_on(client, chance, 6000) for _ in range(5)), merge())
         assert reads == [60] * 5

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker, open_client
 from tiering_harness import PER_BATCH, SMALL, WAL, client_of, everything, filled, keys, upload_all
 
 from pydanube.broker.cluster.membership import SoleMembership
@@ -65,12 +65,11 @@ async def test_subscriptions_that_nobody_uses_pin_no_file(tmp_path: Path, settin
 
 
 async def test_a_ledger_that_was_begun_and_never_filled_pins_no_file(tmp_path: Path, settings: dict):
-    async with open_broker(tmp_path, **settings) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, **settings) as client:
         await client.create()
         producer = await client.producer()
         await client.publish(producer, [b"%08d" % 0], sequence=0)
-        await upload_all(broker)
+        await upload_all(client.broker)
     async with open_broker(tmp_path, **settings) as broker:
         again = await BrokerClient(broker).come_back(producer)
         assert (await BrokerClient(broker).publish(again, [b"%08d" % 0], sequence=0)).duplicate

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import BrokerClient, open_broker
+from broker_harness import BrokerClient, open_broker, open_client
 from tiering_harness import SMALL, WAL, FaultyObjectStore, client_of, everything, filled, keys, upload_all
 
 from pydanube.core.access import ANONYMOUS
@@ -102,15 +102,13 @@ async def test_a_broker_closes_while_a_put_hangs(tmp_path: Path):
 async def test_a_broker_starts_and_takes_publishes_while_its_store_is_away(tmp_path: Path):
     objects = FaultyObjectStore()
     settings = {"wal": WAL, "objects": objects, "tiering": SMALL, "tail_bytes": 1}
-    async with open_broker(tmp_path, **settings) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, **settings) as client:
         await client.create()
         await filled(client, 60)
-        await upload_all(broker)
+        await upload_all(client.broker)
         await filled(client, 20, first=60)
     objects.fault = "unreadable"
-    async with open_broker(tmp_path, **settings) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, **settings) as client:
         await filled(client, 10, first=80)
         with pytest.raises(Unavailable, match="no route"):
             await everything(client)
@@ -120,11 +118,10 @@ async def test_a_broker_starts_and_takes_publishes_while_its_store_is_away(tmp_p
 
 async def test_a_read_that_hangs_ends_and_works_once_the_store_is_back(tmp_path: Path):
     objects = FaultyObjectStore()
-    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=IMPATIENT, tail_bytes=1) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=IMPATIENT, tail_bytes=1) as client:
         await client.create()
         await filled(client, 30)
-        await upload_all(broker)
+        await upload_all(client.broker)
         objects.fault = "reads hang"
         with pytest.raises(Unavailable, match="no answer"):
             await everything(client)
@@ -134,19 +131,18 @@ async def test_a_read_that_hangs_ends_and_works_once_the_store_is_back(tmp_path:
 
 async def test_a_late_answer_counts_once(tmp_path: Path):
     objects = FaultyObjectStore()
-    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as broker:
-        client = BrokerClient(broker)
+    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as client:
         await client.create()
         await filled(client, 20)
         objects.fault = "late"
-        uploading = asyncio.create_task(broker._tiers.uploader.round(everything=True))
+        uploading = asyncio.create_task(client.broker._tiers.uploader.round(everything=True))
         await objects.waiting.wait()
         await filled(client, 20, first=20)
         objects.fault = "none"
         objects.answer.set()
         assert await uploading == 1
-        await upload_all(broker)
-        await catalog_covers(broker, 4000)
+        await upload_all(client.broker)
+        await catalog_covers(client.broker, 4000)
 
 
 async def test_a_partition_whose_log_is_damaged_keeps_no_other_from_uploading(tmp_path: Path, monkeypatch):
