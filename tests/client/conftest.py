@@ -15,15 +15,38 @@ import pydanube
 
 
 @pytest.fixture
-async def url(tmp_path: Path) -> AsyncIterator[str]:
+async def broker_url(tmp_path: Path) -> AsyncIterator[str]:
     async with pydanube.testing.broker(tmp_path / "data") as url:
         yield url
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> str:
+    """The address of a broker; that of its `wire`, where the test has one."""
+    if "wire" in request.fixturenames:
+        return request.getfixturevalue("wire").url
+    return request.getfixturevalue("broker_url")
 
 
 @pytest.fixture
 async def client(url: str) -> AsyncIterator[pydanube.Client]:
     async with pydanube.connect(url) as client:
         yield client
+
+
+@pytest.fixture
+async def operator(url: str, request: pytest.FixtureRequest) -> AsyncIterator[pydanube.Client]:
+    """A second client, which needs no wire."""
+    direct = f"danube://127.0.0.1:{request.getfixturevalue('wire').target}" if "wire" in request.fixturenames else url
+    async with pydanube.connect(direct) as client:
+        yield client
+
+
+@pytest.fixture
+async def topic(client: pydanube.Client) -> str:
+    """A topic that exists, with one partition."""
+    await client.create_topic("/default/orders")
+    return "/default/orders"
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
+from client_harness import TOPIC, publish
 from flaky_wire import Wire
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,13 +18,7 @@ from pydanube.client.consuming.acks import Acks, AckTimeouts
 from pydanube.runtime.clock import ManualClock
 from waiting import until
 
-TOPIC = "/default/orders"
 SOON = FailurePolicy(ack_timeout_ms=150, delay_ms=0, delay_max_ms=0)
-
-
-async def publish(client: Client, count: int) -> None:
-    async with client.producer(TOPIC) as producer:
-        await producer.send_many([b"%d" % number for number in range(count)])
 
 
 @pytest.fixture

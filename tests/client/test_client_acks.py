@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
+from client_harness import offsets
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,10 +13,6 @@ from pydanube.client.consuming.acks import Acks, merge_ranges
 from pydanube.client.consuming.partition_source import FlowControl
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 8)).map(lambda pair: (pair[0], pair[0] + pair[1])))
-
-
-def offsets(ranges: list[tuple[int, int]]) -> set[int]:
-    return {offset for start, end in ranges for offset in range(start, end)}
 
 
 def gathered() -> tuple[Acks, list[int]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from client_harness import TOPIC, numbered, position, publish
 
 import pydanube
 from pydanube import BacklogAction, Client, Conflict, FailurePolicy, Invalid, NotFound, Refused
@@ -15,20 +16,8 @@ from pydanube.client.admin.aliases import Aliases
 from pydanube.client.admin.topics import Namespaces, Topics
 from pydanube.client.blocking.areas import BlockingAccess, BlockingAliases, BlockingNamespaces, BlockingTopics
 
-TOPIC = "/default/orders"
 
-
-async def publish(client: Client, count: int, topic: str = TOPIC, start: int = 0, **settings: Any) -> None:
-    async with client.producer(topic, **settings) as producer:
-        await producer.send_many([b"%d" % number for number in range(start, start + count)])
-
-
-async def position(client: Client, partition: int = 0) -> int:
-    return (await client.describe_subscription(TOPIC, "billing")).partitions[partition].position
-
-
-async def test_policies_are_inherited_set_and_inherited_again(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_policies_are_inherited_set_and_inherited_again(client, topic):
     await client.set_policies("default", ttl_s=60)
     report = await client.set_policies(TOPIC, ttl_s=5, backlog_action="evict")
     assert (report.own.ttl_s, report.effective.ttl_s) == (5, 5)
@@ -47,8 +36,7 @@ async def test_an_invalid_policy_is_refused_before_it_is_sent(client: Client, wr
         await client.set_policies(TOPIC, **wrong)
 
 
-async def test_a_failure_policy_is_created_shown_and_changed(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_failure_policy_is_created_shown_and_changed(client, topic):
     policy = FailurePolicy(redeliveries_max=3, delay_ms=10, poison=pydanube.Poison.DROP)
     await client.create_subscription(TOPIC, "billing", type="shared", failure_policy=policy)
     assert (await client.describe_subscription(TOPIC, "billing")).failure_policy == policy
@@ -100,9 +88,9 @@ async def test_a_backlog_is_cleared(client: Client) -> None:
     for partition in (0, 1):
         await publish(client, 5, partition_by=partition)
     await client.clear_backlog(TOPIC, "billing", partition=1)
-    assert [await position(client, partition) for partition in (0, 1)] == [0, 5]
+    assert [await position(client, partition=partition) for partition in (0, 1)] == [0, 5]
     await client.clear_backlog(TOPIC, "billing")
-    assert [await position(client, partition) for partition in (0, 1)] == [5, 5]
+    assert [await position(client, partition=partition) for partition in (0, 1)] == [5, 5]
 
 
 async def test_peeking_consumes_nothing_and_skips_what_is_acked(client: Client) -> None:
@@ -122,7 +110,7 @@ async def test_peeking_looks_at_one_partition_or_all(client: Client) -> None:
     await client.create_topic(TOPIC, partitions=3)
     await client.create_subscription(TOPIC, "billing")
     for partition in range(3):
-        await publish(client, 2, start=10 * partition, partition_by=partition)
+        await publish(client, *numbered(2, 10 * partition), partition_by=partition)
     assert [one.payload for one in await client.peek(TOPIC, "billing", 5)] == [b"0", b"1", b"10", b"11", b"20"]
     assert [one.payload for one in await client.peek(TOPIC, "billing", 5, partition=1)] == [b"10", b"11"]
     with pytest.raises(NotFound, match="partition 3"):
@@ -212,7 +200,7 @@ async def test_a_topic_can_be_non_reliable(client: Client) -> None:
     await client.create_topic(TOPIC, reliable=False)
     await publish(client, 3)  # there is no consumer yet
     async with client.consumer(TOPIC, subscription="billing") as consumer:
-        await publish(client, 1, start=7)
+        await publish(client, *numbered(1, 7))
         message = await consumer.receive(timeout=60)
         assert message.payload == b"7"
         await consumer.ack(message)

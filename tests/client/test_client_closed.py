@@ -5,18 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from client_harness import TOPIC, publish
 
 import pydanube
 from pydanube import Client, NotFound, Refused
 from pydanube.client.consuming.messages import Message
 from waiting import until
-
-TOPIC = "/default/orders"
-
-
-async def publish(client: Client, *payloads: bytes) -> None:
-    async with client.producer(TOPIC) as producer:
-        await producer.send_many(list(payloads))
 
 
 async def backlog(client: Client) -> int:

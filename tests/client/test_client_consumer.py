@@ -7,6 +7,7 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from client_harness import TOPIC, numbered, position, publish, take
 
 import pydanube
 from pydanube import Client, Consumer, Invalid, NotFound, Refused
@@ -16,21 +17,6 @@ from pydanube.client.consuming.partition_sources import REQUESTS_AT_ONCE
 from pydanube.codec.native.requests import Request
 from waiting import until
 
-TOPIC = "/default/orders"
-
-
-async def publish(client: Client, *payloads: bytes, topic: str = TOPIC, batch: int = 10_000) -> None:
-    async with client.producer(topic, batch_messages=batch) as producer:
-        await producer.send_many(payloads)
-
-
-def numbered(count: int, start: int = 0) -> list[bytes]:
-    return [b"%d" % number for number in range(start, start + count)]
-
-
-async def take(consumer: Consumer, count: int) -> list[Message]:
-    return [await consumer.receive(timeout=60) for _ in range(count)]
-
 
 async def nothing_more(consumer: Consumer) -> bool:
     try:
@@ -38,11 +24,6 @@ async def nothing_more(consumer: Consumer) -> bool:
     except TimeoutError:
         return True
     return False
-
-
-async def position(client: Client, topic: str = TOPIC, partition: int = 0) -> int:
-    described = await client.describe_subscription(topic, "billing")
-    return described.partitions[partition].position
 
 
 async def position_is(client: Client, wanted: int) -> bool:
@@ -69,8 +50,7 @@ async def test_a_new_subscription_starts_at_latest(client: Client) -> None:
         assert (await consumer.receive(timeout=60)).payload == b"after"
 
 
-async def test_a_subscription_is_durable_on_entering_the_block(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_subscription_is_durable_on_entering_the_block(client, topic):
     async with client.consumer(TOPIC, subscription="billing"):
         pass
     await publish(client, b"while nobody listens")
@@ -324,8 +304,7 @@ async def test_a_seek_that_is_refused_leaves_the_consumer_receiving(client: Clie
         assert [message.offset for message in await take(consumer, 3)] == [0, 1, 2]
 
 
-async def test_an_exclusive_subscription_takes_one_consumer(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_an_exclusive_subscription_takes_one_consumer(client, topic):
     async with client.consumer(TOPIC, subscription="billing"):
         with pytest.raises(Refused, match="exclusive"):
             async with client.consumer(TOPIC, subscription="billing"):
@@ -348,8 +327,7 @@ async def test_the_same_name_takes_over_and_the_older_consumer_fails(client: Cli
         await asyncio.gather(waiting, return_exceptions=True)
 
 
-async def test_a_deleted_topic_ends_the_consumer(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_deleted_topic_ends_the_consumer(client, topic):
     async with client.consumer(TOPIC, subscription="billing") as consumer:
         waiting = asyncio.get_running_loop().create_task(consumer.receive())
         await asyncio.sleep(0)
@@ -366,8 +344,7 @@ async def test_a_topic_that_does_not_exist_is_named(client: Client) -> None:
         pass
 
 
-async def test_a_subscription_keeps_its_type_and_an_unknown_one_is_refused(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_subscription_keeps_its_type_and_an_unknown_one_is_refused(client, topic):
     await client.create_subscription(TOPIC, "billing", type="shared")
     with pytest.raises(Refused, match="shared"):
         async with client.consumer(TOPIC, subscription="billing", type="exclusive"):
@@ -398,8 +375,7 @@ async def test_only_what_was_received_can_be_acked(client: Client) -> None:
                 await consumer.ack_cumulative(wrong)  # type: ignore[arg-type]
 
 
-async def test_receive_times_out_and_loses_nothing(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_receive_times_out_and_loses_nothing(client, topic):
     async with client.consumer(TOPIC, subscription="billing") as consumer:
         with pytest.raises(TimeoutError):
             await consumer.receive(timeout=0.02)
@@ -409,8 +385,7 @@ async def test_receive_times_out_and_loses_nothing(client: Client) -> None:
         assert [message.offset for message in await take(consumer, 3)] == [0, 1, 2]
 
 
-async def test_a_cancelled_receive_loses_nothing(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_cancelled_receive_loses_nothing(client, topic):
     async with client.consumer(TOPIC, subscription="billing") as consumer, client.producer(TOPIC) as producer:
         seen: list[int] = []
         for number in range(50):
@@ -427,8 +402,7 @@ async def test_a_cancelled_receive_loses_nothing(client: Client) -> None:
         assert seen == list(range(50))
 
 
-async def test_several_tasks_may_share_a_consumer(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_several_tasks_may_share_a_consumer(client, topic):
     seen: list[int] = []
 
     async def work(consumer: Consumer) -> None:
@@ -447,8 +421,7 @@ async def test_several_tasks_may_share_a_consumer(client: Client) -> None:
     assert await position(client) == 500
 
 
-async def test_a_consumer_that_is_not_open_says_so(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_consumer_that_is_not_open_says_so(client, topic):
     consumer = client.consumer(TOPIC, subscription="billing")
     with pytest.raises(Refused, match="not open"):
         await consumer.receive()

@@ -106,8 +106,7 @@ async def test_listing_creates_no_subscription(client: Client) -> None:
         await client.dead_letters("/default/nowhere").first(1)
 
 
-async def test_a_redriven_letter_is_not_redriven_again(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_redriven_letter_is_not_redriven_again(client, topic):
     await publish_letters(client, 3)
     letters = client.dead_letters(LETTERS)
     assert await letters.redrive(["0:1"]) == Redriven(total=1, done=1)
@@ -140,16 +139,14 @@ async def test_all_letters_are_redriven_in_steps(client: Client, monkeypatch: py
     assert await payloads(client) == [b"%d" % number for number in range(27)]
 
 
-async def test_redrives_are_counted(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_redrives_are_counted(client, topic):
     await publish_letters(client, 1, returns="1")
     await client.dead_letters(LETTERS).redrive()
     async with client.reader(TOPIC, start="earliest", end="latest") as reader:
         assert (await reader.receive(timeout=60)).attributes["x-redriven"] == "2"
 
 
-async def test_letters_are_selected_by_their_origin_and_may_be_sent_to_another_topic(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_letters_are_selected_by_their_origin_and_may_be_sent_to_another_topic(client, topic):
     await client.create_topic("/default/repaired")
     await publish_letters(client, 2)
     await publish_letters(client, 1, topic="/default/other", start=2)
@@ -162,8 +159,7 @@ async def test_letters_are_selected_by_their_origin_and_may_be_sent_to_another_t
     assert (await payloads(client), await left(client)) == ([b"1"], ["0:0"])
 
 
-async def test_letters_can_be_dropped(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_letters_can_be_dropped(client, topic):
     await publish_letters(client, 4)
     letters = client.dead_letters(LETTERS)
     assert await letters.drop(["0:2"]) == Redriven(total=1, done=1)
@@ -189,8 +185,7 @@ async def test_a_topic_without_letters_is_left_as_it_was(client: Client) -> None
     assert not (await letters.get("0:0")).is_letter
 
 
-async def test_a_letter_that_cannot_be_sent_back_stays_with_the_reason(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_letter_that_cannot_be_sent_back_stays_with_the_reason(client, topic):
     await publish_letters(client, 1, topic="/default/gone")
     async with client.producer(LETTERS) as producer:
         await producer.send(b"by hand")
@@ -203,9 +198,8 @@ async def test_a_letter_that_cannot_be_sent_back_stays_with_the_reason(client: C
     assert "/default/gone" not in await client.list_topics()
 
 
-async def test_only_the_refused_letter_of_a_batch_stays_and_the_others_are_sent_once(client: Client) -> None:
+async def test_only_the_refused_letter_of_a_batch_stays_and_the_others_are_sent_once(client, topic):
     """It shares a batch with others, and a batch is refused whole."""
-    await client.create_topic(TOPIC)
     await client.set_policies(TOPIC, message_bytes_max=100)
     contents = [b"0", b"1", b"x" * 101, b"3", b"4"]
     await partitions_of(client)
@@ -247,8 +241,7 @@ async def test_sent_letters_are_acked_also_when_others_fail(client: Client) -> N
     assert await payloads(client, "/default/full") == [b"first", b"1"]
 
 
-async def test_numbers_that_are_too_long_are_ignored(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_numbers_that_are_too_long_are_ignored(client, topic):
     await publish_letters(client, 1, returns="9" * 5_000)
     strange = letter_of(1) | {"x-dead-letter-id": f"{TOPIC}/{'9' * 5_000}/billing/1"}
     await write_letters(client.url, LETTERS, [b"1"], [strange])
@@ -259,8 +252,7 @@ async def test_numbers_that_are_too_long_are_ignored(client: Client) -> None:
         assert [message.attributes["x-redriven"] async for message in reader] == ["1", "1"]
 
 
-async def test_a_rate_is_kept_after_a_pause(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_rate_is_kept_after_a_pause(client, topic):
     await publish_letters(client, 6)
     clock = client._brokers.clock = ImpatientClock()
 
@@ -272,8 +264,7 @@ async def test_a_rate_is_kept_after_a_pause(client: Client) -> None:
     assert clock.slept == pytest.approx([0, 0.1, 0.1, 0, 0.1, 0.1])
 
 
-async def test_two_redrives_at_the_same_time_send_each_letter_once(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_two_redrives_at_the_same_time_send_each_letter_once(client, topic):
     await publish_letters(client, 1200)
     letters = client.dead_letters(LETTERS)
     both = await asyncio.gather(letters.redrive(), letters.redrive())
@@ -298,8 +289,7 @@ async def test_letters_go_back_to_the_partition_they_came_from(client: Client) -
     assert found == {b"0": 2, b"1": 2, b"2": 2, b"3": by_key}
 
 
-async def test_letters_in_compressed_batches_are_redriven(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_letters_in_compressed_batches_are_redriven(client, topic):
     await partitions_of(client)
     for numbers in (range(50), range(50, 100)):
         contents, attributes = [b"%d" % one * 50 for one in numbers], [letter_of(one) for one in numbers]
@@ -311,8 +301,7 @@ async def test_letters_in_compressed_batches_are_redriven(client: Client) -> Non
     assert len(await payloads(client)) == 100
 
 
-async def test_a_redriven_message_keeps_its_schema(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_redriven_message_keeps_its_schema(client, topic):
     await partitions_of(client)
     await write_letters(client.url, LETTERS, [b"0"], [letter_of(0)], schema_id=12, schema_version=3)
     await publish_letters(client, 1, start=1)

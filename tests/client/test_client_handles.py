@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from client_harness import TOPIC, connection_of
 
 from pydanube import Client, Full, Refused, StaleEpoch, Unavailable
-from pydanube.client.connection.connection import Connection
 from pydanube.codec.native import requests
 from pydanube.runtime.clock import ManualClock
 from waiting import until
-
-TOPIC = "/default/orders"
 
 
 async def producers(client: Client, topic: str = TOPIC) -> list[int]:
@@ -68,8 +66,7 @@ async def test_one_that_was_fenced_gives_its_handles_back(client: Client) -> Non
     assert await producers(client) == [0, 0]
 
 
-async def test_a_producer_that_a_rate_kept_waiting_for_too_long_hears_of_it(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_producer_that_a_rate_kept_waiting_for_too_long_hears_of_it(client, topic):
     await client.set_policies(TOPIC, publish_messages_per_s=1)
     async with client.producer(TOPIC, timeout=0.5) as producer:
         await producer.send_many([b"%d" % one for one in range(20)])
@@ -97,8 +94,7 @@ async def test_one_that_goes_on_under_a_new_epoch_is_not_fenced_by_it(url: str, 
         assert (await producer.send(b"need not wait")).offset == 101
 
 
-async def test_a_producer_that_is_given_up_while_it_opens_leaves_nothing_behind(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_producer_that_is_given_up_while_it_opens_leaves_nothing_behind(client, topic):
     await client.set_policies(TOPIC, producers_max=1)
     for _ in range(5):
         opening = asyncio.create_task(client.producer(TOPIC).open())
@@ -114,8 +110,7 @@ async def test_a_producer_that_is_given_up_while_it_opens_leaves_nothing_behind(
         await producer.send(b"one")
 
 
-async def test_a_consumer_that_is_given_up_while_it_attaches_leaves_nothing_behind(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_consumer_that_is_given_up_while_it_attaches_leaves_nothing_behind(client, topic):
     await client.create_subscription(TOPIC, "billing", start="earliest")
     for _ in range(5):
         opening = asyncio.create_task(client.consumer(TOPIC, subscription="billing").open())
@@ -129,8 +124,7 @@ async def test_a_consumer_that_is_given_up_while_it_attaches_leaves_nothing_behi
     await until(nobody)
 
 
-async def test_a_producer_that_is_closed_while_it_opens_leaves_the_topic_to_others(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_producer_that_is_closed_while_it_opens_leaves_the_topic_to_others(client, topic):
     producer = client.producer(TOPIC, access="exclusive")
     opening = asyncio.create_task(producer.open())
     await until_asked(client)
@@ -142,8 +136,7 @@ async def test_a_producer_that_is_closed_while_it_opens_leaves_the_topic_to_othe
         assert (await another.send(b"one")).offset == 0
 
 
-async def test_a_consumer_that_is_closed_while_it_attaches_leaves_the_subscription_to_others(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_consumer_that_is_closed_while_it_attaches_leaves_the_subscription_to_others(client, topic):
     consumer = client.consumer(TOPIC, subscription="billing")
     opening = asyncio.create_task(consumer.open())
     await until_asked(client)
@@ -153,11 +146,6 @@ async def test_a_consumer_that_is_closed_while_it_attaches_leaves_the_subscripti
     async with client.consumer(TOPIC, subscription="billing") as another, client.producer(TOPIC) as producer:
         await producer.send(b"one")
         assert (await another.receive(timeout=60)).payload == b"one"
-
-
-def connection_of(client: Client) -> Connection:
-    (connection,) = client._brokers._connections.values()
-    return connection
 
 
 async def until_asked(client: Client) -> None:

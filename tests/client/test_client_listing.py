@@ -27,8 +27,7 @@ async def test_pages_and_summaries_of_topics(client: Client) -> None:
     assert await client.topic_summaries("default", filter="nothing") == []
 
 
-async def test_pages_of_names(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_pages_of_names(client, topic):
     for name in ("a", "b", "c"):
         await client.create_namespace(name)
         await client.create_subscription(TOPIC, name)

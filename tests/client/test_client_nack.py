@@ -6,33 +6,18 @@ import asyncio
 from typing import Any
 
 import pytest
-from flaky_wire import Wire
+from client_harness import TOPIC, offsets, position, publish, take
 from hypothesis import given
 from hypothesis import strategies as st
 
 import pydanube
-from pydanube import Client, Consumer, FailurePolicy, Invalid, Refused
+from pydanube import Client, FailurePolicy, Invalid, Refused
 from pydanube.client.consuming import partition_source as source_module
 from pydanube.client.consuming.acks import Acks, merge_ranges, split_ranges, subtract_ranges
-from pydanube.client.consuming.messages import Message
 from pydanube.gateway.native import session as session_module
 from waiting import until
 
-TOPIC = "/default/orders"
 AT_ONCE = FailurePolicy(delay_ms=0, delay_max_ms=0)
-
-
-async def publish(client: Client, *payloads: bytes, topic: str = TOPIC) -> None:
-    async with client.producer(topic) as producer:
-        await producer.send_many(list(payloads))
-
-
-async def take(consumer: Consumer, count: int) -> list[Message]:
-    return [await consumer.receive(timeout=60) for _ in range(count)]
-
-
-async def position(client: Client) -> int:
-    return (await client.describe_subscription(TOPIC, "billing")).partitions[0].position
 
 
 @pytest.mark.parametrize("kind", ["exclusive", "shared", "failover", "key-shared"])
@@ -202,21 +187,20 @@ async def test_nacks_are_sent_before_the_consumer_closes(client: Client) -> None
         assert (again.redeliveries, again.failure_reason) == (1, "closing")
 
 
-async def test_nacks_that_were_not_sent_are_dropped_with_their_connection(wire: Wire) -> None:
-    async with pydanube.connect(wire.url) as client:
-        await publish(client, b"0")
-        async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
-            message = await consumer.receive(timeout=60)
-            wire.open_for_new = False
-            wire.cut()
-            source = consumer._sources._sources[TOPIC, 0]
-            await until(lambda: source._session.handle is None)
-            await consumer.nack(message, delay=60)
-            wire.open_for_new = True
-            again = await consumer.receive(timeout=60)
-            assert (again.offset, again.redeliveries) == (0, 0)
-            await consumer.ack(again)
-        assert await position(client) == 1
+async def test_nacks_that_were_not_sent_are_dropped_with_their_connection(client, wire):
+    await publish(client, b"0")
+    async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+        message = await consumer.receive(timeout=60)
+        wire.open_for_new = False
+        wire.cut()
+        source = consumer._sources._sources[TOPIC, 0]
+        await until(lambda: source._session.handle is None)
+        await consumer.nack(message, delay=60)
+        wire.open_for_new = True
+        again = await consumer.receive(timeout=60)
+        assert (again.offset, again.redeliveries) == (0, 0)
+        await consumer.ack(again)
+    assert await position(client) == 1
 
 
 async def test_a_poison_message_is_dead_lettered(client: Client) -> None:
@@ -241,10 +225,6 @@ async def _settled(client: Client) -> bool:
 RANGES = st.lists(
     st.tuples(st.integers(0, 40), st.integers(1, 6)).map(lambda pair: (pair[0], pair[0] + pair[1])), min_size=1
 )
-
-
-def offsets(ranges: list[tuple[int, int]]) -> set[int]:
-    return {offset for start, end in ranges for offset in range(start, end)}
 
 
 @given(RANGES, RANGES)

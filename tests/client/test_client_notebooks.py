@@ -37,8 +37,7 @@ def texts(shown: str) -> list[str]:
     return page.texts
 
 
-async def test_messages_and_batches_are_shown_escaped(client: pydanube.Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_messages_and_batches_are_shown_escaped(client, topic):
     async with client.producer(TOPIC, name=HOSTILE) as producer:
         for number in range(25):
             payload = b"\xff" * 1_000_000 if number else HOSTILE.encode()
@@ -54,8 +53,7 @@ async def test_messages_and_batches_are_shown_escaped(client: pydanube.Client) -
         assert len(batch._repr_html_()) < 40_000
 
 
-async def test_rows_are_shown_escaped_and_only_the_first(client: pydanube.Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_rows_are_shown_escaped_and_only_the_first(client, topic):
     async with client.producer(TOPIC) as producer:
         await producer.send_many([HOSTILE.encode()] * 25)
     shown = texts((await client.read(TOPIC, columns=["offset", "payload"]))._repr_html_())

@@ -57,8 +57,7 @@ async def test_a_consumer_tells_of_each_partition_when_it_is_assigned_active_and
     assert client.url.endswith(first.broker)
 
 
-async def test_the_other_consumer_becomes_active_when_one_leaves(client: pydanube.Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_the_other_consumer_becomes_active_when_one_leaves(client, topic):
     standby = Events()
     first = await client.consumer(TOPIC, subscription="s", type="failover", start="earliest", name="a")
     second = await client.consumer(TOPIC, subscription="s", type="failover", name="b", on_partition=standby)
@@ -71,8 +70,7 @@ async def test_the_other_consumer_becomes_active_when_one_leaves(client: pydanub
     await second.close()
 
 
-async def test_a_consumer_that_is_replaced_is_told_why(client: pydanube.Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_consumer_that_is_replaced_is_told_why(client, topic):
     events = Events()
     former = await client.consumer(TOPIC, subscription="s", name="one", on_partition=events)
     async with client.consumer(TOPIC, subscription="s", name="one"):
@@ -82,8 +80,7 @@ async def test_a_consumer_that_is_replaced_is_told_why(client: pydanube.Client) 
     assert events.kinds() == ["assigned", "revoked"]
 
 
-async def test_a_fenced_producer_is_told_why(client: pydanube.Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_fenced_producer_is_told_why(client, topic):
     events = Events()
     producer = await client.producer(TOPIC, name="till", on_partition=events)
     async with client.producer(TOPIC, name="till") as other:
@@ -111,8 +108,7 @@ async def test_a_lost_connection_is_told_and_assigned_again(wire: Wire) -> None:
     assert events.kinds() == ["assigned", "disconnected", "assigned", "revoked"]
 
 
-async def test_a_hook_that_fails_changes_nothing(client: pydanube.Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_hook_that_fails_changes_nothing(client, topic):
 
     def fail(_: PartitionEvent) -> None:
         raise RuntimeError("no")
@@ -133,8 +129,7 @@ async def test_only_a_plain_function_is_a_hook(client: pydanube.Client) -> None:
             client.producer(TOPIC, on_partition=wrong)  # type: ignore[arg-type]
 
 
-async def test_a_client_counts_what_it_publishes_and_receives(client: pydanube.Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_client_counts_what_it_publishes_and_receives(client, topic):
     async with client.producer(TOPIC) as producer:
         await producer.send_many([b"12345"] * 10)
     before = client.metrics()

@@ -5,16 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from client_harness import TOPIC, publish
 
 from pydanube import Client, FailurePolicy, Invalid, PeekedMessage, Refused
 from waiting import until
-
-TOPIC = "/default/orders"
-
-
-async def publish(client: Client, *payloads: bytes, topic: str = TOPIC) -> None:
-    async with client.producer(topic) as producer:
-        await producer.send_many(list(payloads))
 
 
 async def states(client: Client) -> list[str]:

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from client_harness import TOPIC, numbered, publish, take
 
 from pydanube import Client, Consumer
-from pydanube.client.consuming.messages import Message
 from waiting import until
-
-TOPIC = "/default/orders"
-
-
-async def publish(client: Client, payloads: list[bytes], batch: int = 10_000) -> None:
-    async with client.producer(TOPIC, batch_messages=batch) as producer:
-        await producer.send_many(payloads)
-
-
-def numbered(count: int) -> list[bytes]:
-    return [b"%d" % number for number in range(count)]
-
-
-async def take(consumer: Consumer, count: int) -> list[Message]:
-    return [await consumer.receive(timeout=60) for _ in range(count)]
 
 
 async def test_prefetch_is_bounded_by_credit(client: Client) -> None:
-    await publish(client, numbered(1_000), batch=10)
+    await publish(client, *numbered(1_000), batch=10)
     async with client.consumer(
         TOPIC, subscription="billing", start="earliest", prefetch_messages=100, prefetch_bytes=1 << 20
     ) as consumer:
@@ -62,10 +47,10 @@ async def offsets_of(consumer: Consumer, count: int):  # type: ignore[no-untyped
 
 
 async def test_a_batch_larger_than_the_credit_is_delivered_all_the_same(client: Client) -> None:
-    await publish(client, [bytes(1_000)] * 500)
+    await publish(client, *[bytes(1_000)] * 500)
     async with client.consumer(
         TOPIC, subscription="billing", start="earliest", prefetch_messages=10, prefetch_bytes=1_000
     ) as consumer:
         assert len(await take(consumer, 500)) == 500
-        await publish(client, [b"next"])
+        await publish(client, *[b"next"])
         assert (await consumer.receive(timeout=60)).payload == b"next"

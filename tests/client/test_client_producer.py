@@ -8,18 +8,12 @@ from datetime import UTC, datetime
 from random import Random
 
 import pytest
+from client_harness import TOPIC, stored
 
 import pydanube
 from pydanube import Client, Full, Invalid, NotFound, Receipt, Refused, StaleEpoch
 from pydanube.client.producing.partitioning import Partitioner
 from pydanube.model.limits import MESSAGE_BYTES_MAX
-
-TOPIC = "/default/orders"
-
-
-async def stored(client: Client, topic: str = TOPIC, partition: int = 0) -> list[bytes]:
-    async with client.reader(topic, partition=partition, start="earliest", end="latest") as reader:
-        return [message.payload async for message in reader]
 
 
 async def test_a_send_returns_where_the_message_is(client: Client) -> None:
@@ -287,8 +281,7 @@ async def test_a_refused_batch_fails_alone_and_the_next_ones_are_published(tmp_p
         assert (await producer.send(b"on it goes")).offset == 5
 
 
-async def test_a_deleted_topic_fails_the_send_and_the_producer_recovers_when_it_is_back(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_deleted_topic_fails_the_send_and_the_producer_recovers_when_it_is_back(client, topic):
     async with client.producer(TOPIC) as producer:
         await producer.send(b"before")
         await client.delete_topic(TOPIC)

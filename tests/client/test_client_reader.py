@@ -6,6 +6,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from client_harness import TOPIC, publish
 
 import pydanube
 from pydanube import AlreadyExists, Client, Consumer, Invalid, NotFound, Reader, Refused, testing
@@ -13,17 +14,10 @@ from pydanube.model.limits import MIB
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from waiting import until
 
-TOPIC = "/default/orders"
-
-
-async def publish(client: Client, count: int, batch: int = 10, topic: str = TOPIC) -> None:
-    async with client.producer(topic, batch_messages=batch) as producer:
-        await producer.send_many([b"%d" % number for number in range(count)])
-
 
 class TestReader:
     async def test_reads_from_an_offset_in_the_middle_of_a_batch(self, client: Client) -> None:
-        await publish(client, 50)
+        await publish(client, 50, batch=10)
         async with client.reader(TOPIC, start=17, end="latest") as reader:
             messages = [message async for message in reader]
         assert [message.offset for message in messages] == list(range(17, 50))
@@ -31,30 +25,30 @@ class TestReader:
         assert messages[0].topic == TOPIC
 
     async def test_stops_before_an_offset_in_the_middle_of_a_batch(self, client: Client) -> None:
-        await publish(client, 50)
+        await publish(client, 50, batch=10)
         async with client.reader(TOPIC, start="earliest", end=23) as reader:
             assert [message.offset async for message in reader] == list(range(23))
             with pytest.raises(Refused, match="end"):
                 await reader.receive()
 
     async def test_of_an_empty_range_ends_at_once(self, client: Client) -> None:
-        await publish(client, 5)
+        await publish(client, 5, batch=10)
         async with client.reader(TOPIC, start="latest", end="latest") as reader:
             assert [message async for message in reader] == []
             assert [batch async for batch in reader.batches()] == []
 
     async def test_waits_for_new_messages_without_an_end(self, client: Client) -> None:
-        await publish(client, 5)
+        await publish(client, 5, batch=10)
         async with client.reader(TOPIC, start="latest") as reader:
             waiting = asyncio.get_running_loop().create_task(reader.receive(timeout=60))
             await asyncio.sleep(0)
-            await publish(client, 1)
+            await publish(client, 1, batch=10)
             assert (await waiting).offset == 5
             with pytest.raises(TimeoutError):
                 await reader.receive(timeout=0.02)
 
     async def test_reads_batches(self, client: Client) -> None:
-        await publish(client, 95)
+        await publish(client, 95, batch=10)
         async with client.reader(TOPIC, start=3, end="latest") as reader:
             sizes = [len(batch) async for batch in reader.batches()]
         assert sizes == [7, *[10] * 8, 5]
@@ -75,17 +69,17 @@ class TestReader:
             assert count == sum(receipt.partition == partition for receipt in receipts)
 
     async def test_starts_at_a_time(self, client: Client) -> None:
-        await publish(client, 5)
+        await publish(client, 5, batch=10)
         middle = datetime.now(UTC) + timedelta(milliseconds=1)
         await until(lambda: datetime.now(UTC) > middle)
-        await publish(client, 5)
+        await publish(client, 5, batch=10)
         async with client.reader(TOPIC, start=middle, end="latest") as reader:
             assert [message.offset async for message in reader] == list(range(5, 10))
         assert await client.find_offset(TOPIC, 0, middle) == 5
         assert await client.find_offset(TOPIC, 0, middle.isoformat()) == 5
 
     async def test_is_opened_by_the_first_receive(self, client: Client) -> None:
-        await publish(client, 5)
+        await publish(client, 5, batch=10)
         reader = client.reader(TOPIC, start="earliest", end="latest")
         assert [message.offset async for message in reader] == list(range(5))
         await reader.close()
@@ -100,7 +94,7 @@ class TestReader:
             await client.reader(TOPIC, partition=5, start=start)
 
     async def test_of_a_topic_that_was_recreated_with_more_partitions(self, url: str, client: Client) -> None:
-        await publish(client, 1)
+        await publish(client, 1, batch=10)
         async with pydanube.connect(url) as other:
             await other.delete_topic(TOPIC)
             await other.create_topic(TOPIC, partitions=6)
@@ -108,22 +102,22 @@ class TestReader:
             assert [message async for message in reader] == []
 
     async def test_of_a_topic_that_is_recreated_does_not_continue_in_the_new_one(self, client: Client) -> None:
-        await publish(client, 100)
+        await publish(client, 100, batch=10)
         async with client.reader(TOPIC, start="earliest", fetch_bytes=1) as reader:
             assert (await reader.receive(timeout=60)).offset == 0
             await until(lambda: reader.next_offset == 30)  # three batches of 10: it waits until there is room
             await client.delete_topic(TOPIC)
-            await publish(client, 100)
+            await publish(client, 100, batch=10)
             assert [(await reader.receive(timeout=60)).offset for _ in range(29)] == list(range(1, 30))
             with pytest.raises(NotFound, match="was deleted and made anew since"):
                 await reader.receive(timeout=60)
 
     async def test_of_a_topic_that_was_recreated_before_it_was_opened(self, url: str, client: Client) -> None:
         """The client knows the former topic still."""
-        await publish(client, 5)
+        await publish(client, 5, batch=10)
         async with pydanube.connect(url) as other:
             await other.delete_topic(TOPIC)
-            await publish(other, 3)
+            await publish(other, 3, batch=10)
         async with client.reader(TOPIC, start="earliest", end="latest") as reader:
             assert [message.offset async for message in reader] == [0, 1, 2]
 
@@ -149,7 +143,7 @@ async def polled(stream: Reader | Consumer) -> pydanube.Message:
 
 class TestTimeouts:
     async def test_of_zero_return_what_is_in_the_queue(self, client: Client) -> None:
-        await publish(client, 300)
+        await publish(client, 300, batch=10)
         reader = client.reader(TOPIC, start="earliest")
         assert (await polled(reader)).offset == 0
         async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
@@ -165,7 +159,7 @@ class TestTimeouts:
                 assert (await stream.receive(timeout=0)).offset == batch.offsets[-1] + 1
 
     async def test_of_zero_return_what_arrives_in_this_turn_of_the_loop(self, client: Client) -> None:
-        await publish(client, 20)
+        await publish(client, 20, batch=10)
         async with client.reader(TOPIC, start="earliest") as reader:
             await until(lambda: len(reader._queue._batches) == 2)
             held = list(reader._queue._batches)
@@ -174,7 +168,7 @@ class TestTimeouts:
             assert (await reader.receive(timeout=0)).offset == 0
 
     async def test_name_the_seconds_waited(self, client: Client) -> None:
-        await publish(client, 1)
+        await publish(client, 1, batch=10)
         async with client.reader(TOPIC) as reader:
             with pytest.raises(TimeoutError, match=r"no message within 0\.01 s"):
                 await reader.receive(timeout=0.01)
@@ -224,7 +218,7 @@ class TestAdministration:
             await client.create_namespace("a/b")
 
     async def test_subscriptions(self, client: Client) -> None:
-        await publish(client, 10)
+        await publish(client, 10, batch=10)
         await client.create_subscription(TOPIC, "billing", start="earliest")
         with pytest.raises(AlreadyExists):
             await client.create_subscription(TOPIC, "billing")
@@ -242,7 +236,7 @@ class TestAdministration:
             await client.describe_subscription(TOPIC, "billing")
 
     async def test_offsets_and_the_broker(self, client: Client) -> None:
-        await publish(client, 10)
+        await publish(client, 10, batch=10)
         assert await client.find_offset(TOPIC, position="earliest") == 0
         assert await client.find_offset(TOPIC) == 10
         broker = await client.describe_broker()

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from client_harness import TOPIC, stored
 from flaky_wire import Wire, wired_broker
 from impatient_clock import StandingClock
 
@@ -24,13 +25,6 @@ from pydanube.operations import topics
 from pydanube.runtime import network
 from pydanube.runtime.clock import SystemClock
 from waiting import until
-
-TOPIC = "/default/orders"
-
-
-async def stored(client: pydanube.Client, partition: int = 0) -> list[bytes]:
-    async with client.reader(TOPIC, partition=partition, start="earliest", end="latest") as reader:
-        return [message.payload async for message in reader]
 
 
 class TestProducers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -19,13 +19,6 @@ from waiting import until
 TOPIC = "/default/orders"
 NEVER = 3_600.0
 """Nobody looks again by himself while a test runs."""
-
-
-@pytest.fixture
-async def operator(url: str) -> AsyncIterator[Client]:
-    """Yield a second client, which deletes and creates topics without the knowledge of the first."""
-    async with pydanube.connect(url) as operator:
-        yield operator
 
 
 async def remade(client: Client, operator: Client, before: int, after: int) -> None:

@@ -142,8 +142,7 @@ async def test_more_partitions_under_a_pattern_are_noticed_too(client: Client) -
         assert (await consumer.receive(timeout=60)).partition == 1
 
 
-async def test_an_exclusive_producer_fences_the_others_and_they_get_stale_epoch(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_an_exclusive_producer_fences_the_others_and_they_get_stale_epoch(client, topic):
     async with client.producer(TOPIC) as shared:
         await shared.send(b"0")
         async with client.producer(TOPIC, access="exclusive") as first:
@@ -224,8 +223,7 @@ async def test_delays_are_a_column_of_the_batch(client: Client) -> None:
     assert times == [0, later_us, 0, later_us, later_us]
 
 
-async def test_a_delayed_message_waits_on_shared_and_not_on_exclusive(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_delayed_message_waits_on_shared_and_not_on_exclusive(client, topic):
     async with (
         client.producer(TOPIC) as producer,
         client.consumer(TOPIC, subscription="queue", type="shared") as shared,

@@ -68,8 +68,7 @@ async def test_more_subjects_than_one_answer_holds_are_listed(client: Client, mo
     assert await client.schemas.subjects("orders-") == names
 
 
-async def test_a_topic_is_bound_and_unbound(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_topic_is_bound_and_unbound(client, topic):
     await client.schemas.register("orders", "", format="string")
     await client.schemas.register("users", "", format="string")
     assert await client.schemas.binding(TOPIC) is None
@@ -166,9 +165,8 @@ async def test_a_producer_that_names_a_subject_binds_the_topic_and_its_messages_
     ]
 
 
-async def test_under_enforce_many_producers_get_everything_stored_in_their_order(client: Client) -> None:
+async def test_under_enforce_many_producers_get_everything_stored_in_their_order(client, topic):
     """The window of a connection holds more than is checked at once."""
-    await client.create_topic(TOPIC)
     await client.schemas.register("orders", "", format="number")
     await client.schemas.bind(TOPIC, "orders")
     settings = ProducerSettings(subject="orders", schema=(1, 1), batch_messages=500)

@@ -7,32 +7,16 @@ import asyncio
 from typing import Any
 
 import pytest
-from flaky_wire import Wire
+from client_harness import TOPIC, nobody_is_attached, position, publish, take
 
-import pydanube
-from pydanube import Client, Consumer, Corrupt, Invalid
+from pydanube import Client, Corrupt, Invalid
 from pydanube.client.consuming import partition_source as source
-from pydanube.client.consuming.messages import Message
 from pydanube.codec.native import requests
 from pydanube.operations import subscriptions
 from waiting import until
 
-TOPIC = "/default/orders"
 LATER_MS = 60_000
 """Acks are sent when somebody flushes, not by themselves."""
-
-
-async def publish(client: Client, count: int, topic: str = TOPIC) -> None:
-    async with client.producer(topic) as producer:
-        await producer.send_many([b"%d" % number for number in range(count)])
-
-
-async def position(client: Client, topic: str = TOPIC) -> int:
-    return (await client.describe_subscription(topic, "billing")).partitions[0].position
-
-
-async def take(consumer: Consumer, count: int) -> list[Message]:
-    return [await consumer.receive(timeout=60) for _ in range(count)]
 
 
 class HeldSeek:
@@ -72,8 +56,8 @@ async def test_a_flush_does_not_wait_for_acks_that_a_seek_made_obsolete(
 
 async def test_a_seek_that_one_topic_refuses_has_moved_the_topics_before_it(client: Client) -> None:
     first, second = "/default/orders-1", "/default/orders-2"
-    await publish(client, 3, first)
-    await publish(client, 1, second)
+    await publish(client, 3, topic=first)
+    await publish(client, 1, topic=second)
     async with client.consumer(
         [first, second], subscription="billing", start="earliest", ack_linger_ms=LATER_MS
     ) as consumer:
@@ -89,64 +73,51 @@ async def test_a_seek_that_one_topic_refuses_has_moved_the_topics_before_it(clie
         assert await position(client, second) == 1, "it was not"
 
 
-async def test_a_seek_during_a_disconnect_is_not_undone_by_acks_from_before(wire: Wire) -> None:
-    async with (
-        pydanube.connect(f"danube://127.0.0.1:{wire.target}") as operator,
-        pydanube.connect(wire.url) as client,
-    ):
-        await publish(client, 10)
-        async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
-            messages = await take(consumer, 10)
-            wire.open_for_new = False
-            wire.cut()
-            await until(lambda: nobody_is_attached(operator))
-            for message in messages[:6]:
-                await consumer.ack(message)
-            assert await operator.seek(TOPIC, "billing", "earliest") == {0: 0}
-            wire.open_for_new = True
-            assert [message.offset for message in await take(consumer, 10)] == list(range(10))
-            await consumer.flush()
-            assert await position(operator) == 0
+async def test_a_seek_during_a_disconnect_is_not_undone_by_acks_from_before(operator, client, wire):
+    await publish(client, 10)
+    async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+        messages = await take(consumer, 10)
+        wire.open_for_new = False
+        wire.cut()
+        await until(lambda: nobody_is_attached(operator))
+        for message in messages[:6]:
+            await consumer.ack(message)
+        assert await operator.seek(TOPIC, "billing", "earliest") == {0: 0}
+        wire.open_for_new = True
+        assert [message.offset for message in await take(consumer, 10)] == list(range(10))
+        await consumer.flush()
+        assert await position(operator) == 0
 
 
 @pytest.mark.parametrize("was_sought", [False, True])
-async def test_after_a_disconnect_without_a_seek_the_acks_are_sent_again(wire: Wire, was_sought: bool) -> None:
-    async with (
-        pydanube.connect(f"danube://127.0.0.1:{wire.target}") as operator,
-        pydanube.connect(wire.url) as client,
-    ):
-        await publish(client, 10)
-        await operator.create_subscription(TOPIC, "billing", start="earliest")
-        if was_sought:
-            await operator.seek(TOPIC, "billing", "earliest")
-        async with client.consumer(TOPIC, subscription="billing") as consumer:
-            messages = await take(consumer, 10)
-            wire.open_for_new = False
-            wire.cut()
-            await until(lambda: nobody_is_attached(operator))
-            for message in messages[:6]:
-                await consumer.ack(message)
-            wire.open_for_new = True
-            assert [message.offset for message in await take(consumer, 4)] == [6, 7, 8, 9]
-            await consumer.flush()
-            assert await position(operator) == 6
+async def test_after_a_disconnect_without_a_seek_the_acks_are_sent_again(operator, client, wire, was_sought):
+    await publish(client, 10)
+    await operator.create_subscription(TOPIC, "billing", start="earliest")
+    if was_sought:
+        await operator.seek(TOPIC, "billing", "earliest")
+    async with client.consumer(TOPIC, subscription="billing") as consumer:
+        messages = await take(consumer, 10)
+        wire.open_for_new = False
+        wire.cut()
+        await until(lambda: nobody_is_attached(operator))
+        for message in messages[:6]:
+            await consumer.ack(message)
+        wire.open_for_new = True
+        assert [message.offset for message in await take(consumer, 4)] == [6, 7, 8, 9]
+        await consumer.flush()
+        assert await position(operator) == 6
 
 
-async def test_acks_of_messages_received_after_a_seek_count_in_the_next_session_too(wire: Wire) -> None:
-    async with pydanube.connect(wire.url) as client:
-        await publish(client, 10)
-        async with client.consumer(TOPIC, subscription="billing", start="earliest", ack_linger_ms=LATER_MS) as consumer:
-            await consumer.seek("earliest")
-            messages = await take(consumer, 10)
-            wire.cut()
-            for message in messages:
-                await consumer.ack(message)
-            await consumer.flush()
-            assert await position(client) == 10
-
-
-async def nobody_is_attached(operator: Client) -> bool:
-    return not (await operator.describe_subscription(TOPIC, "billing")).partitions[0].consumer
+async def test_acks_of_messages_received_after_a_seek_count_in_the_next_session_too(client, wire):
+    await publish(client, 10)
+    async with client.consumer(TOPIC, subscription="billing", start="earliest", ack_linger_ms=LATER_MS) as consumer:
+        await consumer.seek("earliest")
+        messages = await take(consumer, 10)
+        wire.cut()
+        for message in messages:
+            await consumer.ack(message)
+        await consumer.flush()
+        assert await position(client) == 10
 
 
 # -- letting go ------------------------------------------------------------------------------------------------------

@@ -4,10 +4,10 @@ have no effect on the replayed messages, and it continues with what is delivered
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from client_harness import TOPIC, nobody_is_attached
 from flaky_wire import Wire
 
 import pydanube
@@ -16,16 +16,9 @@ from pydanube.client.consuming.messages import Message
 from pydanube.client.consuming.partition_source import PartitionSource
 from waiting import until
 
-TOPIC = "/default/orders"
 LATER_MS = 60_000
 """Acks are sent when somebody flushes, not by themselves."""
 TYPES = ("exclusive", "shared", "failover", "key-shared")
-
-
-@pytest.fixture
-async def operator(url: str) -> AsyncIterator[Client]:
-    async with pydanube.connect(url) as client:
-        yield client
 
 
 async def publish(client: Client, count: int = 20) -> None:
@@ -56,9 +49,10 @@ async def position(client: Client) -> list[int]:
     return [one.position for one in (await client.describe_subscription(TOPIC, "billing")).partitions]
 
 
-@pytest.mark.parametrize("has_heard", [False, True], ids=["at once", "once it has heard of it"])
+@pytest.mark.parametrize(
+    ("partitions", "has_heard"), [(0, False), (3, True)], ids=["at once", "in all partitions, once it has heard of it"]
+)
 @pytest.mark.parametrize("how", ["ack", "coalesced", "batch", "cumulative", "nack"])
-@pytest.mark.parametrize("partitions", [0, 3])
 @pytest.mark.parametrize("kind", TYPES)
 async def test_acks_and_nacks_of_messages_from_before_a_seek_have_no_effect(
     client: Client, operator: Client, kind: str, partitions: int, how: str, has_heard: bool
@@ -174,47 +168,41 @@ async def test_a_flush_does_not_wait_for_acks_that_another_clients_seek_made_obs
             await consumer.flush()
 
 
-async def test_a_consumer_attached_during_a_seek_sends_its_acks_again_after_a_disconnect(wire: Wire) -> None:
-    async with (
-        pydanube.connect(f"danube://127.0.0.1:{wire.target}") as operator,
-        pydanube.connect(wire.url) as client,
-    ):
-        await publish(client, 10)
-        async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
-            await take(consumer, 10)
-            await operator.seek(TOPIC, "billing", "earliest")
-            await heard_of_a_seek(consumer)
-            messages = await take(consumer, 10)
-            wire.open_for_new = False
-            wire.cut()
-            await until(lambda: nobody_is_attached(operator))
-            for message in messages[:6]:
-                await consumer.ack(message)
-            wire.open_for_new = True
-            assert [message.offset for message in await take(consumer, 4)] == [6, 7, 8, 9]
-            await consumer.flush()
-            assert await position(operator) == [6]
+async def test_a_consumer_attached_during_a_seek_sends_its_acks_again_after_a_disconnect(operator, client, wire):
+    await publish(client, 10)
+    async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+        await take(consumer, 10)
+        await operator.seek(TOPIC, "billing", "earliest")
+        await heard_of_a_seek(consumer)
+        messages = await take(consumer, 10)
+        wire.open_for_new = False
+        wire.cut()
+        await until(lambda: nobody_is_attached(operator))
+        for message in messages[:6]:
+            await consumer.ack(message)
+        wire.open_for_new = True
+        assert [message.offset for message in await take(consumer, 4)] == [6, 7, 8, 9]
+        await consumer.flush()
+        assert await position(operator) == [6]
 
 
-async def test_acks_through_a_subscription_that_was_deleted_do_not_count_for_the_next_of_its_name(wire: Wire) -> None:
-    async with (
-        pydanube.connect(f"danube://127.0.0.1:{wire.target}") as operator,
-        pydanube.connect(wire.url) as client,
-    ):
-        await publish(client, 10)
-        async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
-            messages = await take(consumer, 10)
-            wire.open_for_new = False
-            wire.cut()
-            await until(lambda: nobody_is_attached(operator))
-            for message in messages:
-                await consumer.ack(message)
-            await operator.delete_subscription(TOPIC, "billing")
-            await operator.create_subscription(TOPIC, "billing", start="earliest")
-            wire.open_for_new = True
-            assert [message.offset for message in await take(consumer, 10)] == list(range(10))
-            await consumer.flush()
-            assert await position(operator) == [0]
+async def test_acks_through_a_subscription_that_was_deleted_do_not_count_for_the_next_of_its_name(
+    operator, client, wire
+):
+    await publish(client, 10)
+    async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+        messages = await take(consumer, 10)
+        wire.open_for_new = False
+        wire.cut()
+        await until(lambda: nobody_is_attached(operator))
+        for message in messages:
+            await consumer.ack(message)
+        await operator.delete_subscription(TOPIC, "billing")
+        await operator.create_subscription(TOPIC, "billing", start="earliest")
+        wire.open_for_new = True
+        assert [message.offset for message in await take(consumer, 10)] == list(range(10))
+        await consumer.flush()
+        assert await position(operator) == [0]
 
 
 async def test_a_seek_and_a_restart_during_a_disconnect_make_acks_obsolete(tmp_path: Path) -> None:
@@ -247,7 +235,3 @@ async def test_a_seek_and_a_restart_during_a_disconnect_make_acks_obsolete(tmp_p
     finally:
         await wire.close()
         server.close()
-
-
-async def nobody_is_attached(operator: Client) -> bool:
-    return not (await operator.describe_subscription(TOPIC, "billing")).partitions[0].consumer

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from flaky_wire import Wire, wired_broker
+from flaky_wire import wired_broker
 from test_client_connection import broker_that, nonsense, silence
 
 import pydanube
@@ -66,8 +66,7 @@ async def test_what_is_staged_is_seen_after_the_commit_and_not_before(client: py
     assert await stored(client) == Counter({(0, b"a"): 1, (0, b"b"): 1, (0, b"d"): 1, (2, b"c"): 1})
 
 
-async def test_many_parts_keep_their_order(client: pydanube.Client, small_parts: None) -> None:
-    await client.create_topic(TOPIC)
+async def test_many_parts_keep_their_order(client, topic, small_parts):
     rows = [b"%04d" % number * 30 for number in range(60)]
     stages = await staged(client, [(0, batch_of(*rows[at : at + 3])) for at in range(0, 60, 3)])
     assert len(stages) > 5
@@ -77,8 +76,7 @@ async def test_many_parts_keep_their_order(client: pydanube.Client, small_parts:
         assert [message.payload async for message in reader] == rows
 
 
-async def test_a_commit_that_is_repeated_changes_nothing(client: pydanube.Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_commit_that_is_repeated_changes_nothing(client, topic):
     stages = await staged(client, [(0, batch_of(b"once"))])
     again = await staged(client, [(0, batch_of(b"once"))])
     await client.commit_stages("query", "run", 0, stages, wait_ms=5_000)
@@ -88,8 +86,7 @@ async def test_a_commit_that_is_repeated_changes_nothing(client: pydanube.Client
     assert await stored(client) == Counter({(0, b"once"): 1})
 
 
-async def test_a_later_run_fences_the_one_before(client: pydanube.Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_later_run_fences_the_one_before(client, topic):
     old = await staged(client, [(0, batch_of(b"old"))], run="first")
     new = await staged(client, [(0, batch_of(b"new"))], run="second")
     with pytest.raises(StaleEpoch, match="first"):
@@ -100,8 +97,7 @@ async def test_a_later_run_fences_the_one_before(client: pydanube.Client) -> Non
     assert await stored(client) == Counter({(0, b"new"): 1})
 
 
-async def test_queries_are_listed_and_can_be_forgotten(client: pydanube.Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_queries_are_listed_and_can_be_forgotten(client, topic):
     for batch_id in (0, 7):
         stages = await staged(client, [(0, batch_of(b"x"))], batch_id=batch_id)
         await client.commit_stages("query", "run", batch_id, stages, wait_ms=5_000)
@@ -165,27 +161,26 @@ async def test_what_makes_no_sense_is_refused_before_it_is_sent(client: pydanube
             await stager.add(TOPIC, 0, bytes(BATCH_BYTES_MAX + 1))
 
 
-async def test_connections_that_end_while_staging_neither_lose_nor_repeat(wire: Wire, small_parts: None) -> None:
+async def test_connections_that_end_while_staging_neither_lose_nor_repeat(client, wire, small_parts):
     rows = [b"%06d" % number * 20 for number in range(300)]
-    async with pydanube.connect(wire.url) as client:
-        await client.create_topic(TOPIC)
-        async with client.stager("query", run="run", batch_id=0) as stager:
-            for number, row in enumerate(rows):
-                if number % 50 == 25:
-                    cuts = number // 50
-                    await until(lambda cuts=cuts: wire.connections > cuts)  # it is connected again
-                    wire.cut()
-                await stager.add(TOPIC, 0, batch_of(row))
-            stages = await stager.finish()
-        wire.answers_flow = False
-        committing = asyncio.create_task(client.commit_stages("query", "run", 0, stages, wait_ms=5_000))
-        async with pydanube.connect(f"danube://127.0.0.1:{wire.target}") as other:
-            await until(lambda: _committed(other))
-        wire.answers_flow = True
-        wire.cut()
-        assert (await committing).repeated
-        async with client.reader(TOPIC, start="earliest", end="latest") as reader:
-            assert [message.payload async for message in reader] == rows
+    await client.create_topic(TOPIC)
+    async with client.stager("query", run="run", batch_id=0) as stager:
+        for number, row in enumerate(rows):
+            if number % 50 == 25:
+                cuts = number // 50
+                await until(lambda cuts=cuts: wire.connections > cuts)  # it is connected again
+                wire.cut()
+            await stager.add(TOPIC, 0, batch_of(row))
+        stages = await stager.finish()
+    wire.answers_flow = False
+    committing = asyncio.create_task(client.commit_stages("query", "run", 0, stages, wait_ms=5_000))
+    async with pydanube.connect(f"danube://127.0.0.1:{wire.target}") as other:
+        await until(lambda: _committed(other))
+    wire.answers_flow = True
+    wire.cut()
+    assert (await committing).repeated
+    async with client.reader(TOPIC, start="earliest", end="latest") as reader:
+        assert [message.payload async for message in reader] == rows
 
 
 async def _committed(client: pydanube.Client) -> bool:

@@ -15,8 +15,7 @@ TOPIC = "/default/orders"
 
 
 @pytest.mark.parametrize("kind", ["exclusive", "shared", "failover", "key-shared"])
-async def test_a_consumer_takes_the_type_of_an_existing_subscription(client: Client, kind: str) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_consumer_takes_the_type_of_an_existing_subscription(client, topic, kind):
     await client.create_subscription(TOPIC, "billing", type=kind)
     consumer = client.consumer(TOPIC, subscription="billing")
     assert consumer.type is None
@@ -32,15 +31,13 @@ async def test_a_consumer_takes_the_type_of_an_existing_subscription(client: Cli
             await consumer.ack_cumulative(message)
 
 
-async def test_a_new_subscription_is_exclusive(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_new_subscription_is_exclusive(client, topic):
     async with client.consumer(TOPIC, subscription="billing") as consumer:
         assert str(consumer.type) == "exclusive"
     assert str((await client.describe_subscription(TOPIC, "billing")).type) == "exclusive"
 
 
-async def test_a_type_that_is_given_has_to_be_the_right_one(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_type_that_is_given_has_to_be_the_right_one(client, topic):
     await client.create_subscription(TOPIC, "billing", type="key-shared")
     with pytest.raises(Refused, match="is key-shared, not exclusive"):
         await client.consumer(TOPIC, subscription="billing", type="exclusive")
@@ -65,10 +62,7 @@ async def test_each_topic_of_a_consumer_may_have_its_own(client: Client) -> None
 
 @pytest.mark.parametrize("option", [{"priority": 1}, {"key_filters": ["eu-*"]}])
 @pytest.mark.parametrize("kind", ["exclusive", "shared", None])
-async def test_what_belongs_to_another_type_is_refused_and_creates_nothing(
-    client: Client, kind: str | None, option: dict[str, Any]
-) -> None:
-    await client.create_topic(TOPIC)
+async def test_what_belongs_to_another_type_is_refused_and_creates_nothing(client, topic, kind, option):
     with pytest.raises(Invalid, match=r"failover|key-shared"):
         await client.consumer(TOPIC, subscription="billing", type=kind, **option)
     assert await client.list_subscriptions(TOPIC) == []
@@ -78,10 +72,7 @@ async def test_what_belongs_to_another_type_is_refused_and_creates_nothing(
 
 
 @pytest.mark.parametrize(("kind", "option"), [("failover", {"priority": 1}), ("key-shared", {"key_filters": "eu-*"})])
-async def test_what_fits_the_existing_subscription_needs_no_type(
-    client: Client, kind: str, option: dict[str, Any]
-) -> None:
-    await client.create_topic(TOPIC)
+async def test_what_fits_the_existing_subscription_needs_no_type(client, topic, kind, option):
     await client.create_subscription(TOPIC, "billing", type=kind)
     async with client.consumer(TOPIC, subscription="billing", **option) as consumer:
         assert str(consumer.type) == kind

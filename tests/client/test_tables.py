@@ -66,15 +66,13 @@ async def test_each_message_of_every_partition_is_a_row(client: pydanube.Client)
     assert all(before <= time <= datetime.now(UTC) for time in table["append_time"].to_pylist())
 
 
-async def test_an_empty_topic_is_a_table_without_rows(client: pydanube.Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_an_empty_topic_is_a_table_without_rows(client, topic):
     found = await client.read(TOPIC, columns=["offset", "payload"])
     assert len(found) == 0
     assert found.to_arrow().schema.names == ["offset", "payload"]
 
 
-async def test_reading_starts_and_ends_at_offsets_and_times(client: pydanube.Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_reading_starts_and_ends_at_offsets_and_times(client, topic):
     await publish(client, *(b"%d" % number for number in range(10)))
     (time,) = await column(client, "append_time", start=9)
     await asyncio.to_thread(lambda: None)
@@ -87,16 +85,14 @@ async def test_reading_starts_and_ends_at_offsets_and_times(client: pydanube.Cli
     assert await column(client, "offset", start=6, end=3) == []
 
 
-async def test_what_is_published_later_is_not_read(client: pydanube.Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_what_is_published_later_is_not_read(client, topic):
     await publish(client, b"before")
     async with client.read_batches(TOPIC, columns=["payload"]) as batches:
         await publish(client, b"after")
         assert [batch.to_pylist() async for batch in batches] == [[{"payload": b"before"}]]
 
 
-async def test_removed_messages_are_left_out(client: pydanube.Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_removed_messages_are_left_out(client, topic):
     await publish(client, *(b"%d" % number for number in range(10)))
     await client.truncate_topic(TOPIC, 4)
     assert await column(client, "offset", start=2, end=6) == [4, 5]
@@ -134,8 +130,7 @@ async def test_a_topic_that_cannot_be_read_says_why(client: pydanube.Client) -> 
         ({"where": [("offset", "=")]}, "a condition is a column, an operator and a value"),
     ],
 )
-async def test_wrong_arguments_are_named(client: pydanube.Client, arguments: dict[str, Any], message: str) -> None:
-    await client.create_topic(TOPIC)
+async def test_wrong_arguments_are_named(client, topic, arguments, message):
     with pytest.raises(Invalid, match=message.replace("(", r"\(")):
         await client.read(TOPIC, **arguments)
 

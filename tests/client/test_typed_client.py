@@ -116,8 +116,7 @@ async def test_the_first_producer_binds_the_topic_to_the_subject_of_its_name(cli
     assert await client.schemas.subjects() == [TOPIC]
 
 
-async def test_a_topic_that_is_bound_has_its_subject(client: Client) -> None:
-    await client.create_topic(TOPIC)
+async def test_a_topic_that_is_bound_has_its_subject(client, topic):
     await client.schemas.register("orders", SchemaDefinition(SchemaFormat.STRING, ""))
     await client.schemas.bind(TOPIC, "orders")
     async with client.producer(TOPIC, schema=str) as producer:
