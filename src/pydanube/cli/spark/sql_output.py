@@ -9,9 +9,7 @@ import base64
 import csv
 import io
 import math
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -21,6 +19,7 @@ import click
 
 from pydanube.cli.output import table, to_json
 from pydanube.model.errors import Invalid
+from pydanube.runtime.whole_file import replacing
 
 if TYPE_CHECKING:
     import pyarrow
@@ -36,13 +35,13 @@ def write_rows(rows: pyarrow.Table, form: str, output: Path | None) -> None:
         import pyarrow.parquet
 
         assert output is not None
-        with _replacing(output) as path:
+        with replacing(output) as path:
             pyarrow.parquet.write_table(rows, path, compression="zstd")
         return
     if output is None:
         _write_text(rows, form, None)
         return
-    with _replacing(output) as path, path.open("w", newline="") as file:
+    with replacing(output) as path, path.open("w", newline="") as file:
         _write_text(rows, form, file)
 
 
@@ -50,17 +49,6 @@ def _check_names(names: list[str]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise Invalid(f"two columns are called {name!r}: give one of them another name, with AS")
-
-
-@contextmanager
-def _replacing(output: Path) -> Iterator[Path]:
-    """Yield a path beside `output` that becomes it at the end; a failure leaves `output` as it was."""
-    path = output.with_name(f".{output.name}.{os.getpid()}")
-    try:
-        yield path
-        path.replace(output)
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def _write_text(rows: pyarrow.Table, form: str, file: TextIO | None) -> None:

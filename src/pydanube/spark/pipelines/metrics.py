@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
+
+from pydanube.runtime.whole_file import replacing
 
 from .progress import PipelineStatus, QueryStatus
 
@@ -67,9 +68,8 @@ def _labels(**labels: str) -> str:
 
 def write_file(status: PipelineStatus, path: Path) -> None:
     """Replace the file at once, so that a reader never sees a part of it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(render(status), encoding="utf-8")
-    beside.replace(path)
+    with replacing(path) as beside:
+        beside.write_text(render(status), encoding="utf-8")
 
 
 class MetricsServer:
