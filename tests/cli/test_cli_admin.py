@@ -21,8 +21,9 @@ def test_the_life_of_a_topic(danube, topic):
     assert topic in danube("topics", "list").stdout.splitlines()
     assert topic in answer(danube("topics", "list", "--namespace", "default", "--json"))
     described = answer(danube("topics", "describe", topic, "--json"))
-    assert (described["topic"], described["partitions"], described["ack_level"]) == (topic, 3, "written")
-    assert [one["partition"] for one in described["partition_descriptions"]] == [0, 1, 2]
+    assert (described["name"], described["config"]["partitions"]) == (topic, 3)
+    assert described["config"]["ack_level"] == "written"
+    assert [one["index"] for one in described["partitions"]] == [0, 1, 2]
     table = danube("topics", "describe", topic).stdout
     assert "written" in table
     assert "end offset" in table
@@ -90,8 +91,8 @@ def test_the_life_of_a_subscription(danube, topic):
 def test_brokers(danube):
     (only,) = answer(danube("brokers", "list", "--json"))
     assert only["state"] == "ok"
-    assert answer(danube("brokers", "describe", "--json"))["node"] == only["node"]
-    assert only["node"] in danube("brokers", "describe").stdout
+    assert answer(danube("brokers", "describe", "--json"))["node"] == only["name"]
+    assert only["name"] in danube("brokers", "describe").stdout
 
 
 def test_the_status_of_a_cluster_of_one(danube, served):
@@ -99,7 +100,7 @@ def test_the_status_of_a_cluster_of_one(danube, served):
     (only,) = about["brokers"]
     assert (about["coordinator"], only["name"], only["state"]) == (only["name"], only["name"], "ok")
     assert only["addresses"]["native"] == served.url.removeprefix("danube://")
-    assert only["since"].startswith("20")
+    assert only["since"] > 0
     shown = danube("cluster", "status").stdout
     assert f"{only['name']} *" in shown
     assert about["cluster"] in shown

@@ -53,15 +53,12 @@ def test_letters_are_listed_and_shown_with_all_that_is_known(danube, topic, dead
     letters = dead(3)
     listed = answer(danube("dlq", "list", letters, "--json"))
     assert [one["letter"] for one in listed] == ["0:0", "0:1", "0:2"]
-    assert sorted(one["payload"] for one in listed) == ["order 0", "order 1", "order 2"]
+    assert sorted(one["message"]["payload"] for one in listed) == ["order 0", "order 1", "order 2"]
     first = listed[0]
     assert (first["original_topic"], first["original_subscription"]) == (topic, "work")
     assert (first["original_partition"], first["original_offset"] in range(3)) == (0, True)
-    assert (first["key"], first["attributes"]["source"], first["failure_reason"]) == (
-        "user-1",
-        "shop",
-        "no stock\x1b[2J",
-    )
+    assert (first["message"]["key"], first["message"]["attributes"]["source"]) == ("user-1", "shop")
+    assert first["reason"] == "no stock\x1b[2J"
     table = danube("dlq", "list", letters, "-n", "2")
     assert table.stdout.splitlines()[0].split() == [
         "letter", "died", "tries", "from", "subscription", "message", "key", "reason",

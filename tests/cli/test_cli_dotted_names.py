@@ -19,6 +19,6 @@ def test_commands_take_names_and_patterns_with_dots(danube: Any) -> None:
     consumed = danube("consume", "/shop.eu/orders.v1", "-s", "billing.v2", "--from", "earliest", "--count", "1")
     assert consumed.stdout.strip() == "/shop.eu/orders.v1", consumed.stderr
     described = danube("subscriptions", "describe", "/shop.eu/orders.v1", "billing.v2", "--json")
-    assert json.loads(described.stdout)["subscription"] == "billing.v2", described.stderr
+    assert json.loads(described.stdout)["name"] == "billing.v2", described.stderr
     refused = danube("topics", "create", "/shop.eu/orders.")
     assert refused.returncode == 2 and "single dots" in " ".join(refused.stderr.split())

@@ -90,7 +90,7 @@ def test_partitions_are_created_and_read_together(danube, topic):
     told = danube("produce", topic, "--partitions", "4", stdin="\n".join(map(str, range(100))))
     assert told.returncode == 0, told.stderr
     described = json.loads(danube("topics", "describe", topic, "--json").stdout)
-    assert described["partitions"] == 4
+    assert described["config"]["partitions"] == 4
     received = consumed(danube, topic, "--from", "earliest", "--count", "100")
     assert sorted(int(message["payload"]) for message in received) == list(range(100))
     again = danube("produce", topic, "-m", "x", "--partitions", "2")

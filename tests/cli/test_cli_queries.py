@@ -52,8 +52,8 @@ def test_a_query_is_described(written):
     assert "run-1" in shown and "all of it is published" in shown
     told = json.loads(run(written, "describe", "nightly totals", "--json"))
     assert (told["query"], told["run"], told["last_batch_id"]) == ("nightly totals", "run-1", 4)
-    assert (told["pending_partitions"], told["obstacle"]) == (0, None)
-    assert told["last_commit_at"].startswith("20")
+    assert (told["pending"], told["obstacle"]) == (0, "")
+    assert told["last_commit_at"] > 0
 
 
 def test_an_unknown_query_is_named(written):

@@ -48,6 +48,6 @@ async def test_a_store_without_create_only_puts_is_named_and_nothing_changes(
     line = await refused("topics", "set-ack-level", TOPIC, "stored")
     assert store in line and "use another store" in line
     described = json.loads((await run("topics", "describe", TOPIC, "--json")).stdout)
-    assert described["ack_level"] == "durable"
+    assert described["config"]["ack_level"] == "durable"
     await asyncio.to_thread(broker.end)
     await server.close()

@@ -70,14 +70,14 @@ async def test_a_client_with_the_address_of_one_broker_reaches_all_partitions(wo
 
 async def test_the_command_line_shows_every_broker(world: ClusterWorld) -> None:
     listed = await asyncio.to_thread(danube_json, "brokers", "list", "--url", world.brokers[2].client_url)
-    assert [one["node"] for one in named(listed)] == ["b0", "b1", "b2"]
+    assert [one["name"] for one in named(listed)] == ["b0", "b1", "b2"]
     status = await asyncio.to_thread(danube_json, "cluster", "status", "--url", world.brokers[1].client_url)
     assert {"b0", "b1", "b2"} <= set(texts(status))
 
 
 def named(listed: Any) -> list[dict[str, Any]]:
     rows = listed if isinstance(listed, list) else next(one for one in listed.values() if isinstance(one, list))
-    return sorted(rows, key=lambda row: row["node"])
+    return sorted(rows, key=lambda row: row["name"])
 
 
 def texts(value: Any) -> list[str]:

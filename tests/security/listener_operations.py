@@ -52,9 +52,9 @@ from operations import (
 )
 from pydanube.codec.native import requests as wire
 from pydanube.gateway.http.api.declared import rest_operations
-from pydanube.gateway.http.api.json_forms import dump
 from pydanube.gateway.http.api.operations import BASE
 from pydanube.model.failure import NATIVE as NATIVE_POLICY
+from pydanube.model.json_values import as_json
 from pydanube.model.positions import Position
 from pydanube.model.schemas import Binding, Compatibility
 from pydanube.operations import (
@@ -218,7 +218,7 @@ def in_rest(sent: Sent) -> tuple[str, Sent]:
     name = sent.rest or next(iter(made))
     rest = made[name]
     given = msgspec.to_builtins(operation, enc_hook=str)
-    fields = {one: msgspec.to_builtins(dump(getattr(operation, one))) for one in given if one != "op"}
+    fields = {one: as_json(getattr(operation, one)) for one in given if one != "op"}
     body = fields.pop(rest.body[0]) if rest.body else None
     shown = {field: name for name, field in rest.names.items()}
     path = rest.path

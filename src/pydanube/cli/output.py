@@ -58,7 +58,10 @@ def emit_json(value: Any, *, compact: bool = False) -> None:
 
 
 def to_json(value: Any, *, compact: bool = False) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=None if compact else 2, default=str)
+    """Return a value as JSON, those of the model as REST has them."""
+    from pydanube.model.json_values import as_json
+
+    return json.dumps(as_json(value), ensure_ascii=False, indent=None if compact else 2)
 
 
 def table(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
 import click
 
 from pydanube.cli.options import broker_options, examples
-from pydanube.cli.output import emit_json, fields, shown_as_json, size, table, wants_json
+from pydanube.cli.output import fields, plural, shown_as_json, size, table
 from pydanube.cli.session import with_client
 from pydanube.model.cluster import AWAY
-from pydanube.model.errors import Invalid
+from pydanube.model.json_values import as_json
 from pydanube.model.leftovers import Leftover
 from pydanube.model.positions import datetime_from_micros
 
@@ -21,47 +18,6 @@ def brokers() -> None:
     """List and describe brokers, and what they have left over."""
 
 
-def _describe(url: str) -> dict[str, Any]:
-    found = with_client(url, lambda client: client.describe_broker())
-    return {
-        "node": found.node,
-        "cluster": found.cluster,
-        "url": url,
-        "addresses": asdict(found.addresses),
-        "version": found.version,
-        "state": found.state,
-        "topics": found.topics,
-        "started_at": datetime_from_micros(found.started_at).isoformat(),
-    }
-
-
-def _list(url: str) -> list[dict[str, Any]]:
-    """Return the living brokers. A broker of an earlier release, which cannot describe a cluster, is the only one."""
-    try:
-        found = with_client(url, lambda client: client.describe_cluster())
-    except Invalid:
-        return [_describe(url)]
-    return [
-        {
-            "node": one.name,
-            "cluster": found.cluster,
-            "url": url if len(found.brokers) == 1 else f"danube://{one.addresses.native}",
-            "addresses": asdict(one.addresses),
-            "version": one.version,
-            "state": one.state,
-            "topics": found.topics,
-            "session": one.incarnation,
-            "zone": one.zone,
-            "partitions": one.partitions,
-            "messages_per_s": one.messages_per_s,
-            "bytes_per_s": one.bytes_per_s,
-            "started_at": datetime_from_micros(one.since).isoformat(),
-        }
-        for one in found.brokers
-        if one.state != AWAY
-    ]
-
-
 @brokers.command("list", epilog=examples("danube brokers list --json"))
 @broker_options
 def list_(url: str) -> None:
@@ -69,12 +25,27 @@ def list_(url: str) -> None:
 
     Any broker of the cluster can be asked. `danube cluster status` shows brokers that are away, too.
     """
-    found = _list(url)
+    about = with_client(url, lambda client: client.describe_cluster())
+    found = [one for one in about.brokers if one.state != AWAY]
     if shown_as_json(found):
         return
-    hidden = {"addresses", "session", "zone", "messages_per_s"}  # all of it would not fit a terminal
-    shown = [name for name in found[0] if name not in hidden]
-    table(shown, [[one[name] for name in shown] for one in found], right=["topics", "partitions", "bytes_per_s"])
+    table(
+        ["broker", "address", "version", "state", "partitions", "bytes/s", "started"],
+        [
+            (
+                one.name,
+                one.addresses.native,
+                one.version,
+                one.state,
+                one.partitions,
+                size(one.bytes_per_s),
+                datetime_from_micros(one.since).isoformat(timespec="seconds"),
+            )
+            for one in found
+        ],
+        title=f"cluster {about.cluster}, {plural(about.topics, 'topic')}",
+        right=["partitions", "bytes/s"],
+    )
 
 
 @brokers.command(
@@ -83,13 +54,13 @@ def list_(url: str) -> None:
 @broker_options
 def describe(url: str) -> None:
     """Show the broker behind --url."""
-    found = _describe(url)
-    if wants_json():
-        emit_json(found)
-    else:
-        addresses = found.pop("addresses")
-        rows = [*found.items(), *((f"{listener} address", where or "none") for listener, where in addresses.items())]
-        fields([(name.replace("_", " "), value) for name, value in rows])
+    found = with_client(url, lambda client: client.describe_broker())
+    if shown_as_json(found):
+        return
+    told = as_json(found) | {"started_at": datetime_from_micros(found.started_at).isoformat()}
+    addresses = told.pop("addresses")
+    rows = [*told.items(), *((f"{listener} address", where or "none") for listener, where in addresses.items())]
+    fields([(name.replace("_", " "), value) for name, value in rows])
 
 
 @brokers.command("leftovers", epilog=examples("danube brokers leftovers\ndanube brokers leftovers --broker broker-2"))
@@ -102,7 +73,7 @@ def leftovers(broker: str, url: str) -> None:
     topic, and drops it. Of a broker that is away, the offsets are those that were given up.
     """
     found = with_client(url, lambda client: client.leftovers(broker))
-    if shown_as_json([asdict(one) | {"taken_at": _taken_at(one)} for one in found]):
+    if shown_as_json(found):
         return
     if not found:
         click.echo("no leftovers")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
 import click
 
 from pydanube.cli.options import broker_options, examples
 from pydanube.cli.output import note, plural, shown_as_json, size, table
 from pydanube.cli.session import with_client
 from pydanube.model.cluster import AWAY, BrokerStatus, ClusterDescription, UpgradeDescription
+from pydanube.model.json_values import as_json
 from pydanube.model.positions import datetime_from_micros
 
 
@@ -34,7 +32,7 @@ def status(url: str) -> None:
     when it is started again, with its data directory. A standalone broker is the only one of its cluster.
     """
     found = with_client(url, lambda client: client.describe_cluster())
-    if shown_as_json(_as_json(found)):
+    if shown_as_json(found):
         return
     table(
         ["broker", "state", "session", "since", "address", "zone", "version", "partitions", "messages/s", "bytes/s"],
@@ -61,7 +59,7 @@ def upgrade(finish: bool, url: str) -> None:
     while an older broker is present. A broker that is away is not asked: upgrade it before it is started again.
     """
     found = with_client(url, lambda client: client.finish_upgrade() if finish else client.describe_upgrade())
-    if shown_as_json({**asdict(found), "behind": [one.name for one in found.behind]}):
+    if shown_as_json(as_json(found) | {"behind": [one.name for one in found.behind]}):
         return
     table(
         ["broker", "version", "level"],
@@ -109,13 +107,6 @@ def _print_troubles(found: ClusterDescription) -> None:
     if found.unplaced:
         have = "has" if found.unplaced == 1 else "have"
         note(f"{plural(found.unplaced, 'partition')} {have} no broker: each gets one when it is used")
-
-
-def _as_json(found: ClusterDescription) -> dict[str, Any]:
-    about = asdict(found)
-    for one in about["brokers"]:
-        one["since"] = _time(one["since"])
-    return about
 
 
 def _time(time_us: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -100,7 +100,7 @@ def bind(
             expected=expected,
         ),
     )
-    show({"topic": str(topic), "binding": binding_dict(made)}, f"bound {topic} to {binding_text(made)}")
+    show({"topic": str(topic), "binding": made}, f"bound {topic} to {binding_text(made)}")
 
 
 @click.command(epilog=examples("danube schemas unbind /default/orders"))
@@ -119,7 +119,7 @@ def unbind(topic: TopicName, expected: str, url: str) -> None:
 def binding(topic: TopicName, url: str) -> None:
     """Show which subject a topic carries, and how that is checked."""
     found = with_client(url, lambda client: client.schemas.binding(str(topic)))
-    if shown_as_json({"topic": str(topic), "binding": None if found is None else binding_dict(found)}):
+    if shown_as_json(found):
         return
     if found is None:
         click.echo(f"{topic} is not bound to a subject")
@@ -141,18 +141,6 @@ def _payloads(found: Binding) -> str:
     if found.policy is ValidationPolicy.NONE:
         return "not checked"
     return "checked" if found.validate_payloads else "not checked, only schema ids and versions"
-
-
-def binding_dict(found: Binding) -> dict[str, Any]:
-    return {
-        "subject": found.subject,
-        "policy": str(found.policy),
-        "validate_payloads": found.validate_payloads,
-        "pinned_version": found.pinned_version or None,
-        "minimum_version": found.minimum_version or None,
-        "tombstones": found.tombstones,
-        "framing": str(found.framing),
-    }
 
 
 def binding_text(found: Binding) -> str:

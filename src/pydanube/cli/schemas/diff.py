@@ -146,7 +146,7 @@ async def _former(client: Client, subject: str, old: int | None, newer: int) -> 
 def _verdict_json(reasons: list[Incompatibility] | None) -> dict[str, Any] | None:
     if reasons is None:
         return None
-    return {"compatible": not reasons, "reasons": [{"path": one.path, "reason": one.reason} for one in reasons]}
+    return {"compatible": not reasons, "reasons": reasons}
 
 
 def _show_verdict(level: str, meaning: str, reasons: list[Incompatibility] | None) -> None:

@@ -115,16 +115,7 @@ def register(
     registered, reasons = with_client(url, work)
     if reasons is not None:
         refuse(registered.message, reasons)
-    if shown_as_json(
-        {
-            "subject": subject,
-            "schema_id": registered.schema_id,
-            "version": registered.version,
-            "global_id": registered.global_id,
-            "is_new": registered.is_new,
-            "fingerprint": registered.fingerprint,
-        }
-    ):
+    if shown_as_json(registered):
         return
     what = "registered" if registered.is_new else "already registered"
     ids = f"schema id {registered.schema_id}, version {registered.version}, global id {registered.global_id}"
@@ -187,17 +178,13 @@ def check(
 
     reasons, used = with_client(url, work)
     if wants_json():
-        emit_json({"subject": subject, "level": used, "compatible": not reasons, "reasons": reasons_json(reasons)})
+        emit_json({"subject": subject, "level": used, "compatible": not reasons, "reasons": reasons})
         if reasons:
             sys.exit(1)
     elif reasons:
         refuse(f"{subject}: the definition is not compatible ({used})", reasons)
     else:
         click.echo(f"compatible with {subject} ({used})")
-
-
-def reasons_json(reasons: Sequence[Incompatibility]) -> list[dict[str, Any]]:
-    return [{"path": one.path, "reason": one.reason, "version": one.version or None} for one in reasons]
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -245,29 +232,11 @@ def get(
         return await client.schemas.get(subject, chosen or "latest", deleted=deleted)
 
     found = with_client(url, work)
-    if shown_as_json(version_dict(found)):
+    if shown_as_json(found):
         return
     if is_terminal(sys.stdout):
         note(f"{found.subject} version {found.version}, {found.definition.format}, global id {found.global_id}")
     click.echo(found.definition.text.removesuffix("\n"))
-
-
-def version_dict(found: SchemaVersion) -> dict[str, Any]:
-    return {
-        "subject": found.subject,
-        "schema_id": found.schema_id,
-        "version": found.version,
-        "global_id": found.global_id,
-        "format": str(found.definition.format),
-        "definition": found.definition.text,
-        "references": [
-            {"name": one.name, "subject": one.subject, "version": one.version} for one in found.definition.references
-        ],
-        "fingerprint": found.fingerprint,
-        "tags": list(found.tags),
-        "deleted": found.deleted,
-        "created_at": datetime_from_micros(found.created_at).isoformat(),
-    }
 
 
 @schemas.command(
@@ -300,7 +269,7 @@ def list_(prefix: str, is_long: bool, deleted: bool, url: str) -> None:
             for name in names:
                 click.echo(name)
     elif wants_json():
-        emit_json([subject_dict(one) for one in found])
+        emit_json(found)
     else:
         table(
             ["subject", "schema id", "format", "versions", "compatibility", "topics"],
@@ -325,7 +294,7 @@ def list_(prefix: str, is_long: bool, deleted: bool, url: str) -> None:
 def describe(subject: str, url: str) -> None:
     """Show a subject: its ids, versions, compatibility, and the topics that are bound to it."""
     found = with_client(url, lambda client: client.schemas.describe(subject))
-    if shown_as_json(subject_dict(found)):
+    if shown_as_json(found):
         return
     inherited = " (the broker's default)" if found.compatibility is None else ""
     fields(
@@ -343,21 +312,6 @@ def describe(subject: str, url: str) -> None:
     )
 
 
-def subject_dict(found: SubjectDescription) -> dict[str, Any]:
-    return {
-        "subject": found.subject,
-        "schema_id": found.schema_id,
-        "format": str(found.format),
-        "versions": list(found.versions),
-        "deleted_versions": list(found.deleted_versions),
-        "compatibility": None if found.compatibility is None else str(found.compatibility),
-        "effective_compatibility": str(found.effective_compatibility),
-        "mode": str(found.mode),
-        "topics": list(found.topics),
-        "created_at": datetime_from_micros(found.created_at).isoformat(),
-    }
-
-
 @schemas.command(
     "versions", epilog=examples("danube schemas versions orders\ndanube schemas versions orders --deleted --json")
 )
@@ -372,7 +326,7 @@ def versions(subject: str, deleted: bool, url: str) -> None:
         return [await client.schemas.get(subject, number, deleted=True) for number in numbers]
 
     found = with_client(url, work)
-    if shown_as_json([version_dict(one) for one in found]):
+    if shown_as_json(found):
         return
     table(
         ["version", "global id", "format", "created", "state", "tags", "references"],

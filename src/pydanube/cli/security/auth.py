@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
-import msgspec
 
 from pydanube.cli.app import EXIT_FAILED
 from pydanube.cli.options import (
@@ -31,7 +30,7 @@ from pydanube.model.security import BoundSubject, ResourcePattern, parse_binding
 
 if TYPE_CHECKING:
     from pydanube.model.quotas import Quota, QuotaLimits
-    from pydanube.model.security import ApiKey, Binding, Role
+    from pydanube.model.security import Binding, Role
 
 ACTION: Final = click.Choice([str(one) for one in Action])
 ROLE: Final = Parsed("role", parse_role_name)
@@ -77,17 +76,7 @@ def auth() -> None:
 def whoami(url: str) -> None:
     """Show who you are for the broker, until when, and your bindings."""
     found = with_client(url, lambda client: client.access.whoami())
-    if shown_as_json(
-        {
-            "principal": found.principal,
-            "groups": list(found.groups),
-            "method": found.method,
-            "expires_at": _time_or_none(found.expires_at),
-            "super_user": found.is_super_user,
-            "authentication": found.authentication,
-            "bindings": [_binding_json(one) for one in found.bindings],
-        }
-    ):
+    if shown_as_json(found):
         return
     rights = "everything: a super user" if found.is_super_user else "what its bindings allow"
     fields(
@@ -133,18 +122,7 @@ def can(
     found = with_client(
         url, lambda client: client.access.can(action, resource, principal=principal or "", groups=groups)
     )
-    show(
-        {
-            "allowed": found.allowed,
-            "principal": found.principal,
-            "action": found.action,
-            "resource": found.resource,
-            "reason": found.reason,
-            "binding": found.binding or None,
-            "role": found.role or None,
-        },
-        f"{'yes' if found.allowed else 'no'}: {found.reason}",
-    )
+    show(found, f"{'yes' if found.allowed else 'no'}: {found.reason}")
     if not found.allowed:
         context.exit(EXIT_FAILED)
 
@@ -176,7 +154,7 @@ def roles() -> None:
 def list_roles(url: str) -> None:
     """List roles, the built-in ones first."""
     found = with_client(url, lambda client: client.access.roles())
-    if shown_as_json([_role_json(one) for one in found]):
+    if shown_as_json(found):
         return
     table(
         ["role", "actions", "built in"],
@@ -199,7 +177,7 @@ def show_role(role: str, url: str) -> None:
 def create_role(role: str, actions: tuple[str, ...], url: str) -> None:
     """Create a role of actions that you may do to the cluster yourself."""
     made = with_client(url, lambda client: client.access.create_role(role, actions))
-    show(_role_json(made), f"created {role}: {', '.join(made.actions)}")
+    show(made, f"created {role}: {', '.join(made.actions)}")
 
 
 @roles.command("change", epilog=examples("danube auth roles change loader produce"))
@@ -210,7 +188,7 @@ def create_role(role: str, actions: tuple[str, ...], url: str) -> None:
 def change_role(role: str, actions: tuple[str, ...], expected: str, url: str) -> None:
     """Replace the actions of a role. It is in force at once for everybody who has the role."""
     changed = with_client(url, lambda client: client.access.change_role(role, actions, expected=expected))
-    show(_role_json(changed), f"changed {role}: {', '.join(changed.actions)}")
+    show(changed, f"changed {role}: {', '.join(changed.actions)}")
 
 
 @roles.command("delete", epilog=examples("danube auth roles delete loader --yes"))
@@ -254,7 +232,7 @@ def bindings() -> None:
 def list_bindings(subject: str | None, resource: str | None, url: str) -> None:
     """List the bindings that you may delete, and your own, by their ids."""
     found = with_client(url, lambda client: client.access.bindings(subject=subject or "", resource=resource or ""))
-    show([_binding_json(one) for one in found], lambda: _binding_table(found))
+    show(found, lambda: _binding_table(found))
 
 
 @bindings.command("show", epilog=examples("danube auth bindings show loader-orders"))
@@ -263,7 +241,7 @@ def list_bindings(subject: str | None, resource: str | None, url: str) -> None:
 def show_binding(binding: str, url: str) -> None:
     """Show a binding."""
     found = with_client(url, lambda client: client.access.binding(binding))
-    if shown_as_json(_binding_json(found)):
+    if shown_as_json(found):
         return
     fields(
         [
@@ -301,7 +279,7 @@ def create_binding(subject: str, resource: str, roles: tuple[str, ...], binding_
         url, lambda client: client.access.create_binding(subject, roles, resource, binding_id=binding_id or "")
     )
     text = f"created {made.id}: {made.subject} has {', '.join(made.roles)} on {made.resource}"
-    show(_binding_json(made), text)
+    show(made, text)
 
 
 @bindings.command("delete", epilog=examples("danube auth bindings delete loader-orders --yes"))
@@ -341,7 +319,7 @@ def keys() -> None:
 def list_keys(principal: str | None, url: str) -> None:
     """List API keys by their ids, without their secrets: all, or your own if you may not see all."""
     found = with_client(url, lambda client: client.access.keys(principal=principal or ""))
-    if shown_as_json([_key_json(one) for one in found]):
+    if shown_as_json(found):
         return
     table(
         ["key", "principal", "groups", "created", "expires", "comment"],
@@ -391,7 +369,7 @@ def create_key(
             principal or "", groups=groups, expires_in=expires, expires_at=expires_at, comment=comment
         ),
     )
-    if shown_as_json({**_key_json(made.key), "secret": made.secret}):
+    if shown_as_json(made):
         return
     note(f"created key {made.key.id} of {made.key.principal}, which ends: {_time(made.key.expires_at)}")
     note("keep what follows in a safe place: it is not shown again")
@@ -467,7 +445,7 @@ def set_quota(subject: str, expected: str, url: str, **limits: int | None) -> No
     if not chosen:
         raise click.UsageError("no limit is named: add one, for example --publish-bytes-per-s 10MB")
     changed = with_client(url, lambda client: client.access.set_quota(subject, expected=expected, **chosen))
-    show(_quota_json(changed), f"set the quota of {subject}: {_limits_text(changed.limits)}")
+    show(changed, f"set the quota of {subject}: {_limits_text(changed.limits)}")
 
 
 @quotas.command("list", epilog=examples("danube auth quotas list --json"))
@@ -475,7 +453,7 @@ def set_quota(subject: str, expected: str, url: str, **limits: int | None) -> No
 def list_quotas(url: str) -> None:
     """List the quotas that you may see, as LIMIT (USED NOW); rates and connections are those of one broker."""
     found = with_client(url, lambda client: client.access.quotas())
-    if shown_as_json([_quota_json(one) for one in found]):
+    if shown_as_json(found):
         return
     table(
         ["subject", "connections", "requests/s", "publish/s", "fetch/s", "stored"],
@@ -489,7 +467,7 @@ def list_quotas(url: str) -> None:
 def get_quota(subject: str, url: str) -> None:
     """Show the quota of SUBJECT, as LIMIT (USED NOW)."""
     found = with_client(url, lambda client: client.access.quota(subject))
-    show(_quota_json(found), lambda: fields([("subject", found.subject), *_quota_texts(found)]))
+    show(found, lambda: fields([("subject", found.subject), *_quota_texts(found)]))
 
 
 @quotas.command("delete", epilog=examples("danube auth quotas delete user:alice --yes"))
@@ -508,27 +486,9 @@ def delete_quota(subject: str, yes: bool, expected: str, url: str) -> None:
 
 
 def _show_role(role: Role) -> None:
-    if shown_as_json(_role_json(role)):
+    if shown_as_json(role):
         return
     fields([("role", role.name), ("actions", ", ".join(role.actions)), ("built in", "yes" if role.built_in else "no")])
-
-
-def _role_json(role: Role) -> dict[str, Any]:
-    return {
-        "role": role.name,
-        "actions": list(role.actions),
-        "built_in": role.built_in,
-        "version": role.version or None,
-    }
-
-
-def _binding_json(binding: Binding) -> dict[str, Any]:
-    return {
-        "binding": binding.id,
-        "subject": str(binding.subject),
-        "roles": list(binding.roles),
-        "resource": str(binding.resource),
-    }
 
 
 def _binding_table(found: list[Binding]) -> None:
@@ -536,26 +496,6 @@ def _binding_table(found: list[Binding]) -> None:
         ["binding", "subject", "roles", "resource"],
         [(one.id, one.subject, ", ".join(one.roles), one.resource) for one in found],
     )
-
-
-def _key_json(key: ApiKey) -> dict[str, Any]:
-    return {
-        "key": key.id,
-        "principal": str(key.principal),
-        "groups": list(key.groups),
-        "created_at": _time_or_none(key.created_at),
-        "expires_at": _time_or_none(key.expires_at),
-        "comment": key.comment,
-    }
-
-
-def _quota_json(quota: Quota) -> dict[str, Any]:
-    return {
-        "subject": str(quota.subject),
-        **asdict(quota.limits),
-        "version": quota.version,
-        "used": msgspec.structs.asdict(quota.used),
-    }
 
 
 def _quota_texts(quota: Quota) -> list[tuple[str, str]]:
@@ -577,10 +517,6 @@ def _quota_texts(quota: Quota) -> list[tuple[str, str]]:
 def _limits_text(limits: QuotaLimits) -> str:
     set_ones = [f"{name}={value}" for name, value in asdict(limits).items() if value]
     return ", ".join(set_ones) or "no limits"
-
-
-def _time_or_none(micros: int) -> str | None:
-    return _time(micros) if micros else None
 
 
 def _end(micros: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,7 +55,7 @@ def show(path: Path | None, changed: bool) -> None:
     """
     described = [one for one in load(path).describe() if not changed or one.source != "default"]
     output.show(
-        [asdict(one) for one in described],
+        described,
         lambda: table(
             ["setting", "value", "source", "meaning"], [(one.key, one.value, one.source, one.help) for one in described]
         ),

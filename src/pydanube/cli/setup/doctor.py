@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -44,7 +43,7 @@ def doctor(data_dir: Path | None, no_sync: bool, path: Path | None) -> None:
     """
     findings = list(_findings(data_dir, path, measure=not no_sync))
     failed = [finding for finding in findings if finding.status == "fail"]
-    show({"ready": not failed, "findings": [asdict(finding) for finding in findings]}, lambda: _show(findings))
+    show({"ready": not failed, "findings": findings}, lambda: _show(findings))
     if failed:
         fail(f"{len(failed)} of {len(findings)} checks failed: {', '.join(finding.check for finding in failed)}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -41,7 +41,7 @@ def queries() -> None:
 def list_(url: str) -> None:
     """List queries by name, with their last batch and what is still to be published of it."""
     found = with_client(url, lambda client: client.staged_queries())
-    if shown_as_json([_as_json(one) for one in found]):
+    if shown_as_json(found):
         return
     table(
         ["query", "last batch", "committed", "pending"],
@@ -56,7 +56,7 @@ def list_(url: str) -> None:
 def describe(query: str, url: str) -> None:
     """Show a query: its current run, its last batch, and what keeps partitions from getting it."""
     one = with_client(url, lambda client: _find(client, query))
-    if shown_as_json(_as_json(one)):
+    if shown_as_json(one):
         return
     pairs: list[tuple[str, object]] = [
         ("query", one.query),
@@ -99,19 +99,6 @@ async def _find(client: Client, query: str) -> StagedQuery:
     if len(found) > 1:
         raise Refused(f"{len(found)} queries have the name {query!r}: 'danube queries list --json' shows them")
     return found[0]
-
-
-def _as_json(one: StagedQuery) -> dict[str, Any]:
-    return {
-        "query": one.query,
-        "namespace": one.namespace or None,
-        "owner": one.owner or None,
-        "run": one.run,
-        "last_batch_id": one.last_batch_id if one.last_batch_id >= 0 else None,
-        "last_commit_at": _time(one.last_commit_at) if one.last_commit_at else None,
-        "pending_partitions": one.pending,
-        "obstacle": one.obstacle or None,
-    }
 
 
 def _batch(one: StagedQuery) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -24,6 +23,7 @@ from pydanube.cli.output import (
 )
 from pydanube.cli.session import with_client
 from pydanube.cli.values import TakesAgo, some_bytes
+from pydanube.model.json_values import as_json
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position, datetime_from_micros
 from pydanube.model.storage import PartitionUsage, StorageDamage, StorageStatus, StorageUsage, StorageVerified
@@ -59,7 +59,7 @@ def usage(topic: TopicName | None, url: str) -> None:
     have them, and 'uploads', 'log on disk' and 'slices' are those of the broker that is asked.
     """
     found = with_client(url, lambda client: client.storage_usage(_text(topic)), answer_seconds=PATIENCE_SECONDS)
-    if shown_as_json(_usage_json(found)):
+    if shown_as_json(as_json(found) | {"total": found.total}):
         return
     fields(_status(found.status, found.total))
     click.echo()
@@ -68,17 +68,6 @@ def usage(topic: TopicName | None, url: str) -> None:
 
 def _text(topic: TopicName | None) -> str | None:
     return None if topic is None else str(topic)
-
-
-def _usage_json(found: StorageUsage) -> dict[str, Any]:
-    total = asdict(found.total)
-    for name in ("topic", "partition", "start_offset", "uploaded_end", "end_offset"):
-        del total[name]
-    return {
-        "status": asdict(found.status),
-        "total": total,
-        "partitions": [asdict(one) for one in found.partitions],
-    }
 
 
 def _status(status: StorageStatus, total: PartitionUsage) -> list[tuple[str, object]]:
@@ -163,7 +152,7 @@ def segments(topic: TopicName, partition: int, start: Position, count: int, url:
     found, partitions = with_client(url, ask, answer_seconds=PATIENCE_SECONDS)
     shown = found[:count] if count else found
     if wants_json():
-        emit_json([asdict(one) for one in shown])
+        emit_json(shown)
     elif shown:
         _segments_table(shown)
     else:
@@ -224,10 +213,7 @@ def upload(topic: TopicName | None, url: str) -> None:
             return await client.upload_storage(_text(topic), progress=progress)
 
         done = with_client(url, work, answer_seconds=PATIENCE_SECONDS)
-    show(
-        {"uploaded_bytes": done.total_bytes},
-        f"uploaded {size(done.total_bytes)}" if done.total_bytes else "nothing was waiting",
-    )
+    show(done, f"uploaded {size(done.total_bytes)}" if done.total_bytes else "nothing was waiting")
 
 
 @click.command(
@@ -259,7 +245,7 @@ def verify(topic: TopicName | None, rate: int | None, url: str) -> None:
 
     found = with_client(url, work, answer_seconds=PATIENCE_SECONDS)
     if wants_json():
-        emit_json({"sound": not found.damages, **asdict(found)})
+        emit_json({"sound": not found.damages, **as_json(found)})
     else:
         for one in found.damages:
             click.echo(_damage(one))
@@ -303,7 +289,7 @@ def gc(dry_run: bool, orphans: bool, url: str) -> None:
             )
 
     done = with_client(url, work, answer_seconds=PATIENCE_SECONDS)
-    if shown_as_json({"dry_run": dry_run, **asdict(done)}):
+    if shown_as_json({"dry_run": dry_run, **as_json(done)}):
         return
     verb = "would delete" if dry_run else "deleted"
     more = f", {size(done.deleted_bytes)} of orphans" if done.deleted_bytes else ""

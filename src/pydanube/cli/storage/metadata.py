@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +59,7 @@ def copy(source: str, target: str, path: Path | None) -> None:
     if isinstance(given, Path) and any(one.exists() for one in (given, given.with_suffix(".journal"))):
         fail(f"{given} exists: copy to a place where there is nothing")
     copied = asyncio.run(copy_metadata(taken, given, SystemClock()))
-    show(asdict(copied), lambda: _show(copied, isinstance(given, Path)))
+    show(copied, lambda: _show(copied, isinstance(given, Path)))
 
 
 def _place(text: str, path: Path | None) -> MetadataPlace:

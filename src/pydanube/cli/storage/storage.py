@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import tomllib
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -180,7 +179,7 @@ def restore(
     overrides = {"server.data_dir": data_dir, "storage.url": url, "storage.options": given or None}
     settings = Settings.load(path, os.environ, overrides)
     report = asyncio.run(_restore(settings))
-    show(asdict(report), lambda: _show(report, settings))
+    show(report, lambda: _show(report, settings))
     if report.missing:
         fail(f"{plural(len(report.missing), 'object')} of the catalog are not in the store; first {report.missing[0]}")
 

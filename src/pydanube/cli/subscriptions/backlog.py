@@ -60,11 +60,7 @@ def seek(
     target = position or to
     assert target is not None
     now = with_client(url, lambda client: client.seek(str(topic), subscription, target, partition=partition))
-    positions = {str(index): offset for index, offset in sorted(now.items())}
-    show(
-        {"topic": str(topic), "subscription": subscription, "position": str(target), "positions": positions},
-        f"moved {subscription} on {topic} to {target} ({format_positions(now)})",
-    )
+    show({"positions": sorted(now.items())}, f"moved {subscription} on {topic} to {target} ({format_positions(now)})")
 
 
 def format_positions(positions: dict[int, int]) -> str:

@@ -179,15 +179,15 @@ def _origin(letter: DeadLetter) -> str:
 
 
 def as_dict(letter: DeadLetter) -> dict[str, Any]:
-    return messages.record(letter.message) | {
+    return {
         "letter": letter.place,
-        "id": letter.id,
+        "message": messages.record(letter.message),
         "original_topic": letter.original_topic,
-        "original_partition": letter.original_partition,
         "original_subscription": letter.original_subscription,
+        "original_partition": letter.original_partition,
         "original_offset": letter.original_offset,
         "attempts": letter.attempts,
-        "failure_reason": letter.reason,
+        "reason": letter.reason,
         "redriven": letter.redriven,
         "by_broker": letter.is_by_broker,
     }

@@ -22,6 +22,7 @@ from pydanube.cli.output import emit_json, fields, note, span, wants_json
 from pydanube.cli.session import with_client
 from pydanube.model.errors import Invalid
 from pydanube.model.failure import NATIVE, Backoff, FailurePolicy, Poison
+from pydanube.model.json_values import as_json
 from pydanube.model.names import TopicName
 from pydanube.model.topics import SubscriptionDescription
 
@@ -152,21 +153,9 @@ def failure_policy(topic: TopicName, subscription: str, expected: str, url: str,
     policy = found.failure_policy
     if wants_json():
         told = {"topic": str(topic), "subscription": subscription, "version": found.version}
-        emit_json({**told, **as_dict(policy)})
+        emit_json(told | as_json(policy))
     else:
         fields(as_fields(policy))
-
-
-def as_dict(policy: FailurePolicy) -> dict[str, Any]:
-    return {
-        "redeliveries_max": policy.redeliveries_max,
-        "ack_timeout_ms": policy.ack_timeout_ms,
-        "delay_ms": policy.delay_ms,
-        "delay_max_ms": policy.delay_max_ms,
-        "backoff": str(policy.backoff),
-        "poison": str(policy.poison),
-        "dead_letter_topic": policy.dead_letter_topic,
-    }
 
 
 def as_fields(policy: FailurePolicy) -> list[tuple[str, object]]:

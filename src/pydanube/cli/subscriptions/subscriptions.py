@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,6 +26,7 @@ from pydanube.cli.subscriptions.backlog import advance, peek, seek, skip
 from pydanube.cli.topics.stats import consumers
 from pydanube.cli.topics.totals import sum_topic
 from pydanube.model.errors import NotFound
+from pydanube.model.json_values import as_json
 from pydanube.model.names import TopicName
 from pydanube.model.positions import LATEST, Position
 from pydanube.model.statistics import SubscriptionStatistics
@@ -153,7 +153,8 @@ def describe(topic: TopicName, subscription: str, url: str) -> None:
         return described, sum_topic(await client.topic_statistics(str(topic))).subscription(subscription)
 
     found, figures = with_client(url, work)
-    if shown_as_json(_as_dict(found, figures)):
+    lag = sum(place.lag for place in found.partitions)
+    if shown_as_json(as_json(found) | {"lag": lag, "consumers": [] if figures is None else figures.consumers}):
         return
     fields(
         [
@@ -161,7 +162,7 @@ def describe(topic: TopicName, subscription: str, url: str) -> None:
             ("subscription", found.name),
             ("id", found.subscription_id),
             ("type", found.type),
-            ("lag", sum(place.lag for place in found.partitions)),
+            ("lag", lag),
             ("unacked messages", _limit_text(found.unacked_max)),
             *failure.as_fields(found.failure_policy),
         ]
@@ -183,32 +184,6 @@ def _places(found: SubscriptionDescription) -> None:
     else:
         told = [(*row, p.health) for row, p in zip(rows, found.partitions, strict=True)]
         table([*columns, "health"], told, right=right)
-
-
-def _as_dict(found: SubscriptionDescription, figures: SubscriptionStatistics | None) -> dict[str, Any]:
-    return {
-        "topic": found.topic,
-        "subscription": found.name,
-        "id": found.subscription_id,
-        "type": str(found.type),
-        "lag": sum(place.lag for place in found.partitions),
-        "unacked_max": found.unacked_max,
-        "version": found.version,
-        "failure_policy": failure.as_dict(found.failure_policy),
-        "consumers": [asdict(one) for one in figures.consumers] if figures is not None else [],
-        "partitions": [
-            {
-                "partition": place.partition,
-                "position": place.position,
-                "lag": place.lag,
-                "acked_ahead": place.acked_ahead,
-                "unacked": place.unacked,
-                "consumer": place.consumer,
-                "health": place.health,
-            }
-            for place in found.partitions
-        ],
-    }
 
 
 def _limit_text(unacked_max: int) -> str:

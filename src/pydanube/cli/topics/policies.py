@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -18,6 +18,7 @@ from pydanube.cli.options import (
 from pydanube.cli.output import emit_json, note, size, span, table, wants_json
 from pydanube.cli.session import with_client
 from pydanube.model.errors import Invalid
+from pydanube.model.json_values import as_json
 from pydanube.model.names import TopicName
 from pydanube.model.policies import FIELDS, BacklogAction, Policies
 
@@ -111,8 +112,7 @@ def _show_or_change(
         note(warning)
     sources = {name: _source(kind, own, namespace, name) for name in FIELDS}
     if wants_json():
-        told = {kind: target, "version": report.version, "own": as_dict(own), "effective": as_dict(effective)}
-        emit_json(told | {"from": sources})
+        emit_json(as_json(report) | {"from": sources})
         return
     rows = [(name, shown(name, getattr(effective, name)), _SOURCES[sources[name]]) for name in FIELDS]
     table(["policy", "value", "from"], rows)
@@ -136,16 +136,6 @@ async def _warnings(client: Client, kind: str, target: str, wanted: dict[str, in
     if not nothing_kept or (await client.describe_topic(target)).subscriptions:
         return []
     return [f"{target} has no subscription and keeps nothing now: messages go as they come"]
-
-
-def as_dict(policies: Policies) -> dict[str, Any]:
-    """Return the policies that are set, in the form that --set takes."""
-    told = {name: getattr(policies, name) for name in FIELDS}
-    return {
-        name: str(BacklogAction(value)) if name == "backlog_action" else value
-        for name, value in told.items()
-        if value is not None
-    }
 
 
 def shown(name: str, value: int | None) -> str:

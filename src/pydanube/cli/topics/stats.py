@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -11,7 +10,8 @@ from pydanube.cli.options import TOPIC, broker_options, examples
 from pydanube.cli.output import emit_json, fields, number, plural, shown_as_json, size, span, table, wants_json
 from pydanube.cli.paging import PageOptions, page_options
 from pydanube.cli.session import with_client
-from pydanube.cli.topics.totals import TopicTotals, as_dict, sum_topic
+from pydanube.cli.topics.totals import TopicTotals, sum_topic
+from pydanube.model.json_values import as_json
 from pydanube.model.names import TopicName
 from pydanube.model.paging import TOPIC_NUMBERS, PageQuery
 from pydanube.model.statistics import PartitionStatistics, SubscriptionStatistics, TopicSummary
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         """
 danube topics stats /default/orders
 danube topics stats /default/orders -v                      each consumer and each partition
-danube topics stats /default/orders --json | jq '.subscriptions[] | {name, backlog}'
+danube topics stats /default/orders --json | jq '.total.subscriptions[] | {name, backlog}'
 danube topics stats --sort backlog --limit 20               a table of topics; opens none of them
 """
     ),
@@ -51,7 +51,7 @@ def stats(topic: TopicName | None, page: PageOptions, verbose: bool, url: str) -
     if page:
         raise click.UsageError("--filter, --sort, --reverse, --limit and --after are for a table: leave out the topic")
     figures = sum_topic(with_client(url, lambda client: client.topic_statistics(str(topic))))
-    if shown_as_json(as_dict(figures)):
+    if shown_as_json(as_json(figures) | {"messages": figures.messages}):
         return
     fields(_topic(figures))
     for subscription in figures.subscriptions:
@@ -189,8 +189,7 @@ def summaries(page: PageOptions, url: str) -> None:
 
     found, following = with_client(url, work)
     if wants_json():
-        topics = [asdict(one) for one in found]
-        emit_json(topics if page.limit is None else {"topics": topics, "next": following})
+        emit_json(found if page.limit is None else {"topics": found, "next": following})
         return
     columns = [
         "topic",

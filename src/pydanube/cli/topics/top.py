@@ -6,8 +6,8 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -15,7 +15,7 @@ from pydanube.cli.options import DURATION, TOPIC, broker_options, examples
 from pydanube.cli.output import emit_json, span, table, wants_json
 from pydanube.cli.session import Stop, with_client
 from pydanube.cli.streams import is_terminal, need_stdout
-from pydanube.cli.topics.totals import TopicTotals, as_dict, sum_topic
+from pydanube.cli.topics.totals import TopicTotals, sum_topic
 from pydanube.model.errors import Invalid, NotFound, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.positions import datetime_from_micros
@@ -133,18 +133,9 @@ def _screen(order: str, interval: float, stop: Stop) -> Iterator[Callable[[TopSn
 
 
 def _json(snapshot: TopSnapshot) -> None:
-    topics = [_as_dict(one) for one in snapshot.topics]
-    told = {"time": snapshot.time.isoformat(), "broker": snapshot.broker, "topics": topics}
+    told = {"time": snapshot.time.isoformat(), "broker": snapshot.broker, "topics": snapshot.topics}
     emit_json(told | ({"trouble": snapshot.trouble} if snapshot.trouble else {}), compact=True)
     sys.stdout.flush()
-
-
-def _as_dict(topic: TopicTotals | TopicSummary) -> dict[str, Any]:
-    if not isinstance(topic, TopicTotals):
-        return asdict(topic)
-    told = as_dict(topic)
-    del told["partition_statistics"]
-    return told
 
 
 def _text(order: str) -> Callable[[TopSnapshot], None]:

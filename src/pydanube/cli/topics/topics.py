@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
@@ -22,13 +20,14 @@ from pydanube.cli.options import (
 )
 from pydanube.cli.output import emit_json, fields, note, plural, show, shown_as_json, size, table, wants_json
 from pydanube.cli.paging import PageOptions, page_options
-from pydanube.cli.schemas.bindings import binding_dict, binding_text, find_binding
+from pydanube.cli.schemas.bindings import binding_text, find_binding
 from pydanube.cli.session import with_client
 from pydanube.cli.subscriptions.backlog import format_positions
 from pydanube.cli.topics.policies import topic_policies
 from pydanube.cli.topics.stats import stats
 from pydanube.model.cluster import AWAY, BrokerStatus
 from pydanube.model.errors import Denied, Invalid
+from pydanube.model.json_values import as_json
 from pydanube.model.limits import PARTITIONS_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.paging import TOPIC_NUMBERS, PageQuery
@@ -199,7 +198,7 @@ def takeover(topic: TopicName, partition: int | None, accept_loss: bool, url: st
     lost = with_client(
         url, lambda client: client.take_over_topic(str(topic), partition=partition, accept_loss=accept_loss)
     )
-    if shown_as_json([asdict(one) for one in lost]):
+    if shown_as_json(lost):
         return
     for one in lost:
         gone = "nothing is lost" if one.is_empty else f"offsets {one.start} to {one.end - 1} are given up"
@@ -263,10 +262,7 @@ def truncate(topic: TopicName, before: Position, partition: int | None, yes: boo
     question = f"Delete everything before {before} in {where}, also what subscriptions have not consumed?"
     confirm(question, yes, not_done="nothing was deleted")
     starts = with_client(url, lambda client: client.truncate_topic(str(topic), before, partition=partition))
-    show(
-        {"topic": str(topic), "starts": {str(index): start for index, start in sorted(starts.items())}},
-        f"truncated {topic} ({format_positions(starts)})",
-    )
+    show({"positions": sorted(starts.items())}, f"truncated {topic} ({format_positions(starts)})")
 
 
 @topics.command(
@@ -319,7 +315,15 @@ def describe(topic: TopicName, url: str) -> None:
     found, brokers, binding = with_client(url, work)
     names = {one.addresses.native: one.name for one in brokers if one.addresses.native}
     is_cluster = any(one.incarnation or one.state == AWAY for one in brokers)
-    if shown_as_json(as_dict(found, names) | {"schema": None if binding is None else binding_dict(binding)}):
+    level = found.config.ack_level
+    told = {
+        "messages": sum(one.messages for one in found.partitions),
+        "owners": [names.get(one.owner, "") for one in found.partitions],
+        "survives": level.survives,
+        "when_broker_is_lost": level.when_broker_is_lost,
+        "schema": binding,
+    }
+    if shown_as_json(as_json(found) | told):
         return
     fields(
         [
@@ -327,9 +331,9 @@ def describe(topic: TopicName, url: str) -> None:
             ("id", found.topic_id),
             ("partitions", found.config.partitions or "non-partitioned"),
             ("reliable", "yes" if found.config.reliable else "no"),
-            ("ack level", found.config.ack_level if found.config.reliable else "none: nothing is stored"),
-            ("survives", found.config.ack_level.survives),
-            *([("broker lost", found.config.ack_level.when_broker_is_lost)] if is_cluster else []),
+            ("ack level", level if found.config.reliable else "none: nothing is stored"),
+            ("survives", level.survives),
+            *([("broker lost", level.when_broker_is_lost)] if is_cluster else []),
             ("subscriptions", ", ".join(found.subscriptions) or "none"),
             ("schema", "none" if binding is None else binding_text(binding)),
         ]
@@ -363,38 +367,6 @@ async def _brokers(client: Client) -> list[BrokerStatus]:
     except (Invalid, Denied):  # a broker of an earlier release, or one that tells this user no more
         return []
     return described.brokers
-
-
-def as_dict(found: TopicDescription, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the description as JSON. `names` are the brokers by address; what an owner has not told is null."""
-    return {
-        "topic": found.name,
-        "id": found.topic_id,
-        "partitions": found.config.partitions,
-        "reliable": found.config.reliable,
-        "ack_level": str(found.config.ack_level),
-        "survives": found.config.ack_level.survives,
-        "when_broker_is_lost": found.config.ack_level.when_broker_is_lost,
-        "subscriptions": found.subscriptions,
-        "version": found.version,
-        "partition_descriptions": [
-            {
-                "partition": p.index,
-                "broker": names.get(p.owner),
-                "owner": p.owner,
-                "epoch": p.epoch,
-                "start_offset": p.start_offset if p.is_known else None,
-                "end_offset": p.end_offset if p.is_known else None,
-                "messages": p.messages if p.is_known else None,
-                "missing_offsets": p.missing_offsets if p.is_known else None,
-                "gaps": p.gaps.ranges if p.is_known else None,
-                "ledgers": p.ledgers if p.is_known else None,
-                "stored_bytes": p.stored_bytes if p.is_known else None,
-                "health": p.health,
-            }
-            for p in found.partitions
-        ],
-    }
 
 
 @topics.command(

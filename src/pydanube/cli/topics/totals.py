@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
 from pydanube.model.statistics import ConsumerStatistics, PartitionStatistics, SubscriptionStatistics, TopicStatistics
@@ -71,27 +71,3 @@ def _sum_fields(many: list[StatisticsT]) -> StatisticsT:
             continue
         sums[field.name] = max(values) if field.name in _MAXIMUM_FIELDS else sum(values)
     return replace(many[0], **sums)
-
-
-def as_dict(figures: TopicTotals) -> dict[str, Any]:
-    """Return the JSON form: the sums, then each partition in full."""
-    total = asdict(figures.total)
-    subscriptions = total.pop("subscriptions")
-    for name in ("index", "start_offset", "end_offset"):
-        del total[name]
-    for one in subscriptions:
-        del one["position"]
-    return {
-        "topic": figures.topic,
-        "reliable": figures.reliable,
-        "partitions": len(figures.partitions),
-        "messages": figures.messages,
-        **total,
-        "subscriptions": subscriptions,
-        "partition_statistics": [_partition_dict(one) for one in figures.partitions],
-    }
-
-
-def _partition_dict(partition: PartitionStatistics) -> dict[str, Any]:
-    told = asdict(partition)
-    return {"partition": told.pop("index"), "messages": partition.messages, **told}

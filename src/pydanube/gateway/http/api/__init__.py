@@ -4,7 +4,7 @@ operations      what an operation is: method, path, types, handler
 table           all operations
 declared        operations that `pydanube.operations` declares
 router          finds the operation of a request, reads it, sends the answer
-json_forms      how types of the model look in JSON
+json_forms      how types of the model are read from JSON
 etags           versions of what is read, and of what is to be changed (If-Match)
 openapi         the document, with descriptions from the source and limits of the model's fields
 routes          the routes in the HTTP application
@@ -12,9 +12,8 @@ docs.html, docs.js
                 the page that shows the document
 paging          types of parameters that lists have
 stored_messages stored messages as JSON
-brokers, namespaces, topics, subscriptions, dead_letters
-                the operations of each area
-policies        what operations on policies share
+brokers, subscriptions, dead_letters
+                operations that only REST has
 publishing      operations that publish, and webhooks
 consuming       operations that consume: polls, events, WebSocket
 """

@@ -9,11 +9,12 @@ import msgspec
 
 from pydanube.broker.handlers import Caller, carry_out
 from pydanube.gateway.http.requests import identity_of
+from pydanube.model.json_values import NO_DEFAULT, FieldForm, fields_of
 from pydanube.operations import Operation as Declared
 from pydanube.operations import Rest, rests_of
 
 from .etags import expected_version, tagged
-from .json_forms import DECLARED, NO_DEFAULT, FieldForm, fields_of
+from .json_forms import DECLARED
 from .operations import BASE, Answer, ApiCall, NoQuery, Operation
 
 _EXPECTED: Final = "expected"

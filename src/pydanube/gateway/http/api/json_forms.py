@@ -1,17 +1,13 @@
-"""How types of the model look in JSON: derived from the types themselves, so that nothing is declared twice.
+"""How types of the model are read from JSON and described: derived from the types, so that nothing is declared twice.
 
-The form of a dataclass, a named tuple or a struct is an object with the same fields; an enumeration is one of its words
-("durable", "key-shared"), a `Position` is the text that users write. msgspec reads and describes the forms. Unlike the
-native protocol, an unknown field is refused by name: it is a mistake of the caller, and ignoring it would hide that.
+`model.json_values` says how their values look. msgspec reads and describes the forms. Unlike the native protocol, an
+unknown field is refused by name: it is a mistake of the caller, and ignoring it would hide that.
 """
 
 from __future__ import annotations
 
 import types
-import typing
 from collections.abc import Callable
-from dataclasses import MISSING, fields, is_dataclass
-from datetime import datetime
 from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin
@@ -20,6 +16,7 @@ import msgspec
 
 from pydanube.model import security
 from pydanube.model.gaps import Gaps
+from pydanube.model.json_values import NO_DEFAULT, attributes_of, fields_of, has_fields
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position, type_names
 from pydanube.model.storage import StoragePlace
@@ -36,15 +33,6 @@ class JsonForm(NamedTuple):
     load: Load | None = None
     """Makes the value of the model from what msgspec read; None: that is the value. Raises Invalid."""
 
-
-class FieldForm(NamedTuple):
-    name: str
-    type: Any
-    default: Any
-    """NO_DEFAULT: the field is required. Of a default that is made by a factory, what the factory made."""
-
-
-NO_DEFAULT: Final = msgspec.NODEFAULT
 
 DECLARED: Final = "declared"
 """The attribute of a class that is made of another one, which has the docstrings."""
@@ -105,33 +93,6 @@ def name_of(kind: Any) -> str:
     return str(_NAMES.get(kind, kind.__name__))
 
 
-def has_fields(kind: Any) -> bool:
-    """Return whether a type is a dataclass, a named tuple or a struct."""
-    if not isinstance(kind, type):
-        return False
-    return is_dataclass(kind) or issubclass(kind, msgspec.Struct) or hasattr(kind, "_field_defaults")
-
-
-def fields_of(kind: Any) -> list[FieldForm]:
-    """Return the fields of a dataclass, a named tuple or a struct, with the types of the model."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    if is_dataclass(kind):
-        own = ((one.name, _default(one.default, one.default_factory)) for one in fields(kind))
-        return [FieldForm(name, hints[name], default) for name, default in own]
-    if issubclass(kind, msgspec.Struct):
-        return [
-            FieldForm(one.encode_name, hints[one.name], _default(one.default, one.default_factory))
-            for one in msgspec.structs.fields(kind)
-        ]
-    defaults = kind._field_defaults
-    return [FieldForm(name, hints[name], defaults.get(name, NO_DEFAULT)) for name in kind._fields]
-
-
-def attributes_of(kind: Any) -> dict[str, str]:
-    """Return the name in JSON of each field, with the name of its attribute."""
-    return {shown: name for name, shown in _names(kind) or ()}
-
-
 def given_fields(read: object) -> frozenset[str]:
     """Return which fields of an object msgspec has read; the others were absent."""
     if not isinstance(read, msgspec.Struct):
@@ -139,57 +100,7 @@ def given_fields(read: object) -> frozenset[str]:
     return frozenset(name for name in read.__struct_fields__ if getattr(read, name) is not msgspec.UNSET)
 
 
-def dump(value: Any) -> Any:
-    """Return a value of the model as msgspec encodes it in its form."""
-    kind: Any = type(value)
-    if _is_plain(kind):
-        return value
-    if isinstance(value, (Enum, Position, TopicName, StoragePlace, Written)):
-        return str(value)
-    if value is None or isinstance(value, (str, int, float, bytes, datetime, msgspec.Raw)):
-        return value
-    if isinstance(value, dict):
-        return {str(key): dump(one) for key, one in value.items()}
-    if isinstance(value, Gaps):
-        return value.ranges
-    names = _names(kind)
-    if names is None:
-        return [dump(one) for one in value]
-    found = ((shown, getattr(value, name)) for name, shown in names)
-    return {shown: dump(one) for shown, one in found if one is not msgspec.UNSET}
-
-
 # -- internal ----------------------------------------------------------------------------------------------------------
-
-
-@cache
-def _names(kind: Any) -> list[tuple[str, str]] | None:
-    """Return the fields of a type, each with its name in JSON; None for a type without fields."""
-    if not has_fields(kind):
-        return None
-    if issubclass(kind, msgspec.Struct):
-        return [(one.name, one.encode_name) for one in msgspec.structs.fields(kind)]
-    return [(one.name, one.name) for one in fields_of(kind)]
-
-
-@cache
-def _is_plain(kind: Any) -> bool:
-    """Return whether msgspec encodes values of a dataclass in its form by itself, which is much faster."""
-    return is_dataclass(kind) and kind not in _SPECIAL and all(_is_plain_type(one.type) for one in fields_of(kind))
-
-
-def _is_plain_type(kind: Any) -> bool:
-    if kind in (str, int, float, bool, bytes, type(None)) or get_origin(kind) is Literal:
-        return True
-    if get_origin(kind) in (list, tuple, dict, Union, types.UnionType):
-        return all(one is Ellipsis or _is_plain_type(one) for one in get_args(kind))
-    return _is_plain(kind)
-
-
-def _default(value: Any, factory: Any) -> Any:
-    if factory is not MISSING and factory is not msgspec.NODEFAULT:
-        return factory()
-    return NO_DEFAULT if value is MISSING else value
 
 
 def _generic_form(kind: Any, origin: Any) -> JsonForm:

@@ -13,6 +13,7 @@ import msgspec
 
 from pydanube.gateway.http.errors import PROBLEM, Problem
 from pydanube.model.failure import DELAY_MS_MAX, FailurePolicy
+from pydanube.model.json_values import NO_DEFAULT, as_json, attributes_of, fields_of
 from pydanube.model.limits import NAME_CHARACTERS_MAX, PARTITIONS_MAX, SCHEMA_BYTES_MAX, SCHEMA_REFERENCES_MAX
 from pydanube.model.paging import AFTER_CHARACTERS_MAX, FILTER_CHARACTERS_MAX, PAGE_MAX, PageQuery
 from pydanube.model.policies import FIELDS, SEGMENT_BYTES_MAX, Policies
@@ -213,7 +214,7 @@ def _responses(operation: Operation) -> dict[str, Any]:
 
 
 def _example(value: object) -> Any:
-    return msgspec.to_builtins(json_forms.dump(value))
+    return as_json(value)
 
 
 def _response_name(status: int) -> str:
@@ -265,13 +266,13 @@ def _complete(schema: Schema, kind: Any) -> None:
     whole, by_field = docstrings_of(kind)
     if whole:
         schema["description"] = whole
-    attributes = json_forms.attributes_of(kind)
-    for one in json_forms.fields_of(kind):
+    attributes = attributes_of(kind)
+    for one in fields_of(kind):
         field = schema["properties"][one.name]
         _add_limits(field, limits_of(kind, one.name))
         if attributes[one.name] in by_field:
             field["description"] = by_field[attributes[one.name]]
-        if one.default not in (json_forms.NO_DEFAULT, msgspec.UNSET):
+        if one.default not in (NO_DEFAULT, msgspec.UNSET):
             default = _example(one.default)
             if default is not None:
                 field["default"] = default

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from pydanube.broker import Broker
 from pydanube.gateway.http.requests import origin_of, principal_of
 from pydanube.model.errors import Invalid
+from pydanube.model.json_values import dump, fields_of, has_fields
 
 from . import json_forms
 from .operations import JSON, Answer, ApiCall, NoQuery, Operation, parse_segment
@@ -103,7 +104,7 @@ class _Endpoint:
         self._query = None if operation.query is NoQuery else json_forms.form_of(operation.query)
         self._no_query: Any = None
         """What a request without a query has; handlers do not change it."""
-        self._query_names = [one.name for one in json_forms.fields_of(operation.query)]
+        self._query_names = [one.name for one in fields_of(operation.query)]
         self._body = None if operation.body is None else json_forms.form_of(operation.body)
         self._body_words = {} if operation.body is None else _words_of(operation.body)
         self._decoder = None if self._body is None else msgspec.json.Decoder(self._body.type)
@@ -128,7 +129,7 @@ class _Endpoint:
         status, headers = answer.status or self.operation.success, {**_NO_STORE, **answer.headers}
         if self.operation.reply is None and answer.value is None:
             return Response(None, status, headers)
-        return Response(msgspec.json.encode(json_forms.dump(answer.value)), status, headers, JSON)
+        return Response(msgspec.json.encode(dump(answer.value)), status, headers, JSON)
 
     def _read_query(self, request: Request) -> Any:
         if self._no_query is not None and not request.scope["query_string"]:
@@ -204,9 +205,9 @@ def _nothing_at(path: str, last: _Node) -> HTTPException:
 
 def _words_of(kind: Any) -> dict[str, tuple[str, ...]]:
     """Return the fields of a type, and which words are allowed for each; none: it is not one of some words."""
-    if not json_forms.has_fields(kind):
+    if not has_fields(kind):
         return {}
-    return {one.name: _words_in(json_forms.form_of(one.type).type) for one in json_forms.fields_of(kind)}
+    return {one.name: _words_in(json_forms.form_of(one.type).type) for one in fields_of(kind)}
 
 
 def _words_in(form: Any) -> tuple[str, ...]:
