@@ -95,6 +95,25 @@ async def test_any_other_body_is_one_payload_with_attributes_from_headers(http):
         assert (second.payload, second.key) == (b'{"id": 1}', None)
 
 
+@pytest.mark.parametrize("media", ["application/x-www-form-urlencoded", ""])
+async def test_a_message_in_json_that_does_not_say_so_is_refused(http, media):
+    envelopes = (
+        b'{"payload": {"id": 1}, "key": "k"}',
+        b' {"messages": [{"payload": "a"}]}',
+        b'{"payload_base64": "AA=="}',
+    )
+    payloads = b'{"id": 1}', b'{"payload": 1, "id": 2}', b'{"key": "k"}', b"[1]", b"{", b"a=b&c=d"
+    async with pydanube.connect(http.broker_url) as client:
+        for body in envelopes:
+            answer = await publish(http, body, Content_Type=media)
+            assert answer.status == 400
+            assert "Content-Type: application/json" in answer.json()["detail"]
+        await publish(http, envelopes[0], f"{ORDERS}?format=raw", Content_Type=media)
+        for body in payloads:
+            assert (await publish(http, body, Content_Type=media)).status == 200
+        assert [one.payload for one in await received(client, 7)] == [envelopes[0], *payloads]
+
+
 async def test_messages_of_a_partitioned_topic_go_to_the_partitions_of_their_keys(http):
     async with pydanube.connect(http.broker_url) as client:
         await client.create_topic("/default/wide", partitions=4)

@@ -33,7 +33,8 @@ PayloadForm = Literal["text", "json", "base64"]
 """How a consumer gets payloads. text: as a string, or as `payload_base64` if it is not UTF-8. json: as a JSON value,
 or as with `text` if it is none. base64: always as `payload_base64`."""
 
-BodyForm = Literal["json", "ndjson", "raw"]
+BodyForm = Literal["json", "ndjson", "raw", "unsaid"]
+"""unsaid: the client named no media type, or the one that curl sends by itself; raw, unless it is a message in JSON."""
 
 
 class PublishedMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -104,6 +105,7 @@ _read_body: Final = msgspec.json.Decoder(PublishBody).decode
 _read_lines: Final = msgspec.json.Decoder(PublishedMessage).decode_lines
 _read_text: Final = msgspec.json.Decoder(str).decode
 _TIME_MAX: Final = 2**63 - 1
+_SAYS_NOTHING: Final = ("", "application/x-www-form-urlencoded")
 _MESSAGE_HINT: Final = 'a message is {"payload": ...}, and with ?format=raw the whole body is one payload'
 
 
@@ -117,13 +119,17 @@ def body_form(form: str, content_type: str) -> BodyForm:
     media = content_type.partition(";")[0].strip().lower()
     if media == JSON:
         return "json"
+    if media in _SAYS_NOTHING:
+        return "unsaid"
     return "ndjson" if media in NDJSON else "raw"
 
 
 def read_messages(body: bytes, form: BodyForm, headers: Headers, now_us: int) -> MessageColumns:
     """Return the messages of a publish request. Raises Invalid with the number of the message that is wrong, counted
     from 0."""
-    if form == "raw":
+    if form == "unsaid":
+        _refuse_envelope(body)
+    if form in ("raw", "unsaid"):
         return _raw_message(body, headers, now_us)
     try:
         if not body.isascii():
@@ -136,6 +142,21 @@ def read_messages(body: bytes, form: BodyForm, headers: Headers, now_us: int) ->
     if not 1 <= len(found) <= BATCH_MESSAGES_MAX:
         raise Invalid(f"a batch has 1 to {BATCH_MESSAGES_MAX} messages, and this one has {len(found)}")
     return _columns(found, is_batch, now_us)
+
+
+def _refuse_envelope(body: bytes) -> None:
+    """Raise Invalid for a message in JSON whose sender has not said that it is one."""
+    if body.lstrip()[:1] != b"{":
+        return
+    try:
+        found = _read_body(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    if (found.payload, found.payload_base64, found.messages) != (msgspec.UNSET,) * 3:
+        raise Invalid(
+            "the body is a message in JSON, and its media type does not say so: add the header Content-Type: "
+            "application/json, or publish the JSON itself as a payload with ?format=raw"
+        )
 
 
 def _read_json(body: bytes) -> tuple[Sequence[PublishedMessage], bool]:
