@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
@@ -254,6 +255,30 @@ def test_a_port_that_is_taken_says_whose_it_is_and_how_to_choose_another(tmp_pat
     assert f"for the {listener} listener; choose another with {option} (0 takes a free one)" in ended.stderr
     assert not (tmp_path / "d").exists()
     assert "Traceback" not in ended.stderr
+
+
+def test_a_taken_grpc_port_that_nobody_asked_for_leaves_a_broker_without_grpc(tmp_path):
+    with socket.socket() as data, socket.socket() as admin:
+        for taken, port in ((data, 6650), (admin, 50051)):
+            with contextlib.suppress(OSError):  # somebody else has it, which is as good
+                taken.bind(("127.0.0.1", port))
+                taken.listen()
+        command = [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(tmp_path / "d")]
+        with (tmp_path / "log").open("w") as log:
+            broker = subprocess.Popen(
+                [*command, "--port=0", "--http-port=0"], stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        assert broker.stdout is not None
+        with broker:
+            ready = broker.stdout.readline()
+            broker.terminate()
+        refused = [*command, "--port=0", "--http-port=0", "--grpc-port=6650"]
+        asked = subprocess.run(refused, capture_output=True, text=True, timeout=120, check=False)
+    assert "grpc=127.0.0.1:0 admin=127.0.0.1:0 " in ready
+    logged = (tmp_path / "log").read_text()
+    assert logged.count("grpc.port_taken") == 2
+    assert "choose another with --grpc-port" in logged
+    assert (asked.returncode, "127.0.0.1:6650 is taken" in asked.stderr) == (1, True)
 
 
 def test_without_http_there_is_no_such_listener(serve, tmp_path: Path):

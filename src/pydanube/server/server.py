@@ -15,6 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
@@ -136,6 +137,15 @@ NATIVE: Final = Listener("native", "port", "--port")
 GRPC: Final = Listener("gRPC", "grpc_port", "--grpc-port")
 ADMIN: Final = Listener("gRPC admin", "admin_port", "--admin-port")
 HTTP: Final = Listener("HTTP", "http_port", "--http-port")
+
+
+class _Taken(Enum):
+    """The answer for a port that another process has."""
+
+    TAKEN = "taken"
+
+
+TAKEN: Final = _Taken.TAKEN
 
 T = TypeVar("T")
 
@@ -294,8 +304,9 @@ class Server:
         settings, clock = self._settings, self._components.clock
         check_settings(settings)
         listeners = self._listeners()
-        for listener in listeners:
-            await self._on_port(listener, check_free)  # before the data directory is touched
+        for listener in tuple(listeners):  # before the data directory is touched
+            if await self._unless_taken(listener, check_free) is TAKEN:
+                listeners.remove(listener)
         self._open_certificates(listeners)
         node = settings.server.name or DEFAULT_NODE
         is_in_directory = isinstance(settings.metadata_place, Path)
@@ -538,9 +549,11 @@ class Server:
             certificates = tls.get(GRPC), tls.get(ADMIN)
             self._grpc = GrpcServer(broker, settings, clock, tasks, memory, certificates, grpc_places, work)
             if GRPC in listeners:
-                self.grpc_address = await self._on_port(GRPC, self._grpc.open_data)
+                opened = await self._unless_taken(GRPC, self._grpc.open_data)
+                self.grpc_address = self.grpc_address if opened is TAKEN else opened
             if ADMIN in listeners:
-                self.admin_address = await self._on_port(ADMIN, self._grpc.open_admin)
+                opened = await self._unless_taken(ADMIN, self._grpc.open_admin)
+                self.admin_address = self.admin_address if opened is TAKEN else opened
             await self._grpc.start()
         self.native_address = await self._on_port(NATIVE, self._native.start)
         return self.native_address[0]
@@ -563,6 +576,18 @@ class Server:
             if files not in self._certificates:
                 self._certificates[files] = ServerCertificates(files, self._components.clock)
             self._listener_tls[listener] = self._certificates[files]
+
+    async def _unless_taken(self, listener: Listener, act: Callable[[str, int], Awaitable[T]]) -> T | _Taken:
+        """Do the same as `_on_port`, but return TAKEN for a taken port of gRPC that nobody asked for: whoever has not
+        chosen gRPC has a broker without it."""
+        try:
+            return await self._on_port(listener, act)
+        except Refused as error:
+            asked = {f"server.{listener.setting}", f"grpc.{'data' if listener is GRPC else 'admin'}"}
+            if listener not in (GRPC, ADMIN) or asked & set(self._settings.sources):
+                raise
+            log.warning("grpc.port_taken", listener=listener.name, reason=error.message)
+            return TAKEN
 
     async def _on_port(self, listener: Listener, act: Callable[[str, int], Awaitable[T]]) -> T:
         """Call `act` with host and port of a listener. Raises Refused, with the way to another port, if it is taken."""
