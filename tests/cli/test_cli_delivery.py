@@ -283,7 +283,7 @@ def test_everything_can_be_sent_to_one_partition(danube, topic):
         ("topics", "policies", "/default/t", "--set", f"ttl_s={2**60}"),
         ("namespaces", "policies", "/default/t"),
         ("top", "--interval", "0"),
-        ("top", "orders"),
+        ("top", "shop/orders"),
         ("dlq", "show", "/default/dead", "5"),
         ("dlq", "redrive", "/default/dead"),
         ("dlq", "redrive", "/default/dead", "0:1", "--all"),

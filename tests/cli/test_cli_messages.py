@@ -190,7 +190,7 @@ def test_no_broker_is_one_clear_line(danube):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("produce", "orders", "-m", "x"),
+        ("produce", "shop/orders", "-m", "x"),
         ("produce", "/default/t", "-m", "x", "--file", __file__),
         ("produce", "/default/t", "--whole"),
         ("produce", "/default/t", "-m", "x", "-a", "novalue"),

@@ -20,6 +20,7 @@ from pydanube.version import __version__
 
 from .credential_options import credential_options
 from .streams import finish_stdout, stdout_failed
+from .synonyms import Group
 from .tls_options import tls_file_options
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
@@ -65,12 +66,15 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 
+HELP_COLUMNS_MAX: Final = 1_000
+"""Help is as wide as the terminal; without one it has 80 columns, or COLUMNS."""
+
 
 _HOW_TO_SHOW: Final = " (--token-file, --profile, DANUBE_TOKEN or --tls-cert-file); the broker's audit log says why"
 """Behind the message of Unauthenticated, which names no option of the command line."""
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """A group that knows its commands by name and imports a command only when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -94,21 +98,10 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS and not ctx.resilient_parsing:
-            from pydanube.model.text import nearest
-
-            near = nearest(args[0], COMMANDS)
-            hint = f"did you mean 'danube {near}'?" if near else "'danube --help' lists them"
-            raise click.UsageError(f"there is no command {args[0]!r}: {hint}", ctx)
-        return super().resolve_command(ctx, args)
-
 
 @click.group(
     cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": HELP_COLUMNS_MAX},
     epilog="""\b
 Try it, in two terminals:
   danube serve

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PROFILE_VARIABLE: Final = "DANUBE_PROFILE"
 _META: Final = "danube.credentials"
+_URL_META: Final = "danube.url-given"
 _VARIABLES: Final = {"token": "DANUBE_TOKEN", "api_key": "DANUBE_API_KEY", "token_file": "DANUBE_TOKEN_FILE"}
 
 
@@ -42,6 +43,7 @@ def credential_options(command: Any) -> Any:
     )
     profile = click.option(
         "--profile",
+        cls=_ProfileOption,
         metavar="NAME",
         is_eager=True,
         expose_value=False,
@@ -49,6 +51,29 @@ def credential_options(command: Any) -> Any:
         help="Broker and credentials of 'danube profile add'.  [env var: DANUBE_PROFILE]",
     )
     return profile(file(command))
+
+
+class _ProfileOption(click.Option):
+    """--profile, which is read before other options and remembers whether --url is beside it."""
+
+    def handle_parse_result(self, ctx: click.Context, opts: Any, args: list[str]) -> Any:
+        if opts.get("url") is not None:
+            ctx.meta[_URL_META] = True
+        return super().handle_parse_result(ctx, opts, args)
+
+
+def default_namespace(context: click.Context) -> str:
+    """Return the namespace of topics that are named without one: that of the profile that counts, or `default`."""
+    from pydanube.model.names import DEFAULT_NAMESPACE
+
+    named = context.meta.get(_META, {}).get("profile")
+    if named is None and context.meta.get(_URL_META):
+        return DEFAULT_NAMESPACE
+    try:
+        profile = _profile(named, None)
+    except DanubeError as error:
+        raise click.UsageError(error.message, context) from None
+    return (profile.namespace if profile is not None else "") or DEFAULT_NAMESPACE
 
 
 def _remember(context: click.Context, parameter: click.Parameter, value: object) -> object:

@@ -16,7 +16,7 @@ from pydanube.model.names import TopicName, parse_namespace, parse_subscription
 from pydanube.model.schemas import parse_subject
 from pydanube.runtime.environment import DEFAULT_URL, URL_VARIABLE
 
-from .credential_options import choose_broker, credential_options
+from .credential_options import choose_broker, credential_options, default_namespace
 from .streams import is_terminal
 from .tls_options import tls_file_options
 
@@ -42,6 +42,15 @@ class Parsed(_ParamType):
             self.fail(error.message, param, ctx)
 
 
+class Topic(Parsed):
+    """A topic's name: full, or without a namespace, which is then that of the profile."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and value and "/" not in value and ctx is not None:
+            value = f"/{default_namespace(ctx)}/{value}"
+        return super().convert(value, param, ctx)
+
+
 def _attribute(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
@@ -57,7 +66,7 @@ def _store_option(text: str) -> tuple[str, str]:
 
 
 STORE_OPTION: Final = Parsed("name=value", _store_option)
-TOPIC: Final = Parsed("topic", TopicName.parse)
+TOPIC: Final = Topic("topic", TopicName.parse)
 NAMESPACE: Final = Parsed("namespace", parse_namespace)
 SUBSCRIPTION: Final = Parsed("subscription", parse_subscription)
 POSITION: Final = Parsed("position", values.position)

@@ -9,6 +9,7 @@
  url = "danubes://broker.example:6655"
  token_file = "/run/secrets/danube"     or token, or api_key: the secret itself; or none of them
  tls_ca_file = "/etc/danube/ca.pem"     also tls_cert_file and tls_key_file; or none of them
+ namespace = "shop"                     of topics that are named without one; without it: default
 ```
 
 Invariants
@@ -29,6 +30,7 @@ from typing import Any, Final
 from pydanube.client.connection.address import parse_servers
 from pydanube.client.connection.credentials import check_token
 from pydanube.model.errors import AlreadyExists, Invalid, NotFound, Refused
+from pydanube.model.names import parse_namespace
 
 from .tls_options import TLS_FILES
 
@@ -50,6 +52,9 @@ class Profile:
 
     tls_files: dict[str, str] = field(default_factory=dict)
     """What connections to the broker use, by the names of `TLS_FILES`."""
+
+    namespace: str = ""
+    """The namespace of topics that are named without one; empty: `default`."""
 
     @property
     def how(self) -> str:
@@ -132,7 +137,9 @@ class Profiles:
         lines = [f"current = {_quoted(self.current)}"] if self.current else []
         for name, profile in sorted(self.by_name.items()):
             lines += ["", f"[profiles.{_quoted(name)}]", f"url = {_quoted(profile.url)}"]
-            lines += [f"{key} = {_quoted(value)}" for key, value in (profile.credentials | profile.tls_files).items()]
+            named = {"namespace": profile.namespace} if profile.namespace else {}
+            others = profile.credentials | profile.tls_files | named
+            lines += [f"{key} = {_quoted(value)}" for key, value in others.items()]
         return "\n".join(lines).lstrip("\n") + "\n"
 
 
@@ -174,18 +181,19 @@ def _parse_profile(path: Path, name: str, table: object) -> Profile:
     if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
         raise Invalid(f"{where} is not a table of texts: correct it, or remove it")
     credentials = {key: table[key] for key in CREDENTIALS if key in table}
-    if unknown := sorted(set(table) - {"url", *CREDENTIALS, *TLS_FILES}):
+    if unknown := sorted(set(table) - {"url", "namespace", *CREDENTIALS, *TLS_FILES}):
         raise Invalid(f"{where} has {', '.join(unknown)}, which no profile has: correct it, or remove it")
     if len(credentials) > 1:
         raise Invalid(f"{where} has {' and '.join(credentials)}: keep one of them")
     try:
         parse_servers(table.get("url", ""))
+        namespace = parse_namespace(table["namespace"]) if "namespace" in table else ""
         for key in SECRETS:
             if key in credentials:
                 credentials[key] = check_token(credentials[key])
     except Invalid as error:
         raise Invalid(f"{where}: {error.message}") from None
-    return Profile(table["url"], credentials, {key: table[key] for key in TLS_FILES if key in table})
+    return Profile(table["url"], credentials, {key: table[key] for key in TLS_FILES if key in table}, namespace)
 
 
 def _quoted(text: str) -> str:

@@ -9,9 +9,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Final
-
-import click
+from typing import TYPE_CHECKING, Final
 
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import UNACKED_MAX
@@ -20,8 +18,16 @@ from pydanube.model.positions import OFFSET_END, Position
 from pydanube.model.schemas import parse_subject
 from pydanube.model.text import Size, did_you_mean, read, seconds
 
+from .synonyms import Command
+
+if TYPE_CHECKING:
+    import click
+
 _AGO: Final = re.compile(r"(?:now)?-([0-9.]+ ?[a-z]+)")
 _AGO_WITHOUT_UNIT: Final = re.compile(r"(?:now)?(-[0-9.]+)")
+_WORDS: Final = dict.fromkeys(("beginning", "begin", "start", "first", "oldest"), "earliest") | dict.fromkeys(
+    ("end", "last", "newest", "now"), "latest"
+)
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _BYTES: Final = Size(0, 2**53 - 1)
 _PLACE: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,19})")
@@ -41,7 +47,8 @@ def _seconds(text: str) -> Decimal:
 
 
 def position(text: str) -> Position:
-    """Parse a position as `Position.parse` does, or how long ago, such as -10m."""
+    """Parse a position as `Position.parse` does, how long ago, such as -10m, or a word that other tools use."""
+    text = _WORDS.get(text.lower(), text)
     if without_unit := _AGO_WITHOUT_UNIT.fullmatch(text):
         number = without_unit[1]
         raise Invalid(f"{text!r} has no unit: use {number}s, {number}m or {number}h for how long ago")
@@ -141,7 +148,7 @@ def some_bytes(text: str) -> int:
     return read(Size(1, _BYTES.maximum), text, "the size")
 
 
-class TakesAgo(click.Command):
+class TakesAgo(Command):
     """A command with a position argument, for which -10m is a value and not an option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

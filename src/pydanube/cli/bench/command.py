@@ -14,9 +14,11 @@ import click
 from pydanube.cli.credential_options import choose_broker, credential_options, show_to_children
 from pydanube.cli.options import ACK_LEVEL, COMPRESSION, examples, json_option
 from pydanube.cli.output import fail, note, show, table
+from pydanube.cli.synonyms import Command
 
 
 @click.command(
+    cls=Command,
     epilog=examples(
         """
 danube bench                                            100 B x 500, durable, with baselines
@@ -31,7 +33,7 @@ danube bench --non-reliable --latency                   a topic that stores noth
 danube bench --url danube://127.0.0.1:6655 --seconds 10 a broker that runs already
 danube bench --suite                                    every target of the project, with a verdict
 """
-    )
+    ),
 )
 @click.option("--size", type=int, default=100, show_default=True, help="Bytes of one message.")
 @click.option("--batch", type=int, default=500, show_default=True, help="Messages of one batch.")

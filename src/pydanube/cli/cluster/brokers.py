@@ -7,13 +7,14 @@ import click
 from pydanube.cli.options import broker_options, examples
 from pydanube.cli.output import fields, plural, shown_as_json, size, table
 from pydanube.cli.session import with_client
+from pydanube.cli.synonyms import Group
 from pydanube.model.cluster import AWAY
 from pydanube.model.json_values import as_json
 from pydanube.model.leftovers import Leftover
 from pydanube.model.positions import datetime_from_micros
 
 
-@click.group(epilog=examples("danube brokers list\ndanube brokers describe --json"))
+@click.group(cls=Group, epilog=examples("danube brokers list\ndanube brokers describe --json"))
 def brokers() -> None:
     """List and describe brokers, and what they have left over."""
 

@@ -7,12 +7,13 @@ import click
 from pydanube.cli.options import broker_options, examples
 from pydanube.cli.output import note, plural, shown_as_json, size, table
 from pydanube.cli.session import with_client
+from pydanube.cli.synonyms import Group
 from pydanube.model.cluster import AWAY, BrokerStatus, ClusterDescription, UpgradeDescription
 from pydanube.model.json_values import as_json
 from pydanube.model.positions import datetime_from_micros
 
 
-@click.group(epilog=examples("danube cluster status\ndanube cluster status --json"))
+@click.group(cls=Group, epilog=examples("danube cluster status\ndanube cluster status --json"))
 def cluster() -> None:
     """Show the cluster, its brokers and their load, and finish its upgrade."""
 

@@ -25,12 +25,14 @@ from pydanube.cli.options import (
     SUBSCRIPTION,
     SUBSCRIPTION_TYPE,
     Parsed,
+    Topic,
     examples,
     url_option,
 )
 from pydanube.cli.output import fail, note, payload_json, payload_text
 from pydanube.cli.session import Stop, with_client
 from pydanube.cli.streams import is_terminal, need_stdout
+from pydanube.cli.synonyms import Command
 from pydanube.model.errors import Invalid, NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST, LATEST, Position, datetime_from_micros
@@ -59,7 +61,7 @@ def _start(text: str) -> Position:
         raise Invalid(f"{error.message}, or --last {text[1:]} for the last {text[1:]} messages") from None
 
 
-TOPICS: Final = Parsed("topic", _topics)
+TOPICS: Final = Topic("topic", _topics)
 START: Final = Parsed("position", _start)
 FORMAT: Final = Parsed("format", MessageFormat.parse)
 PREFETCH_MESSAGES: Final = 10_000
@@ -170,6 +172,7 @@ class ConsumeOptions:
 
 
 @click.command(
+    cls=Command,
     epilog=examples(
         """
 danube consume /default/hello --from earliest --count 1
@@ -189,7 +192,7 @@ danube consume /default/orders -s eu --type key-shared --key-filter 'eu-*' --key
 danube consume '/default/orders-*' -s audit                 all that match, also those to come
 danube consume /default/orders -s debug --count 1 --nack --reason 'no stock'   let one fail
 """
-    )
+    ),
 )
 @click.argument("topic", type=TOPICS)
 @click.option("-s", "--subscription", type=SUBSCRIPTION, help="Through this subscription.  [default: read without one]")
@@ -220,7 +223,12 @@ danube consume /default/orders -s debug --count 1 --nack --reason 'no stock'   l
     "-p", "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this; may be repeated."
 )
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this many messages.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, with everything about the message.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="JSON with everything about the message; piped, one object a line.",
+)
 @click.option("--raw", is_flag=True, help="Exactly the bytes of the payloads, with nothing between them but -D.")
 @click.option("--decode", is_flag=True, help="Payloads as JSON, by the schema of each; without one: as they are.")
 @click.option("-f", "--format", "format_", type=FORMAT, help="Print each message like this; see above.")
@@ -417,7 +425,7 @@ class Printer:
         return map(escaped, rendered) if self._terminal else rendered
 
     def _as_json(self, batch: ReceivedBatch, decoded: DecodedBatch | None) -> Iterator[bytes]:
-        """Yield one JSON line per message, from columns: values that repeat are converted once."""
+        """Yield the JSON of each message, a line or on a terminal indented; values that repeat are converted once."""
         producer = batch.producer
         times: dict[int, str] = {}
         columns = (
@@ -440,26 +448,24 @@ class Printer:
                 if (text := decoded.texts[place]) is not None:
                     payload, encoding = msgspec.Raw(text), "json"
             due = batch.deliver_at_at(place)
-            yield (
-                self._encode(
-                    {
-                        "topic": batch.topic,
-                        "partition": batch.partition,
-                        "offset": offset,
-                        "key": key,
-                        "payload": payload,
-                        "payload_encoding": encoding,
-                        "attributes": attributes,
-                        "publish_time": times[micros],
-                        "append_time": batch.append_time_at(place).isoformat(),
-                        "producer": producer,
-                        "deliver_at": due.isoformat() if due is not None else None,
-                        "redeliveries": redeliveries,
-                        "failure_reason": reason,
-                        "schema_id": batch.schema_id,
-                        "schema_version": batch.schema_version,
-                        **subject,
-                    }
-                )
-                + b"\n"
+            line = self._encode(
+                {
+                    "topic": batch.topic,
+                    "partition": batch.partition,
+                    "offset": offset,
+                    "key": key,
+                    "payload": payload,
+                    "payload_encoding": encoding,
+                    "attributes": attributes,
+                    "publish_time": times[micros],
+                    "append_time": batch.append_time_at(place).isoformat(),
+                    "producer": producer,
+                    "deliver_at": due.isoformat() if due is not None else None,
+                    "redeliveries": redeliveries,
+                    "failure_reason": reason,
+                    "schema_id": batch.schema_id,
+                    "schema_version": batch.schema_version,
+                    **subject,
+                }
             )
+            yield (msgspec.json.format(line, indent=2) if self._terminal else line) + b"\n"

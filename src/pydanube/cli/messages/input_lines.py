@@ -1,7 +1,7 @@
 """Makes messages of the lines that `danube produce` reads: payloads, keys before a delimiter, or JSON objects.
 
-A JSON line has the fields that `danube consume --json` prints, so that its output can be published as it is; with
-`--decode`, its payload is a JSON value. Errors name the line.
+A JSON line has the fields that `danube consume --json` or `kcat -J` prints, so that their output can be published as it
+is; with `--decode`, its payload is a JSON value. Errors name the line.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pydanube.client.producing.message_intake import attributes_size, checked_pa
 from pydanube.client.producing.partitioning import encoded_key
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import MESSAGE_BYTES_MAX
+from pydanube.model.positions import datetime_from_micros
 from pydanube.runtime.clock import SystemClock
 
 JSON_LINE_BYTES_MAX: Final = 8 * MESSAGE_BYTES_MAX
@@ -134,16 +135,81 @@ class JsonLine(msgspec.Struct, forbid_unknown_fields=True):
     schema_id: int = 0
     schema_version: int = 0
     subject: str | None = None
+    tstype: str = ""
+    """What `ts` is. This and the next three are of kcat."""
+    ts: int = 0
+    """The timestamp of Kafka, in milliseconds since 1970; not positive: none."""
+    broker: int = -1
+    headers: list[str | None] = []
+    """Names and values in turn. Of several values of a name the last one counts."""
+
+    @property
+    def is_of_kcat(self) -> bool:
+        return bool(self.tstype)
+
+    @property
+    def all_attributes(self) -> dict[str, str]:
+        if not self.headers:
+            return self.attributes
+        values = [one or "" for one in self.headers]
+        return self.attributes | dict(zip(values[::2], values[1::2], strict=True))
+
+    @property
+    def published_at(self) -> datetime | None:
+        if self.publish_time is None and self.ts > 0:
+            return datetime_from_micros(self.ts * 1_000)
+        return self.publish_time
 
     def content(self) -> bytes:
         """Return the payload; a value of JSON as its text."""
         if self.payload_encoding == "json":
             return bytes(self.payload)
+        if self.is_of_kcat and bytes(self.payload)[:1] != b'"':  # a tombstone, or a value that kcat has decoded
+            return b"" if bytes(self.payload) == b"null" else bytes(self.payload)
         try:
             text = msgspec.json.decode(self.payload, type=str)
         except msgspec.ValidationError as error:
             raise msgspec.ValidationError(f"{error} - at `$.payload`") from None
         return text.encode() if self.payload_encoding == "utf-8" else base64.b64decode(text.encode(), validate=True)
+
+
+class _Record(msgspec.Struct):
+    """What a line has that `consume --json` or `kcat -J` printed."""
+
+    topic: str
+    partition: int
+    offset: int
+    payload: msgspec.Raw
+
+
+def is_record(line: bytes) -> bool:
+    """Return whether a line is a message as `consume --json` or `kcat -J` prints it, with its place."""
+    try:
+        msgspec.json.decode(line, type=_Record)
+        msgspec.json.decode(line, type=JsonLine)
+    except (msgspec.DecodeError, UnicodeError):
+        return False
+    return True
+
+
+async def recognised(source: AsyncIterator[list[bytes]], noticed: Callable[[], None]) -> AsyncIterator[InputMessages]:
+    """Yield messages of lines: of JSON objects if the first is a record, after calling `noticed`, else payloads."""
+    first = await anext(source, None)
+    if first is None:
+        return
+
+    async def everything() -> AsyncIterator[list[bytes]]:
+        yield first
+        async for some in source:
+            yield some
+
+    if is_record(first[0]):
+        noticed()
+        parsed = from_json(everything())
+    else:
+        parsed = plain(everything())
+    async for messages in parsed:
+        yield messages
 
 
 async def from_json(source: AsyncIterator[list[bytes]], *, encoded: bool = False) -> AsyncIterator[InputMessages]:
@@ -161,8 +227,8 @@ async def from_json(source: AsyncIterator[list[bytes]], *, encoded: bool = False
         yield InputMessages(
             [payload for payload, _ in found],
             [line.key for _, line in found],
-            [line.attributes for _, line in found],
-            [(line.publish_time, line.deliver_at) for _, line in found],
+            [line.all_attributes for _, line in found],
+            [(line.published_at, line.deliver_at) for _, line in found],
             numbers,
         )
 
@@ -174,10 +240,13 @@ def _parsed(decode: Callable[[bytes], JsonLine], number: int, line: bytes, encod
             raise Invalid(f"line {number}: its payload was decoded with a schema; --schema encodes it again")
         if parsed.payload_encoding == "base64" and encoded:
             raise Invalid(f"line {number}: its payload is base64, and --schema takes JSON, as --decode prints it")
+        _ = parsed.all_attributes, parsed.published_at  # raise ValueError
         return parsed.content(), parsed
     except msgspec.ValidationError as error:
-        raise Invalid(f"line {number}: {error}; use lines as 'danube consume --json' prints them") from None
+        raise Invalid(f"line {number}: {error}; use lines as 'consume --json' or 'kcat -J' prints them") from None
     except (msgspec.DecodeError, UnicodeError) as error:
         raise Invalid(f"line {number} is not a JSON object: {error}") from None
     except binascii.Error as error:
         raise Invalid(f"line {number}: its payload is not base64: {error}") from None
+    except (ValueError, OverflowError):
+        raise Invalid(f"line {number}: its headers are not names and values in turn, or ts is no time") from None

@@ -33,9 +33,10 @@ from pydanube.cli.options import (
     broker_options,
     examples,
 )
-from pydanube.cli.output import note, number, show, size
+from pydanube.cli.output import note, number, show, size, wants_json
 from pydanube.cli.session import with_client
 from pydanube.cli.streams import is_terminal
+from pydanube.cli.synonyms import Command
 from pydanube.cli.values import SchemaName
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
@@ -76,6 +77,11 @@ class ProduceOptions:
         """Whether an option for creating the topic was given."""
         return self.partitions is not None or self.ack_level is not None or self.non_reliable
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is said about all messages that a line of JSON could contradict."""
+        return self.key is None and self.schema is None and self.deliver_after is None and self.deliver_at is None
+
     def check(self) -> None:
         """Raise Invalid for a key, attributes or times that no broker would take."""
         from pydanube.client.producing.message_intake import delivery_time_us
@@ -104,9 +110,10 @@ def _check_single_key(_context: click.Context, _parameter: click.Parameter, give
 
 
 @click.command(
+    cls=Command,
     epilog=examples(
         """
-danube produce /default/hello -m 'hello, danube'
+danube produce /default/hello 'hello, danube'
 danube produce /default/orders -m '{"id": 1}' -k user-1 -a source=shop
 seq 1000000 | danube produce /default/numbers
 danube produce /default/logs --file /var/log/syslog
@@ -124,11 +131,16 @@ danube produce /default/orders --schema orders --file orders.jsonl   lines of JS
 danube produce /default/orders --schema orders:2 -m '{"id": 1}'      with version 2 of the subject
 danube produce /default/orders --schema orders -k user-1 -m ''       a tombstone
 """
-    )
+    ),
 )
 @click.argument("topic", type=TOPIC)
+@click.argument("texts", metavar="[MESSAGE]...", nargs=-1)
 @click.option(
-    "-m", "--message", "messages", multiple=True, help="A text to send; may be repeated.  [default: stdin lines]"
+    "-m",
+    "--message",
+    "messages",
+    multiple=True,
+    help="A text to send, as MESSAGE; may be repeated.",
 )
 @click.option(
     "-f", "--file", "file", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Send its lines."
@@ -138,7 +150,7 @@ danube produce /default/orders --schema orders -k user-1 -m ''       a tombstone
     "-k", "--key", multiple=True, callback=_check_single_key, help="Routing key: messages of one key keep their order."
 )
 @click.option("-K", "--key-delimiter", type=DELIMITER, help="Lines are KEY, this, PAYLOAD; without it: no key.")
-@click.option("--json-lines", is_flag=True, help="Lines are JSON objects, as 'consume --json' prints them.")
+@click.option("--json-lines", is_flag=True, help="Lines are JSON objects, as of 'consume --json' or 'kcat -J'.")
 @click.option("-D", "--delimiter", type=DELIMITER, help=r"What ends a line of input.  [default: \n]")
 @click.option("--crlf", is_flag=True, help="Lines end with CR LF: the CR is not part of the message.")
 @click.option("-a", "--attribute", "attributes", type=ATTRIBUTE, multiple=True, help="Attribute; may be repeated.")
@@ -171,6 +183,7 @@ danube produce /default/orders --schema orders -k user-1 -m ''       a tombstone
 @click.option("--compression", type=COMPRESSION, default="none", show_default=True, help="Of the batches.")
 @broker_options
 def produce(
+    texts: tuple[str, ...],
     messages: tuple[str, ...],
     file: Path | None,
     whole: bool,
@@ -186,34 +199,47 @@ def produce(
 ) -> None:
     """Publish messages to a topic.
 
-    Takes texts (-m), a file, or lines of stdin, byte for byte. Returns when every message is acked at the topic's ack
-    level; a topic that does not exist is created with the first message. What was published is told on stderr. Messages
-    without a key go to the partitions batch by batch, not one by one. JSON lines keep key, payload, attributes, publish
-    time and delivery time; -a adds attributes. Delayed messages (--deliver-after, --deliver-at) wait at the broker for
-    shared and key-shared subscriptions; others keep their order and get them at once. A message that the broker cannot
-    take now (a backlog is full, a restart) is sent again for up to 30 seconds.
+    Takes texts (MESSAGE or -m), a file, or lines of stdin, byte for byte. Returns when every message is acked at
+    the topic's ack level; a topic that does not exist is created with the first message. What was published is told
+    on stderr, or with --json on stdout; lines that 'consume --json' or 'kcat -J' printed are then read as with
+    --json-lines. Messages without a key go to the partitions batch by batch, not one by one. JSON lines keep key,
+    payload, attributes, publish time and delivery time; -a adds attributes. Delayed messages (--deliver-after,
+    --deliver-at) wait at the broker for shared and key-shared subscriptions; others keep their order and get them
+    at once. A message that the broker cannot take now (a backlog is full, a restart) is sent again for up to 30
+    seconds.
 
     With --schema each payload is JSON and is encoded to the format of the schema (see 'danube schemas'); what does not
     fit is named with its line, and nothing after it is sent. Without a version it is the one that the topic is pinned
     to, or the latest. Empty lines are passed over; with a key, an empty payload is a tombstone.
     """
+    if texts and messages:
+        raise click.UsageError("give the messages after the topic or with -m, not both")
+    messages = messages or texts
     if messages and file is not None:
-        raise click.UsageError("-m and --file exclude each other")
+        raise click.UsageError("messages and --file exclude each other")
     if whole and file is None:
         raise click.UsageError("--whole needs a --file")
     if given["deliver_after"] is not None and given["deliver_at"] is not None:
         raise click.UsageError("--deliver-after and --deliver-at exclude each other")
     of_lines = {"--json-lines": json_lines, "-K": key_delimiter, "-D": delimiter, "--crlf": crlf}
     _check_lines([name for name, value in of_lines.items() if value], bool(messages), whole, given)
-    form = feed.LineFormat(delimiter or b"\n", crlf, _line_bytes_max(key_delimiter, json_lines))
+    wanted = ProduceOptions(attributes=dict(attributes), **given)
+    are_lines = not messages and not whole
+    recognise = are_lines and wants_json() and not of_lines["--json-lines"] and not key_delimiter and wanted.is_plain
+    form = feed.LineFormat(delimiter or b"\n", crlf, _line_bytes_max(key_delimiter, json_lines or recognise))
     source = _source(messages, file, whole, count, form)
     if rate is not None:
         source = feed.at_rate(source, rate)
-    wanted = ProduceOptions(attributes=dict(attributes), **given)
-    are_lines = not messages and not whole
-    parsed = _parsed(source, key_delimiter, json_lines, encoded=wanted.schema is not None, are_lines=are_lines)
+    if recognise:
+        parsed = input_lines.recognised(source, _note_records)
+    else:
+        parsed = _parsed(source, key_delimiter, json_lines, encoded=wanted.schema is not None, are_lines=are_lines)
     told = with_client(url, lambda client: _publish(client, wanted, parsed))
     show(told, lambda: _summarise(told))
+
+
+def _note_records() -> None:
+    note("the input is messages of 'consume --json' or 'kcat -J': published is what is in them, as with --json-lines")
 
 
 def _check_lines(options: list[str], has_texts: bool, whole: bool, given: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from pydanube.cli.options import ATTRIBUTE, DURATION, SUBSCRIPTION, TOPIC, examp
 from pydanube.cli.output import fail, note, payload_json, payload_text, to_json
 from pydanube.cli.session import Stop, with_client
 from pydanube.cli.streams import is_terminal, need_stdout
+from pydanube.cli.synonyms import Command
 from pydanube.model.errors import RequestFailed
 from pydanube.model.limits import MESSAGE_BYTES_MAX, REPLIES_MAX
 from pydanube.model.names import TopicName
@@ -28,6 +29,7 @@ SUBSCRIPTION_NAME: Final = "replies"
 
 
 @click.command(
+    cls=Command,
     epilog=examples(
         """
 danube request /default/quotes -m '{"drink": "tea"}'
@@ -35,7 +37,7 @@ echo '{"drink": "tea"}' | danube request /default/quotes --timeout 2
 danube request /default/status -m '' --replies 10 --timeout 1     from all that answer within a second
 danube request /default/quotes -m '{}' --json | jq -r .payload
 """
-    )
+    ),
 )
 @click.argument("topic", type=TOPIC)
 @click.option("-m", "--message", help="The request.  [default: stdin, without the newline at its end]")
@@ -123,6 +125,7 @@ def _print(reply: Reply[bytes], as_json: bool, raw: bool) -> None:
 
 
 @click.command(
+    cls=Command,
     epilog=examples(
         """
 danube reply /default/hello -m 'hello, whoever you are'
@@ -130,7 +133,7 @@ danube reply /default/echo --echo
 danube reply /default/quotes --command 'jq -c {cents:250}'        each request is its stdin
 danube reply /default/quotes --command ./quote.sh -s replies      shares the requests with all others of this name
 """
-    )
+    ),
 )
 @click.argument("topic", type=TOPIC)
 @click.option("-m", "--message", help="Answer each request with this text.")

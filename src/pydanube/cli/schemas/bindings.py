@@ -9,6 +9,7 @@ import click
 from pydanube.cli.options import SUBJECT, TOPIC, broker_options, examples, expected_option
 from pydanube.cli.output import fields, show, shown_as_json
 from pydanube.cli.session import with_client
+from pydanube.cli.synonyms import Command
 from pydanube.model.errors import Denied, Invalid, NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.schemas import Binding, Framing, ValidationPolicy
@@ -22,6 +23,7 @@ VERSION_NUMBER: Final = click.IntRange(1, 2**31 - 1)
 
 
 @click.command(
+    cls=Command,
     epilog=examples(
         """
 danube schemas bind /default/orders orders
@@ -31,7 +33,7 @@ danube schemas bind /default/orders orders --min-version 2 --tombstones
 danube schemas bind /default/orders orders --framing confluent
 danube schemas bind /default/orders orders --no-validate-payloads
 """
-    )
+    ),
 )
 @click.argument("topic", type=TOPIC)
 @click.argument("subject", type=SUBJECT)
@@ -103,7 +105,7 @@ def bind(
     show({"topic": str(topic), "binding": made}, f"bound {topic} to {binding_text(made)}")
 
 
-@click.command(epilog=examples("danube schemas unbind /default/orders"))
+@click.command(cls=Command, epilog=examples("danube schemas unbind /default/orders"))
 @click.argument("topic", type=TOPIC)
 @expected_option
 @broker_options
@@ -113,7 +115,10 @@ def unbind(topic: TopicName, expected: str, url: str) -> None:
     show({"topic": str(topic), "binding": None}, f"unbound {topic}")
 
 
-@click.command(epilog=examples("danube schemas binding /default/orders\ndanube schemas binding /default/orders --json"))
+@click.command(
+    cls=Command,
+    epilog=examples("danube schemas binding /default/orders\ndanube schemas binding /default/orders --json"),
+)
 @click.argument("topic", type=TOPIC)
 @broker_options
 def binding(topic: TopicName, url: str) -> None:

@@ -17,6 +17,7 @@ from pydanube.cli.output import note, printable, shown_as_json
 from pydanube.cli.schemas.files import FORMATS, read_definition, reference_option, with_references
 from pydanube.cli.session import with_client
 from pydanube.cli.streams import is_terminal
+from pydanube.cli.synonyms import Command
 from pydanube.cli.values import SchemaName
 from pydanube.model.errors import Invalid, NotFound
 from pydanube.model.schemas import Incompatibility, SchemaDefinition, SchemaFormat
@@ -43,6 +44,7 @@ class Compared:
 
 
 @click.command(
+    cls=Command,
     epilog=examples(
         """
 danube schemas diff orders                                   the last two versions
@@ -50,7 +52,7 @@ danube schemas diff orders 1 3
 danube schemas diff orders --file order-next.avsc            the latest version, and a file
 danube schemas diff orders 1 2 --json | jq .forward
 """
-    )
+    ),
 )
 @click.argument("subject", type=SUBJECT)
 @click.argument("old", type=VERSION, required=False)

@@ -21,6 +21,7 @@ from pydanube.cli.schemas.files import (
 )
 from pydanube.cli.session import with_client
 from pydanube.cli.streams import is_terminal
+from pydanube.cli.synonyms import Group
 from pydanube.cli.values import SchemaName
 from pydanube.model.errors import Invalid, NotFound, Refused
 from pydanube.model.positions import datetime_from_micros
@@ -39,6 +40,7 @@ LEVELS: Final = click.Choice([str(one) for one in Compatibility])
 
 
 @click.group(
+    cls=Group,
     epilog=examples(
         """
 danube schemas register orders order.avsc
@@ -49,7 +51,7 @@ danube produce /default/orders --schema orders -m '{"id": 1}'
 danube consume /default/orders -e --decode
 danube schemas set-compatibility orders full
 """
-    )
+    ),
 )
 def schemas() -> None:
     """Register, read, compare and delete schemas, and bind topics to them.

@@ -23,6 +23,7 @@ from pydanube.cli.options import (
 )
 from pydanube.cli.output import fields, note, number, show, shown_as_json, size, table
 from pydanube.cli.session import with_client
+from pydanube.cli.synonyms import Group
 from pydanube.core.access import Action
 from pydanube.model.positions import datetime_from_micros
 from pydanube.model.quotas import QuotaSubject
@@ -42,6 +43,7 @@ RESOURCE: Final = Parsed("resource", lambda text: str(ResourcePattern.parse(text
 
 
 @click.group(
+    cls=Group,
     epilog=examples(
         """
 danube auth whoami
@@ -51,7 +53,7 @@ danube auth keys create service_account:loader --expires 90d
 danube auth roles list
 danube auth quotas set /shop --publish-bytes-per-s 10MB
 """
-    )
+    ),
 )
 def auth() -> None:
     """Manage roles, bindings, API keys and quotas, and ask what one may do.

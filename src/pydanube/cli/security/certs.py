@@ -9,10 +9,11 @@ from pathlib import Path
 import click
 
 from pydanube.cli.options import examples
+from pydanube.cli.synonyms import Group
 from pydanube.model.errors import Refused
 
 
-@click.group(epilog=examples("danube certs create --name broker.example"))
+@click.group(cls=Group, epilog=examples("danube certs create --name broker.example"))
 def certs() -> None:
     """Create certificates for development."""
 

@@ -12,6 +12,7 @@ from pydanube.cli.credential_options import chosen_credentials, show_to_children
 from pydanube.cli.options import examples, json_option_with, url_option
 from pydanube.cli.output import emit_json, fail, table, wants_json
 from pydanube.cli.streams import write_logs_in_background
+from pydanube.cli.synonyms import Group
 from pydanube.cli.tls_options import tls_options
 from pydanube.model.errors import Invalid
 from pydanube.runtime.environment import DEFAULT_URL
@@ -23,12 +24,13 @@ WORKERS_MAX: Final = 256
 
 
 @click.group(
+    cls=Group,
     epilog=examples(
         """
 danube app run shop:app
 danube app describe shop:app
 """
-    )
+    ),
 )
 def app() -> None:
     """Run and describe services made with pydanube.App.

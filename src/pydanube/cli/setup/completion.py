@@ -5,16 +5,18 @@ from __future__ import annotations
 import click
 
 from pydanube.cli.options import examples
+from pydanube.cli.synonyms import Command
 
 
 @click.command(
+    cls=Command,
     epilog=examples(
         """
 source <(danube completion bash)                            for this shell; in ~/.bashrc for every one
 danube completion zsh > "${fpath[1]}/_danube"
 danube completion fish > ~/.config/fish/completions/danube.fish
 """
-    )
+    ),
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context

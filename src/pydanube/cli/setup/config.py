@@ -11,19 +11,21 @@ import click
 from pydanube.cli import output
 from pydanube.cli.options import config_option, examples, json_option
 from pydanube.cli.output import table
+from pydanube.cli.synonyms import Group
 
 if TYPE_CHECKING:
     from pydanube.settings import Settings
 
 
 @click.group(
+    cls=Group,
     epilog=examples(
         """
 danube config show
 danube config show --config danube.toml --changed
 danube config validate --config danube.toml
 """
-    )
+    ),
 )
 def config() -> None:
     """Show and check the configuration."""

@@ -12,11 +12,13 @@ from pydanube.cli.options import config_option, examples, json_option
 from pydanube.cli.output import fail, show, table
 from pydanube.cli.setup import checks
 from pydanube.cli.setup.config import load
+from pydanube.cli.synonyms import Command
 
 COLOURS: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @click.command(
+    cls=Command,
     epilog=examples(
         """
 danube doctor
@@ -24,7 +26,7 @@ danube doctor --data-dir /var/lib/danube     the disk the log will be on
 danube doctor --config danube.toml           the disk, the ports and the object store of this file
 danube doctor --json | jq '.findings[] | select(.status != "ok")'
 """
-    )
+    ),
 )
 @click.option(
     "--data-dir",

@@ -7,23 +7,26 @@ from pathlib import Path
 
 import click
 
-from pydanube.cli.options import Parsed, examples, json_option
+from pydanube.cli.options import NAMESPACE, Parsed, examples, json_option
 from pydanube.cli.output import emit_json, note, show, table, wants_json
 from pydanube.cli.profiles import Profile, Profiles, check_name
 from pydanube.cli.streams import is_terminal
+from pydanube.cli.synonyms import Group
 from pydanube.model.errors import Invalid
 
 NAME = Parsed("name", check_name)
 
 
 @click.group(
+    cls=Group,
     epilog=examples(
         """
 danube profile add prod --url danubes://broker.example:6655 --token-file /run/secrets/danube
+danube profile add shop --url danube://127.0.0.1:6655 --namespace shop      orders means /shop/orders
 danube profile use prod
 danube --profile prod topics list
 """
-    )
+    ),
 )
 def profile() -> None:
     """Name brokers and their credentials, for --profile."""
@@ -75,6 +78,7 @@ danube profile add ops --url danubes://broker.example:6655 --tls-ca-file ca.pem 
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="The private key (PEM) of --tls-cert-file.",
 )
+@click.option("--namespace", type=NAMESPACE, help="Of topics named without one.  [default: default]")
 @click.option("--replace", is_flag=True, help="Also if there is a profile of this name.")
 @json_option
 def add(
@@ -83,6 +87,7 @@ def add(
     token_file: Path | None,
     token: str | None,
     api_key: str | None,
+    namespace: str | None,
     replace: bool,
     **tls: Path | None,
 ) -> None:
@@ -95,7 +100,8 @@ def add(
     if ("tls_cert_file" in files) != ("tls_key_file" in files):
         raise click.UsageError("--tls-cert-file and --tls-key-file belong together: give both or none")
     profiles = Profiles.load()
-    profiles.add(name, Profile(url, _checked(url, token_file, token, api_key), files), replace=replace)
+    added = Profile(url, _checked(url, token_file, token, api_key), files, namespace or "")
+    profiles.add(name, added, replace=replace)
     profiles.save()
     if wants_json():
         emit_json({"profile": name, "file": str(profiles.path)})
@@ -145,13 +151,17 @@ def list_() -> None:
                 "url": one.url,
                 "credentials": one.how,
                 **one.tls_files,
+                **({"namespace": one.namespace} if one.namespace else {}),
                 "current": name == profiles.current,
             }
             for name, one in rows
         ],
         lambda: table(
-            ["profile", "url", "credentials", "in use"],
-            [(name, one.url, one.how or "-", "yes" if name == profiles.current else "") for name, one in rows],
+            ["profile", "url", "credentials", "namespace", "in use"],
+            [
+                (name, one.url, one.how or "-", one.namespace or "-", "yes" if name == profiles.current else "")
+                for name, one in rows
+            ],
         ),
     )
 

@@ -13,11 +13,13 @@ import click
 from pydanube.cli.options import config_option, examples
 from pydanube.cli.output import fail
 from pydanube.cli.streams import write_in_background
+from pydanube.cli.synonyms import Command
 
 PORT = click.IntRange(0, 65_535)
 
 
 @click.command(
+    cls=Command,
     epilog=examples(
         """
 danube serve                                    data in ./danube-data, on 127.0.0.1:6655
@@ -27,7 +29,7 @@ danube serve --host 0.0.0.0 --config danube.toml
 danube serve --name a --metadata etcd://10.0.0.1,10.0.0.2,10.0.0.3/danube --storage-url s3://bucket/danube
 DANUBE_LOGGING_LEVEL=debug danube serve         'danube config show' lists every setting
 """
-    )
+    ),
 )
 @click.option(
     "--data-dir", type=click.Path(path_type=Path, file_okay=False), help="Where data is kept.  [default: ./danube-data]"

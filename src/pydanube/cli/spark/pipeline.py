@@ -14,6 +14,7 @@ from pydanube.cli.credential_options import choose_broker, credential_options, s
 from pydanube.cli.options import Parsed, examples, json_option
 from pydanube.cli.output import emit_json, fail, note, plural, shown_as_json, table, wants_json
 from pydanube.cli.streams import is_terminal, need_stdout
+from pydanube.cli.synonyms import Group
 from pydanube.model.errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ set_option = click.option(
 
 
 @click.group(
+    cls=Group,
     epilog=examples(
         """
 danube pipeline validate orders.yaml
@@ -68,7 +70,7 @@ danube pipeline run orders.yaml
 danube pipeline run orders.yaml --once --metrics-file /var/lib/node_exporter/orders.prom
 danube pipeline list pipelines/
 """
-    )
+    ),
 )
 def pipeline() -> None:
     """Run, check and list Spark pipelines from YAML files.

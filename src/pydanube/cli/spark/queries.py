@@ -10,6 +10,7 @@ import click
 from pydanube.cli.options import Parsed, broker_options, confirm, examples, yes_option
 from pydanube.cli.output import fields, plural, show, shown_as_json, table
 from pydanube.cli.session import with_client
+from pydanube.cli.synonyms import Group
 from pydanube.model.staging import check_query
 
 if TYPE_CHECKING:
@@ -20,13 +21,14 @@ QUERY = Parsed("query", lambda text: check_query("query", text))
 
 
 @click.group(
+    cls=Group,
     epilog=examples(
         """
 danube queries list
 danube queries describe 5d3f1c0e-7a0b-4a51-8b0a-2f6f3f1f7a11
 danube queries forget 5d3f1c0e-7a0b-4a51-8b0a-2f6f3f1f7a11 --yes
 """
-    )
+    ),
 )
 def queries() -> None:
     """List, describe and forget queries that write by stages, such as Spark streams.

@@ -20,6 +20,7 @@ from pydanube.cli.output import fail, note, plural, wants_json
 from pydanube.cli.session import ANSWER_SECONDS, REACH_SECONDS, with_client
 from pydanube.cli.spark.sql_output import FORMATS, write_rows
 from pydanube.cli.streams import is_terminal, need_stdout
+from pydanube.cli.synonyms import Command
 from pydanube.cli.tls_options import spark_tls_options, tls_options
 from pydanube.model.errors import DanubeError, Invalid
 
@@ -48,6 +49,7 @@ TABLE_ROWS: Final = 200
 
 
 @click.command(
+    cls=Command,
     epilog=examples(
         """
 danube sql 'select * from `/default/orders` limit 10'
@@ -61,7 +63,7 @@ danube sql --file report.sql --format csv > report.csv
 danube sql 'select * from `/default/orders`' --format parquet --output orders.parquet
 danube sql --engine spark 'select count(*) from `/default/everything`'
 """
-    )
+    ),
 )
 @click.argument("query", required=False)
 @click.option(

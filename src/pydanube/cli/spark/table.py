@@ -21,6 +21,7 @@ from pydanube.cli.options import (
 )
 from pydanube.cli.output import emit_json, plural, shown_as_json, size, table, wants_json
 from pydanube.cli.storage.admin import SIZE
+from pydanube.cli.synonyms import Group
 from pydanube.cli.values import TakesAgo
 from pydanube.model.errors import Refused
 from pydanube.model.names import TopicName
@@ -61,6 +62,7 @@ format_option = click.option(
 
 @click.group(
     "table",
+    cls=Group,
     epilog=examples(
         """
 danube table land /default/orders /lake/orders

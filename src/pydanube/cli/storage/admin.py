@@ -22,6 +22,7 @@ from pydanube.cli.output import (
     wants_json,
 )
 from pydanube.cli.session import with_client
+from pydanube.cli.synonyms import Command
 from pydanube.cli.values import TakesAgo, some_bytes
 from pydanube.model.json_values import as_json
 from pydanube.model.names import TopicName
@@ -41,6 +42,7 @@ SIZE: Final = Parsed("size", some_bytes)
 
 @click.command(
     "usage",
+    cls=Command,
     epilog=examples(
         """
 danube storage usage
@@ -186,6 +188,7 @@ def _segments_table(shown: list[SegmentDescription]) -> None:
 
 @click.command(
     "upload",
+    cls=Command,
     epilog=examples(
         """
 danube storage upload                           everything that waits
@@ -218,6 +221,7 @@ def upload(topic: TopicName | None, url: str) -> None:
 
 @click.command(
     "verify",
+    cls=Command,
     epilog=examples(
         """
 danube storage verify
@@ -263,6 +267,7 @@ def _damage(one: StorageDamage) -> str:
 
 @click.command(
     "gc",
+    cls=Command,
     epilog=examples(
         """
 danube storage gc --dry-run                     what would be deleted

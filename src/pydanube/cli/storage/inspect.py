@@ -12,6 +12,7 @@ import click
 from pydanube.cli.options import examples, json_option, json_option_with
 from pydanube.cli.output import emit_json, fail, fields, note, payload_json, shown_as_json, table, to_json, wants_json
 from pydanube.cli.storage.inspect_segment import segment
+from pydanube.cli.synonyms import Group
 from pydanube.model.positions import datetime_from_micros
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.group(
+    cls=Group,
     epilog=examples(
         """
 danube inspect wal --data-dir ./danube-data
@@ -27,7 +29,7 @@ danube inspect wal /var/lib/danube/wal --ledger 7 --json
 danube inspect batch batch.bin
 danube inspect segment file:///var/lib/danube/objects segments/shared/0006498e/4f1d2c-00000007.seg
 """
-    )
+    ),
 )
 def inspect() -> None:
     """Look into stored files without a broker."""

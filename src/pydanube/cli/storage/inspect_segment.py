@@ -11,6 +11,7 @@ import click
 
 from pydanube.cli.options import STORE_OPTION, examples, json_option
 from pydanube.cli.output import fail, fields, plural, show, size, table
+from pydanube.cli.synonyms import Command
 from pydanube.model.positions import datetime_from_micros
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class InspectedSegment(NamedTuple):
 
 @click.command(
     "segment",
+    cls=Command,
     epilog=examples(
         """
 danube inspect segment 00000000000000000000-0000000000000002-00000001-4f1d2c-00000001.seg

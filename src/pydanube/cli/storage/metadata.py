@@ -11,6 +11,7 @@ import click
 
 from pydanube.cli.options import config_option, examples, json_option
 from pydanube.cli.output import fail, fields, note, plural, show, size
+from pydanube.cli.synonyms import Group
 
 if TYPE_CHECKING:
     from pydanube.metadata.opening import MetadataPlace
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
 
 
 @click.group(
+    cls=Group,
     epilog=examples(
         """
 danube metadata copy --from ./danube-data --to etcd://10.0.0.1,10.0.0.2,10.0.0.3/danube
 """
-    )
+    ),
 )
 def metadata() -> None:
     """Move the metadata of a broker that is stopped."""

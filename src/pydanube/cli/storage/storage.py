@@ -18,6 +18,7 @@ from pydanube.cli.options import STORE_OPTION, config_option, examples, json_opt
 from pydanube.cli.output import fail, fields, note, plural, show, size
 from pydanube.cli.storage.admin import gc, segments, upload, usage, verify
 from pydanube.cli.streams import write_in_background
+from pydanube.cli.synonyms import Group
 from pydanube.model.addresses import host_port, is_loopback
 from pydanube.model.positions import datetime_from_micros
 
@@ -30,6 +31,7 @@ DEFAULT_PORT = 6680
 
 
 @click.group(
+    cls=Group,
     epilog=examples(
         """
 danube storage usage                            what is uploaded, what waits
@@ -40,7 +42,7 @@ danube storage gc --dry-run
 danube storage restore --data-dir ./new --store s3://bucket/prefix
 danube storage serve --store s3://bucket/prefix --options-file s3.toml --host 0.0.0.0
 """
-    )
+    ),
 )
 def storage() -> None:
     """Serve and look after object stores.

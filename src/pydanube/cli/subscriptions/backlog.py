@@ -20,6 +20,7 @@ from pydanube.cli.options import (
 )
 from pydanube.cli.output import emit_json, plural, show, wants_json
 from pydanube.cli.session import with_client
+from pydanube.cli.synonyms import Command
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 
@@ -71,6 +72,7 @@ def format_positions(positions: dict[int, int]) -> str:
 
 @click.command(
     "advance",
+    cls=Command,
     epilog=examples(
         """
 danube subscriptions advance /default/orders engine --partition 0 --expected 1000 --to 2000
@@ -98,6 +100,7 @@ def advance(topic: TopicName, subscription: str, partition: int, expected: int, 
 
 @click.command(
     "skip",
+    cls=Command,
     epilog=examples(
         """
 danube subscriptions skip /default/orders billing --offset 0:1742
@@ -147,6 +150,7 @@ async def _skip(client: Client, topic: str, subscription: str, places: tuple[tup
 
 @click.command(
     "peek",
+    cls=Command,
     epilog=examples(
         """
 danube subscriptions peek /default/orders billing

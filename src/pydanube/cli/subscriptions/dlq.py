@@ -15,6 +15,7 @@ from pydanube.cli.options import PLACE, SUBSCRIPTION, TOPIC, broker_options, con
 from pydanube.cli.output import emit_json, fail, note, plural, shown_as_json, table, wants_json
 from pydanube.cli.session import LEAVE_SECONDS, Stop, with_client
 from pydanube.cli.streams import is_terminal
+from pydanube.cli.synonyms import Group
 from pydanube.model.names import TopicName
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
 @click.group(
+    cls=Group,
     epilog=examples(
         """
 danube dlq list /default/orders-dlq
@@ -38,7 +40,7 @@ danube dlq redrive /default/orders-dlq 0:17
 danube dlq redrive /default/orders-dlq --all --rate 100
 danube dlq drop /default/orders-dlq 0:18
 """
-    )
+    ),
 )
 def dlq() -> None:
     """List, show, redrive and drop dead letters.

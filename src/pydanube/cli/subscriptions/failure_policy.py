@@ -20,6 +20,7 @@ from pydanube.cli.options import (
 )
 from pydanube.cli.output import emit_json, fields, note, span, wants_json
 from pydanube.cli.session import with_client
+from pydanube.cli.synonyms import Command
 from pydanube.model.errors import Invalid
 from pydanube.model.failure import NATIVE, Backoff, FailurePolicy, Poison
 from pydanube.model.json_values import as_json
@@ -113,6 +114,7 @@ class PolicyChanges:
 
 @click.command(
     "failure-policy",
+    cls=Command,
     epilog=examples(
         """
 danube subscriptions failure-policy /default/orders billing

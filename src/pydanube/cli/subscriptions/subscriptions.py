@@ -23,6 +23,7 @@ from pydanube.cli.output import emit_json, fields, show, shown_as_json, table, w
 from pydanube.cli.session import with_client
 from pydanube.cli.subscriptions import failure_policy as failure
 from pydanube.cli.subscriptions.backlog import advance, peek, seek, skip
+from pydanube.cli.synonyms import Group
 from pydanube.cli.topics.stats import consumers
 from pydanube.cli.topics.totals import sum_topic
 from pydanube.model.errors import NotFound
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 
 @click.group(
+    cls=Group,
     epilog=examples(
         """
 danube subscriptions create /default/orders billing --from earliest
@@ -48,7 +50,7 @@ danube subscriptions failure-policy /default/orders billing --max-redeliveries 5
 danube subscriptions unacked-max /default/orders billing 1000
 danube subscriptions delete /default/orders billing --yes
 """
-    )
+    ),
 )
 def subscriptions() -> None:
     """Create, list, describe, move and delete subscriptions."""

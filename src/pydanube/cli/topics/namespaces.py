@@ -8,11 +8,13 @@ from pydanube.cli.options import NAMESPACE, broker_options, confirm, examples, e
 from pydanube.cli.output import fields, show, shown_as_json
 from pydanube.cli.paging import PageOptions, page_options
 from pydanube.cli.session import with_client
+from pydanube.cli.synonyms import Group
 from pydanube.cli.topics.policies import namespace_policies
 from pydanube.model.paging import PageQuery
 
 
 @click.group(
+    cls=Group,
     epilog=examples(
         """
 danube namespaces create shop
@@ -21,7 +23,7 @@ danube namespaces describe shop --json
 danube namespaces policies shop --set retention_s=1d
 danube namespaces delete shop --yes
 """
-    )
+    ),
 )
 def namespaces() -> None:
     """Create, list, describe and delete namespaces."""

@@ -17,6 +17,7 @@ from pydanube.cli.options import (
 )
 from pydanube.cli.output import emit_json, note, size, span, table, wants_json
 from pydanube.cli.session import with_client
+from pydanube.cli.synonyms import Command
 from pydanube.model.errors import Invalid
 from pydanube.model.json_values import as_json
 from pydanube.model.names import TopicName
@@ -36,6 +37,7 @@ unset_option = click.option(
 
 @click.command(
     "policies",
+    cls=Command,
     epilog=examples(
         """
 danube topics policies /default/orders
@@ -64,6 +66,7 @@ def topic_policies(
 
 @click.command(
     "policies",
+    cls=Command,
     epilog=examples(
         """
 danube namespaces policies shop
@@ -91,15 +94,7 @@ def namespace_policies(
 def _show_or_change(
     kind: str, target: str, changes: tuple[tuple[str, int], ...], unset: tuple[str, ...], expected: str, url: str
 ) -> None:
-    wanted: dict[str, int | None] = dict(changes)
-    for name in unset:
-        if name in wanted:
-            raise click.UsageError(f"--set and --unset of {name} exclude each other")
-        wanted[name] = None
-    try:
-        Policies().changed(wanted)
-    except Invalid as error:
-        raise click.UsageError(error.message) from None
+    wanted = checked_changes(changes, unset)
 
     async def work(client: Client) -> tuple[PolicyReport, Policies, list[str]]:
         report = await (client.set_policies(target, expected=expected, **wanted) if wanted else client.policies(target))
@@ -116,6 +111,20 @@ def _show_or_change(
         return
     rows = [(name, shown(name, getattr(effective, name)), _SOURCES[sources[name]]) for name in FIELDS]
     table(["policy", "value", "from"], rows)
+
+
+def checked_changes(changes: tuple[tuple[str, int], ...], unset: tuple[str, ...] = ()) -> dict[str, int | None]:
+    """Return the policies that --set and --unset change, by name. Raises UsageError for impossible values."""
+    wanted: dict[str, int | None] = dict(changes)
+    for name in unset:
+        if name in wanted:
+            raise click.UsageError(f"--set and --unset of {name} exclude each other")
+        wanted[name] = None
+    try:
+        Policies().changed(wanted)
+    except Invalid as error:
+        raise click.UsageError(error.message) from None
+    return wanted
 
 
 def _source(kind: str, own: Policies, namespace: Policies, name: str) -> str:

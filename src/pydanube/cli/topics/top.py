@@ -15,6 +15,7 @@ from pydanube.cli.options import DURATION, TOPIC, broker_options, examples
 from pydanube.cli.output import emit_json, span, table, wants_json
 from pydanube.cli.session import Stop, with_client
 from pydanube.cli.streams import is_terminal, need_stdout
+from pydanube.cli.synonyms import Command
 from pydanube.cli.topics.totals import TopicTotals, sum_topic
 from pydanube.model.errors import Invalid, NotFound, Unavailable
 from pydanube.model.names import TopicName
@@ -31,6 +32,7 @@ SORTS: Final = ("worst", "backlog", "age", "in", "out", "unacked", "redelivered"
 
 
 @click.command(
+    cls=Command,
     epilog=examples(
         """
 danube top
@@ -38,7 +40,7 @@ danube top /default/orders /default/clicks --interval 1 --sort unacked
 danube top --once                                           a table, once
 danube top --json --interval 10 >> figures.jsonl            one JSON document a line, until Ctrl-C
 """
-    )
+    ),
 )
 @click.argument("topics", type=TOPIC, nargs=-1)
 @click.option("--interval", "-i", type=DURATION, default="2", show_default=True, help="Seconds between two looks.")

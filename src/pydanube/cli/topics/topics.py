@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+import sys
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 import click
 
@@ -22,11 +23,13 @@ from pydanube.cli.output import emit_json, fields, note, plural, show, shown_as_
 from pydanube.cli.paging import PageOptions, page_options
 from pydanube.cli.schemas.bindings import binding_text, find_binding
 from pydanube.cli.session import with_client
+from pydanube.cli.streams import is_terminal
 from pydanube.cli.subscriptions.backlog import format_positions
-from pydanube.cli.topics.policies import topic_policies
+from pydanube.cli.synonyms import Group
+from pydanube.cli.topics.policies import checked_changes, set_option, topic_policies
 from pydanube.cli.topics.stats import stats
 from pydanube.model.cluster import AWAY, BrokerStatus
-from pydanube.model.errors import Denied, Invalid
+from pydanube.model.errors import DanubeError, Denied, Invalid
 from pydanube.model.json_values import as_json
 from pydanube.model.limits import PARTITIONS_MAX
 from pydanube.model.names import TopicName
@@ -37,12 +40,14 @@ from pydanube.model.topics import AckLevelName, TopicDescription
 if TYPE_CHECKING:
     from pydanube.client import Client
     from pydanube.model.schemas import Binding
+    from pydanube.model.statistics import TopicSummary
 
 UNKNOWN: Final = "-"
 """Stands in a table for what the owner of a partition has not told."""
 
 
 @click.group(
+    cls=Group,
     epilog=examples(
         """
 danube topics create /default/orders --partitions 3
@@ -52,7 +57,7 @@ danube topics stats /default/orders
 danube topics policies /default/orders --set ttl_s=1h
 danube topics delete /default/orders --yes
 """
-    )
+    ),
 )
 def topics() -> None:
     """Create, grow, list, describe, measure, unload, truncate and delete topics."""
@@ -69,6 +74,7 @@ topics.add_command(topic_policies)
 danube topics create /default/orders
 danube topics create /default/clicks --partitions 8 --ack-level written
 danube topics create /default/prices --non-reliable         never stored; who is not listening misses it
+danube topics create /default/logs --set retention_s=2d --set message_bytes_max=64KiB
 """
     ),
 )
@@ -85,11 +91,18 @@ danube topics create /default/prices --non-reliable         never stored; who is
     "--reliable/--non-reliable", default=True, help="Keep messages until they are acked.  [default: reliable]"
 )
 @click.option("--if-not-exists", is_flag=True, help="Do nothing if there is such a topic.")
+@set_option
 @broker_options
 def create(
-    topic: TopicName, partitions: int, ack_level: AckLevelName | None, reliable: bool, if_not_exists: bool, url: str
+    topic: TopicName,
+    partitions: int,
+    ack_level: AckLevelName | None,
+    reliable: bool,
+    if_not_exists: bool,
+    changes: tuple[tuple[str, int], ...],
+    url: str,
 ) -> None:
-    """Create a topic.
+    """Create a topic, with policies of its own if --set names some.
 
     \b
     The ack level says what a message survives once its publish is acked:
@@ -100,6 +113,8 @@ def create(
     """
     from pydanube.model.errors import AlreadyExists
     from pydanube.model.topics import AckLevel, TopicConfig
+
+    policies = checked_changes(changes)
 
     async def work(client: Client) -> bool:
         try:
@@ -113,7 +128,15 @@ def create(
                 kind = f"{there.partitions} partitions" if there.partitions else "non-partitioned"
                 how = f"reliable, {there.ack_level} acks" if there.reliable else "non-reliable"
                 click.echo(f"danube: {topic} was created with other settings: {kind}, {how}", err=True)
+            if policies:
+                note(f"{topic} keeps its policies: 'danube topics policies {topic}' shows and changes them")
             return False
+        if policies:
+            try:
+                await client.set_policies(str(topic), expected="", **policies)
+            except DanubeError as error:
+                error.message = f"{topic} was created, but without its policies: {error.message}"
+                raise
         return True
 
     created = with_client(url, work)
@@ -279,25 +302,47 @@ danube topics list --filter '/shop/*' --sort backlog --limit 20
 @page_options(TOPIC_NUMBERS)
 @broker_options
 def list_(namespace: str | None, page: PageOptions, url: str) -> None:
-    """List topics by name.
+    """List topics by name; on a terminal with their partitions, ack level and size.
 
     With --limit one page is printed, and on stderr what to add for the next one. With --json a page is an object with
     "topics" and "next", otherwise all names are one list.
     """
 
-    async def work(client: Client) -> tuple[list[str], str]:
-        if not page:
+    for_people = is_terminal(sys.stdout) and not wants_json()
+
+    async def work(client: Client) -> tuple[list[str] | list[TopicSummary], str]:
+        if not page and not for_people:
             return await client.list_topics(namespace), ""
-        return await page.collect(lambda query: _topic_names(client, namespace, query))
+        return await page.collect(lambda query: _topic_page(client, namespace, query))
 
-    page.show("topics", *with_client(url, work))
+    found, following = with_client(url, work)
+    summaries = [one for one in found if not isinstance(one, str)]
+    if not for_people:
+        page.show("topics", [one.topic for one in summaries] or cast(list[str], found), following)
+        return
+    table(
+        ["topic", "partitions", "ack level", "messages", "size", "subscriptions"],
+        [
+            (
+                one.topic,
+                one.partitions or "-",
+                one.ack_level if one.reliable else "non-reliable",
+                f"{one.messages:,}",
+                size(one.stored_bytes),
+                one.subscription_count,
+            )
+            for one in summaries
+        ],
+        right=["partitions", "messages", "size", "subscriptions"],
+    )
+    page.note_following(following)
 
 
-async def _topic_names(client: Client, namespace: str | None, query: PageQuery) -> tuple[list[str], str]:
+async def _topic_page(client: Client, namespace: str | None, query: PageQuery) -> tuple[list[TopicSummary], str]:
     found = await client.topic_page(
         namespace, filter=query.filter, sort=query.sort, limit=query.limit, after=query.after
     )
-    return [one.topic for one in found.topics], found.next
+    return found.topics, found.next
 
 
 @topics.command(
