@@ -303,6 +303,23 @@ async def open_client(
         yield BrokerClient(broker, clock=clock)
 
 
+@asynccontextmanager
+async def open_topic(directory: Path, **options: Any) -> AsyncIterator[BrokerClient]:
+    """Open a broker and create a topic in it, with the defaults; yield a client of the topic."""
+    async with open_client(directory, **options) as client:
+        await client.create()
+        yield client
+
+
+async def created(
+    broker: Broker, topic: TopicName = TOPIC, clock: ManualClock | None = None, **config: Any
+) -> BrokerClient:
+    """Create the topic and return a client of it."""
+    client = BrokerClient(broker, topic, clock)
+    await client.create(**config)
+    return client
+
+
 class HeldSearch:
     """Holds the result of every search by time in a stream back until `go_on` is set."""
 

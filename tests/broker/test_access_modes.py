@@ -4,21 +4,15 @@ import asyncio
 import random
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker, open_client
+from broker_harness import TOPIC, BrokerClient, created, open_broker, open_client
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Refused, StaleEpoch
 from pydanube.model.names import TopicName
 
 
-async def a_topic(broker, **config) -> BrokerClient:
-    client = BrokerClient(broker)
-    await client.create(**config)
-    return client
-
-
 async def test_an_exclusive_producer_fences_the_one_before(broker):
-    client = await a_topic(broker)
+    client = await created(broker)
     older = await client.producer(access="exclusive")
     await client.publish(older, [b"a"], sequence=0)
     newer = await client.producer(access="exclusive")
@@ -30,7 +24,7 @@ async def test_an_exclusive_producer_fences_the_one_before(broker):
 
 
 async def test_an_exclusive_producer_fences_shared_ones_and_they_stay_fenced(broker):
-    client = await a_topic(broker)
+    client = await created(broker)
     shared, named = await client.producer(), await client.producer("meter")
     exclusive = await client.producer(access="exclusive")
     for producer, name in ((shared, ""), (named, "meter")):
@@ -47,7 +41,7 @@ async def test_an_exclusive_producer_fences_shared_ones_and_they_stay_fenced(bro
 
 
 async def test_a_shared_producer_is_refused_while_an_exclusive_one_is_live(broker):
-    client = await a_topic(broker)
+    client = await created(broker)
     exclusive = await client.producer("boss", access="exclusive")
     for name in ("", "other", "boss"):
         with pytest.raises(Refused, match=r"exclusive access.*wait until it is closed"):
@@ -59,7 +53,7 @@ async def test_a_shared_producer_is_refused_while_an_exclusive_one_is_live(broke
 
 async def test_a_fenced_producer_stays_fenced_after_a_restart(tmp_path):
     async with open_broker(tmp_path, crash=True) as broker:
-        client = await a_topic(broker)
+        client = await created(broker)
         shared, named = await client.producer(), await client.producer("meter")
         first = await client.producer(access="exclusive")
         holder = await client.producer("boss", access="exclusive")
@@ -73,7 +67,7 @@ async def test_a_fenced_producer_stays_fenced_after_a_restart(tmp_path):
 
 
 async def test_exclusive_access_covers_all_partitions(broker):
-    client = await a_topic(broker, partitions=3)
+    client = await created(broker, partitions=3)
     shared = [await client.producer(partition=index) for index in range(3)]
     first = await client.producer(access="exclusive")
     handles = [first] + [await client.come_back(first, partition=index, access="exclusive") for index in (1, 2)]
@@ -92,7 +86,7 @@ async def test_exclusive_access_covers_all_partitions(broker):
 
 
 async def test_an_exclusive_producer_that_reconnects_fences_the_producers_opened_meanwhile(broker):
-    client = await a_topic(broker)
+    client = await created(broker)
     holder = await client.producer(access="exclusive")
     holder.close()
     meanwhile = await client.producer()
@@ -106,7 +100,7 @@ async def test_an_exclusive_producer_that_reconnects_fences_the_producers_opened
 
 
 async def test_a_shared_producer_may_take_exclusive_access_under_its_identity(broker):
-    client = await a_topic(broker)
+    client = await created(broker)
     mine, other = await client.producer(), await client.producer()
     await client.publish(mine, [b"a"], sequence=0)
     taken = await client.come_back(mine, access="exclusive")
@@ -116,7 +110,7 @@ async def test_a_shared_producer_may_take_exclusive_access_under_its_identity(br
 
 
 async def test_waiting_batches_of_a_fenced_producer_are_refused_and_never_stored(broker):
-    client = await a_topic(broker)
+    client = await created(broker)
     await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 1})
     older = await client.producer()
     await client.publish(older, [b"old"], sequence=0)
@@ -131,7 +125,7 @@ async def test_waiting_batches_of_a_fenced_producer_are_refused_and_never_stored
 
 @pytest.mark.parametrize("access", ["shared", "exclusive"])
 async def test_waiting_batches_of_a_closed_producer_are_not_stored_after_it_was_fenced(broker, access):
-    client = await a_topic(broker)
+    client = await created(broker)
     await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 1})
     gone = await client.producer("meter")
     await client.publish(gone, [b"old"] * 100, sequence=0)
@@ -143,7 +137,7 @@ async def test_waiting_batches_of_a_closed_producer_are_not_stored_after_it_was_
 
 
 async def test_of_many_exclusive_producers_opened_at_once_one_stays(broker):
-    client = await a_topic(broker)
+    client = await created(broker)
     opened = await asyncio.gather(*[client.producer(access="exclusive") for _ in range(10)])
     able = []
     for producer in opened:
@@ -156,7 +150,7 @@ async def test_of_many_exclusive_producers_opened_at_once_one_stays(broker):
 
 
 async def test_exclusive_access_does_not_affect_other_topics(broker):
-    client, neighbour = await a_topic(broker), BrokerClient(broker, TopicName.parse("/default/orders-dlq"))
+    client, neighbour = await created(broker), BrokerClient(broker, TopicName.parse("/default/orders-dlq"))
     await neighbour.create()
     shared = await neighbour.producer()
     await client.producer(access="exclusive")
@@ -242,7 +236,7 @@ async def test_in_any_sequence_only_producers_that_are_not_fenced_may_publish(tm
 @pytest.mark.parametrize(("name", "access"), [("meter", "shared"), ("meter", "exclusive"), ("", "exclusive")])
 async def test_a_producer_is_not_fenced_by_an_open_of_its_own_whose_answer_was_lost(tmp_path, name: str, access: str):
     async with open_broker(tmp_path) as broker:
-        client = await a_topic(broker)
+        client = await created(broker)
         known = await client.producer(name, access=access, opener=7)
         (await client.producer(name, access=access, opener=7)).close()  # asked for before, and carried out late
         if name:
@@ -258,7 +252,7 @@ async def test_a_producer_is_not_fenced_by_an_open_of_its_own_whose_answer_was_l
 
 
 async def test_clients_without_an_opener_number_are_never_taken_for_the_same(broker):
-    client = await a_topic(broker)
+    client = await created(broker)
     known = await client.producer("meter")
     await client.producer("meter")
     with pytest.raises(StaleEpoch, match="fenced"):

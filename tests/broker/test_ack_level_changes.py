@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker, open_client
+from broker_harness import TOPIC, BrokerClient, open_broker, open_topic
 from cluster_harness import Node, World
 from tiering_harness import upload_all
 
@@ -213,8 +213,7 @@ async def test_other_owners_follow_the_change(world):
 
 async def test_a_broker_alone_changes_the_level_too(tmp_path):
     objects = MemoryStore()
-    async with open_client(tmp_path, objects=objects, crash=True) as client:
-        await client.create()
+    async with open_topic(tmp_path, objects=objects, crash=True) as client:
         await client.publish(await client.producer(), [b"0"])
         await client.broker.topics.set_ack_level(SetAckLevel(topic=TOPIC, ack_level=str(AckLevel.STORED)))
         await client.publish(await client.producer(), [b"1"])

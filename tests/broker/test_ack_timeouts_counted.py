@@ -4,7 +4,7 @@ messages up and limits what is unacknowledged. Most tests are on a clock that st
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, Collector, open_client
+from broker_harness import TOPIC, BrokerClient, Collector, created, open_client, open_topic
 
 from pydanube.broker import Attachment
 from pydanube.codec.batch import Batch
@@ -163,8 +163,7 @@ async def attach_small(client: BrokerClient, kind: SubscriptionType, policy: Fai
 
 @ALL
 async def test_a_message_that_is_given_up_while_it_is_delivered_is_dead_lettered_with_all_attributes(tmp_path, kind):
-    async with open_client(tmp_path, clock=ManualClock()) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=ManualClock()) as client:
         consumer = await attach_small(client, kind, FailurePolicy(dead_letter_topic=str(DLQ)))
         producer = await client.producer("till")
         await client.publish(
@@ -199,8 +198,7 @@ async def test_a_message_that_is_given_up_while_it_is_delivered_is_dead_lettered
 
 @ALL
 async def test_a_message_that_is_given_up_is_dropped_where_the_policy_says_so(tmp_path, kind):
-    async with open_client(tmp_path, clock=ManualClock()) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=ManualClock()) as client:
         consumer = await attach_small(client, kind, FailurePolicy(poison=Poison.DROP))
         await client.publish(await client.producer(), [b"x" * 100, b"two", b"x" * 200, b"four"])
         await consumer.wait_for(2)
@@ -209,8 +207,7 @@ async def test_a_message_that_is_given_up_is_dropped_where_the_policy_says_so(tm
 
 
 async def test_a_message_that_is_given_up_blocks_and_goes_on_when_the_policy_changes(tmp_path):
-    async with open_client(tmp_path, clock=ManualClock()) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=ManualClock()) as client:
         consumer = await attach_small(client, SubscriptionType.EXCLUSIVE, FailurePolicy())
         producer = await client.producer()
         await client.publish(producer, [b"x" * 100])
@@ -227,8 +224,7 @@ async def test_a_message_that_is_given_up_blocks_and_goes_on_when_the_policy_cha
 
 @ALL
 async def test_the_limit_of_unacked_messages_is_in_force_at_once_and_after_a_restart(tmp_path, kind):
-    async with open_client(tmp_path) as client:
-        await client.create()
+    async with open_topic(tmp_path) as client:
         consumer = await client.subscribe(kind=kind)
         subscriptions = client.broker.subscriptions
         await subscriptions.set_unacked_max(ANONYMOUS, TOPIC, "billing", 3)
@@ -256,8 +252,7 @@ async def test_a_limit_that_cannot_be_is_refused(client, broker, topic):
             await broker.subscriptions.set_unacked_max(ANONYMOUS, TOPIC, "billing", wrong)
     with pytest.raises(NotFound):
         await broker.subscriptions.set_unacked_max(ANONYMOUS, TOPIC, "nothing", 1)
-    other = BrokerClient(broker, TopicName.parse("/default/prices"))
-    await other.create(reliable=False)
+    other = await created(broker, TopicName.parse("/default/prices"), reliable=False)
     await other.subscribe()
     with pytest.raises(Refused, match="not reliable"):
         await broker.subscriptions.set_unacked_max(ANONYMOUS, other.topic, "billing", 1)
@@ -268,8 +263,7 @@ async def test_a_limit_that_cannot_be_is_refused(client, broker, topic):
 
 @ALL
 async def test_the_same_name_takes_over_and_gets_the_unacked_messages_at_once(tmp_path, kind):
-    async with open_client(tmp_path, clock=ManualClock()) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=ManualClock()) as client:
         first = await client.subscribe(kind=kind, ack_timeouts=True)
         await client.publish(await client.producer(), [b"x"] * 5)
         await first.wait_for(5)

@@ -1,7 +1,7 @@
 """How far behind a subscription may be, and what happens past that."""
 
 import pytest
-from broker_harness import open_client
+from broker_harness import open_client, open_topic
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Full
@@ -125,8 +125,7 @@ async def test_eviction_by_bytes_keeps_about_so_much(client, topic):
 
 
 async def test_evicted_messages_stay_so_after_a_crash(tmp_path, clock):
-    async with open_client(tmp_path, clock=clock, crash=True) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock, crash=True) as client:
         await client.subscription()
         await client.fill(await client.producer(), 5)
         await client.policies(backlog_messages_max=20, backlog_action=BacklogAction.EVICT)
@@ -137,8 +136,7 @@ async def test_evicted_messages_stay_so_after_a_crash(tmp_path, clock):
 
 
 async def test_the_quota_counts_from_the_first_publish_after_a_restart_on(tmp_path, clock):
-    async with open_client(tmp_path, clock=clock) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock) as client:
         await client.subscription()
         await client.fill(await client.producer(), 5, size=1_000)
         await client.policies(backlog_bytes_max=40_000)

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker, open_client
+from broker_harness import TOPIC, BrokerClient, created, open_broker, open_client, open_topic
 
 from pydanube.core.access import ANONYMOUS, Action
 from pydanube.model.errors import AlreadyExists, Corrupt, Denied, Full, Invalid, NotFound, Refused, StaleEpoch
@@ -68,8 +68,7 @@ async def test_a_subscription_crosses_a_reported_gap(tmp_path):
 
 
 async def test_a_retry_after_a_restart_is_stored_once(tmp_path):
-    async with open_client(tmp_path, crash=True) as client:
-        await client.create()
+    async with open_topic(tmp_path, crash=True) as client:
         producer = await client.producer()
         await client.publish(producer, [b"a", b"b"], sequence=0)
         await client.publish(producer, [b"c"], sequence=2)
@@ -82,8 +81,7 @@ async def test_a_retry_after_a_restart_is_stored_once(tmp_path):
 
 
 async def test_a_named_producer_opened_again_keeps_its_id_and_fences_the_older_one(tmp_path):
-    async with open_client(tmp_path) as client:
-        await client.create()
+    async with open_topic(tmp_path) as client:
         older = await client.producer("meter")
         await client.publish(older, [b"a"], sequence=0)
         newer = await client.producer("meter")
@@ -96,8 +94,7 @@ async def test_a_named_producer_opened_again_keeps_its_id_and_fences_the_older_o
 
 
 async def test_a_subscription_resumes_where_it_acked(tmp_path):
-    async with open_client(tmp_path) as client:
-        await client.create()
+    async with open_topic(tmp_path) as client:
         consumer = await client.subscribe()
         await client.publish(await client.producer(), [b"%d" % n for n in range(10)])
         await consumer.wait_for(10)
@@ -130,8 +127,7 @@ async def test_acks_survive_many_ledgers_snapshots_and_rotations(tmp_path):
 
 
 async def test_a_new_subscription_starts_at_the_requested_position_and_stays_there(tmp_path):
-    async with open_client(tmp_path, crash=True) as client:
-        await client.create()
+    async with open_topic(tmp_path, crash=True) as client:
         producer = await client.producer()
         await client.publish(producer, [b"a", b"b"])
         for name, start in (("tail", LATEST), ("all", EARLIEST), ("one", Position("offset", 1))):
@@ -167,8 +163,7 @@ async def test_reading_by_time_finds_the_first_batch_not_older(client, broker, t
 
 
 async def test_seek_starts_the_consumer_over_and_is_durable(tmp_path):
-    async with open_client(tmp_path, crash=True) as client:
-        await client.create()
+    async with open_topic(tmp_path, crash=True) as client:
         await client.publish(await client.producer(), [b"a", b"b", b"c"])
         consumer = await client.subscribe()
         await consumer.wait_for(3)
@@ -182,8 +177,7 @@ async def test_seek_starts_the_consumer_over_and_is_durable(tmp_path):
 
 
 async def test_a_consumer_far_behind_the_cache_gets_everything_once(tmp_path):
-    async with open_client(tmp_path, tail_bytes=4096, wal=LogSettings(file_bytes=64 << 10)) as client:
-        await client.create()
+    async with open_topic(tmp_path, tail_bytes=4096, wal=LogSettings(file_bytes=64 << 10)) as client:
         producer = await client.producer()
         await asyncio.gather(*[client.publish(producer, [b"x" * 1000], sequence=n) for n in range(300)])
         consumer = await client.subscribe()
@@ -202,8 +196,7 @@ async def test_a_fetch_at_the_end_waits_for_the_next_batch(client, topic):
 
 
 async def test_deleting_a_topic_closes_its_producers_and_consumers_and_leaves_nothing(tmp_path):
-    async with open_client(tmp_path) as client:
-        await client.create()
+    async with open_topic(tmp_path) as client:
         producer, consumer = await client.producer(), await client.subscribe()
         await client.publish(producer, [b"a"])
         await client.broker.delete_topic(ANONYMOUS, TOPIC)
@@ -290,8 +283,7 @@ async def test_every_call_asks_the_authorizer(tmp_path):
 
     authorizer = DenyingAuthorizer()
     async with open_broker(tmp_path, authorizer=authorizer) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         producer = await client.producer()
         authorizer.denies = True
         calls = [
@@ -357,8 +349,7 @@ async def test_log_files_of_deleted_topics_are_freed_while_others_are_kept(tmp_p
 
 async def test_a_retry_is_stored_once_also_across_a_trim_and_a_new_owner(tmp_path):
     small = LogSettings(file_bytes=16 << 10, group_bytes_max=4 << 10)
-    async with open_client(tmp_path, wal=small, crash=True) as client:
-        await client.create()
+    async with open_topic(tmp_path, wal=small, crash=True) as client:
         consumer = await client.subscribe()
         retrying, other = await client.producer(), await client.producer()
         await client.publish(retrying, [b"once"], sequence=0)

@@ -1,7 +1,7 @@
 """A client that misbehaves harms only itself: its memory is bounded, and its requests are refused."""
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, Collector, open_broker, open_client
+from broker_harness import TOPIC, BrokerClient, Collector, open_broker, open_client, open_topic
 
 from pydanube.broker import Attachment
 from pydanube.codec.batch import Codec, encode
@@ -13,8 +13,7 @@ from pydanube.model.topics import AckLevel
 
 
 async def test_a_consumer_that_makes_too_many_gaps_is_closed_and_others_go_on(tmp_path):
-    async with open_client(tmp_path, message_bytes_max=1 << 24) as client:
-        await client.create()
+    async with open_topic(tmp_path, message_bytes_max=1 << 24) as client:
         producer = await client.producer()
         for n in range(3):
             await client.publish(producer, [b""] * 100_000, sequence=n * 100_000)
@@ -40,8 +39,7 @@ async def test_identities_that_were_never_given_out_are_refused(client, topic):
 
 
 async def test_fencing_survives_a_restart(tmp_path):
-    async with open_client(tmp_path) as client:
-        await client.create()
+    async with open_topic(tmp_path) as client:
         older = await client.producer("meter")
         await client.producer("meter")
     async with open_broker(tmp_path) as broker:
@@ -61,8 +59,7 @@ async def test_reservations_and_ledgers_do_not_fence_each_other(tmp_path):
 
 
 async def test_a_compressed_batch_is_not_kept_unpacked(tmp_path):
-    async with open_client(tmp_path, message_bytes_max=1 << 24) as client:
-        await client.create()
+    async with open_topic(tmp_path, message_bytes_max=1 << 24) as client:
         producer = await client.producer()
         bomb = encode([bytes(1 << 23)], publish_times=1, producer_id=producer.producer_id, codec=Codec.ZSTD)
         batch, _ = client.broker._check_batch(producer, memoryview(bomb))
@@ -70,8 +67,7 @@ async def test_a_compressed_batch_is_not_kept_unpacked(tmp_path):
 
 
 async def test_a_subscription_that_is_behind_holds_no_more_than_its_consumer_has_credit_for(tmp_path):
-    async with open_client(tmp_path, tail_bytes=1) as client:
-        await client.create()
+    async with open_topic(tmp_path, tail_bytes=1) as client:
         producer = await client.producer()
         for n in range(20):
             await client.publish(producer, [b"x" * 10_000], sequence=n)

@@ -3,7 +3,7 @@
 import errno
 
 import pytest
-from broker_harness import BrokerClient, open_broker, open_client
+from broker_harness import created, open_broker, open_client
 from test_failing_disk import FAST_CURE, FailingDisk, until_cured
 
 from pydanube.core.access import ANONYMOUS
@@ -123,8 +123,7 @@ async def test_refused_batches_are_counted_by_reason(tmp_path):
 async def test_a_disk_that_fails_is_counted_and_makes_the_broker_not_writable(tmp_path):
     disk = FailingDisk()
     async with open_broker(tmp_path, disk=disk, wal=FAST_CURE) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         producer = await client.producer()
         await client.publish(producer, [b"before"])
         assert samples(broker, "danube_broker_writable") == 1
@@ -141,8 +140,7 @@ async def test_a_disk_that_fails_is_counted_and_makes_the_broker_not_writable(tm
 
 async def test_reads_from_memory_and_from_the_log_are_told_apart(tmp_path):
     async with open_broker(tmp_path, tail_bytes=10_000) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         producer = await client.producer()
         for _ in range(20):
             await client.publish(producer, [b"x" * 1_000])

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, BrokerClient
+from broker_harness import TOPIC, BrokerClient, created
 from cluster_harness import MemberBroker, open_brokers
 
 from pydanube.broker.registry import records
@@ -32,8 +32,7 @@ async def brokers(tmp_path: Path) -> AsyncIterator[list[MemberBroker]]:
 @pytest.fixture
 async def client(brokers: list[MemberBroker]) -> BrokerClient:
     """A client of the owner, whose topic has an open partition."""
-    client = BrokerClient(brokers[0].broker)
-    await client.create()
+    client = await created(brokers[0].broker)
     producer = await client.producer()
     await client.publish(producer, [b"first"])
     producer.close()

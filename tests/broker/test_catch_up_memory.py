@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from broker_harness import open_client
+from broker_harness import open_topic
 from tiering_harness import WAL
 
 from pydanube.broker.unread_memory import SMALL_BYTES
@@ -38,8 +38,7 @@ class CountedReads:
 
 
 async def test_many_subscriptions_that_catch_up_read_no_more_at_once_than_the_limit(tmp_path: Path) -> None:
-    async with open_client(tmp_path, wal=WAL, tail_bytes=1, unread_bytes_max=LIMIT) as client:
-        await client.create()
+    async with open_topic(tmp_path, wal=WAL, tail_bytes=1, unread_bytes_max=LIMIT) as client:
         producer = await client.producer()
         for _ in range(20):
             await client.publish(producer, [b"x" * 40_000])

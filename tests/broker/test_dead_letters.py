@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 from audit_harness import ListSink
-from broker_harness import TOPIC, BrokerClient, Collector, open_broker
+from broker_harness import TOPIC, BrokerClient, Collector, created, open_broker
 from metadata_harness import FaultyStore, puts
 
 from pydanube.broker.registry.records import partitions_of, subscription_key
@@ -31,8 +31,7 @@ async def dead_lettering(directory):
     """Yield a subscription with two exhausted messages, the first of which waits for its dead letter topic."""
     metadata = FaultyStore()
     async with open_broker(directory, clock=ManualClock(), metadata=metadata) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await BrokerClient(broker, DLQ).create()
         consumer = await client.subscribe(failure_policy=DEAD_LETTER, kind=SubscriptionType.SHARED)
         await client.publish(await client.producer(), [b"first", b"second"])

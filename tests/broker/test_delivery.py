@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker, open_client
+from broker_harness import TOPIC, BrokerClient, created, open_broker, open_topic
 
 from pydanube.codec.batch import Batch
 from pydanube.core.access import ANONYMOUS
@@ -151,8 +151,7 @@ async def test_a_nacked_message_is_redelivered_after_its_delay_with_count_and_re
 
 async def test_an_exhausted_message_is_dropped_and_counted(tmp_path: Path):
     policy = FailurePolicy(redeliveries_max=1, delay_ms=0, poison=Poison.DROP)
-    async with open_client(tmp_path) as client:
-        await client.create()
+    async with open_topic(tmp_path) as client:
         consumer = await client.subscribe("work", kind=SHARED, failure_policy=policy)
         await published(client, numbered(2))
         consumer.consumer.nack([(0, 1)])
@@ -194,8 +193,7 @@ async def test_a_dead_letter_keeps_payload_key_and_attributes_and_names_its_orig
     policy = FailurePolicy(
         redeliveries_max=1, delay_ms=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/orders-dlq"
     )
-    async with open_client(tmp_path) as client:
-        await client.create()
+    async with open_topic(tmp_path) as client:
         consumer = await client.subscribe("work", kind=SHARED, failure_policy=policy)
         await published(client, [b"good", b"bad"], keys=["g", "b"], attributes=[{}, {"trace": "7"}])
         await consumer.ack((0, 1))
@@ -231,8 +229,7 @@ async def test_on_shared_a_delayed_message_does_not_delay_the_messages_after_it(
 
 async def test_a_delay_survives_a_restart(tmp_path: Path):
     clock = ManualClock()
-    async with open_client(tmp_path, clock=clock, crash=True) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock, crash=True) as client:
         consumer = await client.subscribe("work", kind=SHARED)
         await published(client, numbered(3), deliver_at=[0, clock.now_us() + 5_000_000, 0])
         await consumer.ack((0, 1), (2, 3))
@@ -253,8 +250,7 @@ async def test_exclusive_ignores_delays_and_keeps_order(client, topic, clock):
 
 @pytest.mark.parametrize("kind", list(SubscriptionType))
 async def test_acks_survive_a_crash_and_the_rest_is_redelivered_uncounted(tmp_path: Path, kind: SubscriptionType):
-    async with open_client(tmp_path, crash=True) as client:
-        await client.create()
+    async with open_topic(tmp_path, crash=True) as client:
         consumer = await client.subscribe("s", kind=kind)
         await published(client, numbered(10), keys=[str(n % 3) for n in range(10)])
         await consumer.ack((0, 1), (4, 7))
@@ -266,8 +262,7 @@ async def test_acks_survive_a_crash_and_the_rest_is_redelivered_uncounted(tmp_pa
 
 
 async def test_a_subscription_has_its_position_from_the_moment_it_exists(tmp_path: Path):
-    async with open_client(tmp_path, crash=True) as client:
-        await client.create()
+    async with open_topic(tmp_path, crash=True) as client:
         await published(client, numbered(2))
         await client.broker.subscriptions.create(ANONYMOUS, TOPIC, "s", SHARED, LATEST)
         await published(client, numbered(2, 2))
@@ -377,13 +372,11 @@ async def test_an_ack_of_what_was_delivered_before_a_seek_does_not_undo_it(clien
 
 
 async def test_a_deleted_subscription_sends_no_dead_letters_any_more(broker, clock):
-    letters = BrokerClient(broker, DLQ)
-    await letters.create()
+    letters = await created(broker, DLQ)
     await broker.policies.set(ANONYMOUS, DLQ, {"backlog_messages_max": 1})
     await letters.subscribe("reading")
     await published(letters, [b"full"])
-    client = BrokerClient(broker)
-    await client.create()
+    client = await created(broker)
     policy = FailurePolicy(
         redeliveries_max=0, delay_ms=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/orders-dlq"
     )
@@ -402,8 +395,7 @@ async def test_a_deleted_subscription_sends_no_dead_letters_any_more(broker, clo
 
 async def test_a_dead_letter_of_a_message_with_the_maximum_of_attributes_keeps_those_that_fit(tmp_path: Path):
     policy = FailurePolicy(redeliveries_max=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/orders-dlq")
-    async with open_client(tmp_path) as client:
-        await client.create()
+    async with open_topic(tmp_path) as client:
         consumer = await client.subscribe("work", kind=SHARED, failure_policy=policy)
         await published(client, [b"bad"], attributes=[{f"a{n}": "" for n in range(1000)}])
         consumer.consumer.nack([(0, 1)])

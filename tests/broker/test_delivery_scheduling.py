@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_client
+from broker_harness import TOPIC, BrokerClient, open_topic
 
 from pydanube.broker import close_calls
 from pydanube.broker.subscriptions import scheduling
@@ -80,8 +80,7 @@ async def test_many_batches_are_delivered_in_turns_and_in_order(client, topic):
 @pytest.mark.parametrize("kind", [SHARED, SubscriptionType.KEY_SHARED])
 async def test_messages_due_at_the_same_time_are_delivered_in_turns(tmp_path: Path, kind: SubscriptionType):
     count, clock = 30_000, ManualClock()
-    async with open_client(tmp_path, clock=clock) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock) as client:
         due = [clock.now_us() + 1_000_000] * count
         await published(client, [b"x"] * count, batch=10_000, deliver_at=due)
         consumer = await client.subscribe(kind=kind)

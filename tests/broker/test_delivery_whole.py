@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from broker_harness import BrokerClient, open_client
+from broker_harness import BrokerClient, open_client, open_topic
 
 from pydanube.broker import Producer, Published
 from pydanube.broker.subscriptions.delivery_batches import WHOLE_BATCHES_MAX, whole_batches
@@ -70,8 +70,7 @@ def test_a_batch_with_rows_left_out_ends_a_run():
 @asynccontextmanager
 async def filled(directory: Path, batches: int) -> AsyncIterator[tuple[BrokerClient, Producer]]:
     """Open a broker with a topic of this many batches of ten messages."""
-    async with open_client(directory) as client:
-        await client.create()
+    async with open_topic(directory) as client:
         producer = await client.producer()
         for _ in range(batches):
             await client.publish(producer, [b"x"] * 10)

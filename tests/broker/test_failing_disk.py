@@ -4,7 +4,7 @@ import asyncio
 import errno
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker, open_client
+from broker_harness import TOPIC, BrokerClient, created, open_broker, open_topic
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Unavailable
@@ -68,8 +68,7 @@ async def until_cured(client: BrokerClient, producer, sequence: int):
 )
 async def test_a_disk_error_refuses_publishes_keeps_reads_and_cures_itself(tmp_path, failure, message):
     disk = FailingDisk()
-    async with open_client(tmp_path, disk=disk, wal=FAST_CURE) as client:
-        await client.create()
+    async with open_topic(tmp_path, disk=disk, wal=FAST_CURE) as client:
         producer, consumer = await client.producer(), await client.subscribe()
         await client.publish(producer, [b"before"], sequence=0)
         await consumer.wait_for(1)
@@ -98,8 +97,7 @@ async def test_a_disk_error_refuses_publishes_keeps_reads_and_cures_itself(tmp_p
 
 async def test_acks_given_while_the_disk_failed_are_kept_once_it_is_cured(tmp_path):
     disk = FailingDisk()
-    async with open_client(tmp_path, disk=disk, wal=FAST_CURE, crash=True) as client:
-        await client.create()
+    async with open_topic(tmp_path, disk=disk, wal=FAST_CURE, crash=True) as client:
         producer, consumer = await client.producer(), await client.subscribe()
         await client.publish(producer, [b"a", b"b", b"c"], sequence=0)
         await consumer.wait_for(3)
@@ -119,8 +117,7 @@ async def test_acks_given_while_the_disk_failed_are_kept_once_it_is_cured(tmp_pa
 async def test_metadata_that_cannot_be_written_shows_until_it_can_be_again(tmp_path):
     disk, clock = FailingDisk(), ManualClock()
     async with open_broker(tmp_path, clock=clock, metadata_disk=disk) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        await created(broker)
         assert broker.describe(ANONYMOUS).state == "ok"
         disk.write_error = errno.ENOSPC
         for _ in range(2):

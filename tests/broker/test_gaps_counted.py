@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TIERING, TOPIC, BrokerClient, open_broker, open_client
+from broker_harness import TIERING, TOPIC, BrokerClient, created, open_broker, open_client
 
 from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.broker.topics.expiration import PartitionExpiration
@@ -44,8 +44,7 @@ class Gapped:
     async def make(self) -> None:
         level = AckLevel.DURABLE if self.how == "restored" else AckLevel.WRITTEN
         async with self.opened(crash=True) as broker:
-            client = BrokerClient(broker)
-            await client.create(ack_level=level)
+            client = await created(broker, ack_level=level)
             producer = await client.producer("meter")
             for number in range(BEFORE):
                 await client.publish(producer, [b"%03d" % number + b"x" * 500], sequence=number)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_harness import BrokerClient, open_broker
+from broker_harness import BrokerClient, created, open_broker
 
 from pydanube.broker import Broker
 from pydanube.core.access import ANONYMOUS, Principal
@@ -75,8 +75,7 @@ async def test_pages_by_number_have_equal_topics_by_name(client: BrokerClient, c
 
 async def test_a_backlog_sorts_by_the_subscription_that_is_furthest_behind(client: BrokerClient, clock: ManualClock):
     for name, settled in (("one", 10), ("two", 40)):
-        one = BrokerClient(client.broker, TopicName("default", name), clock)
-        await one.create()
+        one = await created(client.broker, TopicName("default", name), clock)
         for subscription in ("ahead", "behind"):
             await one.subscription(subscription)
         await one.fill(await one.producer(), 5, every_s=1)

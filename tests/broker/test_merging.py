@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TIERING, TOPIC, BrokerClient, open_broker
+from broker_harness import TIERING, TOPIC, BrokerClient, created, open_broker
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import StaleEpoch, Unavailable
@@ -161,8 +161,7 @@ async def test_shared_objects_are_left_to_the_others_in_them(tmp_path: Path, obj
 
 async def test_a_reader_continues_during_a_merge(tmp_path: Path, objects: Counted):
     async with opened(tmp_path, objects) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await crumbs(broker, 40)
         consumer = await client.subscribe(credit=150)
         await consumer.wait_for(100)
@@ -264,8 +263,7 @@ async def test_retention_while_merging_and_after_it_is_kept(tmp_path: Path, obje
 async def test_a_long_catalog_is_merged_from_end_to_end(tmp_path: Path, objects: Counted):
     tiny = replace(SMALL, segment_bytes=1 << 14)
     async with opened(tmp_path, objects, tiering=tiny) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         producer = await client.producer()
         for number in range(600):
             await client.publish(producer, [b"%06d" % number])

@@ -5,7 +5,7 @@ import asyncio
 
 import msgspec
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker, open_client
+from broker_harness import TOPIC, BrokerClient, created, open_broker, open_client, open_topic
 from metadata_harness import FaultyStore, deletes, puts
 from tiering_harness import PER_BATCH, SMALL, WAL, everything, filled, keys, upload_all
 
@@ -55,8 +55,7 @@ async def left_of(topic_id: int, store) -> list[str]:
 
 async def a_used_topic(broker) -> tuple[BrokerClient, int]:
     """Create a topic with partitions, messages and named producers; return a client of it, and its id."""
-    client = BrokerClient(broker)
-    await client.create(partitions=2)
+    client = await created(broker, partitions=2)
     for partition in range(2):
         await client.publish(await client.producer("meter", partition), [b"1"])
     (await client.producer("keeper", access="exclusive")).close()
@@ -96,8 +95,7 @@ async def test_a_topic_that_is_deleted_undisturbed_leaves_nothing_behind(broker)
 async def test_a_topic_whose_objects_could_not_be_forgotten_is_gone_and_they_go_later(tmp_path, metadata, clock):
     objects = MemoryStore(clock=clock)
     async with open_broker(tmp_path, metadata=metadata, objects=objects, clock=clock, **TIERED) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 2)
         await upload_all(broker)
         topic_id = broker._registry.topic(TOPIC).topic_id
@@ -117,8 +115,7 @@ async def test_a_topic_whose_objects_could_not_be_forgotten_is_gone_and_they_go_
 async def test_segments_of_a_topic_that_the_metadata_lost_are_kept(tmp_path, metadata, clock):
     objects = MemoryStore(clock=clock)
     async with open_broker(tmp_path, metadata=metadata, objects=objects, clock=clock, **TIERED) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 2)
         await upload_all(broker)
         topic_id = broker._registry.topic(TOPIC).topic_id
@@ -136,8 +133,7 @@ async def test_segments_of_a_topic_that_the_metadata_lost_are_kept(tmp_path, met
 async def test_a_deleted_topic_with_uploaded_segments_leaves_no_key_behind(tmp_path, metadata, clock):
     objects = MemoryStore(clock=clock)
     async with open_broker(tmp_path, metadata=metadata, objects=objects, clock=clock, **TIERED) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 2)
         await upload_all(broker)
         topic_id = broker._registry.topic(TOPIC).topic_id
@@ -147,8 +143,7 @@ async def test_a_deleted_topic_with_uploaded_segments_leaves_no_key_behind(tmp_p
 
 
 async def test_a_deletion_that_failed_and_yet_happened_has_happened(tmp_path, metadata):
-    async with open_client(tmp_path, metadata=metadata) as client:
-        await client.create()
+    async with open_topic(tmp_path, metadata=metadata) as client:
         producer, consumer = await client.producer(), await client.subscribe()
         metadata.lose_answer(deletes(records.topic_key(TOPIC)))
         await delete(client.broker)
@@ -161,8 +156,7 @@ async def test_a_deletion_that_failed_and_yet_happened_has_happened(tmp_path, me
 
 
 async def test_a_topic_whose_deletion_failed_is_there_and_works(tmp_path, metadata):
-    async with open_client(tmp_path, metadata=metadata) as client:
-        await client.create()
+    async with open_topic(tmp_path, metadata=metadata) as client:
         producer, consumer = await client.producer(), await client.subscribe()
         metadata.refuse(deletes(records.topic_key(TOPIC)))
         with pytest.raises(Unavailable):
@@ -178,8 +172,7 @@ async def test_a_topic_whose_deletion_failed_is_there_and_works(tmp_path, metada
 
 @pytest.mark.parametrize("happens", [False, True])
 async def test_while_nobody_can_tell_whether_a_topic_was_deleted_nobody_finds_it(tmp_path, metadata, clock, happens):
-    async with open_client(tmp_path, metadata=metadata, clock=clock) as client:
-        await client.create()
+    async with open_topic(tmp_path, metadata=metadata, clock=clock) as client:
         producer = await client.producer()
         the_topic = deletes(records.topic_key(TOPIC))
         in_doubt = metadata.hold_answer(the_topic, fails=True) if happens else metadata.hold_refusal(the_topic)
@@ -217,7 +210,7 @@ async def create(broker, what: str) -> None:
             await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.EXCLUSIVE, EARLIEST)
 
 
-async def created(broker) -> list[str]:
+async def kinds_in(broker) -> list[str]:
     """Return the kinds of objects that exist, in the order in which they can be created."""
     namespaces = await broker.list_namespaces(ANONYMOUS)
     topics = await broker.list_topics(ANONYMOUS)
@@ -239,7 +232,7 @@ async def test_what_is_created_although_the_metadata_failed_is_there_and_what_is
                 metadata.refuse(puts(f"/{what}s/"))
                 with pytest.raises(Unavailable):
                     await create(broker, what)
-                assert what not in await created(broker)
+                assert what not in await kinds_in(broker)
                 await create(broker, what)
             with pytest.raises(AlreadyExists):
                 await create(broker, what)
@@ -247,13 +240,12 @@ async def test_what_is_created_although_the_metadata_failed_is_there_and_what_is
         await client.publish(await client.producer(), [b"1"])
         assert await (await client.subscribe()).wait_for(1) == [(0, b"1")]
     async with open_broker(tmp_path) as broker:
-        assert await created(broker) == kinds
+        assert await kinds_in(broker) == kinds
 
 
 @pytest.mark.parametrize("happens", [False, True])
 async def test_a_subscription_is_deleted_if_the_metadata_says_so_whatever_it_said_before(tmp_path, metadata, happens):
-    async with open_client(tmp_path, metadata=metadata) as client:
-        await client.create()
+    async with open_topic(tmp_path, metadata=metadata) as client:
         consumer = await client.subscribe()
         if happens:
             metadata.lose_answer(deletes("/subscriptions/"))
@@ -272,8 +264,7 @@ async def test_a_subscription_is_deleted_if_the_metadata_says_so_whatever_it_sai
 
 
 async def test_a_policy_that_was_set_although_the_metadata_failed_counts_at_once(tmp_path, metadata):
-    async with open_client(tmp_path, metadata=metadata) as client:
-        await client.create()
+    async with open_topic(tmp_path, metadata=metadata) as client:
         producer = await client.producer()
         metadata.lose_answer(puts(records.topic_key(TOPIC)))
         await client.broker.policies.set(ANONYMOUS, TOPIC, {"backlog_messages_max": 7})
@@ -297,8 +288,7 @@ async def test_a_partition_goes_on_after_offsets_were_reserved_although_the_meta
 
 
 async def test_retention_goes_on_after_the_start_was_moved_although_the_metadata_failed(tmp_path, metadata, clock):
-    async with open_client(tmp_path, metadata=metadata, clock=clock) as client:
-        await client.create()
+    async with open_topic(tmp_path, metadata=metadata, clock=clock) as client:
         await client.policies(retention_s=60)
         producer = await client.producer()
         await client.fill(producer, 1)
@@ -313,8 +303,7 @@ async def test_retention_goes_on_after_the_start_was_moved_although_the_metadata
 
 
 async def test_a_partition_that_another_took_meanwhile_is_not_taken_back_by_a_look(tmp_path, metadata, clock):
-    async with open_client(tmp_path, metadata=metadata, clock=clock) as client:
-        await client.create()
+    async with open_topic(tmp_path, metadata=metadata, clock=clock) as client:
         await client.policies(retention_s=60)
         await client.fill(await client.producer(), 1)
         metadata.lose_answer(puts("/partitions/"))
@@ -342,8 +331,7 @@ async def test_an_upload_that_is_listed_although_the_metadata_failed_counts_and_
 ):
     objects = MemoryStore(clock=clock)
     async with open_broker(tmp_path, metadata=metadata, objects=objects, clock=clock, **TIERED) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 2, size=1000)
         metadata.lose_answer(puts("/segments/"))
         await upload_all(broker)
@@ -368,8 +356,7 @@ async def test_an_upload_that_is_listed_although_the_metadata_failed_counts_and_
 
 async def test_what_is_listed_unnoticed_is_counted_in_what_later_objects_know_of_producers(tmp_path, metadata):
     async with open_broker(tmp_path, metadata=metadata, objects=MemoryStore(), **TIERED) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         producers = [await client.producer(), await client.producer()]
         await client.publish(producers[0], [b"unnoticed"], sequence=0)
         metadata.lose_answer(puts("/segments/"))
@@ -384,8 +371,7 @@ async def test_what_is_listed_unnoticed_is_counted_in_what_later_objects_know_of
 async def test_an_upload_that_is_not_listed_because_the_metadata_failed_is_made_again(tmp_path, metadata, clock):
     objects = MemoryStore(clock=clock)
     async with open_broker(tmp_path, metadata=metadata, objects=objects, clock=clock, **TIERED) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 2, size=1000)
         metadata.refuse(puts("/segments/"))
         await upload_all(broker)
@@ -396,8 +382,7 @@ async def test_an_upload_that_is_not_listed_because_the_metadata_failed_is_made_
 
 
 async def test_a_subscription_that_could_not_be_deleted_stands_where_it_stood(tmp_path, metadata):
-    async with open_client(tmp_path) as client:
-        await client.create()
+    async with open_topic(tmp_path) as client:
         consumer = await client.subscribe()
         await client.publish(await client.producer(), [b"x"] * 10)
         await consumer.wait_for(10)
@@ -415,8 +400,7 @@ async def test_a_subscription_that_could_not_be_deleted_stands_where_it_stood(tm
 
 
 async def test_a_start_that_could_not_be_moved_hides_nothing(tmp_path, clock, metadata):
-    async with open_client(tmp_path, clock=clock, metadata=metadata) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock, metadata=metadata) as client:
         await client.policies(retention_s=60)
         await client.fill(await client.producer(), 10, every_s=10)
         metadata.refuse(puts("/partitions/"))

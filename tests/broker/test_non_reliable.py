@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, Collector, open_broker, open_client
+from broker_harness import TOPIC, BrokerClient, Collector, created, open_broker, open_client
 
 from pydanube.broker import Attachment
 from pydanube.codec.batch import encode
@@ -18,9 +18,7 @@ SHARED, FAILOVER, KEY_SHARED = SubscriptionType.SHARED, SubscriptionType.FAILOVE
 
 
 async def a_topic(broker, **config) -> BrokerClient:
-    client = BrokerClient(broker)
-    await client.create(reliable=False, **config)
-    return client
+    return await created(broker, reliable=False, **config)
 
 
 def offsets(consumer: Collector) -> list[int]:

@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker, open_client
+from broker_harness import TOPIC, BrokerClient, open_broker, open_topic
 from cluster_harness import FOUNDER, Node, World, session_key
 
 from pydanube.broker.partitions.ownership import Ownership
@@ -179,8 +179,7 @@ async def test_a_partition_that_an_earlier_release_never_wrote_to_may_be_taken_b
 
 
 async def test_metadata_of_an_earlier_release_opens_as_before(tmp_path):
-    async with open_client(tmp_path) as client:
-        await client.create()
+    async with open_topic(tmp_path) as client:
         await client.publish(await client.producer(), [b"one", b"two"])
         store = client.broker._registry._store
         for prefix, names in (("/partitions/", ["incarnation", "assigned", "log"]), (records.LEDGERS, ["log"])):

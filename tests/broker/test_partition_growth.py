@@ -4,7 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker, open_client
+from broker_harness import TOPIC, BrokerClient, created, open_broker, open_client
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Invalid, NotFound, Refused
@@ -129,8 +129,7 @@ async def test_a_subscription_that_is_deleted_while_a_partition_opens_keeps_noth
 
 async def test_a_subscription_that_is_created_while_a_partition_opens_misses_nothing_there(tmp_path):
     async with open_broker(tmp_path) as broker, AsyncExitStack() as until_created:
-        client = BrokerClient(broker)
-        await client.create(partitions=1)
+        client = await created(broker, partitions=1)
         known = await broker._partitions.get(TOPIC, 0)
         subscription_start = known.subscription_start
 

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from broker_harness import SETTINGS, TOPIC, BrokerClient, open_broker
+from broker_harness import SETTINGS, TOPIC, BrokerClient, created, open_broker
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Full, Invalid, NotFound, Refused
@@ -18,8 +18,7 @@ OTHER = TopicName.parse("/default/orders-dlq")
 
 
 async def a_topic(broker, **policies: int) -> BrokerClient:
-    client = BrokerClient(broker)
-    await client.create()
+    client = await created(broker)
     if policies:
         await broker.policies.set(ANONYMOUS, TOPIC, policies)
     return client

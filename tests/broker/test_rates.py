@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, Collector, open_broker, open_client
+from broker_harness import TOPIC, BrokerClient, Collector, open_broker, open_client, open_topic
 
 from pydanube.broker import Attachment, Broker
 from pydanube.broker.partitions.rate_limits import Rate
@@ -108,8 +108,7 @@ async def test_the_rate_of_one_topic_does_not_delay_other_topics(tmp_path):
 
 
 async def test_a_closing_broker_refuses_waiting_publishes_as_retryable(tmp_path):
-    async with open_client(tmp_path) as client:
-        await client.create()
+    async with open_topic(tmp_path) as client:
         await client.broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 1})
         producer = await client.producer()
         await client.publish(producer, [b"a"], sequence=0)
@@ -137,8 +136,7 @@ async def test_a_dispatch_rate_delays_deliveries_and_discards_none(client, broke
 
 
 async def test_a_slow_consumer_never_stops_producers_or_others(tmp_path):
-    async with open_client(tmp_path, tail_bytes=10_000) as client:
-        await client.create()
+    async with open_topic(tmp_path, tail_bytes=10_000) as client:
         stuck = Collector()
         await client.broker.subscriptions.subscribe(
             ANONYMOUS, TOPIC, 0, Attachment("stuck", "a", start=EARLIEST), stuck

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient, created, open_broker
 
 from pydanube.broker import Broker
 from pydanube.broker import redrive as module
@@ -177,8 +177,7 @@ async def test_who_may_not_publish_to_a_topic_sends_nothing_back_to_it(tmp_path)
 
 
 async def test_a_peek_has_the_messages_and_their_states(broker):
-    peer = BrokerClient(broker)
-    await peer.create(partitions=2)
+    peer = await created(broker, partitions=2)
     for partition in range(2):
         producer = await peer.producer(partition=partition)
         await peer.publish(producer, [b"0", b"1"], keys=["a", "b"], deliver_at=[0, 2**51])

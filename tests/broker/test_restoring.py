@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from access_harness import ADMIN, secured
-from broker_harness import TIERING, TOPIC, BrokerClient, open_broker
+from broker_harness import TIERING, TOPIC, BrokerClient, created, open_broker
 
 from pydanube.broker.tiering.disaster_recovery import IDS_SKIPPED, OFFSETS_PER_S, Restored, rebuild
 from pydanube.core.access import ANONYMOUS
@@ -54,8 +54,7 @@ async def keys(objects: ObjectStore, prefix: str) -> list[str]:
 async def test_everything_that_was_uploaded_is_there_again(tmp_path: Path, objects: ObjectStore):
     other = TopicName.parse("/shop/events")
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         producer = await client.producer("meter")
         for n in range(30):
             await client.publish(producer, [b"%d" % n], sequence=n)
@@ -93,8 +92,7 @@ async def test_restored_metadata_is_another_store_and_names_the_one_it_succeeds(
 
 async def test_a_producer_goes_on_and_what_it_repeats_is_not_stored_twice(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         producer = await client.producer("meter")
         for n in range(30):
             await client.publish(producer, [b"x"], sequence=n)
@@ -112,8 +110,7 @@ async def test_a_producer_goes_on_and_what_it_repeats_is_not_stored_twice(tmp_pa
 async def test_no_offset_is_used_again_and_the_gap_counts_as_consumed(tmp_path: Path, objects: ObjectStore):
     clock = ManualClock()
     async with opened(tmp_path / "before", objects, crash=True, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         producer = await client.producer()
         await client.publish(producer, [b"kept"])
         await client.subscribe("behind")
@@ -141,8 +138,7 @@ async def test_no_offset_is_used_again_and_the_gap_counts_as_consumed(tmp_path: 
 
 async def test_a_producer_whose_last_messages_are_lost_is_told_to_open_again(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         producer = await client.producer("meter")
         await client.publish(producer, [b"kept"], sequence=0)
         await upload(broker)
@@ -159,8 +155,7 @@ async def test_a_producer_whose_last_messages_are_lost_is_told_to_open_again(tmp
 
 async def test_subscriptions_keep_their_positions(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await client.publish(await client.producer(), [b"%d" % n for n in range(20)])
         consumer = await client.subscribe("billing", kind=SubscriptionType.SHARED)
         await consumer.wait_for(20)
@@ -181,8 +176,7 @@ async def test_positions_of_partitions_that_are_not_open_are_kept_from_manifest_
     tmp_path: Path, objects: ObjectStore
 ):
     async with opened(tmp_path / "before", objects) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await client.publish(await client.producer(), [b"%d" % n for n in range(20)])
         consumer = await client.subscribe()
         await consumer.ack((0, 5))
@@ -200,8 +194,7 @@ async def test_positions_of_partitions_that_are_not_open_are_kept_from_manifest_
 async def test_ids_are_never_used_again(tmp_path: Path, objects: ObjectStore):
     names = ("topic", "subscription", "producer", "ledger")
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await client.subscribe()
         await client.publish(await client.producer(), [b"x"])
         await upload(broker)
@@ -213,15 +206,13 @@ async def test_ids_are_never_used_again(tmp_path: Path, objects: ObjectStore):
         assert broker._registry.topic(TOPIC).topic_id == topic_id
         for name in names:
             assert await last_id(broker._registry._store, name) >= before[name] + IDS_SKIPPED
-        other = BrokerClient(broker, TopicName.parse("/default/other"))
-        await other.create()
+        other = await created(broker, TopicName.parse("/default/other"))
         assert broker._registry.topic(other.topic).topic_id > topic_id + IDS_SKIPPED
 
 
 async def test_segments_newer_than_the_manifest_are_added_where_they_continue_it(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         producer = await client.producer()
         await client.publish(producer, [b"0"], sequence=0)
         await upload(broker)
@@ -245,8 +236,7 @@ async def test_segments_newer_than_the_manifest_are_added_where_they_continue_it
 
 async def test_a_damaged_later_segment_ends_what_is_added(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await broker._tiers.manifests.write()
         for n in range(3):
             await client.publish(await client.producer(), [b"%d" % n])
@@ -261,8 +251,7 @@ async def test_a_damaged_later_segment_ends_what_is_added(tmp_path: Path, object
 
 async def test_a_damaged_newest_manifest_is_passed_over_and_named(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await client.publish(await client.producer(), [b"0"])
         await upload(broker)
         former = await broker._tiers.manifests.write()
@@ -283,8 +272,7 @@ async def test_a_store_without_manifests_is_no_store_to_restore_from(tmp_path: P
 
 async def test_a_missing_object_is_reported_and_read_as_damage(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await client.publish(await client.producer(), [b"0"])
         await upload(broker)
         await broker._tiers.manifests.write()
@@ -317,8 +305,7 @@ async def test_a_restored_broker_can_be_restored_again(tmp_path: Path, objects: 
 
 async def test_what_a_lost_broker_uploads_after_the_restore_is_not_history(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "lost", objects, crash=True) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await client.publish(await client.producer(), [b"0"])
         await upload(broker)
         await broker._tiers.manifests.write()
@@ -343,8 +330,7 @@ async def test_topics_with_weaker_ack_levels_are_restored_too(
     tmp_path: Path, objects: ObjectStore, ack_level: AckLevel
 ):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        client = BrokerClient(broker)
-        await client.create(ack_level=ack_level)
+        client = await created(broker, ack_level=ack_level)
         await client.publish(await client.producer(), [b"0"])
         await client.subscribe()
         await upload(broker)
@@ -363,8 +349,7 @@ async def test_topics_with_weaker_ack_levels_are_restored_too(
 
 async def test_a_deleted_topic_does_not_come_back(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await client.publish(await client.producer(), [b"0"])
         await upload(broker)
         await broker._tiers.manifests.write()
@@ -411,8 +396,7 @@ async def test_a_manifest_follows_a_change_soon_positions_within_a_minute_and_no
 async def test_a_clean_end_leaves_a_last_manifest(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects) as broker:
         assert await broker._tiers._is_ours()
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await client.publish(await client.producer(), [b"%d" % n for n in range(20)])
         consumer = await client.subscribe()
         await upload(broker)
@@ -435,8 +419,7 @@ async def test_a_store_that_is_away_stops_manifests_and_nothing_else(tmp_path: P
 
     objects, clock = UnreachableStore(), ManualClock()
     async with opened(tmp_path / "data", objects, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         assert not await broker._tiers.manifests.write_if_due()
         assert broker.describe(ANONYMOUS).state == (
             "manifests, which a restore needs, cannot be written: no route to the store"
@@ -452,8 +435,7 @@ async def test_a_store_that_is_away_stops_manifests_and_nothing_else(tmp_path: P
 
 async def test_the_gap_of_a_restore_does_not_count_as_waiting(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await client.publish(await client.producer(), [b"x"] * 10)
         await upload(broker)
         await broker._tiers.manifests.write()

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, open_broker, open_client
+from broker_harness import TOPIC, open_broker, open_client, open_topic
 from metadata_harness import FaultyStore, puts
 
 from pydanube.broker.registry.records import partition_key
@@ -117,8 +117,7 @@ async def test_retention_bytes_of_zero_deletes_what_is_consumed(client, topic):
 
 @pytest.mark.parametrize("crash", [False, True])
 async def test_the_start_survives_a_restart_and_never_moves_back(tmp_path, clock, crash):
-    async with open_client(tmp_path, clock=clock, crash=crash) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock, crash=crash) as client:
         await client.policies(retention_s=60)
         await client.fill(await client.producer(), 10, every_s=10)
         await client.pass_time(0)
@@ -133,8 +132,7 @@ async def test_the_start_survives_a_restart_and_never_moves_back(tmp_path, clock
 
 
 async def test_after_a_restart_partitions_that_nobody_opened_are_looked_at_too(tmp_path, clock):
-    async with open_client(tmp_path, clock=clock) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock) as client:
         await client.fill(await client.producer(), 1)
     clock.advance(8 * DAY)
     async with open_broker(tmp_path, clock=clock) as broker:

@@ -7,7 +7,7 @@ import json
 import sys
 
 import pytest
-from broker_harness import TOPIC, open_client
+from broker_harness import TOPIC, open_topic
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.formats import parse_schema
@@ -66,8 +66,7 @@ ALL = pytest.mark.parametrize(
 
 @pytest.fixture
 async def client(tmp_path):
-    async with open_client(tmp_path) as client:
-        await client.create()
+    async with open_topic(tmp_path) as client:
         yield client
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker, open_client
+from broker_harness import TOPIC, created, open_broker, open_client, open_topic
 from metadata_harness import FaultyStore
 from staging_harness import Query, staging_broker
 from staging_harness import payloads as staged_payloads
@@ -44,9 +44,7 @@ async def broker(tmp_path):
 
 @pytest.fixture
 async def client(broker):
-    client = BrokerClient(broker)
-    await client.create()
-    return client
+    return await created(broker)
 
 
 async def bind(client, **options):
@@ -359,8 +357,7 @@ async def test_a_large_batch_is_checked_in_many_turns_and_another_topic_is_serve
     monkeypatch.setattr(validation, "STEPS_PER_TURN", 1)
     turns = Turns(monkeypatch)
     await bind(client)
-    other = BrokerClient(client.broker, OTHER)
-    await other.create(ack_level=AckLevel.MEMORY)
+    other = await created(client.broker, OTHER, ack_level=AckLevel.MEMORY)
     producer, another = await client.producer(), await other.producer()
     await other.publish(another, [b"warm"])
     large = client.publish(producer, [b"123"] * 5_000, schema_id=1, schema_version=1)
@@ -406,8 +403,7 @@ async def test_batches_behind_one_that_is_refused_are_stored(client):
 @pytest.mark.parametrize("is_live", [True, False])
 async def test_a_producer_fenced_while_its_batch_is_checked_stores_nothing(tmp_path, is_live):
     metadata = FaultyStore()
-    async with open_client(tmp_path, metadata=metadata) as client:
-        await client.create()
+    async with open_topic(tmp_path, metadata=metadata) as client:
         await client.broker.schemas.register(ANONYMOUS, "orders", NUMBER)
         former = await client.producer(name="p", opener=1)
         await client.publish(former, [b"0"])
@@ -427,8 +423,7 @@ async def test_a_producer_fenced_while_its_batch_is_checked_stores_nothing(tmp_p
 
 async def test_a_schema_that_cannot_be_read_now_fails_its_batch_retryably(tmp_path):
     metadata = FaultyStore()
-    async with open_client(tmp_path, metadata=metadata) as client:
-        await client.create()
+    async with open_topic(tmp_path, metadata=metadata) as client:
         await client.broker.schemas.register(ANONYMOUS, "orders", NUMBER)
         await bind(client)
         producer = await client.producer()
@@ -451,8 +446,7 @@ async def test_a_topic_deleted_while_a_batch_is_checked_answers_it(client):
 
 async def test_a_broker_that_closes_answers_what_is_being_checked(tmp_path, monkeypatch):
     monkeypatch.setattr(validation, "PACE_FIRST", 500_000.0)
-    async with open_client(tmp_path) as client:
-        await client.create()
+    async with open_topic(tmp_path) as client:
         await client.broker.schemas.register(ANONYMOUS, "orders", NUMBER)
         await bind(client)
         producer = await client.producer()
@@ -518,8 +512,7 @@ async def test_a_topic_without_a_binding_has_no_intake(client):
 
 async def test_a_staged_write_is_judged_when_it_is_staged(tmp_path):
     async with staging_broker(tmp_path, MemoryStore()) as broker:
-        client = BrokerClient(broker)
-        await client.create(partitions=2)
+        client = await created(broker, partitions=2)
         await broker.schemas.register(ANONYMOUS, "orders", NUMBER)
         await bind(client)
         query = Query(broker)
@@ -540,8 +533,7 @@ async def test_a_staged_write_is_judged_when_it_is_staged(tmp_path):
 
 
 async def test_a_dead_letter_keeps_its_schema_and_is_not_judged_again(client):
-    dead = BrokerClient(client.broker, OTHER)
-    await dead.create()
+    dead = await created(client.broker, OTHER)
     await client.broker.schemas.register(ANONYMOUS, "users", STRING)
     await bind(client)
     await client.broker.schemas.bind(ANONYMOUS, OTHER, Binding("users"))

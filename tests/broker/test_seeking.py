@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_client
+from broker_harness import TOPIC, BrokerClient, open_client, open_topic
 from metadata_harness import FaultyStore, puts
 
 from pydanube.core.access import ANONYMOUS
@@ -21,8 +21,7 @@ async def position(client: BrokerClient, name: str = "billing") -> int:
 @pytest.mark.parametrize("where", [EARLIEST, Position("offset", 20), Position("time", 1)], ids=str)
 async def test_a_seek_to_offsets_that_retention_is_trimming_goes_behind_them(tmp_path, where):
     clock, metadata = ManualClock(), FaultyStore()
-    async with open_client(tmp_path, clock=clock, metadata=metadata, tail_bytes=1) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock, metadata=metadata, tail_bytes=1) as client:
         await client.policies(retention_s=60)
         await client.subscription()
         await client.fill(await client.producer(), 10, every_s=10)  # at 0, 10, ... 90 s; now it is 100 s
@@ -133,8 +132,7 @@ async def test_a_generation_survives_a_restart_and_is_never_used_twice(tmp_path,
 
 
 async def test_a_generation_that_a_crash_lost_is_not_used_by_another_seek(tmp_path):
-    async with open_client(tmp_path, crash=True) as client:
-        await client.create()
+    async with open_topic(tmp_path, crash=True) as client:
         await client.publish(await client.producer(), [b"x"] * 10)
         consumer = await client.subscribe()
         await consumer.ack((0, 1), generation=0)

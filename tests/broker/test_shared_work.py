@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from broker_harness import SETTINGS, TOPIC, BrokerClient, changed
+from broker_harness import SETTINGS, TOPIC, BrokerClient, changed, created
 from cluster_harness import Member, Sessions, make_broker, session_key
 from tiering_harness import SMALL, WAL, client_of, everything, filled, keys, upload_all
 
@@ -260,8 +260,7 @@ async def test_two_brokers_that_collect_at_once_delete_what_is_unused_and_nothin
 async def test_a_broker_whose_session_is_over_lists_and_unlists_nothing(cluster: Cluster):
     membership = ScriptedMembership("owner")
     owner = await cluster.broker(membership)
-    client = BrokerClient(owner)
-    await client.create()
+    client = await created(owner)
     await filled(client, 10)
     await upload_all(owner, trim=False)
     await filled(client, 10, first=10)
@@ -284,8 +283,7 @@ async def test_a_broker_whose_session_lives_lists_and_unlists(cluster: Cluster):
     await cluster.store.transact([], [Put(membership.session_key, b"")])
     membership.compares_session = True
     owner = await cluster.broker(membership)
-    client = BrokerClient(owner)
-    await client.create()
+    client = await created(owner)
     await filled(client, 10)
     await upload_all(owner, trim=False)
     assert len(await objects_listed(cluster, owner)) == 1

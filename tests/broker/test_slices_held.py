@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, created, open_broker
 from cluster_harness import Node, World, open_world
 from crc32c import crc32c
 from stored_harness import STORED, sequences, slices, stored_topic
@@ -95,8 +95,7 @@ async def test_the_proof_is_made_again_and_again_while_the_session_is_in_doubt(w
 async def test_a_partition_that_is_not_open_stays_closed_without_a_session(world):
     a = await started(world, MemoryStore())
     await a.client.publish(await a.client.producer(), [b"0"])
-    other = BrokerClient(a.broker, TOPIC.parse("/default/other"))
-    await other.create(ack_level=STORED)
+    other = await created(a.broker, TOPIC.parse("/default/other"), ack_level=STORED)
     a.member.is_held = False
     await until(writer_of(a).is_proven)
     with pytest.raises(Unavailable):
@@ -107,8 +106,7 @@ async def test_a_partition_that_is_not_open_stays_closed_without_a_session(world
 async def test_a_sealed_owner_closes_its_stored_partitions_and_no_others(world):
     objects = MemoryStore()
     a = await started(world, objects)
-    durable = BrokerClient(a.broker, TOPIC.parse("/default/durable"))
-    await durable.create()
+    durable = await created(a.broker, TOPIC.parse("/default/durable"))
     kept = await durable.producer()
     producer, sink = await a.client.producer(), await a.client.subscribe()
     await a.client.publish(producer, [b"0"])

@@ -2,14 +2,13 @@
 
 import asyncio
 
-from broker_harness import BrokerClient, open_client
+from broker_harness import BrokerClient, open_client, open_topic
 
 from pydanube.runtime.tasks import Tasks
 
 
 async def test_superseded_ledgers_stay_listed_when_the_broker_closes_before_they_are_dropped(tmp_path):
-    async with open_client(tmp_path) as client:
-        await client.create()
+    async with open_topic(tmp_path) as client:
         await client.publish(await client.producer(), [b"x"] * 10)
         await acked(client.broker, client)
     async with open_client(tmp_path) as client:

@@ -1,7 +1,7 @@
 """What can be counted about a topic, its partitions, subscriptions and consumers."""
 
 import pytest
-from broker_harness import TOPIC, open_broker, open_client
+from broker_harness import TOPIC, open_broker, open_client, open_topic
 
 from pydanube.core.access import ANONYMOUS, Action
 from pydanube.model.errors import Corrupt, Denied, NotFound
@@ -60,8 +60,7 @@ async def test_a_backlog_has_messages_bytes_and_an_age(client, topic):
 
 
 async def test_the_age_is_read_from_the_log_after_a_restart(tmp_path, clock):
-    async with open_client(tmp_path, clock=clock) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock) as client:
         await client.subscription()
         await client.fill(await client.producer(), 10, every_s=10, size=1_000)
         await client.settle((0, 35))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker, open_client
+from broker_harness import TOPIC, BrokerClient, created, open_broker, open_topic
 from storage_harness import OTHER, SMALL, WAL, UnreachableStore, collected, filled, keys, uploaded, usage, verified
 from tiering_harness import FaultyObjectStore
 
@@ -30,8 +30,7 @@ def objects() -> UnreachableStore:
 async def test_usage_says_what_is_uploaded_and_what_waits(tmp_path: Path, objects: UnreachableStore):
     clock = ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create(partitions=2)
+        client = await created(broker, partitions=2)
         await filled(client, 40)
         assert (await uploaded(broker)).failure == ""
         await filled(client, 1, partition=1)
@@ -57,8 +56,7 @@ async def test_the_uploads_of_a_principal_leave_some_for_others(
     objects, (eve, bob) = FaultyObjectStore(), (Principal("eve"), Principal("bob"))
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
         for topic in (TOPIC, OTHER):
-            client = BrokerClient(broker, topic)
-            await client.create()
+            client = await created(broker, topic)
             objects.fault = "hanging"
             await filled(client, 1)
         for _ in range(2):
@@ -98,8 +96,7 @@ async def test_usage_says_since_when_uploads_fail_and_whether_publishes_are_refu
     clock = ManualClock()
     tiering = replace(SMALL, log_bytes_max=1 << 18)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 10)
         objects.error = Unavailable("no route to the store")
         began = clock.now_us()
@@ -140,8 +137,7 @@ async def test_one_topic_is_uploaded_and_others_are_left_alone(tmp_path: Path, o
 
 async def test_an_upload_that_is_done_by_others_while_it_waits_has_not_failed(tmp_path: Path):
     objects = FaultyObjectStore()
-    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as client:
-        await client.create()
+    async with open_topic(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as client:
         await filled(client, 3)
         await client.broker._tiers.check_ours()
         uploader, asked = client.broker._tiers.uploader, asyncio.Event()
@@ -167,8 +163,7 @@ async def test_an_upload_that_is_done_by_others_while_it_waits_has_not_failed(tm
 async def test_segments_are_listed_by_offset_and_time_page_by_page(tmp_path: Path, objects: UnreachableStore):
     clock = ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         times = []
         for _ in range(5):
             clock.advance(10)
@@ -216,8 +211,7 @@ async def test_intact_segments_are_verified_completely_in_steps_of_any_size(
 async def test_each_damage_is_reported_with_object_and_offsets_and_nothing_is_changed(
     tmp_path: Path, objects: UnreachableStore
 ):
-    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as client:
-        await client.create()
+    async with open_topic(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as client:
         for _ in range(6):
             await filled(client, 2)
             await uploaded(client.broker)
@@ -244,8 +238,7 @@ async def test_each_damage_is_reported_with_object_and_offsets_and_nothing_is_ch
 
 
 async def test_bytes_between_batches_count_too(tmp_path: Path, objects: UnreachableStore):
-    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as client:
-        await client.create()
+    async with open_topic(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as client:
         await filled(client, 2)
         await uploaded(client.broker)
         (segment,) = (await client.broker.storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 1)).segments
@@ -260,8 +253,7 @@ async def test_bytes_between_batches_count_too(tmp_path: Path, objects: Unreacha
 @pytest.mark.parametrize("lost", [100, 200, 300])
 async def test_a_hole_in_the_catalog_is_damage(tmp_path: Path, objects: UnreachableStore, lost: int):
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         for _ in range(3):
             await filled(client, 1)
             await uploaded(broker)
@@ -274,8 +266,7 @@ async def test_a_hole_in_the_catalog_is_damage(tmp_path: Path, objects: Unreacha
 async def test_what_retention_took_is_not_missed(tmp_path: Path, objects: UnreachableStore):
     clock = ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         for _ in range(3):
             await filled(client, 1)
             await uploaded(broker)
@@ -294,8 +285,7 @@ async def test_what_retention_took_is_not_missed(tmp_path: Path, objects: Unreac
 async def test_garbage_is_counted_first_and_goes_after_the_grace(tmp_path: Path, objects: UnreachableStore):
     clock = ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 3)
         await uploaded(broker)
         await broker.delete_topic(ANONYMOUS, TOPIC)
@@ -336,8 +326,7 @@ async def test_orphans_go_and_what_is_needed_or_young_or_in_its_grace_stays(
 async def test_a_deletion_that_was_cut_short_is_finished(tmp_path: Path, objects: UnreachableStore):
     clock = ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 3)
         await uploaded(broker)
         await broker._registry.delete_topic(TOPIC)
@@ -421,8 +410,7 @@ async def test_what_is_on_its_way_into_the_catalog_is_no_orphan_however_long_it_
 ):
     clock = ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 3)
         there, go_on = asyncio.Event(), asyncio.Event()
 
@@ -449,8 +437,7 @@ async def test_segments_that_are_merged_while_they_are_verified_are_not_missed(
 ):
     tiering = replace(SMALL, segment_bytes=1 << 20)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         for _ in range(60):
             await filled(client, 1)
             await uploaded(broker)
@@ -483,8 +470,7 @@ class Shaky(MemoryStore):
 async def test_a_verification_gets_on_with_a_store_that_fails_now_and_then(tmp_path: Path):
     objects = Shaky()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 300)
         await uploaded(broker)
         segments = (await broker.storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 1000)).segments

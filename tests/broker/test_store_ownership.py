@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, BrokerClient, created, open_broker
 from tiering_harness import SMALL, WAL, everything, filled, keys, upload_all
 
 from pydanube.broker.tiering.disaster_recovery import rebuild
@@ -87,8 +87,7 @@ async def test_of_many_brokers_that_come_at_once_one_cluster_gets_the_store(tmp_
 async def test_a_broker_that_was_restored_elsewhere_stops_writing_to_the_store(tmp_path: Path):
     objects = MemoryStore()
     async with opened(tmp_path / "lost", objects) as lost:
-        client = BrokerClient(lost)
-        await client.create()
+        client = await created(lost)
         await filled(client, 20)
         assert await lost._tiers._round()
         await lost._tiers.manifests.write()
@@ -121,8 +120,7 @@ async def test_a_broker_that_was_restored_elsewhere_stops_writing_to_the_store(t
 async def test_what_is_garbage_to_the_lost_broker_stays_if_the_restored_one_needs_it(tmp_path: Path):
     objects, clock = MemoryStore(), ManualClock()
     async with opened(tmp_path / "lost", objects, clock=clock) as lost:
-        client = BrokerClient(lost)
-        await client.create()
+        client = await created(lost)
         await filled(client, 20)
         await lost._tiers._round()
         await lost._tiers.manifests.write()

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, BrokerClient
+from broker_harness import TOPIC, BrokerClient, created
 from cluster_harness import Node, World, open_world, session_key
 from tiering_harness import upload_all
 
@@ -383,8 +383,7 @@ async def test_leftovers_are_salvaged_once_with_where_they_were(tmp_path):
         await take_over(b)
         await publish(b, b"new")
         a = await world.start("a", follows=True)
-        target = BrokerClient(a.broker, SALVAGED)
-        await target.create()
+        target = await created(a.broker, SALVAGED)
         assert await salvage(a) == 2
         assert await salvage(a) == 0
         assert [payload for _, payload in await target.read_all()] == [b"3", b"4"]
@@ -410,8 +409,7 @@ async def test_a_salvage_that_was_interrupted_before_it_was_recorded_publishes_n
         await take_over(b)
         await publish(b, b"new")
         a = await world.start("a", follows=True)
-        target = BrokerClient(a.broker, SALVAGED)
-        await target.create()
+        target = await created(a.broker, SALVAGED)
         await publish(a, b"warm", topic=SALVAGED)
 
         async def fail() -> None:

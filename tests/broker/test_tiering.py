@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TIERING, TOPIC, BrokerClient, open_broker, open_client
+from broker_harness import TIERING, TOPIC, BrokerClient, created, open_broker, open_client, open_topic
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Corrupt, Unavailable
@@ -40,8 +40,7 @@ async def keys(objects: ObjectStore, prefix: str = "") -> list[str]:
 
 async def test_what_is_uploaded_leaves_the_log_and_is_read_from_objects(tmp_path: Path, objects: ObjectStore):
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 100)
         before = broker._writer.stored_bytes
         while await broker._tiers.uploader.round(everything=True):
@@ -53,8 +52,7 @@ async def test_what_is_uploaded_leaves_the_log_and_is_read_from_objects(tmp_path
 
 
 async def test_reading_goes_on_from_objects_to_log_to_cache_without_a_gap(tmp_path: Path, objects: ObjectStore):
-    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as client:
-        await client.create()
+    async with open_topic(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as client:
         await filled(client, 50)
         await client.broker._tiers.uploader.round(everything=True)
         await client.broker._tiers.trim()
@@ -67,8 +65,7 @@ async def test_reading_goes_on_from_objects_to_log_to_cache_without_a_gap(tmp_pa
 @pytest.mark.parametrize("crash", [False, True])
 async def test_a_restart_goes_on_where_it_was(tmp_path: Path, objects: ObjectStore, crash: bool):
     settings = {"wal": WAL, "objects": objects, "tiering": SMALL}
-    async with open_client(tmp_path, crash=crash, **settings) as client:
-        await client.create()
+    async with open_topic(tmp_path, crash=crash, **settings) as client:
         await filled(client, 40)
         while await client.broker._tiers.uploader.round(everything=True):
             pass
@@ -82,8 +79,7 @@ async def test_a_restart_goes_on_where_it_was(tmp_path: Path, objects: ObjectSto
 
 async def test_a_producer_is_remembered_although_all_its_batches_left_the_log(tmp_path: Path, objects: ObjectStore):
     settings = {"wal": WAL, "objects": objects, "tiering": SMALL}
-    async with open_client(tmp_path, **settings) as client:
-        await client.create()
+    async with open_topic(tmp_path, **settings) as client:
         producer = await client.producer()
         for n in range(30):
             await client.publish(producer, [b"x" * 20_000], sequence=n)
@@ -112,8 +108,7 @@ async def test_quiet_partitions_share_an_object(tmp_path: Path, objects: ObjectS
 async def test_an_offset_is_found_by_time_in_objects_and_in_the_log(tmp_path: Path, objects: ObjectStore):
     clock = ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock, tail_bytes=1) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         times = []
         for number in range(60):
             clock.advance(1)
@@ -132,8 +127,7 @@ async def test_an_offset_is_found_by_time_in_objects_and_in_the_log(tmp_path: Pa
 async def test_a_deleted_topic_leaves_nothing_behind_after_the_grace(tmp_path: Path, objects: ObjectStore):
     clock = ManualClock()
     async with open_broker(tmp_path, objects=objects, tiering=SMALL, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 10)
         await broker._tiers.uploader.round(everything=True)
         await broker.delete_topic(ANONYMOUS, TOPIC)
@@ -222,8 +216,7 @@ async def test_what_is_kept_for_ever_stays_in_objects_and_what_is_consumed_goes(
 
 async def test_retention_by_size_counts_what_is_in_objects(tmp_path: Path, objects: ObjectStore):
     settings = {"wal": WAL, "objects": objects, "tiering": SMALL, "tail_bytes": 1}
-    async with open_client(tmp_path, **settings) as client:
-        await client.create()
+    async with open_topic(tmp_path, **settings) as client:
         await filled(client, 100)
         while await client.broker._tiers.uploader.round(everything=True):
             pass
@@ -238,8 +231,7 @@ async def test_retention_by_size_counts_what_is_in_objects(tmp_path: Path, objec
 
 
 async def test_a_damaged_object_is_an_error_that_names_it(tmp_path: Path, objects: ObjectStore):
-    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as client:
-        await client.create()
+    async with open_topic(tmp_path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as client:
         await filled(client, 40)
         while await client.broker._tiers.uploader.round(everything=True):
             pass
@@ -264,8 +256,7 @@ async def test_a_store_that_is_away_stops_uploads_and_not_publishes_until_the_lo
     objects = UnreachableStore()
     tiering = replace(SMALL, log_bytes_max=1 << 19)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 20)
         assert await broker._tiers.uploader.round(everything=True) == 0
         assert "no route to the store" in broker.describe(ANONYMOUS).state

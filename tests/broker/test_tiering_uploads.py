@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker, open_client
+from broker_harness import TOPIC, BrokerClient, created, open_broker, open_topic
 from metadata_harness import FaultyStore, deletes
 from tiering_harness import SMALL, WAL, FaultyObjectStore, client_of, everything, filled, keys, upload_all
 
@@ -27,8 +27,7 @@ def state_of(broker) -> str:
 async def test_a_full_log_takes_publishes_again_although_nothing_is_left_to_upload(tmp_path: Path):
     objects = FaultyObjectStore()
     objects.fault = "away"
-    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=LIMITED) as client:
-        await client.create()
+    async with open_topic(tmp_path, wal=WAL, objects=objects, tiering=LIMITED) as client:
         with pytest.raises(Unavailable, match="log_bytes_max"):
             await filled(client, 1000)
         assert state_of(client.broker).startswith("publishes are refused: ")
@@ -48,8 +47,7 @@ async def test_what_is_uploaded_leaves_the_log_soon_although_no_more_comes(tmp_p
     soon = replace(SMALL, upload_interval_s=0.01)
     async with open_broker(tmp_path, wal=WAL, objects=MemoryStore(), tiering=soon) as broker:
         running = asyncio.create_task(broker._tiers.run())
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 100)
         await until(lambda: broker._writer.stored_bytes <= WAL.file_bytes)
         running.cancel()
@@ -73,8 +71,7 @@ async def test_a_bug_in_an_upload_is_reported_and_uploads_continue(tmp_path: Pat
         running = asyncio.create_task(broker._tiers.run())
         await until(lambda: "ZeroDivisionError: a mistake" in state_of(broker))
         del broker._tiers.partitions[99, 0]
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 5)
         await until(lambda: state_of(broker) == "ok" and broker._tiers.uploader.objects_made)
         running.cancel()
@@ -83,8 +80,7 @@ async def test_a_bug_in_an_upload_is_reported_and_uploads_continue(tmp_path: Pat
 async def test_a_failure_is_over_when_what_failed_was_deleted(tmp_path: Path):
     objects = FaultyObjectStore()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 5)
         objects.fault = "away"
         await broker._tiers._round()
@@ -148,8 +144,7 @@ async def test_a_clean_stop_uploads_what_is_waiting(tmp_path: Path):
 async def test_a_stop_waits_for_the_store_only_for_the_configured_time(tmp_path: Path, fault: str):
     objects = FaultyObjectStore()
     ending = replace(SMALL, segment_age_s=3600, shutdown_upload_s=1)
-    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=ending) as client:
-        await client.create()
+    async with open_topic(tmp_path, wal=WAL, objects=objects, tiering=ending) as client:
         await filled(client, 1)
         await client.broker._tiers.check_ours()
         objects.fault = fault
@@ -163,8 +158,7 @@ async def test_a_stop_waits_for_the_store_only_for_the_configured_time(tmp_path:
 async def test_collections_leave_objects_of_others_under_the_same_prefix_alone(tmp_path: Path):
     objects, clock = MemoryStore(), ManualClock()
     others = ["stages/0000000000000001/0000000002/18f-0-1-0-abc", "mine/notes.txt", "segments.txt"]
-    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as client:
-        await client.create()
+    async with open_topic(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as client:
         await filled(client, 5)
         await upload_all(client.broker)
         for key in [*others, "segments/shared/00000000/orphan.seg"]:
@@ -183,8 +177,7 @@ async def test_objects_past_retention_go_although_the_metadata_failed_when_they_
 ):
     clock, metadata = ManualClock(), FaultyStore()
     settings = {"wal": WAL, "tiering": SMALL, "clock": clock, "objects": MemoryStore(clock=clock)}
-    async with open_client(tmp_path, metadata=metadata, crash=restarts, **settings) as client:
-        await client.create()
+    async with open_topic(tmp_path, metadata=metadata, crash=restarts, **settings) as client:
         await client.policies(retention_s=60)
         await filled(client, 5)
         await upload_all(client.broker)

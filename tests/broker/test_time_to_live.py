@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from broker_harness import BrokerClient, open_client
+from broker_harness import BrokerClient, open_client, open_topic
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Unavailable
@@ -61,8 +61,7 @@ async def test_what_was_delivered_and_not_acked_expires_too(client, topic):
 
 @pytest.mark.parametrize("crash", [False, True])
 async def test_what_expired_stays_so_after_a_restart_and_the_rest_expires_then(tmp_path, clock, crash):
-    async with open_client(tmp_path, clock=clock, crash=crash) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock, crash=crash) as client:
         await client.policies(ttl_s=60)
         await client.subscription()
         await client.fill(await client.producer(), 10, every_s=10)
@@ -77,8 +76,7 @@ async def test_what_expired_stays_so_after_a_restart_and_the_rest_expires_then(t
 
 
 async def test_a_restart_in_the_middle_does_not_make_messages_younger(tmp_path, clock):
-    async with open_client(tmp_path, clock=clock) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock) as client:
         await client.policies(ttl_s=60)
         await client.subscription()
         await client.fill(await client.producer(), 1)
@@ -111,8 +109,7 @@ async def test_the_time_counts_from_when_a_message_was_to_be_delivered(client, c
 
 
 async def test_a_delayed_message_outlives_a_restart(tmp_path, clock):
-    async with open_client(tmp_path, clock=clock) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock) as client:
         await client.policies(ttl_s=60)
         await client.subscription(kind=SubscriptionType.SHARED)
         await client.publish_delayed(await client.producer(), [0, clock.now_us() + 100 * MICROSECONDS])
@@ -289,8 +286,7 @@ async def test_whatever_is_delayed_and_however_it_is_acked_only_what_is_too_old_
     seed = random.randrange(2**32)
     print("seed", seed)
     chance, ttl_s, born = random.Random(seed), 60, {}
-    async with open_client(tmp_path, clock=clock, tail_bytes=1 << 12) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock, tail_bytes=1 << 12) as client:
         await client.policies(ttl_s=ttl_s, retention_s=-1)
         await client.subscription(kind=SubscriptionType.SHARED)
         producer = await client.producer()

@@ -1,7 +1,7 @@
 """The log frees a ledger only when the metadata records that it was dropped; a kill between any two steps starts."""
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker, open_client
+from broker_harness import TOPIC, BrokerClient, created, open_broker, open_topic
 from metadata_harness import FaultyStore, deletes, puts
 
 from pydanube.broker.registry import records
@@ -41,8 +41,7 @@ async def lose(directory, *prefixes: str) -> list[str]:
 
 async def filled(directory, **options) -> int:
     """Create a topic with messages and a subscription, and return its id."""
-    async with open_client(directory, **options) as client:
-        await client.create()
+    async with open_topic(directory, **options) as client:
         consumer = await client.subscribe()
         await client.publish(await client.producer(), [b"1", b"2"])
         await consumer.wait_for(2)
@@ -171,8 +170,7 @@ async def test_a_lost_state_ledger_is_refused_too(tmp_path):
 async def test_what_an_earlier_release_dropped_without_tombstones_is_recorded_once(tmp_path):
     topic_id = await filled(tmp_path)
     async with open_broker(tmp_path, stamped=False) as broker:
-        client = BrokerClient(broker, OTHER)
-        await client.create()
+        client = await created(broker, OTHER)
         await client.publish(await client.producer(), [b"kept"])
         doomed = {records.ledger_of_key(key)[1] for key in await keys(broker._registry._store, records.ledgers_of(1))}
     everything = [records.topic_key(TOPIC), records.ledgers_of(topic_id), records.partitions_of(topic_id)]
@@ -255,8 +253,7 @@ async def test_a_kill_between_a_release_and_the_sweep_leaves_a_broker_that_start
 async def test_a_trim_that_a_disk_error_interrupts_keeps_the_tombstones(tmp_path):
     """Files are taken out of the readers' hands before the manifest is written: that is not released yet."""
     async with open_broker(tmp_path, wal=SMALL) as broker:
-        doomed = BrokerClient(broker, OTHER)
-        await doomed.create()
+        doomed = await created(broker, OTHER)
         producer = await doomed.producer()
         for n in range(60):
             await doomed.publish(producer, [b"x" * 1000], sequence=n)
@@ -278,8 +275,7 @@ def _failing(files) -> None:
 async def test_an_ack_that_comes_after_the_deletion_writes_nothing(tmp_path):
     """Its ledger's tombstone may be gone by then: the next start would find a ledger that nobody knows."""
     async with open_broker(tmp_path) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         consumer = await client.subscribe()
         await client.publish(await client.producer(), [b"1", b"2"])
         await consumer.wait_for(2)
@@ -298,8 +294,7 @@ async def test_an_ack_that_comes_after_the_deletion_writes_nothing(tmp_path):
 async def test_a_ledger_that_is_opened_while_its_topic_is_deleted_gets_no_record(tmp_path):
     metadata = FaultyStore()
     async with open_broker(tmp_path, metadata=metadata) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         producer = await client.producer()
         opening = metadata.hold_answer(puts(records.LEDGERS))
         published = client.publish(producer, [b"1"])

@@ -1,7 +1,7 @@
 """Each log frees only its own ledgers, and no start refuses or deletes what another broker does meanwhile."""
 
 import pytest
-from broker_harness import TOPIC, BrokerClient
+from broker_harness import TOPIC, BrokerClient, created
 from cluster_harness import Node, World
 
 from pydanube.broker.registry import records
@@ -27,8 +27,7 @@ async def ledgers(world: World) -> set[int]:
 
 
 async def filled(node: Node, topic: TopicName = TOPIC) -> None:
-    client = BrokerClient(node.broker, topic)
-    await client.create()
+    client = await created(node.broker, topic)
     consumer = await client.subscribe()
     await client.publish(await client.producer(), [b"1", b"2"])
     await consumer.wait_for(2)

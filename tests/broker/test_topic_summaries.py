@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_harness import TOPIC, open_broker, open_client
+from broker_harness import TOPIC, open_broker, open_client, open_topic
 from tiering_harness import SMALL, WAL, upload_all
 
 from pydanube.broker import Broker
@@ -95,8 +95,7 @@ async def test_no_partition_is_opened_and_nothing_is_read(tmp_path: Path, clock:
 async def test_the_age_of_what_only_objects_hold_comes_from_the_catalog(tmp_path: Path, clock: ManualClock):
     objects = MemoryStore()
     options: dict[str, Any] = {"clock": clock, "objects": objects, "wal": WAL, "tiering": SMALL}
-    async with open_client(tmp_path, **options) as client:
-        await client.create()
+    async with open_topic(tmp_path, **options) as client:
         await client.subscription()
         producer = await client.producer()
         for _ in range(12):

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, HeldSearch, open_client
+from broker_harness import TOPIC, BrokerClient, HeldSearch, open_topic
 from cluster_harness import moving_cluster
 from metadata_harness import FaultyStore
 
@@ -44,8 +44,7 @@ async def test_a_subscription_whose_start_was_found_in_the_former_topic_is_not_c
 @pytest.mark.parametrize("name", ["", "meter"])
 async def test_a_producer_that_is_being_opened_when_its_topic_is_deleted_is_not_opened(tmp_path, name):
     metadata = FaultyStore()
-    async with open_client(tmp_path, metadata=metadata) as client:
-        await client.create()
+    async with open_topic(tmp_path, metadata=metadata) as client:
         await client.fetch()
         asked_who_holds_it = metadata.hold_read(access_key(client.broker._registry.topic(TOPIC).topic_id))
         opening = asyncio.create_task(client.producer(name))
@@ -60,8 +59,7 @@ async def test_a_producer_that_is_being_opened_when_its_topic_is_deleted_is_not_
 
 async def test_an_exclusive_producer_of_the_former_topic_does_not_take_the_new_one(tmp_path):
     metadata = FaultyStore()
-    async with open_client(tmp_path, metadata=metadata) as client:
-        await client.create()
+    async with open_topic(tmp_path, metadata=metadata) as client:
         await client.fetch()
         asked_who_holds_it = metadata.hold_read(access_key(client.broker._registry.topic(TOPIC).topic_id))
         opening = asyncio.create_task(client.producer("meter", access="exclusive"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker, open_client, truncate
+from broker_harness import TOPIC, BrokerClient, created, open_broker, open_client, open_topic, truncate
 
 from pydanube.core.access import ANONYMOUS, Action, AllowAll, Principal
 from pydanube.model.errors import Denied, Invalid, NotFound, Refused
@@ -31,8 +31,7 @@ async def fill(peer: BrokerClient, batches: int = 3, partition: int = 0) -> None
 @pytest.mark.parametrize("level", list(AckLevel))
 async def test_what_lies_before_the_offset_is_gone_and_cursors_move_up(tmp_path, level):
     async with open_broker(tmp_path, objects=MemoryStore()) as broker:
-        peer = BrokerClient(broker)
-        await peer.create(ack_level=level)
+        peer = await created(broker, ack_level=level)
         await fill(peer)
         for name, start in (("behind", EARLIEST), ("ahead", Position("offset", 20))):
             await broker.subscriptions.create(ANONYMOUS, TOPIC, name, SubscriptionType.SHARED, start)
@@ -53,8 +52,7 @@ async def test_what_lies_before_the_offset_is_gone_and_cursors_move_up(tmp_path,
 
 
 async def test_it_survives_a_crash_and_offsets_are_not_used_again(tmp_path):
-    async with open_client(tmp_path, crash=True) as peer:
-        await peer.create()
+    async with open_topic(tmp_path, crash=True) as peer:
         await fill(peer)
         await peer.broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.EXCLUSIVE, EARLIEST)
         assert await truncate(peer.broker, TOPIC, {0: 30}) == {0: 30}
@@ -68,8 +66,7 @@ async def test_it_survives_a_crash_and_offsets_are_not_used_again(tmp_path):
 async def test_uploaded_history_is_deleted_too(tmp_path):
     objects = MemoryStore()
     async with open_broker(tmp_path, objects=objects) as broker:
-        peer = BrokerClient(broker)
-        await peer.create()
+        peer = await created(broker)
         assert broker._tiers is not None
         for _ in range(3):
             await fill(peer, 1)
@@ -84,8 +81,7 @@ async def test_uploaded_history_is_deleted_too(tmp_path):
 
 
 async def test_an_offset_past_the_end_is_refused_and_nothing_is_deleted(broker):
-    peer = BrokerClient(broker)
-    await peer.create(partitions=2)
+    peer = await created(broker, partitions=2)
     await fill(peer)
     with pytest.raises(Invalid, match=r"offset 10 is not in partition 1 of /default/orders, which ends at 0"):
         await truncate(broker, TOPIC, {0: 10, 1: 10})
@@ -99,8 +95,7 @@ async def test_an_offset_past_the_end_is_refused_and_nothing_is_deleted(broker):
 
 
 async def test_a_topic_that_stores_nothing_is_refused(broker):
-    peer = BrokerClient(broker)
-    await peer.create(reliable=False)
+    await created(broker, reliable=False)
     with pytest.raises(Refused, match="stores nothing"):
         await truncate(broker, TOPIC, {0: 0})
 
@@ -120,8 +115,7 @@ async def test_it_needs_the_permission_to_delete(tmp_path):
 
 async def test_seeks_and_new_subscriptions_meanwhile_end_at_the_new_start(broker):
     """Whatever the order of the tasks, no subscription stands below the start afterwards."""
-    peer = BrokerClient(broker)
-    await peer.create(partitions=3)
+    peer = await created(broker, partitions=3)
     for partition in range(3):
         await fill(peer, partition=partition)
     subscriptions = broker.subscriptions

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker, open_client
+from broker_harness import TOPIC, BrokerClient, created, open_broker, open_client, open_topic
 from metadata_harness import FaultyStore, puts
 from tiering_harness import everything, filled, upload_all
 
@@ -65,8 +65,7 @@ async def test_publishes_that_are_on_their_way_are_answered_before_it_is_closed(
 
 async def test_a_first_publish_that_waits_for_its_ledger_is_sent_again(tmp_path):
     metadata = FaultyStore()
-    async with open_client(tmp_path, metadata=metadata) as client:
-        await client.create()
+    async with open_topic(tmp_path, metadata=metadata) as client:
         producer = await client.producer()
         opening = metadata.hold(puts(ledgers_of(client.broker._registry.topic(TOPIC).topic_id)))
         answer = client.publish(producer, [b"x"])
@@ -84,8 +83,7 @@ async def test_a_first_publish_that_waits_for_its_ledger_is_sent_again(tmp_path)
 async def test_a_caller_that_comes_while_it_is_being_closed_waits_and_opens_it_again(tmp_path):
     metadata = FaultyStore()
     async with open_broker(tmp_path, metadata=metadata) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         consumer = await client.subscribe()
         await client.publish(await client.producer(), [b"x"])
         await consumer.wait_for(1)
@@ -120,8 +118,7 @@ async def test_a_change_of_a_subscription_after_the_end_is_refused_instead_of_lo
 async def test_a_topic_can_be_deleted_while_it_is_unloaded(tmp_path):
     metadata = FaultyStore()
     async with open_broker(tmp_path, metadata=metadata) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         consumer = await client.subscribe()
         await client.publish(await client.producer(), [b"x"])
         await consumer.wait_for(1)
@@ -146,8 +143,7 @@ async def test_a_topic_can_be_deleted_while_it_is_unloaded(tmp_path):
 
 async def test_a_change_of_the_metadata_in_progress_ends_before_it_is_opened_again(tmp_path):
     metadata = FaultyStore()
-    async with open_client(tmp_path, metadata=metadata) as client:
-        await client.create()
+    async with open_topic(tmp_path, metadata=metadata) as client:
         await client.publish(await client.producer(), [b"0", b"1"])
         await client.publish(await client.producer(), [b"2"])
         (partition,) = client.broker._partitions
@@ -168,8 +164,7 @@ async def test_a_change_of_the_metadata_in_progress_ends_before_it_is_opened_aga
 async def test_history_in_object_storage_is_continued_after_it(tmp_path):
     objects = MemoryStore()
     async with open_broker(tmp_path, objects=objects) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 5)
         await upload_all(broker)
         await filled(client, 5, first=50)
@@ -192,8 +187,7 @@ async def test_all_partitions_and_a_non_reliable_topic_are_unloaded_and_a_memory
     assert all(isinstance(one.error, NotOwner) for one in consumers)
     assert [len(await client.read_all(index)) for index in range(5)] == [1] * 5
 
-    prices = BrokerClient(broker, TopicName.parse("/default/prices"))
-    await prices.create(reliable=False)
+    prices = await created(broker, TopicName.parse("/default/prices"), reliable=False)
     listener = await prices.subscribe()
     producer = await prices.producer()
     await prices.publish(producer, [b"x"], sequence=0)
@@ -203,8 +197,7 @@ async def test_all_partitions_and_a_non_reliable_topic_are_unloaded_and_a_memory
     await prices.publish(await prices.come_back(producer), [b"y"], sequence=1)
     await listener.wait_for(1)
 
-    memory = BrokerClient(broker, TopicName.parse("/default/memory"))
-    await memory.create(ack_level=AckLevel.MEMORY)
+    memory = await created(broker, TopicName.parse("/default/memory"), ack_level=AckLevel.MEMORY)
     await memory.publish(await memory.producer(), [b"x"])
     with pytest.raises(Refused, match="in memory"):
         await broker.topics.unload(UnloadTopic(topic=memory.topic))
@@ -215,8 +208,7 @@ async def test_all_partitions_and_a_non_reliable_topic_are_unloaded_and_a_memory
 
 async def test_a_topic_that_cannot_be_opened_again_at_once_opens_later(tmp_path):
     metadata = FaultyStore()
-    async with open_client(tmp_path, metadata=metadata) as client:
-        await client.create()
+    async with open_topic(tmp_path, metadata=metadata) as client:
         await client.publish(await client.producer(), [b"x"])
         await client.broker.topics.unload(UnloadTopic(topic=TOPIC))
         metadata.refuse(puts(partitions_of(client.broker._registry.topic(TOPIC).topic_id)))

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, HeldSearch, open_broker, open_client
+from broker_harness import TOPIC, HeldSearch, open_broker, open_client, open_topic
 from metadata_harness import FaultyStore, deletes, puts
 
 from pydanube.broker.registry.records import LEDGERS, topic_key
@@ -39,8 +39,7 @@ async def subscriptions(broker) -> list[str]:
 
 
 async def test_a_topic_that_nobody_uses_is_deleted(tmp_path, clock):
-    async with open_client(tmp_path, clock=clock) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock) as client:
         await client.policies(inactive_topic_s=HOUR)
         await client.pass_time(HOUR - 1)
         assert await exists(client.broker)
@@ -89,8 +88,7 @@ async def test_a_subscription_keeps_a_topic_alive(client, topic):
 
 
 async def test_a_restart_begins_the_count_again(tmp_path, clock):
-    async with open_client(tmp_path, clock=clock) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock) as client:
         await client.policies(inactive_topic_s=HOUR)
     clock.advance(10 * HOUR)
     async with open_client(tmp_path, clock=clock) as client:
@@ -119,8 +117,7 @@ async def test_whoever_comes_while_a_topic_is_being_deleted_is_refused_and_nothi
 
 
 async def test_a_topic_that_was_published_to_while_it_was_about_to_be_deleted_stays(tmp_path, clock, metadata):
-    async with open_client(tmp_path, clock=clock, metadata=metadata) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock, metadata=metadata) as client:
         await client.policies(inactive_topic_s=HOUR)
         await client.fetch()
         clock.advance(HOUR)
@@ -137,8 +134,7 @@ async def test_a_topic_that_was_published_to_while_it_was_about_to_be_deleted_st
 
 
 async def test_a_topic_whose_deletion_fails_is_found_again_with_all_that_is_in_it(tmp_path, clock, metadata):
-    async with open_client(tmp_path, clock=clock, metadata=metadata) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock, metadata=metadata) as client:
         await client.policies(inactive_topic_s=HOUR)
         producer = await client.producer()
         await client.fill(producer, 2)
@@ -153,8 +149,7 @@ async def test_a_topic_whose_deletion_fails_is_found_again_with_all_that_is_in_i
 async def test_a_consumer_is_not_left_with_a_partition_that_was_closed_for_a_deletion_that_failed(
     tmp_path, clock, metadata
 ):
-    async with open_client(tmp_path, clock=clock, metadata=metadata) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock, metadata=metadata) as client:
         await client.policies(inactive_topic_s=HOUR)
         await client.fetch()
         clock.advance(HOUR)
@@ -219,8 +214,7 @@ async def test_progress_without_a_consumer_keeps_a_subscription(client, topic):
 async def test_a_subscription_whose_consumer_came_back_while_it_was_about_to_be_deleted_stays(
     tmp_path, clock, metadata
 ):
-    async with open_client(tmp_path, clock=clock, metadata=metadata) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock, metadata=metadata) as client:
         await client.policies(inactive_subscription_s=HOUR)
         await client.subscription()
         await client.fill(await client.producer(), 1)
@@ -239,8 +233,7 @@ async def test_a_subscription_whose_consumer_came_back_while_it_was_about_to_be_
 
 
 async def test_a_consumer_that_comes_while_its_subscription_is_being_deleted_gets_a_new_one(tmp_path, clock, metadata):
-    async with open_client(tmp_path, clock=clock, metadata=metadata) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock, metadata=metadata) as client:
         await client.policies(inactive_subscription_s=HOUR)
         await client.subscription()
         await client.fill(await client.producer(), 1)
@@ -285,8 +278,7 @@ async def test_the_deduplication_policy_says_how_long_a_silent_producer_is_remem
 
 
 async def test_a_longer_deduplication_policy_is_kept_over_a_restart(tmp_path, clock):
-    async with open_client(tmp_path, clock=clock, remembered_s=60) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock, remembered_s=60) as client:
         await client.policies(deduplication_s=HOUR)
         producer = await client.producer()
         await client.publish(producer, [b"a"], sequence=0)
@@ -319,8 +311,7 @@ class AnnouncingClock(ManualClock):
 
 async def test_the_task_looks_every_so_often_until_it_is_cancelled(tmp_path):
     clock = AnnouncingClock()
-    async with open_client(tmp_path, clock=clock) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock) as client:
         await client.policies(inactive_topic_s=15)
         running = asyncio.create_task(client.broker._lifetimes.run(10))
         for _ in range(2):
@@ -349,8 +340,7 @@ async def test_a_partition_that_cannot_be_opened_does_not_keep_the_others_waitin
 
 
 async def test_a_topic_that_is_to_be_kept_from_now_on_is_kept_although_its_end_was_near(tmp_path, clock, metadata):
-    async with open_client(tmp_path, clock=clock, metadata=metadata) as client:
-        await client.create()
+    async with open_topic(tmp_path, clock=clock, metadata=metadata) as client:
         await client.policies(inactive_topic_s=HOUR)
         clock.advance(HOUR)
         setting = metadata.hold(puts(topic_key(TOPIC)))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker, open_client
+from broker_harness import TOPIC, BrokerClient, open_broker, open_topic
 from tiering_harness import SMALL, WAL, filled, upload_all
 
 from pydanube.broker.registry.records import PartitionRecord, partition_key
@@ -69,8 +69,7 @@ async def test_twenty_gigabytes_of_history_are_opened_listed_and_sought_with_few
     objects, clock = MemoryStore(), ManualClock()
     settings = {"wal": WAL, "objects": objects, "tiering": SMALL, "tail_bytes": 1, "clock": clock}
     base = SEGMENTS * 1000
-    async with open_client(tmp_path, **settings) as client:
-        await client.create()
+    async with open_topic(tmp_path, **settings) as client:
         await client.fetch()
         store = client.broker._registry._store
         (tier,) = client.broker._tiers.partitions.values()

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from broker_harness import BrokerClient, open_broker, open_client
+from broker_harness import BrokerClient, open_broker, open_topic
 from tiering_harness import SMALL, WAL, client_of, everything, filled, keys, numbers_of, upload_all
 
 from pydanube.codec.segment import TRAILER_BYTES, read_trailer
@@ -75,8 +75,7 @@ async def test_no_flipped_bit_of_an_object_is_ever_served(tmp_path: Path):
     print(f"seed={seed}")
     chance = random.Random(seed)
     objects = MemoryStore()
-    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as client:
-        await client.create()
+    async with open_topic(tmp_path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as client:
         await filled(client, 20)
         await upload_all(client.broker)
         (key, *_) = await keys(objects)
@@ -97,8 +96,7 @@ async def test_no_flipped_bit_of_an_object_is_ever_served(tmp_path: Path):
 async def test_a_damaged_log_harms_nobody_where_objects_have_the_same(tmp_path: Path):
     objects = MemoryStore()
     settings = {"wal": WAL, "objects": objects, "tiering": SMALL, "tail_bytes": 1}
-    async with open_client(tmp_path, **settings) as client:
-        await client.create()
+    async with open_topic(tmp_path, **settings) as client:
         await filled(client, 30)
         await upload_all(client.broker, trim=False)
     files = sorted((tmp_path / "wal").glob("*.wal")) or sorted((tmp_path / "wal").glob("*.log"))

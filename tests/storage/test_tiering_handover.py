@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker, open_client
+from broker_harness import TOPIC, BrokerClient, created, open_broker, open_topic
 from tiering_harness import (
     PER_BATCH,
     SMALL,
@@ -49,8 +49,7 @@ async def read_on(client: BrokerClient, until: int, bytes_max: int, pause_s: flo
 async def test_every_message_comes_once_and_in_order_while_all_happens_at_once(tmp_path: Path, codec: Codec):
     tiering = replace(SMALL, segment_bytes=1 << 17, cache_bytes=1 << 20)
     settings = {"wal": WAL, "objects": MemoryStore(), "tiering": tiering, "tail_bytes": 1 << 16}
-    async with open_client(tmp_path, **settings) as client:
-        await client.create()
+    async with open_topic(tmp_path, **settings) as client:
         await filled(client, 10, codec=codec)
 
         async def tier() -> None:
@@ -82,8 +81,7 @@ async def test_every_message_comes_once_and_in_order_while_all_happens_at_once(t
 async def test_many_subscriptions_at_different_speeds_share_what_is_read(tmp_path: Path):
     objects = FaultyObjectStore()
     tiering = replace(SMALL, cache_bytes=1 << 22)
-    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=tiering, tail_bytes=1) as client:
-        await client.create()
+    async with open_topic(tmp_path, wal=WAL, objects=objects, tiering=tiering, tail_bytes=1) as client:
         await filled(client, 100)
         await upload_all(client.broker)
         consumers = [await client.subscribe(f"s{n}", credit=50 * (n + 1)) for n in range(10)]
@@ -98,8 +96,7 @@ async def test_many_subscriptions_at_different_speeds_share_what_is_read(tmp_pat
 async def test_messages_of_a_megabyte_come_back_byte_by_byte(tmp_path: Path):
     payloads = [random.Random(n).randbytes(1 << 20) for n in range(6)]
     settings = {"wal": WAL, "objects": MemoryStore(), "tiering": SMALL, "tail_bytes": 1, "fetch_bytes_max": 1 << 16}
-    async with open_client(tmp_path, **settings) as client:
-        await client.create()
+    async with open_topic(tmp_path, **settings) as client:
         producer = await client.producer()
         for payload in payloads:
             await client.publish(producer, [payload])
@@ -114,8 +111,7 @@ async def test_retention_under_a_reader_leaves_it_its_place_or_the_new_start(tmp
     objects, clock = MemoryStore(), ManualClock()
     settings = {"wal": WAL, "objects": objects, "tiering": SMALL, "tail_bytes": 1, "clock": clock}
     async with open_broker(tmp_path, **settings) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         for batch in range(100):
             clock.advance(1)
             await filled(client, 1, first=batch)
@@ -141,8 +137,7 @@ async def test_a_reader_keeps_up_with_retention_that_runs_ahead_of_it(tmp_path: 
     print(f"seed={seed}")
     chance = random.Random(seed)
     settings = {"wal": WAL, "objects": MemoryStore(), "tiering": SMALL, "tail_bytes": 1}
-    async with open_client(tmp_path, **settings) as client:
-        await client.create()
+    async with open_topic(tmp_path, **settings) as client:
         await filled(client, 20)
         partition = await client.broker._partitions.get(TOPIC, 0)
         ended = asyncio.Event()

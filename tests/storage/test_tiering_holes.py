@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from broker_harness import SETTINGS, BrokerClient, open_broker
+from broker_harness import SETTINGS, BrokerClient, created, open_broker
 from tiering_harness import SMALL, WAL, everything, filled, upload_all
 
 from pydanube.broker.tiering.disaster_recovery import rebuild
@@ -41,8 +41,7 @@ def opened(path: Path, objects, **changes):
 
 async def uploaded(directory: Path, objects: MemoryStore, ack_level: AckLevel = AckLevel.DURABLE) -> None:
     async with opened(directory, objects) as broker:
-        client = BrokerClient(broker)
-        await client.create(ack_level=ack_level)
+        client = await created(broker, ack_level=ack_level)
         await filled(client, 100)
         await upload_all(broker)
         await broker._tiers.manifests.write()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker, open_client
+from broker_harness import TOPIC, BrokerClient, created, open_broker, open_topic
 from tiering_harness import PER_BATCH, SMALL, WAL, FaultyObjectStore, client_of, everything, filled, keys, upload_all
 
 from pydanube.codec.batch import Batch
@@ -57,8 +57,7 @@ async def test_readers_pass_over_what_retention_takes_and_over_nothing_else(tmp_
     print(f"seed={seed}")
     chance = random.Random(seed)
     objects = Slow()
-    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=AT_ONCE, tail_bytes=1) as client:
-        await client.create()
+    async with open_topic(tmp_path, wal=WAL, objects=objects, tiering=AT_ONCE, tail_bytes=1) as client:
         await filled(client, 150)
         await upload_all(client.broker)
         partition = await client.broker._partitions.get(TOPIC, 0)
@@ -80,8 +79,7 @@ async def test_readers_do_not_notice_that_segments_are_merged_and_their_objects_
     chance = random.Random(5)
     objects = Slow()
     tiny = replace(AT_ONCE, segment_bytes=1 << 20)
-    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=tiny, tail_bytes=1) as client:
-        await client.create()
+    async with open_topic(tmp_path, wal=WAL, objects=objects, tiering=tiny, tail_bytes=1) as client:
         await crumbled(client.broker, client, 60)
         before = len(await keys(objects))
 
@@ -99,8 +97,7 @@ async def test_readers_do_not_notice_that_segments_are_merged_and_their_objects_
 async def test_a_topic_that_is_deleted_while_it_is_uploaded_leaves_nothing(tmp_path: Path, again: bool):
     objects, clock = FaultyObjectStore(), ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 10)
         objects.fault = "late"
         uploading = asyncio.create_task(broker._tiers.uploader.round(everything=True))
@@ -155,8 +152,7 @@ async def test_an_object_that_others_wait_for_is_not_collected_before_they_are_i
 async def test_what_retention_passes_on_its_way_into_the_catalog_does_not_stay_there(tmp_path: Path, merging: bool):
     objects, clock = FaultyObjectStore(), ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 10})
         await (crumbled(broker, client, 20) if merging else filled(client, 20))
         objects.fault = "late"
@@ -181,8 +177,7 @@ async def test_what_retention_passes_on_its_way_into_the_catalog_does_not_stay_t
 async def test_a_merge_and_retention_do_not_change_the_catalog_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     objects, clock = FaultyObjectStore(), ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 10})
         await crumbled(broker, client, 20)
         (tier,) = broker._tiers.partitions.values()
@@ -218,8 +213,7 @@ async def test_a_clock_that_is_set_back_does_not_keep_messages_from_the_store(tm
     clock = ManualClock()
     waiting = replace(SMALL, segment_age_s=600)
     async with open_broker(tmp_path, wal=WAL, objects=MemoryStore(), tiering=waiting, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 1)
         assert await broker._tiers.uploader.round() == 0
         clock._now_us -= 30 * 24 * 3600 * 10**6

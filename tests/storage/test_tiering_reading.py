@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from broker_harness import BrokerClient, open_broker, open_client
+from broker_harness import BrokerClient, open_broker, open_topic
 from tiering_harness import SMALL, WAL, client_of, everything, filled, upload_all
 
 from pydanube.codec.batch import Batch
@@ -44,8 +44,7 @@ class CountingStore(MemoryStore):
 
 async def test_many_that_read_at_different_places_load_no_more_than_the_cache_may_have(tmp_path: Path):
     objects, tiering = CountingStore(), replace(SMALL, cache_bytes=1 << 19)
-    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=tiering, tail_bytes=1) as client:
-        await client.create()
+    async with open_topic(tmp_path, wal=WAL, objects=objects, tiering=tiering, tail_bytes=1) as client:
         await filled(client, 400)
         await upload_all(client.broker)
         places = range(0, 40_000, 2_000)

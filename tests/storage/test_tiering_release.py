@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from broker_harness import TOPIC, BrokerClient, open_broker
+from broker_harness import TOPIC, created, open_broker
 from tiering_harness import PER_BATCH, SMALL, WAL, filled, upload_all
 
 from pydanube.broker import Broker
@@ -67,8 +67,7 @@ def settings(disk: HeldDisk, clock: ManualClock) -> dict:
 
 async def fill(broker: Broker, clock: ManualClock) -> list[int]:
     """Ninety batches over several files, a second apart; when each was appended."""
-    client = BrokerClient(broker)
-    await client.create()
+    client = await created(broker)
     times = []
     for batch in range(BATCHES):
         clock.advance(1)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, BrokerClient, open_broker, open_client
+from broker_harness import TOPIC, BrokerClient, created, open_broker, open_topic
 from tiering_harness import PER_BATCH, SMALL, WAL, client_of, everything, filled, keys, upload_all
 
 from pydanube.broker.cluster.membership import SoleMembership
@@ -65,8 +65,7 @@ async def test_subscriptions_that_nobody_uses_pin_no_file(tmp_path: Path, settin
 
 
 async def test_a_ledger_that_was_begun_and_never_filled_pins_no_file(tmp_path: Path, settings: dict):
-    async with open_client(tmp_path, **settings) as client:
-        await client.create()
+    async with open_topic(tmp_path, **settings) as client:
         producer = await client.producer()
         await client.publish(producer, [b"%08d" % 0], sequence=0)
         await upload_all(client.broker)
@@ -86,8 +85,7 @@ async def test_offsets_go_on_although_all_of_it_expired_before_it_was_uploaded(t
     clock = ManualClock()
     settings = {**settings, "clock": clock, "tiering": replace(SMALL, segment_bytes=1 << 30, segment_age_s=10**6)}
     async with open_broker(tmp_path, **settings) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 10})
         producer = await client.producer()
         for number in range(30):
@@ -117,8 +115,7 @@ async def test_offsets_go_on_although_all_of_it_expired_before_it_was_uploaded(t
 async def expired_at_once(broker, clock: ManualClock) -> None:
     """Make a topic whose messages retention drops before they are uploaded, and to which nothing is published
     afterwards."""
-    client = BrokerClient(broker)
-    await client.create()
+    client = await created(broker)
     await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 10})
     await filled(client, 5)
     clock.advance(100)
@@ -189,8 +186,7 @@ async def test_a_topic_whose_deletion_was_cut_short_leaves_the_catalog(tmp_path:
 async def test_an_owner_that_was_replaced_commits_nothing_and_stops_trying(tmp_path: Path, settings: dict):
     objects = settings["objects"]
     async with open_broker(tmp_path, crash=True, **settings) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 10)
         await upload_all(broker, trim=False)
         (tier,) = broker._tiers.partitions.values()

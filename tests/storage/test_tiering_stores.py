@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import BrokerClient, open_broker, open_client
+from broker_harness import created, open_broker, open_client, open_topic
 from tiering_harness import SMALL, WAL, FaultyObjectStore, client_of, everything, filled, keys, upload_all
 
 from pydanube.core.access import ANONYMOUS
@@ -30,8 +30,7 @@ async def catalog_covers(broker, end: int) -> None:
 async def test_uploads_recover_by_themselves_while_publishes_go_on(tmp_path: Path, fault: str):
     objects = FaultyObjectStore()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=IMPATIENT, tail_bytes=1) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 20)
         objects.fault = fault
         await broker._tiers.uploader.round(everything=True)
@@ -52,8 +51,7 @@ async def test_the_running_broker_uploads_again_once_the_store_is_back(tmp_path:
     objects.fault = "hanging"
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=IMPATIENT) as broker:
         running = asyncio.create_task(broker._tiers.run())
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 20)
         await objects.waiting.wait()
         objects.fault = "none"
@@ -66,8 +64,7 @@ async def test_the_running_broker_uploads_again_once_the_store_is_back(tmp_path:
 async def test_what_failed_puts_left_behind_is_collected_after_the_grace(tmp_path: Path):
     objects, clock = FaultyObjectStore(), ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 10)
         objects.fault = "put and failed"
         for _ in range(3):
@@ -88,8 +85,7 @@ async def test_what_failed_puts_left_behind_is_collected_after_the_grace(tmp_pat
 async def test_a_broker_closes_while_a_put_hangs(tmp_path: Path):
     objects = FaultyObjectStore()
     async with asyncio.timeout(200), open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         await filled(client, 10)
         objects.fault = "hanging"
         uploading = broker._partitions._tasks.spawn(broker._tiers.uploader.round(everything=True), "upload")
@@ -102,8 +98,7 @@ async def test_a_broker_closes_while_a_put_hangs(tmp_path: Path):
 async def test_a_broker_starts_and_takes_publishes_while_its_store_is_away(tmp_path: Path):
     objects = FaultyObjectStore()
     settings = {"wal": WAL, "objects": objects, "tiering": SMALL, "tail_bytes": 1}
-    async with open_client(tmp_path, **settings) as client:
-        await client.create()
+    async with open_topic(tmp_path, **settings) as client:
         await filled(client, 60)
         await upload_all(client.broker)
         await filled(client, 20, first=60)
@@ -118,8 +113,7 @@ async def test_a_broker_starts_and_takes_publishes_while_its_store_is_away(tmp_p
 
 async def test_a_read_that_hangs_ends_and_works_once_the_store_is_back(tmp_path: Path):
     objects = FaultyObjectStore()
-    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=IMPATIENT, tail_bytes=1) as client:
-        await client.create()
+    async with open_topic(tmp_path, wal=WAL, objects=objects, tiering=IMPATIENT, tail_bytes=1) as client:
         await filled(client, 30)
         await upload_all(client.broker)
         objects.fault = "reads hang"
@@ -131,8 +125,7 @@ async def test_a_read_that_hangs_ends_and_works_once_the_store_is_back(tmp_path:
 
 async def test_a_late_answer_counts_once(tmp_path: Path):
     objects = FaultyObjectStore()
-    async with open_client(tmp_path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as client:
-        await client.create()
+    async with open_topic(tmp_path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as client:
         await filled(client, 20)
         objects.fault = "late"
         uploading = asyncio.create_task(client.broker._tiers.uploader.round(everything=True))
@@ -169,8 +162,7 @@ async def test_a_full_log_empties_although_its_warm_cache_would_be_larger(tmp_pa
     tiering = replace(SMALL, log_bytes_max=1 << 20, log_keep_bytes=1 << 30, segment_bytes=1 << 30, segment_age_s=10**6)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering) as broker:
         running = asyncio.create_task(broker._tiers.run())
-        client = BrokerClient(broker)
-        await client.create()
+        client = await created(broker)
         stored = 0
         async with asyncio.timeout(200):
             while stored < 200:
