@@ -59,7 +59,7 @@ check: setup check-protos ## lint, types, the borders between packages, and desc
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# A descriptor set is a parsed .proto file, which pydanube.runtime.protobuf loads.
+# A descriptor set is a parsed .proto file, which pydanube.runtime.descriptor_sets loads.
 PROTOS := $(shell find src -name '*.proto')
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I src --include_imports
 

@@ -34,7 +34,7 @@ from pydanube.broker.observe import statistics as statistics_of_broker
 from pydanube.cli.bench.broker import BrokerProcess
 from pydanube.client import Client, connect
 from pydanube.gateway.http import metrics
-from pydanube.runtime.slices import Slices
+from pydanube.runtime.long_work import Slices
 
 EVENTS_TOPIC = "/default/events"
 TICKS = os.sysconf("SC_CLK_TCK")

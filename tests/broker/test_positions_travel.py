@@ -8,8 +8,8 @@ from broker_harness import BrokerClient
 from cluster_harness import MovingBroker, moving_cluster
 
 from pydanube.model.topics import AckLevel
+from pydanube.storage.segments.broker_positions import PositionParts
 from pydanube.storage.segments.manifest import known_positions
-from pydanube.storage.segments.positions import PositionParts
 
 CLUSTER = "cluster"
 

@@ -9,8 +9,8 @@ from broker_harness import TIERING, TOPIC, BrokerClient, created, open_broker
 
 from pydanube.broker.tiering.disaster_recovery import IDS_SKIPPED, OFFSETS_PER_S, Restored, rebuild
 from pydanube.core.access import ANONYMOUS
-from pydanube.metadata.counters import last_id
 from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.metadata.id_counters import last_id
 from pydanube.metadata.store import Succession
 from pydanube.model.errors import Corrupt, NotFound, Refused, Unavailable
 from pydanube.model.names import TopicName

@@ -13,7 +13,7 @@ from pydanube.broker.schemas.definitions import READS_AT_ONCE
 from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.core.access import ANONYMOUS, Action, Principal
 from pydanube.core.access_rules import AccessRules
-from pydanube.formats import registry
+from pydanube.formats import all_formats
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.packing import pack
 from pydanube.model import limits
@@ -251,7 +251,7 @@ async def test_no_id_and_no_version_is_used_again_after_a_deletion(tmp_path):
 
 async def test_a_subject_of_many_versions_is_removed_whole(broker, monkeypatch):
     number = iter(range(1000))
-    monkeypatch.setattr(registry.PrimitiveSchema, "canonical", property(lambda self: b"%d" % next(number)))
+    monkeypatch.setattr(all_formats.PrimitiveSchema, "canonical", property(lambda self: b"%d" % next(number)))
     for one in range(200):
         await register(broker, "orders", SchemaDefinition(SchemaFormat.STRING, str(one)))
     assert len(await broker.schemas.delete_subject(ANONYMOUS, "orders")) == 200
@@ -267,9 +267,9 @@ def referring(monkeypatch):
     """Lets the format string have references, whose texts become part of its meaning."""
 
     def parse(definition):
-        return registry.PrimitiveSchema(definition)
+        return all_formats.PrimitiveSchema(definition)
 
-    monkeypatch.setattr(registry, "_parse_primitive", parse)
+    monkeypatch.setattr(all_formats, "_parse_primitive", parse)
 
 
 def refer(*references):

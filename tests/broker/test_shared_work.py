@@ -36,9 +36,9 @@ from pydanube.runtime.clock import MICROSECONDS, Clock, ManualClock
 from pydanube.runtime.objects import Buffer, ObjectInfo
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.tasks import Tasks
+from pydanube.storage.segments.broker_positions import join, join_own
 from pydanube.storage.segments.catalog import UPLOADS
 from pydanube.storage.segments.garbage_collector import ORPHAN_US_MIN, UPLOAD_US_MAX, CollectionStep
-from pydanube.storage.segments.positions import join, join_own
 from pydanube.storage.segments.store_ownership import StoreOwner
 
 LONGER_THAN_AN_ORPHAN_S = 2 * ORPHAN_US_MIN / MICROSECONDS

@@ -23,7 +23,7 @@ from pydanube.runtime.objects import Buffer, ObjectInfo
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.tasks import Tasks
 from pydanube.storage.slices import SliceWriter, seal
-from pydanube.storage.slices.writer import PROOF_S
+from pydanube.storage.slices.slice_writer import PROOF_S
 from waiting import until
 
 

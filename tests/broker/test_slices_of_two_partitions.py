@@ -22,7 +22,7 @@ from pydanube.model.topics import AckLevel
 from pydanube.operations.topics import UnloadTopic
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.runtime.objects.store import Buffer, ObjectInfo
+from pydanube.runtime.objects.object_store import Buffer, ObjectInfo
 from waiting import until
 
 

@@ -14,8 +14,8 @@ from pydanube.model.errors import Full, NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import SubscriptionType
-from pydanube.runtime.events import SharedLock
 from pydanube.runtime.objects.memory import MemoryStore
+from pydanube.runtime.waits import SharedLock
 
 
 async def create(client: BrokerClient, name: str = "billing") -> None:

@@ -120,14 +120,14 @@ STORED_MUTANTS = [
     ),
     Mutant(
         "puts that overwrite",
-        "storage/slices/writer.py",
+        "storage/slices/slice_writer.py",
         "            await self._objects.put(key, leaving.pieces, create=True)\n",
         "            await self._objects.put(key, leaving.pieces)\n",
         "tests/storage/test_slices.py::test_a_paused_owner_never_acks_after_a_seal",
     ),
     Mutant(
         "a retry with other bytes",
-        "storage/slices/writer.py",
+        "storage/slices/slice_writer.py",
         "                await self._clock.sleep(backoff.next())\n",
         "                await self._clock.sleep(backoff.next())\n"
         "                if self._ended is None:\n"

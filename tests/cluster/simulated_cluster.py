@@ -39,7 +39,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.replies import InboxAddress, ReplyHead
 from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.runtime.objects.store import Buffer, Capabilities, ObjectInfo
+from pydanube.runtime.objects.object_store import Buffer, Capabilities, ObjectInfo
 from pydanube.runtime.retry import JITTER
 from pydanube.runtime.tasks import Tasks
 from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity

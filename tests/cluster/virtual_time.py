@@ -27,8 +27,8 @@ import pytest
 
 from pydanube.metadata import embedded
 from pydanube.metadata.embedded import EmbeddedStore
-from pydanube.metadata.worker import StoreWorker
-from pydanube.storage.wal import writer as wal_writer
+from pydanube.metadata.store_thread import StoreWorker
+from pydanube.storage.wal import log_writer
 
 T = TypeVar("T")
 
@@ -256,9 +256,9 @@ class _StoreThread:
 def no_threads() -> Iterator[None]:
     """Have logs and metadata stores that are opened inside run on the loop."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wal_writer, "threading", SimpleNamespace(Thread=_LogThread))
-        patch.setattr(wal_writer, "SimpleQueue", _LoopQueue)
-        patch.setattr(wal_writer, "ThreadPoolExecutor", _NowPool)
+        patch.setattr(log_writer, "threading", SimpleNamespace(Thread=_LogThread))
+        patch.setattr(log_writer, "SimpleQueue", _LoopQueue)
+        patch.setattr(log_writer, "ThreadPoolExecutor", _NowPool)
         patch.setattr(embedded, "threading", SimpleNamespace(Thread=_StoreThread))
         patch.setattr(embedded, "queue", SimpleNamespace(SimpleQueue=_LoopQueue, Empty=queue.Empty))
         yield

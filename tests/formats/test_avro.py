@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.formats import parse_schema
-from pydanube.formats.registry import fingerprint
+from pydanube.formats.all_formats import fingerprint
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.formats import InvalidRow, parse_schema
-from pydanube.formats.registry import fingerprint
+from pydanube.formats.all_formats import fingerprint
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import SCHEMA_BYTES_MAX
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.formats import parse_schema
-from pydanube.formats.protobuf.text import translate
+from pydanube.formats.protobuf.proto_text import translate
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 

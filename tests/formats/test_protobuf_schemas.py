@@ -9,10 +9,10 @@ from google.protobuf import descriptor_pb2, timestamp_pb2
 from google.protobuf.message import Message
 
 from pydanube.formats import InvalidRow, parse_schema
-from pydanube.formats.protobuf.files import FILES_MAX
+from pydanube.formats.all_formats import fingerprint
+from pydanube.formats.protobuf.proto_files import FILES_MAX
+from pydanube.formats.protobuf.proto_text import NESTING_MAX, TOKENS_MAX
 from pydanube.formats.protobuf.schema import join_message_indexes, split_message_indexes
-from pydanube.formats.protobuf.text import NESTING_MAX, TOKENS_MAX
-from pydanube.formats.registry import fingerprint
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import PROTO_TEXT_BYTES_MAX, SCHEMA_BYTES_MAX
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat

@@ -29,7 +29,7 @@ from pydanube.model.settings.sections import LimitSettings, Sections
 from pydanube.model.topics import TopicConfig
 from pydanube.operations import topics
 from pydanube.runtime.clock import SystemClock
-from pydanube.runtime.protobuf import ServiceMethod
+from pydanube.runtime.descriptor_sets import ServiceMethod
 from pydanube.runtime.tasks import Tasks
 
 NEW = TopicName.parse("/default/new")

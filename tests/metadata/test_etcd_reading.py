@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from etcd_cluster import etcd_cluster, missing_etcd, programs
 
-from pydanube.metadata.etcd.messages import TXN
+from pydanube.metadata.etcd.api import TXN
 from pydanube.metadata.etcd.place import EtcdPlace, parse_members
 from pydanube.metadata.etcd.store import JOINED_MAX, EtcdStore
 from pydanube.metadata.store import Put, list_all
 from pydanube.model.limits import METADATA_PAGE_BYTES_MAX
 from pydanube.runtime.clock import SystemClock
-from pydanube.runtime.protobuf import ServiceMethod
+from pydanube.runtime.descriptor_sets import ServiceMethod
 
 pytestmark = [pytest.mark.etcd, pytest.mark.skipif(bool(missing_etcd()), reason=missing_etcd() or "etcd is there")]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pydanube.metadata.embedded import EmbeddedStore
-from pydanube.metadata.joining import SENT_AT_ONCE, JoinedTransactions
+from pydanube.metadata.request_groups import SENT_AT_ONCE, JoinedTransactions
 from pydanube.metadata.store import Compare, Delete, Put, TransactionResult, list_all
 from pydanube.model.errors import NotFound, Unavailable
 from pydanube.model.limits import METADATA_OPERATIONS_MAX

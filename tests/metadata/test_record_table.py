@@ -11,7 +11,7 @@ import pytest
 
 from pydanube.metadata import EmbeddedStore, Put
 from pydanube.metadata.packing import pack, version_of
-from pydanube.metadata.table import RecordTable, named_table
+from pydanube.metadata.record_table import RecordTable, named_table
 from pydanube.model.errors import AlreadyExists, Conflict, Corrupt, NotFound
 from pydanube.runtime.clock import SystemClock
 

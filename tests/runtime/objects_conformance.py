@@ -21,7 +21,7 @@ import pytest
 
 from pydanube.model.errors import AlreadyExists, Invalid, NotFound, Refused, Unavailable
 from pydanube.runtime.objects import Buffer, Capabilities, ObjectInfo, ObjectStore, open_store
-from pydanube.runtime.objects.store import KEY_CHARACTERS_MAX
+from pydanube.runtime.objects.object_store import KEY_CHARACTERS_MAX
 
 T = TypeVar("T")
 

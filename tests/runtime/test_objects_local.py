@@ -16,8 +16,8 @@ from objects_conformance import Conformance, Place, keys_of
 from pydanube.model.errors import AlreadyExists, Denied, Invalid, NotFound, Refused, Unavailable
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects import ObjectStore, Prefixed, open_store, tree
+from pydanube.runtime.objects.file_names import path_of
 from pydanube.runtime.objects.local import LocalStore
-from pydanube.runtime.objects.names import path_of
 from pydanube.runtime.objects.tree import BLOCK_BYTES, CHUNK_BYTES
 
 

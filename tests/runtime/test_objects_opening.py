@@ -13,8 +13,8 @@ import pytest
 
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Refused
 from pydanube.runtime.objects import ObjectStore, Prefixed, open_store, opening
-from pydanube.runtime.objects.address import Secrets, StoreAddress, StoreOptions
 from pydanube.runtime.objects.memory import MemoryStore
+from pydanube.runtime.objects.store_address import Secrets, StoreAddress, StoreOptions
 
 HEAVY = ("obstore", "redis", "grpc", "google.protobuf", "opendal", "numpy")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool
 
+from pydanube.runtime.descriptor_sets import ProtobufSchema
 from pydanube.runtime.objects.plugin_messages import PROTO, SERVICE
-from pydanube.runtime.protobuf import ProtobufSchema
 
 STORAGE = PROTO.with_suffix(".binpb")
 

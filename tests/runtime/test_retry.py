@@ -10,8 +10,8 @@ import pytest
 
 from pydanube.model.errors import DanubeError, NotFound, Unavailable
 from pydanube.runtime.clock import ManualClock
-from pydanube.runtime.events import Signal
 from pydanube.runtime.retry import RetryBackoff, until_done
+from pydanube.runtime.waits import Signal
 from waiting import until
 
 

@@ -55,7 +55,7 @@ from pydanube.operations.subscriptions import (
     Settle,
 )
 from pydanube.runtime.clock import SystemClock
-from pydanube.runtime.slices import Slices
+from pydanube.runtime.long_work import Slices
 
 Call = Callable[[World, Principal], Any]
 

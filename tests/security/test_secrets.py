@@ -32,7 +32,7 @@ from pydanube.model.errors import DanubeError, Invalid
 from pydanube.model.settings.kinds import MAY_HOLD_SECRETS, show_url
 from pydanube.model.webhooks import Webhook
 from pydanube.runtime.clock import SystemClock
-from pydanube.runtime.objects.address import StoreAddress
+from pydanube.runtime.objects.store_address import StoreAddress
 from pydanube.runtime.spans import _secrets_of
 from pydanube.settings import Settings
 

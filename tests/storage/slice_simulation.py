@@ -21,10 +21,10 @@ from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.settings.sections import SliceSettings
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.runtime.objects.store import Buffer, Capabilities, ObjectInfo
+from pydanube.runtime.objects.object_store import Buffer, Capabilities, ObjectInfo
 from pydanube.runtime.tasks import Tasks
 from pydanube.storage.slices import SliceReader, SliceWriter, seal
-from pydanube.storage.slices.reading import SliceRange
+from pydanube.storage.slices.slice_reader import SliceRange
 
 LEDGER = 7
 INCARNATION = 3

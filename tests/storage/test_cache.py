@@ -2,7 +2,7 @@
 
 import random
 
-from pydanube.storage.cache import CachedTail, TailCache
+from pydanube.storage.tail_cache import CachedTail, TailCache
 
 
 def view(size: int) -> memoryview:

@@ -14,10 +14,10 @@ from pydanube.core import slice_sequence
 from pydanube.model.errors import AlreadyExists, Corrupt, DanubeError, NotOwner, Refused, Unavailable
 from pydanube.model.settings.sections import SliceSettings
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.runtime.objects.store import Buffer, ObjectInfo
+from pydanube.runtime.objects.object_store import Buffer, ObjectInfo
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.slices import SliceReader, SliceWriter, check_store, reading, seal, sealing, writer
-from pydanube.storage.slices.reading import SliceRange
+from pydanube.storage.slices import SliceReader, SliceWriter, check_store, seal, sealing, slice_reader, slice_writer
+from pydanube.storage.slices.slice_reader import SliceRange
 
 SEEDS = range(several(60, 300))
 
@@ -72,7 +72,7 @@ async def test_a_retry_with_other_bytes_would_lose_messages(monkeypatch: pytest.
     """A retry that takes along what was appended meanwhile acks it, though the first attempt may be what is stored."""
     original = SliceWriter._put_once
 
-    async def growing(self: SliceWriter, leaving: writer._Slice) -> bool:
+    async def growing(self: SliceWriter, leaving: slice_writer._Slice) -> bool:
         if self.failure is not None and self._gathered:
             records, self._gathered = self._gathered, []
             self._waiting[leaving.number] += self._gathered_done
@@ -258,7 +258,7 @@ async def test_a_read_that_fails_now_and_then_does_not_begin_anew_with_the_slice
         one.append(record(entry, 8), lambda _: None)
         await one.flush()
     await one.close()
-    store.reads, store.failures = {}, reading.TRIES - 1
+    store.reads, store.failures = {}, slice_reader.TRIES - 1
     reader = SliceReader(store, InstantClock())
     found = await reader.records([SliceRange(INCARNATION, 0, 40)], {LEDGER})
     assert [each.entry_id for each in found[LEDGER]] == list(range(40))

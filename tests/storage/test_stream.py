@@ -9,8 +9,8 @@ from pydanube.codec.wal import RecordKind
 from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.disk import OsDisk
-from pydanube.storage.cache import TailCache
 from pydanube.storage.stream import LoggedStream, MemoryStream
+from pydanube.storage.tail_cache import TailCache
 from pydanube.storage.wal import DurabilityLevel, LogWriter, NodeIdentity
 
 SMALL = LogSettings(file_bytes=32 << 10, group_bytes_max=8 << 10, read_bytes=4 << 10, index_cache_bytes=4 << 10)

@@ -25,7 +25,7 @@ from pydanube.model.errors import Corrupt, DanubeError, Refused
 from pydanube.model.settings.sections import LogSettings
 from pydanube.storage.wal.engine import WalRecord
 from pydanube.storage.wal.handles import Handles
-from pydanube.storage.wal.reader import LogReader
+from pydanube.storage.wal.log_reader import LogReader
 from pydanube.storage.wal.recovery import LogRecovery
 from pydanube.storage.wal.sidecar import write_sidecar
 from simdisk import SimDisk

@@ -28,7 +28,7 @@ from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.disk import ByteBuffer, DiskFile, OsDisk
 from pydanube.storage.wal import DurabilityLevel, LogListener, LogWriter
 from pydanube.storage.wal.engine_guard import EngineGuard
-from pydanube.storage.wal.writer import CLOSE_SECONDS, SLOW_WRITE_SECONDS
+from pydanube.storage.wal.log_writer import CLOSE_SECONDS, SLOW_WRITE_SECONDS
 from simdisk import PowerCut
 from waiting import until
 

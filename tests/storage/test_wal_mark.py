@@ -15,7 +15,7 @@ from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import Corrupt, Unavailable
 from pydanube.model.settings.sections import LogSettings
 from pydanube.storage.wal.engine import Engine, WalRecord
-from pydanube.storage.wal.layout import DURABLE, MANIFEST, log_path
+from pydanube.storage.wal.log_files import DURABLE, MANIFEST, log_path
 from pydanube.storage.wal.mark import SLOT_BYTES, SLOTS_AT, Mark, decode_slots, encode_slot, read_mark
 from pydanube.storage.wal.recovery import LogRecovery
 from simdisk import SimDisk

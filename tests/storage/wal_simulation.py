@@ -24,15 +24,15 @@ from pydanube.codec.wal import NodeIdentity, RecordKind
 from pydanube.model.errors import Corrupt, DanubeError, Unavailable
 from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.disk import Disk
+from pydanube.storage.wal.contents import WalFile
 from pydanube.storage.wal.engine import Engine, WalRecord
 from pydanube.storage.wal.handles import Handles
-from pydanube.storage.wal.layout import log_path
+from pydanube.storage.wal.log_files import log_path
+from pydanube.storage.wal.log_reader import LogReader
 from pydanube.storage.wal.mark import read_mark
-from pydanube.storage.wal.reader import LogReader
 from pydanube.storage.wal.recovery import LogRecovery
 from pydanube.storage.wal.release import releasable_files
 from pydanube.storage.wal.sidecar import write_sidecar
-from pydanube.storage.wal.table import WalFile
 from simdisk import PowerCut, SimDisk
 
 IDENTITY = NodeIdentity("danube", "broker-1", "5f" * 16)

@@ -110,8 +110,8 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
-from pydanube.storage.cache import TailCache
 from pydanube.storage.slices import SliceWriter
+from pydanube.storage.tail_cache import TailCache
 from pydanube.storage.wal import LogWriter
 from pydanube.version import __version__
 

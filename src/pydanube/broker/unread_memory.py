@@ -26,8 +26,8 @@ from pydanube.core.access import Principal
 from pydanube.model.errors import Unavailable
 from pydanube.model.limits import BATCH_BYTES_MAX, KIB, MIB
 from pydanube.runtime.budget import fits_share
-from pydanube.runtime.events import Signal
 from pydanube.runtime.process import return_free_memory
+from pydanube.runtime.waits import Signal
 
 SMALL_BYTES: Final = 64 * KIB
 """What a client that holds nothing may be given while no memory is free."""

@@ -47,9 +47,9 @@ from pydanube.model.errors import Corrupt, DanubeError, NotFound, Unavailable
 from pydanube.model.limits import KIB, MIB
 from pydanube.runtime.cache import Cache
 from pydanube.runtime.objects import ObjectInfo, ObjectStore
-from pydanube.runtime.objects.address import StoreAddress
 from pydanube.runtime.objects.local import LocalStore
 from pydanube.runtime.objects.opening import open_store
+from pydanube.runtime.objects.store_address import StoreAddress
 from pydanube.runtime.tasks import Tasks, run_together
 
 from .lifecycle import Openable

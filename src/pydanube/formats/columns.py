@@ -33,7 +33,7 @@ except ModuleNotFoundError as error:
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaFormat
 
-from .registry import ParsedSchema
+from .all_formats import ParsedSchema
 
 if TYPE_CHECKING:
     from pydanube.formats.avro.schema import AvroSchema

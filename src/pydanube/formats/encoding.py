@@ -27,7 +27,7 @@ from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaFormat
 from pydanube.model.text import did_you_mean
 
-from .registry import ParsedSchema, shown
+from .all_formats import ParsedSchema, shown
 
 if TYPE_CHECKING:
     from pydanube.formats.avro.schema import AvroSchema

@@ -25,7 +25,7 @@ import msgspec
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaFormat
 
-from .registry import AnyBytes, ParsedSchema
+from .all_formats import AnyBytes, ParsedSchema
 
 if TYPE_CHECKING:
     from pydanube.formats.avro.schema import AvroSchema

@@ -36,9 +36,9 @@ from pydanube.model.errors import Corrupt, DanubeError, Full, Invalid, NotFound,
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.closing import Closing
 from pydanube.runtime.disk import Disk, OsDisk
-from pydanube.runtime.events import Signal
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
+from pydanube.runtime.waits import Signal
 
 from .database import Database
 from .store import (
@@ -57,7 +57,7 @@ from .store import (
     key_bytes,
     prefix_bytes,
 )
-from .worker import Group, GroupOutcome, StoreRequest, StoreWorker
+from .store_thread import Group, GroupOutcome, StoreRequest, StoreWorker
 
 HISTORY_REVISIONS_MAX: Final = 10_000
 HISTORY_BYTES_MAX: Final = 16 * 1024 * 1024

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 from pydanube.model.errors import Refused
 from pydanube.model.trace_context import TraceContext
 
-from .objects.address import Secrets
+from .objects.store_address import Secrets
 from .telemetry import get_logger
 
 log = get_logger(__name__)

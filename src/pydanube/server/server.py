@@ -45,9 +45,9 @@ from pydanube.core.access import AllowAll, Authorizer
 from pydanube.core.access_rules import AccessRules
 from pydanube.gateway.native import NativeServer
 from pydanube.gateway.native.peers import NativePeers, is_living
-from pydanube.metadata.counters import last_id
 from pydanube.metadata.etcd.place import older_copy
 from pydanube.metadata.following import Follower
+from pydanube.metadata.id_counters import last_id
 from pydanube.metadata.levels import put_level, refuse_unknown_level
 from pydanube.metadata.opening import open_metadata
 from pydanube.metadata.store import NO_GENERATION, Compare, Generation, MetadataStore, Put

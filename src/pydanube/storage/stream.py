@@ -19,7 +19,7 @@ from pydanube.codec.batch.header import offsets_of
 from pydanube.model.errors import Corrupt, Full
 from pydanube.model.gaps import NO_GAPS, Gaps
 
-from .cache import CachedTail, TailCache
+from .tail_cache import CachedTail, TailCache
 from .wal import LogWriter
 
 

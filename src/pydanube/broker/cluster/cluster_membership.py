@@ -21,18 +21,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pydanube.metadata.counters import take_ids
 from pydanube.metadata.following import Follower, Handler
+from pydanube.metadata.id_counters import take_ids
 from pydanube.metadata.levels import keep_level
 from pydanube.metadata.store import Compare, Event, KeyValue, MetadataStore, Put
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.positions import utc_text
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.events import wait_at_most
 from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
+from pydanube.runtime.waits import wait_at_most
 
 from .membership import MembershipListener
 from .node_records import (

@@ -36,9 +36,9 @@ from pydanube.model.limits import METADATA_OPERATIONS_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.events import wait_at_most
-from pydanube.runtime.slices import Slices
+from pydanube.runtime.long_work import Slices
 from pydanube.runtime.telemetry import get_logger
+from pydanube.runtime.waits import wait_at_most
 
 from .loads import LEAVING, STORE_AWAY, STORE_OK
 from .membership import MembershipListener

@@ -45,7 +45,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.policies import Policies
 from pydanube.model.positions import utc_text
 from pydanube.model.topics import AckLevel
-from pydanube.runtime.slices import Slices
+from pydanube.runtime.long_work import Slices
 from pydanube.runtime.telemetry import get_logger
 
 from .membership import MembershipListener

@@ -18,7 +18,7 @@ from pydanube.core.histograms import Histogram
 from pydanube.model.metrics import HistogramValue, MetricFamily, MetricKind, Sample
 from pydanube.runtime.clock import MICROSECONDS
 from pydanube.runtime.process import process_usage
-from pydanube.storage.cache import TailCache
+from pydanube.storage.tail_cache import TailCache
 from pydanube.storage.wal import LogWriter
 
 _ENDED: Final = ("dead_lettered", "dropped", "evicted", "expired")

@@ -24,7 +24,7 @@ from pydanube.model.paging import TopicPage
 from pydanube.model.statistics import PartitionStatistics, SubscriptionStatistics, TopicStatistics, TopicSummary
 from pydanube.operations.topics import GetStatistics, StatisticsReport, SummarizeTopics
 from pydanube.runtime.clock import MICROSECONDS
-from pydanube.runtime.slices import Slices
+from pydanube.runtime.long_work import Slices
 from pydanube.runtime.tasks import run_together
 from pydanube.storage.stream import PartitionStream, append_time_at
 

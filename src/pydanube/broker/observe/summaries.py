@@ -14,7 +14,7 @@ from pydanube.broker.subscriptions.subscription import LiveSubscription
 from pydanube.model.names import TopicName
 from pydanube.model.statistics import SubscriptionStatistics, SubscriptionSummary, TopicSummary
 from pydanube.runtime.clock import MICROSECONDS
-from pydanube.runtime.slices import Slices
+from pydanube.runtime.long_work import Slices
 
 _NOT_SUMMED: Final = ("name", "type", "consumers", "backlog_bytes", "backlog_s")
 _SUMMED: Final = tuple(one.name for one in fields(SubscriptionSummary) if one.name not in _NOT_SUMMED)

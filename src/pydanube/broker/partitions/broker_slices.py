@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 from pydanube.broker.cluster.membership import MembershipListener
 from pydanube.broker.cluster.node_records import INCARNATION_COUNTER
 from pydanube.broker.context import BrokerContext
-from pydanube.metadata.counters import take_ids
-from pydanube.metadata.joining import JoinedTransactions
+from pydanube.metadata.id_counters import take_ids
+from pydanube.metadata.request_groups import JoinedTransactions
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, NotOwner, Unavailable
 from pydanube.runtime.objects import ObjectStore
@@ -23,7 +23,7 @@ from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.segments.catalog import Catalog
 from pydanube.storage.segments.recovered_upload import RecoveredUpload
 from pydanube.storage.slices import SliceWriter, check_store, probe_store
-from pydanube.storage.slices.writer import PROOF_S
+from pydanube.storage.slices.slice_writer import PROOF_S
 
 from .slice_takeover import SliceTakeover
 from .sliced_log import SlicedLog

@@ -39,7 +39,7 @@ from pydanube.broker.subscriptions.subscription import LiveSubscription, Subscri
 from pydanube.broker.unread_memory import UnreadMemory
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.staging import STAGED_PRODUCER
-from pydanube.metadata.joining import JoinedTransactions
+from pydanube.metadata.request_groups import JoinedTransactions
 from pydanube.metadata.store import list_all
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, NotOwner, Unavailable

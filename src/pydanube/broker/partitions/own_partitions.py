@@ -21,8 +21,8 @@ from pydanube.broker.registry.registry import Registry
 from pydanube.model.errors import DanubeError, NotFound, NotOwner
 from pydanube.model.names import TopicName
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.events import wait_at_most
 from pydanube.runtime.telemetry import get_logger
+from pydanube.runtime.waits import wait_at_most
 
 from .open_partitions import OPENED_AT_ONCE, Partitions
 

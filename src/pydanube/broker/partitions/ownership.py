@@ -43,8 +43,8 @@ from pydanube.broker.registry.records import (
     restored_of,
 )
 from pydanube.broker.registry.tombstones import drop_writes
-from pydanube.metadata.joining import Transact
 from pydanube.metadata.packing import pack, pack_over, unpack
+from pydanube.metadata.request_groups import Transact
 from pydanube.metadata.store import (
     Compare,
     Delete,

@@ -33,11 +33,11 @@ from pydanube.model.ledgers import CursorEntry, ProducerEntry
 from pydanube.model.limits import MIB
 from pydanube.model.topics import AckLevel, TopicConfig
 from pydanube.runtime.telemetry import get_logger
-from pydanube.storage.cache import TailCache
 from pydanube.storage.segments.catalog import entries, upload_key, uploading
 from pydanube.storage.segments.history import PartitionHistory, SegmentReader
 from pydanube.storage.segments.recovered_upload import RecoveredSection
 from pydanube.storage.stream import LoggedStream, MemoryStream
+from pydanube.storage.tail_cache import TailCache
 from pydanube.storage.wal import LedgerSummary, LogWriter
 
 log = get_logger(__name__)

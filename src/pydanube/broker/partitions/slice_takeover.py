@@ -39,7 +39,7 @@ from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
 from pydanube.storage.segments.recovered_upload import RecoveredSection
 from pydanube.storage.slices import SliceReader, SliceWriter, seal
-from pydanube.storage.slices.reading import SliceRange
+from pydanube.storage.slices.slice_reader import SliceRange
 
 Ledgers = Sequence[tuple[int, LedgerRecord]]
 """The ids and records of a partition's ledgers, oldest first."""

@@ -33,8 +33,8 @@ from pydanube.model.messages import Published
 from pydanube.model.policies import Policies
 from pydanube.model.positions import Position
 from pydanube.model.topics import AckLevel, PartitionDescription
-from pydanube.runtime.events import Signal
 from pydanube.runtime.tasks import outcome_of
+from pydanube.runtime.waits import Signal
 from pydanube.storage.stream import LoggedStream, MemoryStream, PartitionStream, StoredRange
 from pydanube.storage.wal import DurabilityLevel, LogWriter
 

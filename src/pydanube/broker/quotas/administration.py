@@ -28,8 +28,8 @@ from pydanube.broker.security.audit_operations import note_detail
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.metadata.following import Follower
 from pydanube.metadata.packing import version_of
+from pydanube.metadata.record_table import RecordTable
 from pydanube.metadata.store import MetadataStore
-from pydanube.metadata.table import RecordTable
 from pydanube.model.errors import Full, Invalid, NotFound
 from pydanube.model.limits import QUOTAS_MAX
 from pydanube.model.quotas import LIMIT_NAMES, Quota, QuotaLimits, QuotaSubject, QuotaUsage

@@ -21,7 +21,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.quotas import QuotaSubject, namespace_subject
 from pydanube.model.security import BROKER_TYPE
 from pydanube.model.statistics import TopicSummary
-from pydanube.runtime.slices import Slices
+from pydanube.runtime.long_work import Slices
 from pydanube.runtime.telemetry import get_logger
 
 from .throttle import StoredFull, Throttle

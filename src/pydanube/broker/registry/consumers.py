@@ -23,7 +23,7 @@ import msgspec
 from pydanube.metadata.following import KeyMirror
 from pydanube.metadata.packing import pack, unpack
 from pydanube.metadata.store import Compare, Delete, MetadataStore, Put
-from pydanube.metadata.writing import write_surely
+from pydanube.metadata.writes import write_surely
 from pydanube.model.errors import DanubeError
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
 from pydanube.runtime.clock import MICROSECONDS, Clock

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from pydanube.metadata.counters import last_id, take_ids
+from pydanube.metadata.id_counters import last_id, take_ids
 from pydanube.metadata.store import MetadataStore
 
 LEDGER_COUNTER: Final = "ledger"

@@ -32,9 +32,9 @@ import msgspec
 from pydanube.metadata.following import Follower, Handler
 from pydanube.metadata.levels import FeatureLevel, refuse_unknown_level
 from pydanube.metadata.packing import pack, pack_over, unpack
+from pydanube.metadata.record_table import RecordTable, Stored, named_table
 from pydanube.metadata.store import Compare, Delete, Event, KeyValue, MetadataStore, Put, list_all
-from pydanube.metadata.table import RecordTable, Stored, named_table
-from pydanube.metadata.writing import Outrun, try_again, write_surely
+from pydanube.metadata.writes import Outrun, try_again, write_surely
 from pydanube.model.errors import AlreadyExists, DanubeError, Full, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.levels import THIS_RELEASE, Levels
@@ -43,8 +43,8 @@ from pydanube.model.names import DEFAULT_NAMESPACE, TopicName
 from pydanube.model.schemas import Binding
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.events import SharedLock
 from pydanube.runtime.telemetry import get_logger
+from pydanube.runtime.waits import SharedLock
 from pydanube.storage.segments.catalog import segments_of
 
 from . import records

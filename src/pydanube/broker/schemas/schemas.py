@@ -21,8 +21,8 @@ from pydanube.broker.security.audit_operations import note_change
 from pydanube.broker.security.visibility import hide
 from pydanube.core.access import BROKER, Action, Principal
 from pydanube.formats import ParsedSchema
+from pydanube.formats.all_formats import fingerprint
 from pydanube.formats.compatibility import check_compatible
-from pydanube.formats.registry import fingerprint
 from pydanube.model.errors import Invalid, NotFound, Refused, Unavailable
 from pydanube.model.limits import (
     MIB,
@@ -49,7 +49,7 @@ from pydanube.model.schemas import (
 )
 from pydanube.model.security import subject_resource
 from pydanube.runtime.budget import Budget
-from pydanube.runtime.slices import Slices
+from pydanube.runtime.long_work import Slices
 from pydanube.runtime.telemetry import get_logger
 
 from .definitions import ENTRY_BYTES, Definitions

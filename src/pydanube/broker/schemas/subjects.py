@@ -20,12 +20,12 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from pydanube.metadata.counters import counter_key, last_id
 from pydanube.metadata.following import Follower, KeyMirror
+from pydanube.metadata.id_counters import counter_key, last_id
 from pydanube.metadata.packing import pack, pack_over, unpack, version_of
+from pydanube.metadata.record_table import check_version
 from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all
-from pydanube.metadata.table import check_version
-from pydanube.metadata.writing import Outrun, try_again, write_surely
+from pydanube.metadata.writes import Outrun, try_again, write_surely
 from pydanube.model.errors import Corrupt, Full, NotFound, Refused
 from pydanube.model.limits import METADATA_OPERATIONS_MAX, SCHEMA_SUBJECTS_MAX, SCHEMA_VERSIONS_MAX
 from pydanube.model.schemas import Compatibility, RegistryMode, SchemaDefinition, SchemaVersion, VersionNotes

@@ -27,7 +27,7 @@ import numpy as np
 
 from pydanube.broker.partitions.publish_checks import Fenceable, PayloadCheck, SchemaCheck
 from pydanube.codec.batch import Batch, Codec
-from pydanube.codec.batch.columns import Int32Array
+from pydanube.codec.batch.column_views import Int32Array
 from pydanube.codec.batch.header import BatchHeader
 from pydanube.formats import InvalidRow, ParsedSchema
 from pydanube.model.errors import DanubeError, Invalid, Unavailable, internal_error

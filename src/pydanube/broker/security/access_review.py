@@ -19,7 +19,7 @@ from pydanube.broker.producers.producers import Producers
 from pydanube.core.access import Action, Authorizer, Principal
 from pydanube.model.errors import Denied, Unavailable
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.slices import Slices
+from pydanube.runtime.long_work import Slices
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 

@@ -14,9 +14,9 @@ from contextlib import suppress
 from pydanube.core.access import Action
 from pydanube.core.access_rules import AccessRules
 from pydanube.metadata.following import Follower
+from pydanube.metadata.record_table import named_table
 from pydanube.metadata.store import Compare, MetadataStore, Put
-from pydanube.metadata.table import named_table
-from pydanube.metadata.writing import Outrun, write_surely
+from pydanube.metadata.writes import Outrun, write_surely
 from pydanube.model.security import SUBJECT_PREFIX, Binding, ResourcePattern
 from pydanube.runtime.clock import Clock
 

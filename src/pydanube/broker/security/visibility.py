@@ -15,7 +15,7 @@ from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.model.errors import DanubeError, Denied
 from pydanube.model.names import TopicName
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.slices import Slices
+from pydanube.runtime.long_work import Slices
 
 
 def topic_filter(

@@ -55,11 +55,11 @@ from pydanube.metadata.packing import pack, unpack
 from pydanube.metadata.store import Compare, Delete, Event, KeyValue, Put, list_all, split_writes
 from pydanube.model.errors import Corrupt, DanubeError, Unavailable
 from pydanube.model.names import TopicName
-from pydanube.runtime.events import Signal
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.retry import RetryBackoff, until_done
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
+from pydanube.runtime.waits import Signal
 
 from .stage_publisher import Decision, StagePublisher
 from .stage_reader import StageReader

@@ -32,11 +32,11 @@ from pydanube.model.limits import MIB, PRODUCER_BATCHES_IN_FLIGHT_MAX
 from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.events import Signal
+from pydanube.runtime.long_work import Slices
 from pydanube.runtime.retry import RetryBackoff
-from pydanube.runtime.slices import Slices
 from pydanube.runtime.tasks import Tasks, outcome_of, run_together
 from pydanube.runtime.telemetry import get_logger
+from pydanube.runtime.waits import Signal
 
 from .stage_reader import StageReader, is_permanent, stages_of
 

@@ -23,8 +23,8 @@ from pydanube.core.staging import QueryRecord, StageName, check_attempt, stage_t
 from pydanube.model.errors import Invalid, NotFound, Refused
 from pydanube.model.names import TopicName
 from pydanube.model.staging import check_batch_id, check_query
+from pydanube.runtime.long_work import Slices
 from pydanube.runtime.randomness import identity
-from pydanube.runtime.slices import Slices
 
 from .query_records import QueryRecords
 from .stage_reader import StageReader, stages_of

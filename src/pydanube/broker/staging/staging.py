@@ -35,11 +35,11 @@ from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.staging import StagedQuery, check_batch_id, check_query
 from pydanube.operations.staging import QUERIES_MAX, CommitStages, StagedQueries, StagesCommitted
-from pydanube.runtime.events import Signal
+from pydanube.runtime.long_work import Slices
 from pydanube.runtime.retry import RetryBackoff
-from pydanube.runtime.slices import Slices
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
+from pydanube.runtime.waits import Signal
 
 from .decisions import WRITES_AT_ONCE, Decisions, decision_writes
 from .expiry import StageExpiry

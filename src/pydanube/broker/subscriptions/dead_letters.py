@@ -17,7 +17,7 @@ from pydanube.broker.registry.records import PolicyMaker
 from pydanube.broker.security.audit_operations import Origin
 from pydanube.codec.batch import Batch, encode
 from pydanube.core.access import ANONYMOUS, Action, Authorizer, Principal
-from pydanube.core.dispatch.failures import Exhausted
+from pydanube.core.dispatch.failed_messages import Exhausted
 from pydanube.model.dead_letters import LETTER_PRODUCER
 from pydanube.model.errors import AlreadyExists, Denied, NotFound, Refused, Unavailable
 from pydanube.model.failure import FailurePolicy

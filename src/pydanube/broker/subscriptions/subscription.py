@@ -27,7 +27,7 @@ from pydanube.codec.state import ChangeKind, CursorChange
 from pydanube.core.access import ANONYMOUS, Action, Principal
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.dispatcher import DUE_AT_ONCE, Dispatcher
-from pydanube.core.dispatch.failures import Exhausted
+from pydanube.core.dispatch.failed_messages import Exhausted
 from pydanube.core.dispatch.members import Member
 from pydanube.core.dispatch.policy import Assignment
 from pydanube.core.dispatch.ranges import RangeArray, clip, merged, split_first

@@ -45,7 +45,7 @@ from pydanube.broker.schemas.records import (
 from pydanube.codec.manifest import ClusterManifest, Pair, PartitionPositions
 from pydanube.codec.segment import END_BYTES, SegmentFooter, decode_footer, read_trailer
 from pydanube.core.dispatch.cursor import Cursor
-from pydanube.metadata.counters import counter_key
+from pydanube.metadata.id_counters import counter_key
 from pydanube.metadata.levels import LEVEL_KEY, check_level, parse_level
 from pydanube.metadata.packing import pack, unpack
 from pydanube.metadata.store import KeyValue, MetadataStore, Put, Succession, split_writes
@@ -56,10 +56,10 @@ from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import ObjectInfo, ObjectStore
 from pydanube.runtime.telemetry import get_logger
+from pydanube.storage.segments.broker_positions import join, positions_by_partition, read_parts
 from pydanube.storage.segments.catalog import SEGMENTS, CatalogSegment, entries, garbage, garbage_key, parse
 from pydanube.storage.segments.garbage_collector import OBJECTS_PREFIX
 from pydanube.storage.segments.manifest import BASE_KEY, newest_first
-from pydanube.storage.segments.positions import join, positions_by_partition, read_parts
 from pydanube.storage.segments.store_ownership import StoreOwner, next_restore
 from pydanube.storage.segments.uploader import segment_of
 

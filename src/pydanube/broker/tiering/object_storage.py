@@ -34,12 +34,12 @@ from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.randomness import identity
 from pydanube.runtime.telemetry import get_logger
+from pydanube.storage.segments.broker_positions import PositionParts
 from pydanube.storage.segments.catalog import Catalog
 from pydanube.storage.segments.garbage_collector import GarbageCollector
 from pydanube.storage.segments.history import PartitionHistory, SegmentReader
 from pydanube.storage.segments.manifest import ManifestWriter, known_positions
 from pydanube.storage.segments.merger import SegmentMerger
-from pydanube.storage.segments.positions import PositionParts
 from pydanube.storage.segments.store_ownership import CHECK_S, DELETE_CHECK_S, StoreOwnership
 from pydanube.storage.segments.time_limits import TimeLimitedStore
 from pydanube.storage.segments.uploader import Uploader, UploadSource

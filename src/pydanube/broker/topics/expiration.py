@@ -22,7 +22,7 @@ from pydanube.broker.topics.unused import HELD_SECONDS, UnusedTopics
 from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.model.names import TopicName
 from pydanube.runtime.clock import MICROSECONDS
-from pydanube.runtime.slices import Slices
+from pydanube.runtime.long_work import Slices
 from pydanube.runtime.telemetry import get_logger
 
 log = get_logger(__name__)

@@ -20,7 +20,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.paging import TOPIC_NUMBERS, NamePage, Order, PageQuery, TopicPage, page_of_names
 from pydanube.model.statistics import TopicSummary
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.slices import Slices
+from pydanube.runtime.long_work import Slices
 
 
 class _Seen(NamedTuple):

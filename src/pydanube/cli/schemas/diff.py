@@ -228,7 +228,7 @@ def _is_descriptor(definition: SchemaDefinition) -> bool:
 def _descriptor_text(definition: SchemaDefinition) -> list[str]:
     from google.protobuf import text_format
 
-    from pydanube.formats.protobuf.files import load
+    from pydanube.formats.protobuf.proto_files import load
 
     files = load(definition, {})
     return str(text_format.MessageToString(files[-1])).splitlines()

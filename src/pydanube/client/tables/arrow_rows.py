@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from pydanube.codec.batch import Batch
-from pydanube.codec.batch.columns import INT32, INT64, Int32Array, Int64Array, offsets_array
+from pydanube.codec.batch.column_views import INT32, INT64, Int32Array, Int64Array, offsets_array
 from pydanube.codec.batch.layout import ATTRIBUTES, KEY, KEY_VALIDITY, OFFSETS, PUBLISH_TIME
 from pydanube.model.limits import MIB
 from pydanube.runtime.cache import Cache

@@ -10,7 +10,7 @@ import base64
 from collections.abc import Callable
 from typing import Any, Final
 
-from pydanube.formats.registry import missing_library
+from pydanube.formats.all_formats import missing_library
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 from pydanube.model.text import one_line

@@ -5,7 +5,7 @@ intake           checks what a program hands over and turns it into columns
 assemble         writes checked columns as a batch
 encode           the entry to `intake` and `assemble` for lists of values, `pack` the one for columns in Arrow's layout
 verify, hashes   check batches that come from another process
-columns          reads columns in place
+column_views     reads columns in place
 batch            `Batch`, which every other package works with, and `BatchMessage`, one row of it
 gather, join     make a batch for a delivery of some rows of a batch, or of several batches
 arrow            shows a batch as an Arrow record batch

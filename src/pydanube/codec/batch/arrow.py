@@ -18,7 +18,7 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("to_arrow() needs pyarrow: pip install 'pydanube[arrow]'", name=error.name) from error
 
-from .columns import INT32, INT64
+from .column_views import INT32, INT64
 from .layout import ATTRIBUTES, KEY, KEY_VALIDITY, PUBLISH_TIME
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from pydanube.model.errors import Corrupt
 from pydanube.model.positions import datetime_from_micros
 
 from . import gather
-from .columns import (
+from .column_views import (
     INT64,
     UINT32,
     BoolArray,

@@ -22,7 +22,7 @@ import numpy as np
 from pydanube.model.errors import Invalid
 
 from .assemble import Draft
-from .columns import INT32, UINT8, UINT32, BoolArray, Int32Array, Int64Array, UInt32Array, offsets_array
+from .column_views import INT32, UINT8, UINT32, BoolArray, Int32Array, Int64Array, UInt32Array, offsets_array
 from .header import DERIVED, STAMP_START, BatchHeader, Codec
 from .layout import APPEND_TIME, ATTRIBUTES, HEADER_BYTES, KEY, OFFSETS, PUBLISH_TIME
 

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from .assemble import FEW
-from .columns import UINT8, UINT32, Int32Array, UInt32Array, offsets_array, split
+from .column_views import UINT8, UINT32, Int32Array, UInt32Array, offsets_array, split
 
 SHORT: Final = 64
 """The longest keys, in bytes, that the table covers."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from .assemble import Draft
 from .batch import Batch
-from .columns import INT32, INT64, UINT32, Int32Array, offsets_array
+from .column_views import INT32, INT64, UINT32, Int32Array, offsets_array
 from .header import DERIVED, STAMP_START, BatchHeader, Codec
 from .layout import APPEND_TIME, ATTRIBUTES, DELIVER_AT, HEADER_BYTES, KEY, KEY_VALIDITY, OFFSETS, PUBLISH_TIME, Layout
 

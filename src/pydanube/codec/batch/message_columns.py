@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from pydanube.codec.batch.assemble import FEW, KeyColumn, Origin, bounds
-from pydanube.codec.batch.columns import INT32, UINT8
+from pydanube.codec.batch.column_views import INT32, UINT8
 from pydanube.codec.batch.hashes import SHORT, is_short, short_hashes
 from pydanube.codec.batch.header import OFFSET_MAX, SCHEMA_ID_MAX, SCHEMA_VERSION_MAX, TIME_MAX, TIME_MIN, ByteBuffer
 from pydanube.model.errors import Invalid

@@ -27,7 +27,7 @@ from pydanube.model.limits import (
 )
 
 from .assemble import Draft, Origin
-from .columns import INT32, UINT8, BoolArray, Int32Array, Int64Array
+from .column_views import INT32, UINT8, BoolArray, Int32Array, Int64Array
 from .hashes import key_hashes
 from .header import TIME_MAX, TIME_MIN, BatchHeader, ByteBuffer, Codec
 from .layout import ATTRIBUTES, KEY, KEY_VALIDITY, PUBLISH_TIME

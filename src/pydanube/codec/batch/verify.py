@@ -18,7 +18,7 @@ from pydanube.model.errors import Corrupt
 from pydanube.model.limits import ATTRIBUTES_PER_MESSAGE_MAX, BATCH_BYTES_MAX, KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 
 from .assemble import FEW, SINGLE_OFFSETS
-from .columns import INT32, INT64, UINT8, UINT32, offsets_array, offsets_list, sections, validity
+from .column_views import INT32, INT64, UINT8, UINT32, offsets_array, offsets_list, sections, validity
 from .header import TIME_MAX, BatchHeader
 from .layout import APPEND_TIME, ATTRIBUTES, DELIVER_AT, KEY, KEY_VALIDITY, OFFSETS, PUBLISH_TIME, Layout, padded
 

@@ -45,7 +45,7 @@ from pydanube.model.topics import SubscriptionType
 from .ack_pace import AckPace
 from .ack_timeouts import AckTimeouts
 from .cursor import Cursor
-from .failures import Exhausted, Failures, FailureState
+from .failed_messages import Exhausted, Failures, FailureState
 from .key_filters import KeyFilter
 from .key_shared import KeySharedPolicy
 from .key_table import hashes_of

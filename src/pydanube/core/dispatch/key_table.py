@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from pydanube.codec.batch import Batch
-from pydanube.codec.batch.columns import offsets_array
+from pydanube.codec.batch.column_views import offsets_array
 
 from .in_flight import NO_MEMBER, UInt32Array
 from .key_filters import KeyFilter

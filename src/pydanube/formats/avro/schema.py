@@ -22,7 +22,7 @@ import fastavro
 import msgspec
 from fastavro.types import Schema
 
-from pydanube.formats.registry import AnyBytes, InvalidRow, ParsedSchema
+from pydanube.formats.all_formats import AnyBytes, InvalidRow, ParsedSchema
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 from pydanube.model.text import one_line

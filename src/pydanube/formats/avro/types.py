@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from pydanube.formats.registry import shown
+from pydanube.formats.all_formats import shown
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition
 

@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 import jsonschema_rs
 import msgspec
 
-from pydanube.formats.registry import AnyBytes, InvalidRow, ParsedSchema
+from pydanube.formats.all_formats import AnyBytes, InvalidRow, ParsedSchema
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import MESSAGE_BYTES_MAX
 from pydanube.model.schemas import SchemaDefinition

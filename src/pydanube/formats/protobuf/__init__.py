@@ -1,7 +1,8 @@
 """The format protobuf.
 
 schema          a definition in a descriptor pool of its own; checking, reading and writing payloads
-files           the files of a definition: loading, checking, the canonical form; `text` translates `.proto` text
+proto_files     the files of a definition: loading, checking, the canonical form
+proto_text      translates `.proto` text
 compatibility   whether one definition reads what another wrote
 arrow           the Arrow types; `columns` decodes payloads to columns, `encoding` encodes
 """

@@ -41,7 +41,7 @@ from google.protobuf import descriptor_pb2
 from pydanube.formats import ParsedSchema
 from pydanube.model.schemas import Incompatibility
 
-from .files import enums, find_reserved, messages
+from .proto_files import enums, find_reserved, messages
 from .schema import ParsedProtobuf
 
 _PATH_CHARACTERS_MAX: Final = 200

@@ -25,12 +25,12 @@ from typing import Any, Final
 from google.protobuf import descriptor_pb2, json_format, message_factory
 from google.protobuf.message import DecodeError, EncodeError, Message
 
-from pydanube.formats.registry import AnyBytes, InvalidRow, ParsedSchema
+from pydanube.formats.all_formats import AnyBytes, InvalidRow, ParsedSchema
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition
 from pydanube.model.text import one_line
 
-from .files import (
+from .proto_files import (
     WELL_KNOWN,
     build_pool,
     canonical_file,
@@ -43,7 +43,7 @@ from .files import (
     resolved,
     verifying_utf8,
 )
-from .text import NESTING_MAX
+from .proto_text import NESTING_MAX
 
 _INDEXES_MAX: Final = NESTING_MAX
 

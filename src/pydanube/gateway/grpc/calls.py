@@ -37,8 +37,8 @@ from pydanube.gateway.unproven_work import UnprovenClient, UnprovenWork
 from pydanube.model.addresses import split_host_port
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable, internal_error
 from pydanube.runtime.budget import Budget
+from pydanube.runtime.descriptor_sets import ProtobufSchema, ServiceMethod
 from pydanube.runtime.network import counted_address
-from pydanube.runtime.protobuf import ProtobufSchema, ServiceMethod
 from pydanube.runtime.telemetry import get_logger
 
 from .errors import Status, details_of, status_of

@@ -18,8 +18,8 @@ from pydanube.gateway.rows import Delivery, RowSink
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.limits import KIB
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.events import Signal
 from pydanube.runtime.telemetry import get_logger
+from pydanube.runtime.waits import Signal
 
 from .calls import Call
 from .messages import API

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from pydanube.model.errors import NotFound
-from pydanube.runtime.events import Signal
+from pydanube.runtime.waits import Signal
 
 from .calls import Call
 from .messages import HEALTH

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from pydanube.runtime.protobuf import ProtobufSchema
+from pydanube.runtime.descriptor_sets import ProtobufSchema
 
 _HERE: Final = Path(__file__).parent
 _FILES: Final = ("danube_api", "schema_registry", "danube_admin", "health", "reflection_v1", "reflection_v1alpha")

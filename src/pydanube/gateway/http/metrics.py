@@ -26,7 +26,7 @@ from pydanube.model.metrics import MetricFamily, MetricKind, Sample
 from pydanube.model.settings.sections import MetricsSettings
 from pydanube.model.statistics import SubscriptionSummary, TopicSummary
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.slices import Slices
+from pydanube.runtime.long_work import Slices
 
 from .prometheus_text import END_OF_OPENMETRICS, TextFormat, choose_format, family_head, format_family, format_labels
 from .requests import principal_of

@@ -4,6 +4,6 @@ place       which etcd, which prefix, TLS and user, as the settings give them
 store       `EtcdStore`: the interface in terms of etcd's requests; joins reads, keeps leases alive
 watching    one watch, which resumes after every loss of a connection
 client      members and their channels: which one is used, deadlines, authentication
-failures    what an error of etcd means for the request that met it
-messages    messages and methods, from the descriptor set of etcd.proto
+errors      what an error of etcd means for the request that met it
+api         messages and methods, from the descriptor set of etcd.proto
 """

@@ -29,12 +29,12 @@ import grpc
 from pydanube.metadata.store import Generation
 from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.protobuf import ServiceMethod
+from pydanube.runtime.descriptor_sets import ServiceMethod
 from pydanube.runtime.telemetry import get_logger
 
-from . import failures
-from .failures import Verdict, judge, text_of
-from .messages import AUTHENTICATE, RANGE, TXN, AuthenticateRequest, RangeRequest
+from . import errors
+from .api import AUTHENTICATE, RANGE, TXN, AuthenticateRequest, RangeRequest
+from .errors import Verdict, judge, text_of
 from .place import EtcdPlace, TlsFiles, older_copy
 
 log = get_logger(__name__)
@@ -243,7 +243,7 @@ class EtcdClient:
             except grpc.aio.AioRpcError as error:
                 if judge(error) is Verdict.FINAL:
                     denied = error.code() is grpc.StatusCode.PERMISSION_DENIED
-                    raise failures.refusal(self.place, text_of(error), denied=denied) from None
+                    raise errors.refusal(self.place, text_of(error), denied=denied) from None
                 if judge(error) is Verdict.NEW_TOKEN:
                     self._token = ""
                 raise MemberFailed(f"{member.address}: {text_of(error)}") from None
@@ -255,7 +255,7 @@ class EtcdClient:
         try:
             reply = await _unary(member, AUTHENTICATE)(request, timeout=seconds)
         except grpc.aio.AioRpcError as error:
-            if failures.NOT_ENABLED not in text_of(error):
+            if errors.NOT_ENABLED not in text_of(error):
                 raise
             raise Refused(
                 f"{self.place} knows no users, and metadata.user is {self.place.user!r}: remove it, or enable "
@@ -371,4 +371,4 @@ def _channels(tls: TlsFiles | None) -> Callable[[str], Any]:
 
 def danube_error(place: EtcdPlace, error: Any) -> DanubeError:
     """Return the error for a final answer to a request."""
-    return failures.refusal(place, text_of(error), denied=error.code() is grpc.StatusCode.PERMISSION_DENIED)
+    return errors.refusal(place, text_of(error), denied=error.code() is grpc.StatusCode.PERMISSION_DENIED)

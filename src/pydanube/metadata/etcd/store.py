@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 import grpc
 import msgspec
 
-from pydanube.metadata.joining import Asked, Group, Joining
+from pydanube.metadata.request_groups import Asked, Group, Joining
 from pydanube.metadata.store import (
     Compare,
     CompareKind,
@@ -44,14 +44,14 @@ from pydanube.model.errors import Corrupt, DanubeError, Full, Invalid, NotFound,
 from pydanube.model.limits import METADATA_PAGE_BYTES_MAX
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.closing import Closing
-from pydanube.runtime.protobuf import ServiceMethod
+from pydanube.runtime.descriptor_sets import ServiceMethod
 from pydanube.runtime.randomness import identity
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from . import failures, messages
+from . import api, errors
 from .client import PAUSE_SECONDS, EtcdClient, EtcdStream, MemberFailed, danube_error
-from .failures import text_of
+from .errors import text_of
 from .place import EtcdPlace
 from .watching import Watches
 
@@ -138,7 +138,7 @@ class EtcdStore(Closing):
     # -- keys ----------------------------------------------------------------------------------------------------------
 
     async def get(self, key: str) -> KeyValue | None:
-        request = messages.RangeRequest(key=self._stored(key_bytes(key)))
+        request = api.RangeRequest(key=self._stored(key_bytes(key)))
         try:
             reply = await self._read(request)
         except grpc.aio.AioRpcError as error:
@@ -163,14 +163,14 @@ class EtcdStore(Closing):
         page_bytes = revision = 0
         while True:
             asked = min(limit - len(page), self._keys_asked)
-            request = messages.RangeRequest(key=start, range_end=end, limit=asked, revision=revision)
+            request = api.RangeRequest(key=start, range_end=end, limit=asked, revision=revision)
             try:
-                reply = await (self._read(request) if not revision else self._ask(messages.RANGE, request, reads=True))
+                reply = await (self._read(request) if not revision else self._ask(api.RANGE, request, reads=True))
             except grpc.aio.AioRpcError as error:
-                if failures.TOO_LARGE in text_of(error) and asked > 1:
+                if errors.TOO_LARGE in text_of(error) and asked > 1:
                     self._keys_asked = asked // 2
                     continue
-                if failures.COMPACTED in text_of(error):
+                if errors.COMPACTED in text_of(error):
                     return None
                 raise danube_error(self._place, error) from None
             received = [self._to_entry(one) for one in reply.kvs]
@@ -193,7 +193,7 @@ class EtcdStore(Closing):
     async def transact(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> TransactionResult:
         """See `MetadataStore.transact`. When cancelled, all of it may happen or nothing."""
         check_transaction(compares, writes)
-        request = messages.TxnRequest(
+        request = api.TxnRequest(
             compare=[self._compare(one) for one in compares], success=[self._operation(one) for one in writes]
         )
         leases = sorted({write.lease for write in writes if isinstance(write, Put) and write.lease})
@@ -201,9 +201,9 @@ class EtcdStore(Closing):
             if writes and not self._is_created:
                 await self._create_record()
             try:
-                reply = await self._ask(messages.TXN, request, reads=not writes)
+                reply = await self._ask(api.TXN, request, reads=not writes)
             except grpc.aio.AioRpcError as error:
-                if failures.LEASE_NOT_FOUND in text_of(error):
+                if errors.LEASE_NOT_FOUND in text_of(error):
                     raise _no_lease(*leases) from None
                 raise danube_error(self._place, error) from None
         return TransactionResult(reply.succeeded, reply.header.revision)
@@ -224,7 +224,7 @@ class EtcdStore(Closing):
         with self._noting_failure(writes=True):
             if not self._is_created:
                 await self._create_record()
-            reply = await self._call(messages.LEASE_GRANT, messages.LeaseGrantRequest(TTL=-(-ttl_ms // 1000)))
+            reply = await self._call(api.LEASE_GRANT, api.LeaseGrantRequest(TTL=-(-ttl_ms // 1000)))
         return GrantedLease(reply.ID, reply.TTL * 1000)
 
     async def keep_alive(self, lease: int) -> int:
@@ -235,9 +235,9 @@ class EtcdStore(Closing):
         """See `MetadataStore.revoke`. When cancelled, the lease may have ended or not; if not, it ends after its time
         to live."""
         try:
-            await self._ask(messages.LEASE_REVOKE, messages.LeaseRevokeRequest(ID=lease))
+            await self._ask(api.LEASE_REVOKE, api.LeaseRevokeRequest(ID=lease))
         except grpc.aio.AioRpcError as error:
-            if failures.LEASE_NOT_FOUND in text_of(error):
+            if errors.LEASE_NOT_FOUND in text_of(error):
                 raise _no_lease(lease) from None
             raise danube_error(self._place, error) from None
 
@@ -246,18 +246,16 @@ class EtcdStore(Closing):
     async def compact(self, revision: int) -> None:
         """See `MetadataStore.compact`. This compacts the history of all users of this etcd."""
         try:
-            await self._ask(messages.COMPACT, messages.CompactionRequest(revision=revision), reads=True)
+            await self._ask(api.COMPACT, api.CompactionRequest(revision=revision), reads=True)
         except grpc.aio.AioRpcError as error:
-            if failures.COMPACTED in text_of(error):
+            if errors.COMPACTED in text_of(error):
                 return
-            if failures.FUTURE_REVISION in text_of(error):
+            if errors.FUTURE_REVISION in text_of(error):
                 raise Invalid(f"cannot compact up to revision {revision}: the store is not there yet") from None
             raise danube_error(self._place, error) from None
 
     async def revision(self) -> int:
-        reply = await self._call(
-            messages.RANGE, messages.RangeRequest(key=self._place.store_key, count_only=True), reads=True
-        )
+        reply = await self._call(api.RANGE, api.RangeRequest(key=self._place.store_key, count_only=True), reads=True)
         return int(reply.header.revision)
 
     # -- identity ------------------------------------------------------------------------------------------------------
@@ -302,7 +300,7 @@ class EtcdStore(Closing):
 
     async def _load(self) -> tuple[StoreRecord | None, int]:
         """Return the store's record and the revision at which it was written; (None, 0) if there is none."""
-        reply = await self._call(messages.RANGE, messages.RangeRequest(key=self._place.store_key), reads=True)
+        reply = await self._call(api.RANGE, api.RangeRequest(key=self._place.store_key), reads=True)
         if not reply.kvs:
             return None, 0
         try:
@@ -322,17 +320,17 @@ class EtcdStore(Closing):
     async def _find_stranger(self) -> str:
         """Return a key below the prefix that is not the store's record; empty if there is none."""
         start = f"/{self._place.prefix}/".encode()
-        request = messages.RangeRequest(key=start, range_end=_after(start), limit=1, keys_only=True)
-        reply = await self._call(messages.RANGE, request, reads=True)
+        request = api.RangeRequest(key=start, range_end=_after(start), limit=1, keys_only=True)
+        reply = await self._call(api.RANGE, request, reads=True)
         found: bytes = reply.kvs[0].key if reply.kvs else self._place.store_key
         return "" if found == self._place.store_key else found.decode(errors="replace")
 
     async def _write_record(self, record: StoreRecord, revision: int) -> bool:
         """Write the store's record; return False if it is not as it was at `revision`."""
         key = self._place.store_key
-        compare = messages.CompareMessage(key=key, target=messages.CompareMessage.MOD, mod_revision=revision)
-        put = messages.RequestOp(request_put=messages.PutRequest(key=key, value=msgspec.json.encode(record)))
-        return bool((await self._call(messages.TXN, messages.TxnRequest(compare=[compare], success=[put]))).succeeded)
+        compare = api.CompareMessage(key=key, target=api.CompareMessage.MOD, mod_revision=revision)
+        put = api.RequestOp(request_put=api.PutRequest(key=key, value=msgspec.json.encode(record)))
+        return bool((await self._call(api.TXN, api.TxnRequest(compare=[compare], success=[put]))).succeeded)
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
@@ -426,27 +424,23 @@ class EtcdStore(Closing):
 
     def _to_event(self, message: Any) -> Event:
         entry = self._to_entry(message.kv)
-        return Event(entry.mod_revision, entry.key, None if message.type == messages.EventMessage.DELETE else entry)
+        return Event(entry.mod_revision, entry.key, None if message.type == api.EventMessage.DELETE else entry)
 
     def _compare(self, compare: Compare) -> Any:
         key = self._stored(key_bytes(compare.key))
         match compare.kind:
             case CompareKind.VALUE:
-                return messages.CompareMessage(key=key, target=messages.CompareMessage.VALUE, value=compare.expected)
+                return api.CompareMessage(key=key, target=api.CompareMessage.VALUE, value=compare.expected)
             case CompareKind.VERSION:
-                return messages.CompareMessage(
-                    key=key, target=messages.CompareMessage.VERSION, version=compare.expected
-                )
+                return api.CompareMessage(key=key, target=api.CompareMessage.VERSION, version=compare.expected)
             case CompareKind.MOD_REVISION:
-                return messages.CompareMessage(
-                    key=key, target=messages.CompareMessage.MOD, mod_revision=compare.expected
-                )
+                return api.CompareMessage(key=key, target=api.CompareMessage.MOD, mod_revision=compare.expected)
 
     def _operation(self, write: Put | Delete) -> Any:
         key = self._stored(key_bytes(write.key))
         if isinstance(write, Put):
-            return messages.RequestOp(request_put=messages.PutRequest(key=key, value=write.value, lease=write.lease))
-        return messages.RequestOp(request_delete_range=messages.DeleteRangeRequest(key=key))
+            return api.RequestOp(request_put=api.PutRequest(key=key, value=write.value, lease=write.lease))
+        return api.RequestOp(request_delete_range=api.DeleteRangeRequest(key=key))
 
 
 def _no_lease(*leases: int) -> NotFound:
@@ -500,10 +494,10 @@ class LeaseKeeper:
         stream, self._stream = self._stream, None  # an attempt that is cancelled leaves no stream behind
         try:
             if stream is None:
-                stream = await self._client.open_stream(messages.LEASE_KEEP_ALIVE)
+                stream = await self._client.open_stream(api.LEASE_KEEP_ALIVE)
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    await stream.send(messages.LeaseKeepAliveRequest(ID=lease))
+                    await stream.send(api.LeaseKeepAliveRequest(ID=lease))
                     reply = await stream.receive()
             except TimeoutError:
                 raise stream.fail("no answer to a keep-alive") from None
@@ -545,9 +539,9 @@ class _Reads(Group[_Read]):
             await asyncio.gather(*map(self._send_alone, self.members))
 
     async def _is_read(self) -> bool:
-        request = messages.TxnRequest(success=[messages.RequestOp(request_range=one.request) for one in self.members])
+        request = api.TxnRequest(success=[api.RequestOp(request_range=one.request) for one in self.members])
         try:
-            reply = await self._client.call(messages.TXN, request, reads=True)
+            reply = await self._client.call(api.TXN, request, reads=True)
         except grpc.aio.AioRpcError:
             return False
         except DanubeError as error:
@@ -563,7 +557,7 @@ class _Reads(Group[_Read]):
         if asked.answer.done():
             return
         try:
-            asked.succeed(await self._client.call(messages.RANGE, asked.request, reads=True))
+            asked.succeed(await self._client.call(api.RANGE, asked.request, reads=True))
         except (grpc.aio.AioRpcError, DanubeError) as error:
             asked.fail(error)
 

@@ -20,9 +20,9 @@ from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.telemetry import get_logger
 
-from . import failures
+from . import errors
+from .api import WATCH, WatchCreateRequest, WatchRequest
 from .client import PAUSE_SECONDS, EtcdClient, EtcdStream, MemberFailed
-from .messages import WATCH, WatchCreateRequest, WatchRequest
 
 log = get_logger(__name__)
 
@@ -133,9 +133,9 @@ class _Watched:
 
     def _cancelled(self, reason: str) -> DanubeError | MemberFailed:
         """Return the error for a watch that etcd has ended."""
-        if any(one in reason for one in failures.NEW_TOKEN):
+        if any(one in reason for one in errors.NEW_TOKEN):
             self._client.forget_token()
             return MemberFailed(reason)
         if "permission denied" in reason:
-            return failures.refusal(self._client.place, reason, denied=True)
+            return errors.refusal(self._client.place, reason, denied=True)
         return self._stream.fail(reason or "the watch was ended")

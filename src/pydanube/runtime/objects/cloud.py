@@ -35,8 +35,8 @@ from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.closing import Closing
 from pydanube.runtime.randomness import identity
 
-from .address import Secrets, StoreAddress, StoreOptions
-from .store import KEY_CHARACTERS_MAX, Buffer, Capabilities, ObjectInfo, check_key, check_range, joined
+from .object_store import KEY_CHARACTERS_MAX, Buffer, Capabilities, ObjectInfo, check_key, check_range, joined
+from .store_address import Secrets, StoreAddress, StoreOptions
 from .threads import Threads
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.closing import Closing
 from pydanube.runtime.telemetry import get_logger
 
-from .address import StoreAddress, StoreOptions
-from .store import Buffer, Capabilities, ObjectInfo, check_key, check_range
+from .object_store import Buffer, Capabilities, ObjectInfo, check_key, check_range
+from .store_address import StoreAddress, StoreOptions
 from .threads import Threads
 from .tree import Tree, next_page
 

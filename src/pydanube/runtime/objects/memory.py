@@ -14,8 +14,8 @@ from pydanube.model.errors import AlreadyExists, NotFound, Refused
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.closing import Closing
 
-from .address import StoreAddress, StoreOptions
-from .store import Buffer, Capabilities, ObjectInfo, check_key, check_range, joined
+from .object_store import Buffer, Capabilities, ObjectInfo, check_key, check_range, joined
+from .store_address import StoreAddress, StoreOptions
 
 
 class _Object(NamedTuple):

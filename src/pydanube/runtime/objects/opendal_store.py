@@ -23,8 +23,8 @@ from pydanube.model.errors import AlreadyExists, DanubeError, Denied, Invalid, N
 from pydanube.model.text import did_you_mean
 from pydanube.runtime.closing import Closing
 
-from .address import Secrets, StoreAddress
-from .store import Buffer, Capabilities, ObjectInfo, check_key, check_range, joined
+from .object_store import Buffer, Capabilities, ObjectInfo, check_key, check_range, joined
+from .store_address import Secrets, StoreAddress
 from .threads import Threads
 
 T = TypeVar("T")

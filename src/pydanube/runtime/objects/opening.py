@@ -16,8 +16,8 @@ from typing import Final, NamedTuple, cast
 
 from pydanube.model.errors import Invalid
 
-from .address import StoreAddress
-from .store import ObjectStore
+from .object_store import ObjectStore
+from .store_address import StoreAddress
 
 GROUP: Final = "pydanube.object_stores"
 OPENDAL: Final = "opendal+"

@@ -13,10 +13,10 @@ from pydanube.model.addresses import host_port
 from pydanube.model.errors import DanubeError, Invalid, Unavailable
 from pydanube.runtime.closing import Closing
 
-from .address import Secrets, StoreAddress, StoreOptions
+from .object_store import Buffer, Capabilities, ObjectInfo, ObjectStore, check_key, check_range
 from .plugin_messages import ERROR_KEY, MESSAGES, METHODS, chunks, error_of, info_of, value_of
 from .prefixed import Prefixed
-from .store import Buffer, Capabilities, ObjectInfo, ObjectStore, check_key, check_range
+from .store_address import Secrets, StoreAddress, StoreOptions
 
 DELETE_KEYS: Final = 1000
 

@@ -10,9 +10,9 @@ import grpc
 
 from pydanube.model import errors
 from pydanube.model.errors import DanubeError
-from pydanube.runtime.protobuf import ProtobufSchema
+from pydanube.runtime.descriptor_sets import ProtobufSchema
 
-from .store import ObjectInfo
+from .object_store import ObjectInfo
 
 PROTO: Final = Path(__file__).with_name("storage.proto")
 PACKAGE: Final = "pydanube.storage.v1"

@@ -20,8 +20,8 @@ from pydanube.model.addresses import host_port
 from pydanube.model.errors import DanubeError, Invalid, Unauthenticated, Unavailable
 from pydanube.runtime.telemetry import get_logger
 
+from .object_store import ObjectStore, check_key
 from .plugin_messages import CHUNK_BYTES, ERROR_KEY, MESSAGES, METHODS, SERVICE, STATUS_OF, info_message, value_of
-from .store import ObjectStore, check_key
 
 log = get_logger(__name__)
 

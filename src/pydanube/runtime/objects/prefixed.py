@@ -8,7 +8,7 @@ from dataclasses import replace
 from pydanube.model.errors import Invalid
 from pydanube.runtime.closing import Closing
 
-from .store import KEY_CHARACTERS_MAX, Buffer, Capabilities, ObjectInfo, ObjectStore, check_key
+from .object_store import KEY_CHARACTERS_MAX, Buffer, Capabilities, ObjectInfo, ObjectStore, check_key
 
 
 class Prefixed(Closing):

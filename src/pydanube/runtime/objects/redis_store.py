@@ -34,8 +34,8 @@ from pydanube.model.errors import (
 from pydanube.runtime.closing import Closing
 from pydanube.runtime.randomness import identity
 
-from .address import Secrets, StoreAddress, StoreOptions
-from .store import Buffer, Capabilities, ObjectInfo, check_key, check_range, joined
+from .object_store import Buffer, Capabilities, ObjectInfo, check_key, check_range, joined
+from .store_address import Secrets, StoreAddress, StoreOptions
 
 T = TypeVar("T")
 

@@ -39,8 +39,8 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.randomness import identity, seeded
 from pydanube.runtime.telemetry import get_logger
 
-from .names import Found, path_of, walk
-from .store import Buffer, ObjectInfo
+from .file_names import Found, path_of, walk
+from .object_store import Buffer, ObjectInfo
 
 CHUNK_BYTES: Final = 1 << 20
 """How much of a large object is written at a time."""

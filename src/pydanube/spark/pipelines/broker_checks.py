@@ -7,7 +7,7 @@ from typing import Final
 
 from pydanube.client.blocking.client import BlockingClient, connect_blocking
 from pydanube.client.tables.columns import DECODED_COLUMNS
-from pydanube.formats.registry import parse_schema
+from pydanube.formats.all_formats import parse_schema
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.schemas import SchemaVersion

@@ -7,7 +7,7 @@ history                 reads segments, with a cache
 merger                  merges small segments
 garbage_collector       deletes objects that are not needed any more
 manifest                writes all metadata into one object, for disaster recovery
-positions               what each broker of a cluster adds to the manifest: cursors and end offsets of its partitions
+broker_positions        what each broker of a cluster adds to the manifest: cursors and end offsets of its partitions
 store_ownership         which broker may write to the store
 store_proof             whether all brokers of a cluster see the same store
 verifier                compares objects with the catalog

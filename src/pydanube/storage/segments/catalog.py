@@ -27,7 +27,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from pydanube.metadata.joining import Transact
+from pydanube.metadata.request_groups import Transact
 from pydanube.metadata.store import Compare, Delete, KeyValue, MetadataStore, Put, list_all
 from pydanube.model.errors import Corrupt
 from pydanube.model.limits import METADATA_OPERATIONS_MAX

@@ -33,9 +33,9 @@ from pydanube.codec.segment import SegmentFooter, SegmentSection, decode_footer,
 from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.model.ledgers import ProducerEntry
 from pydanube.runtime.cache import Cache, LoadingCache
-from pydanube.runtime.events import Signal
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.waits import Signal
 from pydanube.storage.segments.catalog import Catalog, CatalogSegment, is_lost_between
 from pydanube.storage.stream import StoredRange
 

@@ -40,7 +40,7 @@ from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.telemetry import get_logger
-from pydanube.storage.segments.positions import (
+from pydanube.storage.segments.broker_positions import (
     Key,
     PositionParts,
     PositionSource,

@@ -19,10 +19,10 @@ from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.telemetry import get_logger
 
+from .contents import WalFile
 from .engine import Engine, WalRecord
 from .engine_guard import EngineGuard
 from .metrics import LogMetrics
-from .table import WalFile
 
 Done: TypeAlias = Callable[[DanubeError | None], None]
 """Called once an append is done, with the error if it failed."""

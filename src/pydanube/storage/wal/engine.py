@@ -39,9 +39,9 @@ from pydanube.model.limits import ALIGNMENT
 from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.disk import Disk, DiskFile, write_all
 
-from .layout import index_path, log_path, spare_path, write_manifest
+from .contents import DATA, UNIT_SHIFT, LogTable, WalFile
+from .log_files import index_path, log_path, spare_path, write_manifest
 from .mark import DurableMark
-from .table import DATA, UNIT_SHIFT, LogTable, WalFile
 
 _ZEROS: Final = [bytes(count) for count in range(ALIGNMENT)]
 _JOIN_BELOW: Final = 2048

@@ -13,7 +13,7 @@ from threading import Lock
 
 from pydanube.runtime.disk import Disk, DiskFile
 
-from .layout import log_path
+from .log_files import log_path
 
 
 class Released(Exception):

@@ -30,7 +30,7 @@ from pydanube.model.errors import Corrupt, Refused
 from pydanube.model.limits import ALIGNMENT
 from pydanube.runtime.disk import Disk, DiskFile, read_whole
 
-from .layout import DURABLE, generations, log_path
+from .log_files import DURABLE, generations, log_path
 from .mark import decode_slots
 
 State = Literal["ok", "torn", "damaged", "stale"]

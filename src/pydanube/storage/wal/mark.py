@@ -28,7 +28,7 @@ from crc32c import crc32c
 from pydanube.runtime.disk import Disk, DiskFile, read_whole, replace_whole
 from pydanube.runtime.telemetry import get_logger
 
-from .layout import DURABLE
+from .log_files import DURABLE
 
 MAGIC: Final = b"DMRK"
 VERSION: Final = 1

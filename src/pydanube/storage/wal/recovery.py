@@ -34,12 +34,12 @@ from pydanube.model.errors import Corrupt, Refused
 from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.disk import Disk, DiskFile, write_all
 
+from .contents import UNIT_SHIFT, Ledger, LedgerSpan, LedgerSummary, LogTable, SpanIndex, WalFile, summarize
 from .engine import Engine, retire_file
-from .layout import DURABLE, generations, index_path, log_path, read_manifest, spare_path, write_manifest
+from .log_files import DURABLE, generations, index_path, log_path, read_manifest, spare_path, write_manifest
 from .mark import Mark, read_mark
 from .scan import REMEDY, Scanned, Scanner
 from .sidecar import load_rows, load_sidecar
-from .table import UNIT_SHIFT, Ledger, LedgerSpan, LedgerSummary, LogTable, SpanIndex, WalFile, summarize
 
 _FIRST_READ_BYTES = 4096
 

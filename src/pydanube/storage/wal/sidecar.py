@@ -25,8 +25,8 @@ from crc32c import crc32c
 
 from pydanube.runtime.disk import Disk, DiskFile, write_all
 
-from .layout import index_path
-from .table import LedgerSpan, SpanIndex, WalFile
+from .contents import LedgerSpan, SpanIndex, WalFile
+from .log_files import index_path
 
 _HEADER: Final = struct.Struct("<4sIqqqIIqIIII")
 _ROW: Final = struct.Struct("<qqqqqqqqqIII12x")

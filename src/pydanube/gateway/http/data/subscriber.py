@@ -23,7 +23,7 @@ from pydanube.model.errors import DanubeError, Invalid, NotOwner, Unavailable
 from pydanube.model.limits import KIB, PARTITIONS_MAX
 from pydanube.model.names import TopicName
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.events import Signal
+from pydanube.runtime.waits import Signal
 
 from .messages import PayloadForm, encode_message
 from .pieces import MADE_TIMES, ClientConnection

@@ -19,7 +19,7 @@ from pydanube.model.addresses import bracketed, host_port
 from pydanube.model.errors import Invalid
 from pydanube.model.text import Duration, Flag, Kind, did_you_mean
 
-from .store import check_key
+from .object_store import check_key
 
 SECRET_CHARACTERS_MIN: Final = 4
 """Shorter values are not removed: without every `a`, a message is unreadable, and no secret is protected."""

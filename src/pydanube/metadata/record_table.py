@@ -23,7 +23,7 @@ from pydanube.runtime.clock import Clock
 from .following import Follower, KeyMirror
 from .packing import pack, pack_over, unpack, version_of
 from .store import Compare, Delete, MetadataStore, Put
-from .writing import Outrun, try_again, write_surely
+from .writes import Outrun, try_again, write_surely
 
 Id = TypeVar("Id")
 Record = TypeVar("Record", bound=msgspec.Struct)

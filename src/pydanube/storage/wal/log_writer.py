@@ -41,16 +41,16 @@ from pydanube.runtime.tasks import ignore
 from pydanube.runtime.telemetry import get_logger
 
 from .committer import Committer, Done, DurabilityLevel, Mail, WalAppend
+from .contents import LedgerSummary, WalFile, summarize
 from .engine import Engine, WalRecord
 from .engine_guard import EngineGuard
 from .handles import Handles, Released
-from .layout import LOCK
+from .log_files import LOCK
+from .log_reader import LogReader
 from .metrics import LogMetrics
-from .reader import LogReader
 from .recovery import LogRecovery, RecoveredLog
 from .release import releasable_files
 from .sidecar import write_sidecar
-from .table import LedgerSummary, WalFile, summarize
 
 T = TypeVar("T")
 log: Final = get_logger("storage.wal")

@@ -34,7 +34,7 @@ from pydanube.model.limits import PROTO_TEXT_BYTES_MAX
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 from pydanube.model.text import one_line
 
-from .text import FIELD_NUMBER_MAX, NESTING_MAX, translate
+from .proto_text import FIELD_NUMBER_MAX, NESTING_MAX, translate
 
 FILES_MAX: Final = 100
 """How many files a definition may import, also indirectly."""

@@ -29,11 +29,11 @@ from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.cache import Cache
 from pydanube.runtime.disk import Disk, DiskFile
 
+from .contents import DATA, SNAPSHOT, UNIT_SHIFT, LedgerSpan, LogTable, SpanIndex, WalFile
 from .handles import Handles
-from .layout import index_path, log_path
+from .log_files import index_path, log_path
 from .scan import REMEDY, Scanner
 from .sidecar import load_rows
-from .table import DATA, SNAPSHOT, UNIT_SHIFT, LedgerSpan, LogTable, SpanIndex, WalFile
 
 Row: TypeAlias = tuple[int, int, int, int]
 """Where one record lies: entry, place in the file in units of 64 bytes, length of its body, kind."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from pydanube.runtime.protobuf import ProtobufSchema, ServiceMethod
+from pydanube.runtime.descriptor_sets import ProtobufSchema, ServiceMethod
 
 _PACKAGE: Final = "pydanube.etcd"
 _WIRE_PACKAGE: Final = "etcdserverpb"
