@@ -125,7 +125,7 @@ NEEDS_ETCD = cd tests/metadata && DANUBE_ETCD="$(ETCDS)" PYTHONPATH=../process .
 # Three workers on two cores: many of these tests wait for sessions and faults to end.
 test-cluster: setup ## three brokers on three real etcd members under faults, and metadata on etcd (four minutes)
 	@$(NEEDS_ETCD)
-	DANUBE_ETCD="$(ETCDS)" $(call RUN,-n 3 --dist loadgroup -m "etcd and not soak" tests/metadata tests/cluster)
+	DANUBE_ETCD="$(ETCDS)" $(call RUN,-n 3 --dist loadgroup -m "etcd and not soak" tests/metadata tests/cluster tests/docs)
 
 etcd: setup ## build a newer etcd with Go for test-cluster, where Go is present
 	@command -v go >/dev/null || { echo "etcd $(ETCD_VERSION) needs Go 1.24 or later" >&2; exit 1; }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,33 +12,12 @@ from typing import IO
 
 import pytest
 from cluster_world import danube
-from etcd_cluster import missing_etcd
+from etcd_cluster import free_shift, missing_etcd
 
 import pydanube
 
 pytestmark = pytest.mark.process
 RUN = Path(__file__).parents[2] / "deploy" / "cluster" / "run.py"
-FIRST_PORTS = (6650, 8650, 23790, 50051)
-"""Of the brokers and of etcd, each with the nine after it."""
-
-
-def free_shift() -> int:
-    """Return how far to move all ports, so that each is free: some are among those the system gives to connections."""
-    start = os.getpid() % 1_000
-    return next(
-        shift
-        for shift in range(2_000 + 10 * start, 14_000, 10)
-        if all(is_free(first + shift + number) for first in FIRST_PORTS for number in range(10))
-    )
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as one:
-        try:
-            one.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def read_to(lines: IO[str], start: str) -> str:

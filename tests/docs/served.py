@@ -26,21 +26,21 @@ class Place:
 
 @contextmanager
 def served(directory: Path) -> Iterator[Place]:
-    environment = _environment(directory)
+    environment = environment_of(directory)
     with _serving(directory, environment) as (address, http_address):
         work = directory / "work"
         work.mkdir()
         yield Place(work, address, http_address, {**environment, "DANUBE_URL": f"danube://{address}"})
 
 
-def _environment(directory: Path) -> dict[str, str]:
+def environment_of(directory: Path) -> dict[str, str]:
     """Return the environment of this process, with this checkout as the package and `danube` on the path."""
     commands = directory / "bin"
     commands.mkdir()
-    command = commands / "danube"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pydanube.cli "$@"\n')
-    command.chmod(0o755)
-    (commands / "python").symlink_to(sys.executable)
+    for name, arguments in {"danube": "-m pydanube.cli ", "python": ""}.items():
+        command = commands / name
+        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}"$@"\n')
+        command.chmod(0o755)
     ours = {name: value for name, value in os.environ.items() if not name.startswith("DANUBE_")}
     path = f"{commands}{os.pathsep}{os.environ['PATH']}"
     return {**ours, "PATH": path, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}

@@ -35,7 +35,9 @@ NOT_OURS = {
 
 
 def named_paths(page: Path) -> set[str]:
-    return {found.rstrip(".") for found in PATH.findall(page.read_text())}
+    """The paths that a page names, but for the files that it tells its reader to write."""
+    text = page.read_text()
+    return {found.rstrip(".") for found in PATH.findall(text)} - {*re.findall(r"<!-- file: (\S+) -->", text)}
 
 
 def exists(path: str, page: Path) -> bool:

@@ -12,16 +12,19 @@ import asyncio
 import doctest
 import inspect
 import re
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
-from served import ROOT, Place
+from etcd_cluster import free_shift, missing_etcd
+from served import ROOT, Place, environment_of
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "shell", "console"}
@@ -32,7 +35,11 @@ ADDRESS = "127.0.0.1:6655"
 HTTP_ADDRESS = "127.0.0.1:8650"
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<language>\w*)[^\n`]*$")
 PRINTED = "<!-- printed -->"
+FILE = re.compile(r"<!-- file: (?P<name>[\w./-]+) -->")
+TERMINAL = re.compile(r"<!-- terminal (?P<number>\d), until: (?P<until>.+?) -->")
 NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+?) -->")
+MAKE_CLUSTER = "make cluster"
+"""A page with a block that says this is about a cluster on this machine, and has no other broker."""
 PROGRAM = re.compile(r"\basyncio\.run\(|\bconnect_blocking\(|\bbroker_thread\(")
 
 
@@ -44,6 +51,10 @@ class Block:
     not_run: str
     printed: bool
     """Whether it is what the program of the block before prints."""
+    file: str
+    """The file that the reader writes it to, instead of running it."""
+    terminal: tuple[str, str]
+    """The other terminal in which it goes on running, and what it prints when it is ready."""
 
 
 def blocks_of(text: str) -> Iterator[Block]:
@@ -60,12 +71,27 @@ def blocks_of(text: str) -> Iterator[Block]:
         above = lines[start - 2].strip() if start > 1 else ""
         mark = NOT_RUN.fullmatch(above)
         source = textwrap.dedent("\n".join(lines[start:number]))
-        yield Block(opening["language"], start, source, mark["reason"] if mark else "", above == PRINTED)
+        file, terminal = FILE.fullmatch(above), TERMINAL.fullmatch(above)
+        yield Block(
+            opening["language"],
+            start,
+            source,
+            mark["reason"] if mark else "",
+            above == PRINTED,
+            file["name"] if file else "",
+            (terminal["number"], terminal["until"]) if terminal else ("", ""),
+        )
         number += 1
 
 
 def has_code(page: Path) -> bool:
-    return any(block.language in LANGUAGES and not block.not_run for block in blocks_of(page.read_text()))
+    return any(
+        block.language in LANGUAGES and not block.not_run and not block.file for block in blocks_of(page.read_text())
+    )
+
+
+def uses_cluster(page: Path) -> bool:
+    return any(block.source == MAKE_CLUSTER and block.terminal[0] for block in blocks_of(page.read_text()))
 
 
 def name_of(page: Path) -> str:
@@ -79,7 +105,7 @@ def uses_spark(page: Path) -> bool:
 def with_code() -> Iterator[Any]:
     """Pages that use Spark run where the one Spark of all tests is."""
     for page in PAGES:
-        if has_code(page):
+        if has_code(page) and not uses_cluster(page):
             marks = [pytest.mark.xdist_group("spark")] if uses_spark(page) else []
             yield pytest.param(page, marks=marks, id=name_of(page))
 
@@ -93,17 +119,48 @@ def test_what_the_page_shows_happens(
         request.getfixturevalue("the_spark")
     monkeypatch.chdir(place.directory)
     monkeypatch.setenv("DANUBE_URL", place.environment["DANUBE_URL"])
-    with asyncio.Runner() as session:
+    monkeypatch.syspath_prepend(place.directory)  # type: ignore[no-untyped-call]
+    for block in blocks_of(page.read_text()):
+        monkeypatch.delitem(sys.modules, block.file.removesuffix(".py"), raising=False)  # of another page
+    follow(page, place, {ADDRESS: place.address, HTTP_ADDRESS: place.http_address})
+
+
+@pytest.mark.etcd
+@pytest.mark.process
+@pytest.mark.skipif(bool(missing_etcd()), reason=missing_etcd() or "etcd is there")
+@pytest.mark.parametrize("page", [page for page in PAGES if uses_cluster(page)], ids=name_of)
+def test_what_the_page_about_a_cluster_shows_happens(page: Path, tmp_path: Path) -> None:
+    """`make cluster` runs in the reader's directory, with all ports moved to free ones."""
+    shift = free_shift()
+    addresses = {f"127.0.0.1:{port}": f"127.0.0.1:{port + shift}" for port in (6655, 6656, 6657, 8650, 8651, 8652)}
+    make = f"{sys.executable} {ROOT / 'deploy/cluster/run.py'} --shift {shift}"
+    environment = environment_of(tmp_path)
+    work = tmp_path / "work"
+    work.mkdir()
+    url = f"danube://{','.join([*addresses.values()][:3])}"
+    place = Place(work, addresses[ADDRESS], addresses[HTTP_ADDRESS], {**environment, "DANUBE_URL": url})
+    follow(page, place, {**addresses, MAKE_CLUSTER: make})
+
+
+def follow(page: Path, place: Place, replaced: dict[str, str]) -> None:
+    """Do what a page says, block by block; `replaced` says what else is meant by its texts here."""
+    with asyncio.Runner() as session, Terminals(place) as terminals:
         names: dict[str, Any] = {"__name__": "__main__"}
         printed = ""
         for block in blocks_of(page.read_text()):
             if block.printed:
                 assert is_as_shown(printed, f"{block.source}\n"), f"line {block.line}: the program prints\n{printed}"
-            if block.language not in LANGUAGES or block.not_run:
+            if block.not_run or (block.language not in LANGUAGES and not block.file):
                 continue
-            source = block.source.replace(ADDRESS, place.address).replace(HTTP_ADDRESS, place.http_address)
+            source = block.source
+            for text, meant in replaced.items():
+                source = source.replace(text, meant)
             try:
-                if block.language != "python":
+                if block.file:
+                    (place.directory / block.file).write_text(f"{source}\n")
+                elif block.terminal[0]:
+                    session.run(asyncio.to_thread(terminals.run, *block.terminal, source))
+                elif block.language != "python":
                     session.run(asyncio.to_thread(run_commands, source, block.language, place))
                 elif PROGRAM.search(source):
                     printed = session.run(asyncio.to_thread(run_program, source, place))
@@ -137,6 +194,54 @@ def test_links_lead_somewhere(page: Path) -> None:
 def anchors_of(text: str) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+class Terminals:
+    """The other terminals of the reader: each runs one command, until the next one in it or the end of the page."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._running: dict[str, subprocess.Popen[str]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in [*self._running]:
+            self._stop(number)
+
+    def run(self, number: str, until: str, command: str) -> None:
+        """Start the command; return when it has printed `until`."""
+        self._stop(number)
+        self._running[number] = process = subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", f"exec {command}"],
+            cwd=self._place.directory,
+            env=self._place.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        printed = []
+        for line in process.stdout:
+            printed.append(line)
+            if until in line:
+                threading.Thread(target=process.stdout.read, daemon=True).start()  # so that its pipe is never full
+                return
+        raise AssertionError(f"{command}\nended, and printed\n{''.join(printed)}")
+
+    def _stop(self, number: str) -> None:
+        """End what runs there as Ctrl-C would."""
+        process = self._running.pop(number, None)
+        if process is None:
+            return
+        try:
+            process.send_signal(signal.SIGINT)
+            process.wait(BLOCK_SECONDS_MAX)
+        finally:
+            process.kill()
+            process.wait()
 
 
 # -- how a block is run ------------------------------------------------------------------------------------------------

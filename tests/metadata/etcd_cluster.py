@@ -28,6 +28,8 @@ READY_SECONDS = 60
 """How long etcd may take to be ready; a busy machine is slow."""
 
 INSTALL = "etcd is not installed: apt install etcd-server, or set DANUBE_ETCD to the path of an etcd program"
+FIRST_PORTS = (6650, 8650, 23790, 50051)
+"""Of the brokers and of etcd in a cluster of `make cluster`, each with the nine after it."""
 
 
 def programs() -> list[str]:
@@ -40,6 +42,28 @@ def programs() -> list[str]:
 def missing_etcd() -> str:
     """Return what to install; empty if nothing is missing."""
     return "" if programs() else INSTALL
+
+
+def free_shift() -> int:
+    """Return how far `deploy/cluster/run.py` has to move all ports, so that each is free.
+
+    Some of them are among those that the system gives to connections.
+    """
+    start = os.getpid() % 1_000
+    return next(
+        shift
+        for shift in range(2_000 + 10 * start, 14_000, 10)
+        if all(is_free(first + shift + number) for first in FIRST_PORTS for number in range(10))
+    )
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as one:
+        try:
+            one.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def free_ports(count: int) -> list[int]:
