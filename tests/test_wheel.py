@@ -76,7 +76,12 @@ def test_the_wheel_holds_the_package_its_types_and_its_licence(installed: Instal
     shipped = {name for name in names if not name.startswith(information)}
     source = ROOT / "src"
     files = [path for kind in ("*.py", "*.proto", "*.binpb", "*.html", "*.js") for path in source.rglob(kind)]
-    assert shipped == {str(path.relative_to(source)) for path in files} | {"pydanube/py.typed"}
+    extra = {name for name in shipped if name.startswith("pydanube/shipped/")}
+    assert shipped - extra == {str(path.relative_to(source)) for path in files} | {"pydanube/py.typed"}
+    with ZipFile(installed.wheel) as archive:
+        for name in extra:
+            assert archive.read(name) == (ROOT / name.removeprefix("pydanube/shipped/")).read_bytes()
+    assert {"pydanube/shipped/deploy/compose.yaml", "pydanube/shipped/examples/demo/__main__.py"} <= extra
     assert "pyspark_danube/__init__.py" in shipped, "where Spark looks for the format"
     assert any(name.endswith("LICENSE") for name in names)
 
@@ -85,6 +90,10 @@ def test_the_wheel_holds_the_package_its_types_and_its_licence(installed: Instal
 def test_the_command_works_in_a_clean_environment(installed: Installed) -> None:
     assert installed.run("danube", "--version") == f"danube {__version__}\n"
     assert "danube serve" in installed.run("danube", "--help")
+    assert '"title"' in installed.run("danube", "generate", "grafana")
+    assert "all 1,000 acknowledged orders are stored" in installed.run(
+        "danube", "demo", "--seconds=1", "--rate=1000", "--kill-after=0.2"
+    )
     for command in ("serve", "produce", "consume", "topics", "bench"):
         assert f"Usage: danube {command}" in installed.run("danube", command, "--help")
 

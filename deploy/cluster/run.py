@@ -36,6 +36,7 @@ STOP_SECONDS = 75
 NATIVE_PORT, GRPC_PORT, ADMIN_PORT, HTTP_PORT = 6655, 6650, 50051, 8650
 """Of the first broker; the others have the ports after these."""
 ETCD_PORT = 23790
+SHIFT_MAX = 65535 - ADMIN_PORT - BROKERS
 S3_PORT = 8333
 S3_KEYS = {"AWS_ACCESS_KEY_ID": "try-out-key", "AWS_SECRET_ACCESS_KEY": "try-out-secret"}
 
@@ -192,6 +193,27 @@ def object_store(directory: Path, port: int, use_s3: bool) -> tuple[list[Program
     return [program], "s3://danube/cluster", {"DANUBE_STORAGE_OPTIONS": ",".join(options)}
 
 
+def refuse_taken_ports(shift: int, use_s3: bool) -> None:
+    """End at once if a port of the cluster is taken, and name the member that it belongs to."""
+    wanted = [(f"etcd{index // 2 + 1}", ETCD_PORT + index) for index in range(2 * MEMBERS)]
+    wanted += [("s3", S3_PORT)] if use_s3 else []
+    for number in range(BROKERS):
+        wanted += [(f"broker{number + 1}", first + number) for first in (NATIVE_PORT, GRPC_PORT, ADMIN_PORT, HTTP_PORT)]
+    taken = []
+    for member, port in wanted:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what just ended is not in the way
+            try:
+                probe.bind(("127.0.0.1", port + shift))
+            except OSError:
+                taken.append(f"{port + shift} of {member}")
+    if taken:
+        sys.exit(
+            f"taken by another program (a cluster that runs?): port {', '.join(taken)}. End it, or move all ports: "
+            f"make cluster ARGS='--shift {shift + 1000}'"
+        )
+
+
 def start_broker(number: int, directory: Path, shift: int, metadata: str, objects: str, **settings: str) -> Program:
     ports = {"port": NATIVE_PORT, "grpc-port": GRPC_PORT, "admin-port": ADMIN_PORT, "http-port": HTTP_PORT}
     name = f"broker{number + 1}"
@@ -219,7 +241,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--directory", type=Path, default=Path("danube-cluster"), help="where everything is kept")
     parser.add_argument("--s3", action="store_true", help="an S3 server (weed) instead of a directory")
     parser.add_argument("--shift", type=int, default=0, help="added to every port")
-    return parser.parse_args()
+    wanted = parser.parse_args()
+    if not 0 <= wanted.shift <= SHIFT_MAX:
+        parser.error(f"--shift is 0 to {SHIFT_MAX}")
+    return wanted
 
 
 def main() -> int:
@@ -231,6 +256,7 @@ def run(wanted: argparse.Namespace) -> int:
     program = find("etcd")
     if program is None:
         sys.exit(NO_ETCD)
+    refuse_taken_ports(wanted.shift, wanted.s3)
     wanted.directory.mkdir(parents=True, exist_ok=True)
     running: list[Program] = []
     try:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import grpc
 import jwt
@@ -414,6 +415,14 @@ def test_commands(world: World, tmp_path: Path) -> None:
 def test_commands_that_show_settings(world: World, tmp_path: Path) -> None:
     for arguments in (["config", "show"], ["config", "show", "--json"], ["config", "validate"]):
         assert world.danube(*arguments, keeps_broker_settings=True).returncode == 0
+    bundle = tmp_path / "bundle.zip"
+    collect = ["debug", "bundle", str(bundle), "--log", str(world.log), "--url", world.url]
+    collected = world.danube(*collect, keeps_broker_settings=True, DANUBE_TOKEN=admin_key(world))
+    assert (collected.returncode, collected.stderr) == (0, "")
+    with ZipFile(bundle) as archive:
+        names = set(archive.namelist())
+        assert names >= {"versions.json", "settings.json", "status.json", "metrics.txt", "log.txt"}
+        world.tell("bundle", *(archive.read(name) for name in names))
     found = world.danube("doctor", "--no-sync", "--data-dir", str(tmp_path), keeps_broker_settings=True)
     assert "s3://bucket/prefix" in found.stdout
     restored = world.danube("storage", "restore", "--data-dir", str(tmp_path / "new"), keeps_broker_settings=True)
