@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
-import pydanube
+_PACKAGE: Final = Path(__file__).parents[2]
 
 
 def shipped(place: str) -> Path:
     """Return where a file or directory of the repository is: in the installed package, or in the checkout."""
-    package = Path(pydanube.__file__).parent
-    installed = package / "shipped" / place
-    return installed if installed.exists() else package.parents[1] / place
+    installed = _PACKAGE / "shipped" / place
+    return installed if installed.exists() else _PACKAGE.parents[1] / place
