@@ -178,6 +178,14 @@ async def test_a_request_that_nobody_could_hear_waits_for_a_consumer(client: Cli
         assert (await asking).payload == b"re: soon"
 
 
+async def test_requests_wait_while_all_consumers_are_busy(client: Client) -> None:
+    """More requests at once than the consumer takes ahead: a topic that is not reliable would lose the rest."""
+    await client.create_topic(TOPIC, reliable=False)
+    async with responder(client, prefetch_messages=2):
+        replies = await asyncio.gather(*(client.request(TOPIC, b"%d" % n, timeout=60) for n in range(50)))
+    assert [reply.payload for reply in replies] == [b"re: %d" % n for n in range(50)]
+
+
 async def test_on_a_reliable_topic_a_request_waits_for_its_responder_and_may_be_answered_twice(client: Client) -> None:
     await client.create_topic(TOPIC)
     await client.create_subscription(TOPIC, "clerks", type="shared")

@@ -3,7 +3,7 @@
 ```
  request ─► route, partition ─► ASK to the owner ─► the replies
               ▲                      │
-              └── wait (backoff) ◄───┘ NotOwner, Full, nobody consumes: nothing was published
+              └── wait (backoff) ◄───┘ NotOwner, Full, nobody consumes or all are busy: nothing was published
 ```
 
 A request that was refused is sent again until its timeout has passed. One that was published is not: at most once on a

@@ -143,6 +143,10 @@ class RequestPublisher:
 
 
 def _check_heard(topic: str, partition: Partition) -> None:
-    """Raise Unavailable if the partition keeps nothing and no consumer is attached to it."""
-    if not partition.is_stored and not any(one.consumers for one in partition.subscriptions.values()):
-        raise Unavailable(f"nobody consumes {topic} at this moment, and it is not reliable: the request would be lost")
+    """Raise Unavailable if the partition keeps nothing, and no consumer is attached to it or may be given a message."""
+    if partition.is_stored:
+        return
+    heard = [one for one in partition.subscriptions.values() if one.consumers]
+    if not any(one.dispatcher.has_credit for one in heard):
+        why = f"all consumers of {topic} are busy" if heard else f"nobody consumes {topic}"
+        raise Unavailable(f"{why} at this moment, and it is not reliable: the request would be lost")

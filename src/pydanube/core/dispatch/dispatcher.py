@@ -322,6 +322,11 @@ class Dispatcher:
         self.next_read = left[0][0] if left else self.cursor.next_missing(end)
         return again + unread
 
+    @property
+    def has_credit(self) -> bool:
+        """Whether a member may be given a message at this moment."""
+        return self._policy.can_receive
+
     def offer_once(self, batch: Batch, base: int, end: int) -> list[Assignment]:
         """Assign rows of a batch of a non-reliable topic. Rows for which no member has credit are lost."""
         assignments: list[Assignment] = []
