@@ -157,7 +157,7 @@ async def test_native_requests_hide_names(tmp_path: Path):
         assert not problems, "\n".join(problems)
 
 
-async def test_native_fetches_and_stages_hide_names(tmp_path: Path):
+async def test_native_fetches_stages_and_asks_hide_names(tmp_path: Path):
     batch = bytes(encode([b"staged"], publish_times=1))
     body = batch + bytes(-len(batch) % 64)
 
@@ -168,11 +168,14 @@ async def test_native_fetches_and_stages_hide_names(tmp_path: Path):
     sent += [(FrameKind.FETCH, wire.Fetch(str(TOPIC), 9, Position("earliest"), topic_id=1))]
     sent += [(FrameKind.STAGE, staged("own", TOPIC)), (FrameKind.STAGE, staged("own", WIDE, 9))]
     sent += [(FrameKind.STAGE, staged(QUERY, TOPIC)), (FrameKind.STAGE, staged(QUERY, OWN))]
+    sent += [(FrameKind.ASK, wire.Ask(str(one), 0, 8)) for one in (TOPIC, WIDE)]
+    bodies = {FrameKind.STAGE: body, FrameKind.ASK: b"question"}
     async with open_native(tmp_path) as (world, listener), await native_peer.Peer.greet(listener) as peer:
         await make_stranger(world)
+        await world.broker.requests.open(ROOT, TOPIC, 0)  # what others have opened is kept for all
         problems: list[str] = []
         for kind, request in sent:
-            data, carried = wire.encode(request), body if kind is FrameKind.STAGE else b""
+            data, carried = wire.encode(request), bodies.get(kind, b"")
             for existing in [one for one in EXISTING if one.encode() in data]:
                 second = await native_answer(peer, without(data, existing), kind, carried)
                 first = await native_answer(peer, data, kind, carried)
