@@ -11,7 +11,7 @@ from grpc_peer import GrpcListener, connect, open_listener
 from http2_peer import WINDOW, PartialRequest
 
 from pydanube.gateway.grpc import request_intake
-from pydanube.gateway.grpc.request_intake import AT_ONCE_MAX, SLOW_MAX
+from pydanube.gateway.grpc.request_intake import AT_ONCE_MAX, DROPPED_MAX, RETURN_INTERVAL_S, SLOW_MAX
 from pydanube.model.limits import MIB
 
 PATH = "/danube.ProducerService/SendMessage"
@@ -68,6 +68,21 @@ async def test_a_new_call_does_not_wait_for_all_such_clients_before_it(monkeypat
             await there.until(lambda: len(intake._slow) == SLOW_MAX and len(intake._waiting) >= received_max)
             assert (await working.call(HEALTH_CHECK)).status == SERVING
             assert sum(bool(peer.answer) for peer in peers) <= received_max, "it waited for all that came before it"
+
+
+async def test_memory_is_given_back_after_requests_that_were_never_complete():
+    returned = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    async with open_listener() as there:
+        intake = there.server._limits.intake
+        intake._return_memory = lambda: loop.call_soon_threadsafe(returned.set)
+        intake._returned_at -= 2 * RETURN_INTERVAL_S
+        async with stalled(there, AT_ONCE_MAX + SLOW_MAX) as peers:
+            await there.until(lambda: all(peer.sent == SIZE + 4 for peer in peers))
+            await there.until(lambda: len(intake._slow) == SLOW_MAX)
+            assert not returned.is_set()
+        await there.until(returned.is_set)
+        assert intake._dropped < DROPPED_MAX
 
 
 @pytest.mark.parametrize("announced", [2**32 - 1, 100 * MIB])

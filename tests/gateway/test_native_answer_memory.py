@@ -229,3 +229,13 @@ async def test_memory_is_given_back_to_the_system_when_clients_returned_much_whi
     part.give_back(unread_memory.RETURNED_BYTES - MIB)
     assert memory.check(2.0)
     assert not memory.check(3.0)
+
+
+def test_memory_is_given_back_after_answers_were_refused_for_want_of_it() -> None:
+    memory = UnreadMemory(unread_memory.RETURNED_BYTES, lambda: False)
+    part = memory.part()
+    part.take(unread_memory.RETURNED_BYTES)
+    with pytest.raises(Unavailable):
+        memory.part().check_may_take(MIB)
+    part.give_back(unread_memory.RETURNED_BYTES)
+    assert memory.check(0.0)

@@ -184,6 +184,10 @@ class UnreadMemory:
         """Call `go_on` once the part may take this much; a call for the same `key` replaces the one before."""
         self._waiting[key] = _Waiter(part, size_bytes, go_on)
 
+    def note_want(self) -> None:
+        """Note that something was refused because no memory is free, which is want as waiting is."""
+        self._was_awaited = True
+
     def forget(self, key: object) -> None:
         self._waiting.pop(key, None)
 
@@ -292,6 +296,7 @@ class UnreadPart:
                 return await self.reserve(wanted_bytes, least_bytes)
 
     def _none_free(self) -> Unavailable:
+        self.memory.note_want()
         return Unavailable(
             f"clients have not taken {self.memory.used_bytes} bytes they asked for: read what was sent, then try again"
         )

@@ -7,19 +7,22 @@ there are few slow ones; while calls wait, requests that take too long are refus
 newest call is next: the oldest may be as slow, and each of them would keep the others waiting for REQUEST_S_MAX.
 
 Memory is bounded by (AT_ONCE_MAX + SLOW_MAX) requests of the largest size, which is 252 MiB for messages of 10 MiB, and
-a window for each other call.
+a window for each other call. What gRPC had of requests that never became complete lies free in pieces; after some of
+them it is given back to the system, so that others do not take new memory beside it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 import grpc.aio
 
 from pydanube.model.errors import Full, Invalid
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.process import return_free_memory
 
 AT_ONCE_MAX: Final = 16
 SLOW_MAX: Final = 5
@@ -29,6 +32,12 @@ SLOW_S: Final = 0.25
 
 REQUEST_S_MAX: Final = 10.0
 """A request that takes longer than this is refused as soon as other calls wait for their turn."""
+
+DROPPED_MAX: Final = 4
+"""After this many requests that were never complete, free memory is given back: up to 48 MiB."""
+
+RETURN_INTERVAL_S: Final = 1.0
+"""How often free memory is given back at most."""
 
 _CHECK_S: Final = 0.1
 _LATE_S: Final = 0.1
@@ -40,8 +49,13 @@ Task = asyncio.Task[Any]
 class RequestIntake:
     """The requests that are being received, of all calls of the listeners that share this."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, return_memory: Callable[[], None] = return_free_memory) -> None:
+        """`return_memory` gives free memory back to the system; it is called in a thread."""
         self._clock = clock
+        self._return_memory = return_memory
+        self._dropped = 0
+        """Requests that were never complete, since memory was given back."""
+        self._returned_at = clock.monotonic()
         self._turns = 0
         self._arriving: dict[Task, float] = {}
         self._slow: dict[Task, float] = {}
@@ -64,6 +78,7 @@ class RequestIntake:
         task = asyncio.current_task()
         assert task is not None
         self._arriving[task] = self._clock.monotonic()
+        data: Any = grpc.aio.EOF
         try:
             data = await context.read()
         except asyncio.CancelledError:
@@ -72,6 +87,9 @@ class RequestIntake:
             task.uncancel()
             raise Full(f"the request did not arrive within {REQUEST_S_MAX:.0f} seconds, and others wait") from None
         finally:
+            if data is grpc.aio.EOF:
+                self._dropped += 1
+                self._arm()
             self._end(task)
         if data is grpc.aio.EOF:
             raise Invalid("the call has no request")
@@ -115,9 +133,11 @@ class RequestIntake:
     def _check(self) -> None:
         """Let slow requests give their turns to calls that wait, and refuse those that take too long."""
         self._timer = None
+        now = self._clock.monotonic()
+        if self._dropped >= DROPPED_MAX:
+            self._return(now)
         if not self._waiting:
             return
-        now = self._clock.monotonic()
         if now - self._check_due <= _LATE_S:
             for requests in (self._slow, self._arriving):
                 for task, began in list(requests.items()):
@@ -129,6 +149,14 @@ class RequestIntake:
                     self._slow[task] = began
                     self._give_turn()
         self._arm()
+
+    def _return(self, now: float) -> None:
+        """Give free memory back to the system, unless that was done a moment ago: then later."""
+        if now - self._returned_at > RETURN_INTERVAL_S:
+            self._returned_at, self._dropped = now, 0
+            asyncio.get_running_loop().run_in_executor(None, self._return_memory)
+        else:
+            self._arm()
 
     def _refuse(self, task: Task) -> None:
         if task not in self._refused:
