@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
 from broker_harness import TIERING, BrokerClient
 
@@ -18,23 +17,11 @@ from pydanube.model.storage import (
     StorageUpload,
     StorageVerified,
 )
-from pydanube.runtime.objects import ObjectInfo
 from pydanube.runtime.objects.memory import MemoryStore
 
 WAL = LogSettings(file_bytes=1 << 18, fill_bytes=0)
 SMALL = replace(TIERING, segment_bytes=1 << 18, shared_below_bytes=1 << 12, segment_age_s=0)
 OTHER = TopicName.parse("/default/other")
-
-
-class UnreachableStore(MemoryStore):
-    """A store whose puts raise `error` while it is set."""
-
-    error: Exception | None = None
-
-    async def put(self, *arguments: Any, **options: Any) -> ObjectInfo:
-        if self.error is not None:
-            raise self.error
-        return await super().put(*arguments, **options)
 
 
 async def filled(client: BrokerClient, batches: int, partition: int = 0) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker, open_topic
 from cluster_harness import Node, World
-from tiering_harness import upload_all
+from tiering_harness import FaultyObjectStore, upload_all
 
 from pydanube.broker import Broker
 from pydanube.broker.partitions.stored_partition import StoredPartition
@@ -25,13 +25,6 @@ from pydanube.runtime.objects.memory import MemoryStore
 from waiting import until
 
 SINCE_US = 1_790_000_000_000_000
-
-
-class OverwritingStore(MemoryStore):
-    """A store that ignores `create`: it cannot keep `stored` topics."""
-
-    async def put(self, key: str, data: Any, *, create: bool = False, if_match: str | None = None) -> Any:
-        return await super().put(key, data, if_match=if_match)
 
 
 def level_of(broker: Broker, topic: TopicName = TOPIC) -> AckLevel:
@@ -86,7 +79,7 @@ async def test_on_a_broker_alone_new_topics_are_durable(tmp_path):
         assert await create_each_way(broker) == [AckLevel.DURABLE] * 3
 
 
-@pytest.mark.parametrize("objects", [None, OverwritingStore()])
+@pytest.mark.parametrize("objects", [None, FaultyObjectStore("careless")])
 async def test_where_the_store_cannot_keep_stored_topics_new_ones_are_durable(world, objects):
     world.objects = objects
     a = await world.start("a", follows=True, ack_level=None)
@@ -243,7 +236,7 @@ async def test_other_levels_are_refused_and_nothing_changes(
 
 
 @pytest.mark.parametrize(
-    ("objects", "reason"), [(None, "no object storage; set storage.url"), (OverwritingStore(), "stored")]
+    ("objects", "reason"), [(None, "no object storage; set storage.url"), (FaultyObjectStore("careless"), "stored")]
 )
 async def test_a_level_that_the_store_cannot_keep_is_refused_and_nothing_changes(
     tmp_path: Path, objects: ObjectStore | None, reason: str

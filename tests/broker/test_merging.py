@@ -21,20 +21,9 @@ SMALL = replace(TIERING, segment_bytes=1 << 18, shared_below_bytes=0, segment_ag
 OTHER = TopicName.parse("/default/other")
 
 
-class Counted(MemoryStore):
-    """A store whose next puts can be made to fail."""
-
-    failing = False
-
-    async def put(self, *arguments, **options):
-        if self.failing:
-            raise Unavailable("no route to the store")
-        return await super().put(*arguments, **options)
-
-
 @pytest.fixture
-def objects() -> Counted:
-    return Counted()
+def objects() -> MemoryStore:
+    return MemoryStore()
 
 
 @asynccontextmanager
@@ -77,7 +66,7 @@ async def segments(broker, topic: TopicName = TOPIC):
 
 
 async def test_small_segments_are_merged_and_their_objects_are_deleted_after_the_grace_period(
-    tmp_path: Path, objects: Counted
+    tmp_path: Path, objects: MemoryStore
 ):
     clock = ManualClock()
     async with opened(tmp_path, objects, clock=clock) as broker:
@@ -97,7 +86,7 @@ async def test_small_segments_are_merged_and_their_objects_are_deleted_after_the
         assert await everything(broker) == list(range(3000))
 
 
-async def test_what_is_merged_is_found_by_offset_and_time_and_survives_a_start(tmp_path: Path, objects: Counted):
+async def test_what_is_merged_is_found_by_offset_and_time_and_survives_a_start(tmp_path: Path, objects: MemoryStore):
     clock = ManualClock()
     times = []
     async with opened(tmp_path, objects, clock=clock) as broker:
@@ -118,7 +107,7 @@ async def test_what_is_merged_is_found_by_offset_and_time_and_survives_a_start(t
 
 
 async def test_segments_of_several_ledgers_share_an_object_and_stay_apart_in_the_catalog(
-    tmp_path: Path, objects: Counted
+    tmp_path: Path, objects: MemoryStore
 ):
     for life in range(4):
         async with opened(tmp_path, objects) as broker:
@@ -137,7 +126,7 @@ async def test_segments_of_several_ledgers_share_an_object_and_stay_apart_in_the
                 assert await merged(broker) == 0
 
 
-async def test_shared_objects_are_left_to_the_others_in_them(tmp_path: Path, objects: Counted):
+async def test_shared_objects_are_left_to_the_others_in_them(tmp_path: Path, objects: MemoryStore):
     clock = ManualClock()
     shared = replace(SMALL, shared_below_bytes=1 << 17)
     async with opened(tmp_path, objects, clock=clock, tiering=shared) as broker:
@@ -159,7 +148,7 @@ async def test_shared_objects_are_left_to_the_others_in_them(tmp_path: Path, obj
         assert await everything(broker) == await everything(broker, OTHER) == list(range(20))
 
 
-async def test_a_reader_continues_during_a_merge(tmp_path: Path, objects: Counted):
+async def test_a_reader_continues_during_a_merge(tmp_path: Path, objects: MemoryStore):
     async with opened(tmp_path, objects) as broker:
         client = await created(broker)
         await crumbs(broker, 40)
@@ -170,7 +159,9 @@ async def test_a_reader_continues_during_a_merge(tmp_path: Path, objects: Counte
         assert [int(payload[:6]) for _, payload in await consumer.wait_for(4000)] == list(range(4000))
 
 
-async def test_a_merge_cut_before_its_transaction_leaves_an_orphan_and_begins_again(tmp_path: Path, objects: Counted):
+async def test_a_merge_cut_before_its_transaction_leaves_an_orphan_and_begins_again(
+    tmp_path: Path, objects: MemoryStore
+):
     clock = ManualClock()
     async with opened(tmp_path, objects, clock=clock, crash=True) as broker:
         await BrokerClient(broker).create()
@@ -196,7 +187,7 @@ async def test_a_merge_cut_before_its_transaction_leaves_an_orphan_and_begins_ag
         assert len(await keys(objects)) == 2, "the orphan is found by the listing of the store"
 
 
-async def test_a_merge_cut_after_its_transaction_counts(tmp_path: Path, objects: Counted):
+async def test_a_merge_cut_after_its_transaction_counts(tmp_path: Path, objects: MemoryStore):
     async with opened(tmp_path, objects, crash=True) as broker:
         await BrokerClient(broker).create()
         await crumbs(broker, 20)
@@ -214,7 +205,7 @@ async def test_a_merge_cut_after_its_transaction_counts(tmp_path: Path, objects:
         )
 
 
-async def test_a_fenced_owner_merges_nothing(tmp_path: Path, objects: Counted):
+async def test_a_fenced_owner_merges_nothing(tmp_path: Path, objects: MemoryStore):
     async with opened(tmp_path, objects, crash=True) as former:
         await BrokerClient(former).create()
         await crumbs(former, 20)
@@ -228,7 +219,7 @@ async def test_a_fenced_owner_merges_nothing(tmp_path: Path, objects: Counted):
         assert len(await segments(former)) == 20
 
 
-async def test_a_damaged_small_segment_is_skipped_and_others_are_merged(tmp_path: Path, objects: Counted):
+async def test_a_damaged_small_segment_is_skipped_and_others_are_merged(tmp_path: Path, objects: MemoryStore):
     async with opened(tmp_path, objects) as broker:
         for topic in (TOPIC, OTHER):
             await BrokerClient(broker, topic).create()
@@ -243,7 +234,7 @@ async def test_a_damaged_small_segment_is_skipped_and_others_are_merged(tmp_path
         assert len(await segments(broker, OTHER)) == 1
 
 
-async def test_retention_while_merging_and_after_it_is_kept(tmp_path: Path, objects: Counted):
+async def test_retention_while_merging_and_after_it_is_kept(tmp_path: Path, objects: MemoryStore):
     clock = ManualClock()
     async with opened(tmp_path, objects, clock=clock) as broker:
         await BrokerClient(broker).create()
@@ -260,7 +251,7 @@ async def test_retention_while_merging_and_after_it_is_kept(tmp_path: Path, obje
         assert await segments(broker) == []
 
 
-async def test_a_long_catalog_is_merged_from_end_to_end(tmp_path: Path, objects: Counted):
+async def test_a_long_catalog_is_merged_from_end_to_end(tmp_path: Path, objects: MemoryStore):
     tiny = replace(SMALL, segment_bytes=1 << 14)
     async with opened(tmp_path, objects, tiering=tiny) as broker:
         client = await created(broker)

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 from access_harness import ADMIN, secured
 from broker_harness import TIERING, TOPIC, BrokerClient, created, open_broker
+from tiering_harness import FaultyObjectStore
 
 from pydanube.broker.tiering.disaster_recovery import IDS_SKIPPED, OFFSETS_PER_S, Restored, rebuild
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.id_counters import last_id
 from pydanube.metadata.store import Succession
-from pydanube.model.errors import Corrupt, NotFound, Refused, Unavailable
+from pydanube.model.errors import Corrupt, NotFound, Refused
 from pydanube.model.names import TopicName
 from pydanube.model.quotas import QuotaSubject
 from pydanube.model.storage import StoragePlace
@@ -409,15 +410,7 @@ async def test_a_clean_end_leaves_a_last_manifest(tmp_path: Path, objects: Objec
 
 
 async def test_a_store_that_is_away_stops_manifests_and_nothing_else(tmp_path: Path):
-    class UnreachableStore(MemoryStore):
-        unreachable = True
-
-        async def put(self, *arguments, **options):
-            if self.unreachable:
-                raise Unavailable("no route to the store")
-            return await super().put(*arguments, **options)
-
-    objects, clock = UnreachableStore(), ManualClock()
+    objects, clock = FaultyObjectStore("away"), ManualClock()
     async with opened(tmp_path / "data", objects, clock=clock) as broker:
         client = await created(broker)
         assert not await broker._tiers.manifests.write_if_due()
@@ -425,7 +418,7 @@ async def test_a_store_that_is_away_stops_manifests_and_nothing_else(tmp_path: P
             "manifests, which a restore needs, cannot be written: no route to the store"
         )
         await client.publish(await client.producer(), [b"x"])
-        objects.unreachable = False
+        objects.fault = "none"
         assert not await broker._tiers.manifests.write_if_due(), "not at once again"
         clock.advance(5)
         assert await broker._tiers.manifests.write_if_due()

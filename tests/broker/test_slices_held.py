@@ -19,7 +19,6 @@ from pydanube.model.errors import DanubeError, NotFound, NotOwner, Refused, Unav
 from pydanube.model.settings.sections import SliceSettings
 from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import ManualClock
-from pydanube.runtime.objects import Buffer, ObjectInfo
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.tasks import Tasks
 from pydanube.storage.slices import SliceWriter, seal
@@ -215,17 +214,8 @@ async def test_each_partition_gets_the_end_that_its_own_slices_have() -> None:
 # -- stores ------------------------------------------------------------------------------------------------------------
 
 
-class OverwritingStore(MemoryStore):
-    """A store that takes no notice of `create`."""
-
-    async def put(
-        self, key: str, data: Buffer | list[Buffer], *, create: bool = False, if_match: str | None = None
-    ) -> ObjectInfo:
-        return await super().put(key, data, if_match=if_match)
-
-
 async def test_a_stored_topic_on_an_unfit_store_is_refused_by_name_and_nothing_changes(tmp_path: Path) -> None:
-    objects = OverwritingStore()
+    objects = FaultyObjectStore("careless")
     async with open_broker(tmp_path, objects=objects) as broker:
         with pytest.raises(Refused, match=f"{objects.url} cannot keep topics of the ack level `stored`"):
             await stored_topic(broker)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, BrokerClient, created, open_broker
-from tiering_harness import SMALL, WAL, everything, filled, keys, upload_all
+from tiering_harness import SMALL, WAL, FaultyObjectStore, everything, filled, keys, upload_all
 
 from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.core.access import ANONYMOUS
@@ -208,20 +208,12 @@ async def test_a_store_without_conditional_puts_is_taken_over_too(tmp_path: Path
 
 
 async def test_a_store_that_does_not_allow_the_take_over_says_so(tmp_path: Path):
-    class ReadOnly(MemoryStore):
-        closed = False
-
-        async def put(self, key, data, *, create=False, if_match=None):
-            if self.closed:
-                raise Denied("read only")
-            return await super().put(key, data, create=create, if_match=if_match)
-
-    objects = ReadOnly()
+    objects = FaultyObjectStore()
     async with opened(tmp_path / "lost", objects) as lost:
         await BrokerClient(lost).create()
         await lost._tiers._round()
     await restored(tmp_path / "new", objects)
-    objects.closed = True
+    objects.fault = Denied("read only")
     async with ownership_of(tmp_path / "new", objects) as ownership:
         with pytest.raises(Denied):
             await ownership.check()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TIERING, TOPIC, BrokerClient, created, open_broker, open_client, open_topic
+from tiering_harness import FaultyObjectStore
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Corrupt, Unavailable
@@ -245,15 +246,7 @@ async def test_a_damaged_object_is_an_error_that_names_it(tmp_path: Path, object
 
 
 async def test_a_store_that_is_away_stops_uploads_and_not_publishes_until_the_log_is_full(tmp_path: Path):
-    class UnreachableStore(MemoryStore):
-        unreachable = True
-
-        async def put(self, *arguments, **options):
-            if self.unreachable:
-                raise Unavailable("no route to the store")
-            return await super().put(*arguments, **options)
-
-    objects = UnreachableStore()
+    objects = FaultyObjectStore("away")
     tiering = replace(SMALL, log_bytes_max=1 << 19)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering) as broker:
         client = await created(broker)
@@ -263,7 +256,7 @@ async def test_a_store_that_is_away_stops_uploads_and_not_publishes_until_the_lo
         with pytest.raises(Unavailable, match="log_bytes_max"):
             await filled(client, 100, first=20)
         stored = len(await everything(client))
-        objects.unreachable = False
+        objects.fault = "none"
         while await broker._tiers.uploader.round(everything=True):
             pass
         await broker._tiers.trim()

@@ -54,11 +54,12 @@ async def upload_all(broker: Broker, trim: bool = True) -> None:
 
 
 class FaultyObjectStore(MemoryStore):
-    """An object store in memory that fails as `fault` says, until that is changed; "none": it works."""
+    """An object store in memory that fails as `fault` says, until that is changed; "none": it works; an error is
+    raised by every put."""
 
-    def __init__(self) -> None:
+    def __init__(self, fault: str | Exception = "none") -> None:
         super().__init__()
-        self.fault = "none"
+        self.fault = fault
         self.puts = 0
         self.waiting = asyncio.Event()
         """Set once a call waits for `answer`."""
@@ -69,6 +70,10 @@ class FaultyObjectStore(MemoryStore):
     ) -> ObjectInfo:
         self.puts += 1
         match self.fault:
+            case Exception() as error:
+                raise error
+            case "careless":  # it takes no notice of conditions
+                create, if_match = False, None
             case "away":
                 raise Unavailable("no route to the store")
             case "crashing":

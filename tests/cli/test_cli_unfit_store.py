@@ -9,25 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiering_harness import FaultyObjectStore
 
-from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.runtime.objects.plugin_server import PluginServer
 
 TOPIC = "/default/orders"
-
-
-class OverwritingStore(MemoryStore):
-    """A store that takes no notice of `create`."""
-
-    async def put(self, key: str, data: Any, *, create: bool = False, if_match: str | None = None) -> Any:
-        return await super().put(key, data, if_match=if_match)
 
 
 @pytest.mark.process
 async def test_a_store_without_create_only_puts_is_named_and_nothing_changes(
     tmp_path: Path, serve: Callable[..., Any], danube: Callable[..., Any]
 ) -> None:
-    server = PluginServer(OverwritingStore())
+    server = PluginServer(FaultyObjectStore("careless"))
     port = await server.start("127.0.0.1", 0)
     store = f"grpc://127.0.0.1:{port}"
     broker = await asyncio.to_thread(serve, tmp_path / "data", "--storage-url", store)
