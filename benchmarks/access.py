@@ -32,7 +32,7 @@ from unittest.mock import patch
 from pydanube.broker import Attachment, Broker, Producer, Published
 from pydanube.broker.security.audit import AuditParts
 from pydanube.broker.security.audit_operations import Origin
-from pydanube.cli.bench.broker import BrokerProcess
+from pydanube.cli.bench.broker_process import BrokerProcess
 from pydanube.cli.bench.runs import measure
 from pydanube.cli.bench.scenario import Scenario
 from pydanube.codec.batch import encode

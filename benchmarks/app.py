@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pydanube
-from pydanube.cli.bench.broker import BrokerProcess
+from pydanube.cli.bench.broker_process import BrokerProcess
 
 TOPIC = "/default/orders"
 

@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from pydanube.cli.bench.broker import BrokerProcess
+from pydanube.cli.bench.broker_process import BrokerProcess
 from pydanube.cli.bench.runs import measure
 from pydanube.cli.bench.scenario import Scenario
 from pydanube.client import Client, connect

@@ -22,7 +22,7 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from pydanube.cli.bench.broker import BrokerProcess
+from pydanube.cli.bench.broker_process import BrokerProcess
 from pydanube.client import Client, connect
 from pydanube.model.errors import DanubeError
 

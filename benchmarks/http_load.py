@@ -31,7 +31,7 @@ from typing import ClassVar
 
 from pydanube import testing
 from pydanube.broker.observe import statistics as statistics_of_broker
-from pydanube.cli.bench.broker import BrokerProcess
+from pydanube.cli.bench.broker_process import BrokerProcess
 from pydanube.client import Client, connect
 from pydanube.gateway.http import metrics
 from pydanube.runtime.long_work import Slices

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from pydanube.cli.bench.broker import BrokerProcess
+from pydanube.cli.bench.broker_process import BrokerProcess
 from pydanube.client import connect
 
 CREATED_AT_ONCE = 50

@@ -26,7 +26,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pydanube
-from pydanube.cli.bench.broker import BrokerProcess
+from pydanube.cli.bench.broker_process import BrokerProcess
 
 TOPIC = "/default/quotes"
 SUBJECT = "quotes"

@@ -25,7 +25,7 @@ from typing import Any
 
 import fastavro
 
-from pydanube.cli.bench.broker import BrokerProcess
+from pydanube.cli.bench.broker_process import BrokerProcess
 from pydanube.client import Client, connect
 from pydanube.formats import parse_schema
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat, SchemaVersion

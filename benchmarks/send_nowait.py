@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from pydanube.cli.bench.broker import BrokerProcess
+from pydanube.cli.bench.broker_process import BrokerProcess
 from pydanube.client import Producer, connect
 from pydanube.model.errors import Full
 

@@ -25,7 +25,7 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from pydanube.cli.bench.broker import BrokerProcess
+from pydanube.cli.bench.broker_process import BrokerProcess
 from pydanube.client import Client, connect
 from pydanube.model.errors import DanubeError
 from pydanube.model.settings.sections import SliceSettings

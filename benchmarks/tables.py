@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from random import Random
 
-from pydanube.cli.bench.broker import BrokerProcess
+from pydanube.cli.bench.broker_process import BrokerProcess
 from pydanube.client import connect, connect_blocking
 
 TOPIC = "/default/rows"

@@ -23,7 +23,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from pydanube.cli.bench.broker import BrokerProcess
+from pydanube.cli.bench.broker_process import BrokerProcess
 from pydanube.cli.bench.runs import measure
 from pydanube.cli.bench.scenario import Scenario
 from pydanube.cli.security.certificate_files import make_certificates

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from pydanube.client.tables.arrow_rows import arrow_schema
-from pydanube.spark.schema import spark_schema
+from pydanube.spark.message_types import spark_schema
 
 TASKS = 2
 TIMESTAMP = pa.timestamp("us", tz="UTC")

@@ -15,9 +15,9 @@ from reporting import Result
 from table_baselines import PreparedDelta, PreparedRanges
 
 from pydanube.client import BlockingClient
-from pydanube.spark.tables.formats import open_table
 from pydanube.spark.tables.landing import Landing, land
 from pydanube.spark.tables.options import TableOptions
+from pydanube.spark.tables.table_formats import open_table
 
 TRIGGERS = 2
 RAW_TARGET = 500_000

@@ -14,8 +14,8 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, DataSourc
 from pyspark.sql.types import LongType, StructField, StructType
 
 from pydanube.spark import DanubeDeltaDataSource
-from pydanube.spark.schema import spark_schema
-from pydanube.spark.tables.writer import TableStreamWriter, WrittenFiles, stream_writer
+from pydanube.spark.message_types import spark_schema
+from pydanube.spark.tables.table_writer import TableStreamWriter, WrittenFiles, stream_writer
 
 COUNTS = StructType([StructField(name, LongType()) for name in ("rows", "size", "at_once")])
 

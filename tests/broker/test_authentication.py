@@ -14,7 +14,7 @@ import pytest
 from pydanube.broker.security import authentication
 from pydanube.broker.security.api_keys import describe_refusal, find_identity, new_key
 from pydanube.broker.security.authentication import AcceptedCredentials, AddressFailures, Authentication
-from pydanube.broker.security.certificates import CertificateRule
+from pydanube.broker.security.certificate_rules import CertificateRule
 from pydanube.broker.security.first_key import create_first_key
 from pydanube.broker.security.records import KeyRecord
 from pydanube.broker.security.security_store import SecurityStore

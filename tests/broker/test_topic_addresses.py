@@ -11,8 +11,8 @@ import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
 from cluster_harness import PlacingCluster, placing_cluster
 
-from pydanube.broker.cluster.addresses import Place
 from pydanube.broker.cluster.loads import LoadRecord, load_key
+from pydanube.broker.cluster.topic_addresses import Place
 from pydanube.broker.observe.cluster_status import is_noticeable
 from pydanube.broker.registry.records import PartitionRecord, TopicRecord, partition_key
 from pydanube.core.access import ANONYMOUS, Action, Principal

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from pydanube.cli.app import run
+from pydanube.cli.root import run
 
 Ended = subprocess.CompletedProcess[str]
 EndedBytes = subprocess.CompletedProcess[bytes]

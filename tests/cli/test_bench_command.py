@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pydanube.cli.bench import baselines
+from pydanube.cli.bench.bare_pipeline import BatchStream, Forwarder, PipelinePublisher
 from pydanube.cli.bench.delivery import backlog_curve
-from pydanube.cli.bench.pipeline import BatchStream, Forwarder, PipelinePublisher
 from pydanube.cli.bench.recovering import measure as recover
 from pydanube.cli.bench.results import Result, Throughput
 from pydanube.cli.bench.scenario import Scenario

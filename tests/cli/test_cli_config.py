@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pydanube.cli.app import cli
+from pydanube.cli.root import cli
 from pydanube.model.errors import Invalid
 
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from commands import danube
 
-from pydanube.cli.app import cli
+from pydanube.cli.root import cli
 from pydanube.codec.batch import Batch, Codec, encode
 from pydanube.model.errors import Corrupt
 

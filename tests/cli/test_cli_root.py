@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pydanube.cli.app import COMMANDS, cli, run
+from pydanube.cli.root import COMMANDS, cli, run
 from pydanube.model.errors import Unavailable
 from pydanube.version import __version__
 
@@ -60,7 +60,7 @@ def test_every_help_teaches_by_example(words: tuple[str, ...], flag: str):
 
 def test_help_imports_nothing_heavy():
     probe = (
-        "import sys; from pydanube.cli.app import cli; cli.main(['--help'], standalone_mode=False);"
+        "import sys; from pydanube.cli.root import cli; cli.main(['--help'], standalone_mode=False);"
         "print([m for m in ('numpy', 'rich', 'asyncio', 'structlog', 'msgspec') if m in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=120)

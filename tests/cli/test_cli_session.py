@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pydanube.cli import session
+from pydanube.cli import connecting
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.model.errors import Unavailable
@@ -43,10 +43,10 @@ async def test_a_busy_broker_has_time_to_answer_on_the_one_connection_of_a_comma
 
     async with await asyncio.start_server(count, "127.0.0.1", 0) as server:
         url = f"danube://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        found = await asyncio.to_thread(session.with_client, url, lambda client: client.list_topics())
+        found = await asyncio.to_thread(connecting.with_client, url, lambda client: client.list_topics())
     assert (found, len(connections)) == (["/default/t"], 1)
 
 
 def test_a_broker_that_is_not_there_is_given_up_soon() -> None:
     with pytest.raises(Unavailable, match="gave up after 3 s: no broker can be reached"):
-        session.with_client("danube://127.0.0.1:1", lambda client: client.list_topics())
+        connecting.with_client("danube://127.0.0.1:1", lambda client: client.list_topics())

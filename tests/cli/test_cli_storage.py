@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pydanube.cli.app import cli
+from pydanube.cli.root import cli
 from pydanube.model.errors import Unauthenticated
 from pydanube.runtime.objects import open_store
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from commands import Ended, danube
 
-from pydanube.cli.app import cli
+from pydanube.cli.root import cli
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "segment-0.1.seg"
 TOPIC = "/default/orders"

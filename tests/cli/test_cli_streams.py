@@ -228,7 +228,7 @@ CRASHES = {
 def test_a_server_that_crashes_shows_how_and_does_not_wait_for_a_reader(crash: str, is_read: bool):
     script = (
         "import asyncio, faulthandler, threading, warnings\n"
-        "from pydanube.cli.streams import open_streams, write_in_background\n"
+        "from pydanube.cli.standard_streams import open_streams, write_in_background\n"
         f"open_streams()\nwrite_in_background()\n{CRASHES[crash]}"
     )
     reading, writing = os.pipe()

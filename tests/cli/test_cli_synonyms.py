@@ -16,7 +16,7 @@ import click
 import pytest
 from commands import danube
 
-from pydanube.cli.app import cli
+from pydanube.cli.root import cli
 from pydanube.cli.synonyms import COMMANDS, OPTIONS, Command, Group
 
 pytestmark = pytest.mark.process

@@ -12,9 +12,9 @@ from commands import danube
 import pydanube
 from pydanube.spark.reading.offsets import Offsets, TopicOffsets
 from pydanube.spark.tables.data_files import FileOrigin, write_rows
-from pydanube.spark.tables.formats import open_table
 from pydanube.spark.tables.landed import LandingRecord
 from pydanube.spark.tables.options import TableOptions
+from pydanube.spark.tables.table_formats import open_table
 
 TOPIC = "/default/landed-by-the-command-line"
 

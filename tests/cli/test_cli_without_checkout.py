@@ -74,7 +74,7 @@ def test_the_demo_with_spark_names_what_is_not_installed(tmp_path):
         "import importlib.util, sys\n"
         "found = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *more: None if name == 'deltalake' else found(name, *more)\n"
-        "from pydanube.cli.app import run\n"
+        "from pydanube.cli.root import run\n"
         "run(['demo', '--spark'])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pydanube.cli.app import cli
+from pydanube.cli.root import cli
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

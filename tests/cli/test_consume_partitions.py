@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from pydanube.cli.connecting import Stop
 from pydanube.cli.messages.consume import _next_batch
 from pydanube.cli.messages.reading import AllPartitions, Bounds
-from pydanube.cli.session import Stop
 
 MANY = 1_100
 """More than a broker lets wait on one connection."""

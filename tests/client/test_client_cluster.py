@@ -12,8 +12,8 @@ from scripted_brokers import TOPIC, ScriptedBroker, scripted_brokers
 import pydanube
 from pydanube import Client, Unavailable
 from pydanube.client.connection import routing
-from pydanube.client.connection.address import BrokerAddress
 from pydanube.client.connection.owner_epochs import TOPICS_MAX, OwnerEpochs
+from pydanube.client.connection.servers import BrokerAddress
 from pydanube.client.consuming import partition_sources
 from waiting import until
 

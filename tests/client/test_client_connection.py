@@ -12,8 +12,8 @@ import pytest
 
 import pydanube
 from pydanube import NotFound, Unavailable
-from pydanube.client.connection.address import BrokerAddress
 from pydanube.client.connection.connection import CROWDED_FETCHES, CROWDED_WAIT_MS, FETCHES_MAX, Connection
+from pydanube.client.connection.servers import BrokerAddress
 from pydanube.codec.batch import Batch, encode
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Frame, FrameKind

@@ -10,8 +10,8 @@ from scripted_brokers import TOPIC, ScriptedBroker, scripted_brokers
 
 import pydanube
 from pydanube.client.connection import connection
-from pydanube.client.connection.address import BrokerAddress
 from pydanube.client.connection.connection import KeepAlive
+from pydanube.client.connection.servers import BrokerAddress
 from pydanube.client.history.range_fetch import RangeFetch, fetches
 from waiting import until
 

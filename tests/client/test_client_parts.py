@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube import testing
-from pydanube.client.connection.address import BrokerAddress, parse_servers
+from pydanube.client.connection.servers import BrokerAddress, parse_servers
 from pydanube.client.consuming.messages import ReceivedBatch, rows_of
 from pydanube.client.producing.message_intake import ANY_PARTITION, split_bulk
 from pydanube.client.producing.partitioning import Partitioner, fnv1a_64_each

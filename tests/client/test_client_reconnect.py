@@ -16,8 +16,8 @@ from impatient_clock import StandingClock
 import pydanube
 from pydanube import Unavailable, testing
 from pydanube.client import lifecycle
-from pydanube.client.connection.address import BrokerAddress
 from pydanube.client.connection.connection import Connection
+from pydanube.client.connection.servers import BrokerAddress
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.model.errors import DanubeError, NotOwner

@@ -12,8 +12,8 @@ from flaky_wire import wired_broker
 from test_client_connection import broker_that, nonsense, silence
 
 import pydanube
-from pydanube.client.connection.address import BrokerAddress
 from pydanube.client.connection.connection import Connection
+from pydanube.client.connection.servers import BrokerAddress
 from pydanube.client.producing import staged_writes as staging
 from pydanube.client.producing.staged_writes import HEAD_BYTES, Part
 from pydanube.codec.batch import Batch, encode

@@ -10,7 +10,7 @@ import pytest
 
 import pydanube
 from pydanube import Invalid, testing
-from pydanube.client.connection.address import parse_servers
+from pydanube.client.connection.servers import parse_servers
 
 HERE = "danube://127.0.0.1:6655"
 

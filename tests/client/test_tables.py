@@ -13,7 +13,7 @@ import pytest
 
 import pydanube
 from pydanube import Invalid, NotFound, Refused
-from pydanube.client.tables.columns import COLUMNS
+from pydanube.client.tables.read_types import COLUMNS
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 
 TOPIC = "/default/orders"

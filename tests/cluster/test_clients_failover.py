@@ -21,7 +21,7 @@ from etcd_cluster import missing_etcd
 from faulty_proxy import FaultyProxy
 
 import pydanube
-from pydanube.client.connection.address import BrokerAddress
+from pydanube.client.connection.servers import BrokerAddress
 from pydanube.codec.batch import encode
 
 pytestmark = [

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from pydanube.cli.app import cli
+from pydanube.cli.root import cli
 from pydanube.settings import Settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -23,7 +23,7 @@ from pydanube.model.failure import Backoff, FailurePolicy, Poison
 from pydanube.model.limits import ACKED_RANGES_MAX
 from pydanube.model.policies import DEFAULTS, FIELDS
 from pydanube.model.topics import AckLevel, SubscriptionType
-from pydanube.spark import options, sessions
+from pydanube.spark import options, session_builder
 
 DOCS = ROOT / "docs"
 INTERNAL_EXTRAS = {"demo", "dev", "test"}
@@ -104,7 +104,7 @@ def test_every_option_of_the_spark_data_source_is_listed() -> None:
 
 def test_every_setting_of_a_spark_session_is_listed_with_its_value() -> None:
     listed = rows_of("spark/README.md")
-    for name, value in {**sessions.SETTINGS, **sessions.LOCAL_SETTINGS}.items():
+    for name, value in {**session_builder.SETTINGS, **session_builder.LOCAL_SETTINGS}.items():
         told = listed[name][1]
         assert f"`{value}`" in told or not told.startswith("`"), name
 

@@ -14,8 +14,8 @@ from grpc_pair import open_grpc
 from http_peer import HttpListener, Peer
 from two_brokers import TwoBrokers, two_brokers
 
-from pydanube.client.connection.address import BrokerAddress
 from pydanube.client.connection.connection import Connection
+from pydanube.client.connection.servers import BrokerAddress
 from pydanube.core.access import ANONYMOUS
 from pydanube.gateway.grpc.messages import SCHEMA
 from pydanube.gateway.http import HttpServer

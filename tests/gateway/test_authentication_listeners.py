@@ -19,8 +19,8 @@ from http_peer import Answer, Peer
 import pydanube
 from pydanube.broker.security.api_keys import new_key
 from pydanube.broker.security.records import BindingRecord
-from pydanube.client.connection.address import BrokerAddress
 from pydanube.client.connection.connection import Connection
+from pydanube.client.connection.servers import BrokerAddress
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import Principal

@@ -17,7 +17,7 @@ import pydanube
 from conformance import put
 from pydanube.broker.cluster.node_records import NodeRecord, node_key, pack, session_key
 from pydanube.broker.registry.records import PartitionRecord, TopicRecord, partition_key, topic_key
-from pydanube.cli.app import cli
+from pydanube.cli.root import cli
 from pydanube.codec.wal import NodeIdentity
 from pydanube.metadata import Put, Succession, list_all
 from pydanube.metadata.etcd.place import EtcdPlace

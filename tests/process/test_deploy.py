@@ -14,7 +14,7 @@ import pytest
 from brokers import BrokerProcess
 from click.testing import CliRunner
 
-from pydanube.cli.app import cli
+from pydanube.cli.root import cli
 from pydanube.settings import Settings
 
 pytestmark = pytest.mark.process

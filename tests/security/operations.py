@@ -31,7 +31,7 @@ from access_world import (
 )
 
 from pydanube.broker import Attachment, RequestMessage, shared_id
-from pydanube.broker.cluster.addresses import Place
+from pydanube.broker.cluster.topic_addresses import Place
 from pydanube.broker.quotas.throttle import Kind
 from pydanube.codec.batch import encode
 from pydanube.codec.native import requests as wire

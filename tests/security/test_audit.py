@@ -24,8 +24,8 @@ from pydanube.broker.security.audit import FAILURES_MAX
 from pydanube.broker.security.audit_operations import Origin
 from pydanube.broker.security.audit_topic import TopicSink
 from pydanube.broker.security.records import BindingRecord
-from pydanube.client.connection.address import BrokerAddress
 from pydanube.client.connection.connection import Connection
+from pydanube.client.connection.servers import BrokerAddress
 from pydanube.codec.batch import encode
 from pydanube.codec.native import requests
 from pydanube.core.access import Action

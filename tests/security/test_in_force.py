@@ -8,7 +8,7 @@ import pytest
 from access_world import ROOT, SUBSCRIPTION, TOPIC, NoSink, give, publish
 
 from pydanube.broker import Attachment
-from pydanube.broker.cluster.addresses import Place
+from pydanube.broker.cluster.topic_addresses import Place
 from pydanube.core.access import Action, Principal
 from pydanube.model.errors import Denied
 from pydanube.model.names import TopicAddress

@@ -176,7 +176,7 @@ async def test_the_name_of_a_producer_belongs_to_who_opened_it_first(world):
 
 
 async def test_two_principals_with_one_name_have_two_shared_producers(world):
-    from pydanube.broker.cluster.addresses import Place
+    from pydanube.broker.cluster.topic_addresses import Place
 
     shared, other = world.broker.shared_producers, Principal("other")
     give(world.rules, other, "producer")

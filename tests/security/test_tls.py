@@ -564,7 +564,7 @@ async def test_created_certificates_work_and_are_not_overwritten(
 ) -> None:
     from click.testing import CliRunner
 
-    from pydanube.cli.app import cli
+    from pydanube.cli.root import cli
 
     made = CliRunner().invoke(cli, ["certs", "create", "--directory", str(tmp_path / "c"), "--name", "b.example"])
     assert made.exit_code == 0 and "--tls-ca-file" in made.output

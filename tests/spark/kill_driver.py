@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from pydanube.spark import DanubeDataSource, session
 from pydanube.spark.options import WriteOptions
-from pydanube.spark.writing.writer import DanubeStreamWriter, StagedShare
+from pydanube.spark.writing.staged_writer import DanubeStreamWriter, StagedShare
 
 JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 SETTINGS = {

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from pydanube.spark import DanubeDeltaDataSource, DanubeIcebergDataSource, session
 from pydanube.spark.tables.landing import Landing, land
 from pydanube.spark.tables.options import Format, TableOptions
-from pydanube.spark.tables.writer import TableStreamWriter, WrittenFiles, stream_writer
+from pydanube.spark.tables.table_writer import TableStreamWriter, WrittenFiles, stream_writer
 
 TABLE_STEPS = (TASKS_DONE, SINK_COMMITTED)
 """Files are written, and nothing is committed; the table has the batch, and Spark does not know it."""

@@ -17,7 +17,7 @@ from pydanube.model.errors import Unavailable
 from pydanube.spark import connections
 from pydanube.spark.options import ReadOptions, WriteOptions
 from pydanube.spark.reading.batch_reader import DanubeReader
-from pydanube.spark.writing.writer import DanubeStreamWriter, DanubeWriter
+from pydanube.spark.writing.staged_writer import DanubeStreamWriter, DanubeWriter
 
 if TYPE_CHECKING:
     from spark_broker import Broker
@@ -127,7 +127,7 @@ def test_only_workers_of_spark_set_aside_what_they_imported(main: str, frozen: b
     program = f"""
         import gc, sys, types
         sys.modules["__main__"].__spec__ = types.SimpleNamespace(name={main!r})
-        from pydanube.spark.workers import freeze_imports
+        from pydanube.spark.python_workers import freeze_imports
         freeze_imports()
         before = gc.get_freeze_count()
         mine = [object() for _ in range(100)]

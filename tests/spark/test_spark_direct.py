@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import pydanube
-from pydanube.client.tables.columns import COLUMNS
+from pydanube.client.tables.read_types import COLUMNS
 from pydanube.spark import DanubeDataSource
 
 if TYPE_CHECKING:

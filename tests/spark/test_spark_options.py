@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from pydanube import Invalid
-from pydanube.client.tables.columns import COLUMNS
+from pydanube.client.tables.read_types import COLUMNS
 from pydanube.runtime.tls import ClientTls
 from pydanube.spark.options import ReadOptions, WriteOptions
 from pydanube.spark.reading.bounds import Bound, Bounds

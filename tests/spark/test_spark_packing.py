@@ -18,7 +18,7 @@ from pydanube.model.limits import MESSAGE_BYTES_MAX, MIB
 
 pa = pytest.importorskip("pyarrow")
 
-from pydanube.spark.writing.packing import ROUND_BYTES, TOPICS_MAX, Packer, Packing  # noqa: E402
+from pydanube.spark.writing.row_packing import ROUND_BYTES, TOPICS_MAX, Packer, Packing  # noqa: E402
 
 NOW = 1_700_000_000_000_000
 TIME = pa.timestamp("us", tz="UTC")

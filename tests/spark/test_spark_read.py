@@ -17,7 +17,7 @@ from spark_broker import Broker, restore_into
 from pydanube import BlockingClient, connect_blocking
 from pydanube.client.tables.arrow_rows import arrow_schema
 from pydanube.spark import DanubeDataSource
-from pydanube.spark.schema import spark_schema
+from pydanube.spark.message_types import spark_schema
 from pydanube.testing import broker_thread
 
 TOPIC = "/default/orders"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pydanube.client.tables import arrow_rows as rows
 from pydanube.client.tables.arrow_rows import RowForm, RowSlice, arrow_schema
-from pydanube.client.tables.columns import COLUMNS
+from pydanube.client.tables.read_types import COLUMNS
 from pydanube.codec.batch import Batch, Codec, encode
 
 TOPIC = "/default/orders"

@@ -20,7 +20,7 @@ from spark_broker import Broker
 import pydanube
 from pydanube import Invalid
 from pydanube.spark import DanubeDataSource, session
-from pydanube.spark.sessions import COLLECTOR, JAVA_OPTIONS, LOCAL_SETTINGS, SETTINGS, java_options
+from pydanube.spark.session_builder import COLLECTOR, JAVA_OPTIONS, LOCAL_SETTINGS, SETTINGS, java_options
 
 
 def test_a_session_has_the_settings_that_were_measured(the_spark: SparkSession) -> None:

@@ -20,10 +20,10 @@ from pyspark.sql import SparkSession
 from spark_broker import Broker
 
 import pydanube
-from pydanube.cli.app import cli
+from pydanube.cli.root import cli
 from pydanube.cli.spark.sql_output import write_rows
 from pydanube.model.errors import Invalid, NotFound
-from pydanube.spark.failures import explain_sql
+from pydanube.spark.errors import explain_sql
 from pydanube.spark.sql.query import parse_query
 from pydanube.spark.sql.topic_views import find_tables, run_query
 

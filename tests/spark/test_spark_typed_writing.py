@@ -19,7 +19,7 @@ from pydanube.model.errors import DanubeError, Invalid, NotFound, Refused
 from pydanube.spark import DanubeDataSource
 from pydanube.spark.options import WriteOptions
 from pydanube.spark.writing.row_encoding import make_encoder
-from pydanube.spark.writing.writer import batch_writer
+from pydanube.spark.writing.staged_writer import batch_writer
 
 TOPIC = "/default/orders"
 AVRO = {

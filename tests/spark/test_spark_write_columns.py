@@ -17,8 +17,8 @@ from pyspark.sql.types import (
 )
 
 from pydanube.model.errors import Invalid
-from pydanube.spark.writing.columns import check_written
-from pydanube.spark.writing.writer import batch_writer, stream_writer
+from pydanube.spark.writing.frame_columns import check_written
+from pydanube.spark.writing.staged_writer import batch_writer, stream_writer
 
 TYPES: dict[str, DataType] = {
     kind.simpleString(): kind

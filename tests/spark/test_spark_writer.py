@@ -238,7 +238,7 @@ def test_a_mistake_that_is_not_a_danube_error_keeps_its_traceback() -> None:
 import os, sys, types
 sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="pyspark.daemon")
 from pydanube import Invalid
-from pydanube.spark.workers import HIDE_TRACEBACK, message_first
+from pydanube.spark.python_workers import HIDE_TRACEBACK, message_first
 
 @message_first
 def fail(error):

@@ -15,8 +15,8 @@ from spark_killing import until
 from test_table_formats import stored
 
 import pydanube
-from pydanube.spark.tables.formats import open_table
 from pydanube.spark.tables.options import TableOptions
+from pydanube.spark.tables.table_formats import open_table
 
 pytestmark = [pytest.mark.spark_kill, pytest.mark.process, pytest.mark.timeout(1800)]
 TOPIC = "/default/orders"

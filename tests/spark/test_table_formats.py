@@ -15,15 +15,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from pydanube.model.errors import Invalid, Refused
-from pydanube.spark.failures import reason
+from pydanube.spark.errors import reason
 from pydanube.spark.reading.offsets import Offsets, TopicIdentity, TopicOffsets
 from pydanube.spark.tables.data_files import DataFile, FileOrigin, parse_name, write_rows
-from pydanube.spark.tables.formats import TableFormat, open_table
 from pydanube.spark.tables.lag import detect_format, find_tables
 from pydanube.spark.tables.landed import LandingRecord, parse_record
 from pydanube.spark.tables.landing import Landing, check_landing
 from pydanube.spark.tables.options import Format, TableOptions
 from pydanube.spark.tables.orphans import find_orphans, remove_orphans
+from pydanube.spark.tables.table_formats import TableFormat, open_table
 
 MAP = pa.map_(pa.string(), pa.string())
 FORMATS: tuple[Format, ...] = ("delta", "iceberg")

@@ -12,9 +12,9 @@ from brokers import BrokerProcess
 from kill_driver import SINK_COMMITTED, TASKS_DONE
 from spark_killing import SOURCE, Driver, Scene, until
 
-from pydanube.spark.tables.formats import open_table
 from pydanube.spark.tables.options import Format, TableOptions
 from pydanube.spark.tables.orphans import find_orphans
+from pydanube.spark.tables.table_formats import open_table
 
 pytestmark = [pytest.mark.spark_kill, pytest.mark.process, pytest.mark.timeout(1800)]
 

@@ -13,12 +13,12 @@ from spark_broker import Broker
 from test_table_formats import stored
 
 import pydanube
-from pydanube.spark.failures import reason
+from pydanube.spark.errors import reason
 from pydanube.spark.reading.broker_queries import BrokerQueries
-from pydanube.spark.tables.formats import open_table
 from pydanube.spark.tables.lag import lag_of
 from pydanube.spark.tables.landing import Landing, land
 from pydanube.spark.tables.options import Format, TableOptions
+from pydanube.spark.tables.table_formats import open_table
 
 TOPIC = "/default/orders"
 SECONDS_MAX = 300

@@ -15,13 +15,13 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from pydanube.broker.cluster.addresses import TopicAddresses
 from pydanube.broker.cluster.compaction import MetadataCompaction
 from pydanube.broker.cluster.freshness import Freshness
 from pydanube.broker.cluster.gathering import Gathering
 from pydanube.broker.cluster.parts import ClusterParts, sole_cluster
 from pydanube.broker.cluster.routing import answer_inside, client_addresses
 from pydanube.broker.cluster.takeover import Takeover, no_cursors
+from pydanube.broker.cluster.topic_addresses import TopicAddresses
 from pydanube.broker.cluster.upgrade import Upgrade
 from pydanube.broker.context import BrokerContext
 from pydanube.broker.observe.cluster_status import ClusterStatus

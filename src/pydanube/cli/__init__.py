@@ -15,8 +15,8 @@ def main() -> None:
     """Run the ``danube`` command."""
     from pydanube.runtime.signals import dump_threads_on_request
 
-    from .app import run
-    from .streams import open_streams
+    from .root import run
+    from .standard_streams import open_streams
 
     open_streams()
     dump_threads_on_request(sys.stderr)

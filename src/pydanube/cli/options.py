@@ -17,7 +17,7 @@ from pydanube.model.schemas import parse_subject
 from pydanube.runtime.environment import DEFAULT_URL, URL_VARIABLE
 
 from .credential_options import choose_broker, credential_options, default_namespace
-from .streams import is_terminal
+from .standard_streams import is_terminal
 from .tls_options import tls_file_options
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ COMPRESSION: Final = click.Choice(["none", "lz4", "zstd"])
 def _check_url(context: click.Context, _parameter: click.Parameter, url: str | None) -> str | None:
     """Choose the broker, and check its URL before connecting. `danube --url URL COMMAND` applies if COMMAND has no
     --url, then --profile and what `credential_options` says."""
-    from pydanube.client.connection.address import parse_servers
+    from pydanube.client.connection.servers import parse_servers
 
     is_given = context.get_parameter_source("url") is click.core.ParameterSource.COMMANDLINE
     named = url if is_given else context.find_root().params.get("url")

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn, TextIO
 
 import click
 
-from .streams import is_terminal
+from .standard_streams import is_terminal
 
 JSON: Final = "pydanube.cli.json"
 """Where the context of a command has whether --json was given."""

@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pydanube.client.connection.address import parse_servers
 from pydanube.client.connection.credentials import check_token
+from pydanube.client.connection.servers import parse_servers
 from pydanube.model.errors import AlreadyExists, Invalid, NotFound, Refused
 from pydanube.model.names import parse_namespace
 

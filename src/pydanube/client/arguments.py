@@ -14,7 +14,7 @@ from pydanube.client.connection.observing import PartitionHook
 from pydanube.client.positions import AnyPosition
 from pydanube.client.producing.message_intake import Attributes
 from pydanube.client.producing.partitioning import PartitionBy
-from pydanube.client.tables.columns import AnyWhere, DirectRead, OnDecodeError
+from pydanube.client.tables.read_types import AnyWhere, DirectRead, OnDecodeError
 from pydanube.client.typed.schema_sources import SchemaSource
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.topics import SubscriptionTypeName

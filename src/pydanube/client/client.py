@@ -28,11 +28,11 @@ from pydanube.client.admin.schemas import Schemas
 from pydanube.client.admin.storage import Storage
 from pydanube.client.admin.subscriptions import Subscriptions
 from pydanube.client.admin.topics import Namespaces, Topics
-from pydanube.client.connection.address import Servers, parse_servers
 from pydanube.client.connection.credentials import AnyToken, ClientCredentials
 from pydanube.client.connection.observing import ClientMetrics, PartitionHook
 from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.connection.routing import Brokers
+from pydanube.client.connection.servers import Servers, parse_servers
 from pydanube.client.consuming.consumer import Consumer, ConsumerOptions
 from pydanube.client.history.range_fetch import FETCH_BYTES as RANGE_FETCH_BYTES
 from pydanube.client.history.range_fetch import RangeFetch, fetches

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from pydanube.broker.security.authentication import CLUSTER_TOKEN_BYTES_MIN, AcceptedCredentials, Authentication
-from pydanube.broker.security.certificates import CertificateRule
+from pydanube.broker.security.certificate_rules import CertificateRule
 from pydanube.broker.security.jwks import FILE_INTERVAL_S, Jwks, JwksFile, JwksUrl
 from pydanube.broker.security.security_store import SecurityStore
 from pydanube.broker.security.tokens import SECRET_BYTES_MIN, check_installed

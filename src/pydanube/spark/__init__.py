@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .datasource import DanubeDataSource
-    from .sessions import register, session
+    from .session_builder import register, session
     from .tables.sources import DanubeDeltaDataSource, DanubeIcebergDataSource
 
 __all__ = ["DanubeDataSource", "DanubeDeltaDataSource", "DanubeIcebergDataSource", "register", "session"]
@@ -25,8 +25,8 @@ _HOMES = {
     "DanubeDataSource": ".datasource",
     "DanubeDeltaDataSource": ".tables.sources",
     "DanubeIcebergDataSource": ".tables.sources",
-    "register": ".sessions",
-    "session": ".sessions",
+    "register": ".session_builder",
+    "session": ".session_builder",
 }
 
 

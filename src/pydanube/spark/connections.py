@@ -31,7 +31,7 @@ from pydanube.model.errors import DanubeError
 from pydanube.runtime.clock import SystemClock
 
 from .credentials import NO_CREDENTIALS, BrokerCredentials
-from .workers import freeze_imports
+from .python_workers import freeze_imports
 
 IDLE_SECONDS: Final = 60.0
 

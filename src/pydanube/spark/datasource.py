@@ -18,9 +18,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from .message_types import chosen_columns, spark_schema
 from .options import Mode, ReadOptions
-from .schema import chosen_columns, spark_schema
-from .workers import freeze_imports, message_first, use_python_of_driver
+from .python_workers import freeze_imports, message_first, use_python_of_driver
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -72,13 +72,13 @@ class DanubeDataSource(DataSource):
 
     @message_first
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from pydanube.spark.writing.writer import batch_writer
+        from pydanube.spark.writing.staged_writer import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
     @message_first
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802  Spark's name
-        from pydanube.spark.writing.writer import stream_writer
+        from pydanube.spark.writing.staged_writer import stream_writer
 
         freeze_imports()  # Spark requests a writer for each micro-batch
         return stream_writer(self.options, schema, overwrite)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, cast
 
-from pydanube.client.connection.address import parse_servers
-from pydanube.client.tables.columns import COLUMNS, DECODED_COLUMNS
+from pydanube.client.connection.servers import parse_servers
+from pydanube.client.tables.read_types import COLUMNS, DECODED_COLUMNS
 from pydanube.codec.batch import Codec
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import KEY_BYTES_MAX, PARTITIONS_MAX, PRODUCER_NAME_BYTES_MAX

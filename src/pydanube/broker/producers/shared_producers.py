@@ -15,7 +15,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from pydanube.broker.cluster.addresses import Place, TopicAddresses
+from pydanube.broker.cluster.topic_addresses import Place, TopicAddresses
 from pydanube.broker.context import BrokerContext
 from pydanube.broker.producers.producers import Producer, Producers, shared_id
 from pydanube.core.access import Action, Principal

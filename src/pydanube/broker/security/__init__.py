@@ -4,7 +4,7 @@ memory on every broker, and audit events.
 Lives here      records (the keys and values in the metadata), security_store (follows and changes them)
                 administration (what callers see and change of them)
                 authentication (who a caller is; slows down who fails often), over api_keys, tokens (JWT), jwks (their
-                keys), certificates; first_key (made when there is none)
+                keys), certificate_rules; first_key (made when there is none)
                 identity_sessions (ends connections whose credentials ended or were revoked)
                 visibility (what callers may see), access_review (asks again when rules change)
                 audit_operations (decides what is an audit event), audit (collects and writes them), over audit_file and

@@ -36,8 +36,8 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.network import counted_address
 from pydanube.runtime.telemetry import get_logger
 
-from . import api_keys, certificates
-from .certificates import CertificateRule
+from . import api_keys, certificate_rules
+from .certificate_rules import CertificateRule
 from .jwks import Jwks
 from .records import KeyRecord
 from .tokens import BadToken, Tokens
@@ -143,7 +143,7 @@ class Authentication:
         token, now_us = credentials.token, self._clock.now_us()
         if not token:
             assert credentials.certificate is not None
-            return certificates.find_identity(credentials.certificate, self._accepted.certificate_rules, now_us)
+            return certificate_rules.find_identity(credentials.certificate, self._accepted.certificate_rules, now_us)
         if len(token) > TOKEN_BYTES_MAX:
             return None
         if token.startswith(api_keys.PREFIX):

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pydanube.broker.cluster.addresses import Place, TopicAddresses
+from pydanube.broker.cluster.topic_addresses import Place, TopicAddresses
 from pydanube.broker.context import BrokerContext
 from pydanube.broker.registry.records import ConsumerRecord
 from pydanube.broker.security.visibility import check_found

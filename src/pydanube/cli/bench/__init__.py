@@ -2,7 +2,7 @@
 
     command   options -> Scenario             runs     starts processes, collects what they measured
     scenario  what is measured                workers  the parent's side of a child process; `worker` is the child
-    load      payloads and send schedule      baselines, pipeline   the same machine without a broker
+    load      payloads and send schedule      baselines, bare_pipeline   without a broker
     checking  verification of deliveries      report   tables and ratios
     suite     the targets of the project
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from pydanube.cli.setup.checks import sync_times
+from pydanube.cli.setup.doctor_checks import sync_times
 
 from .load import paced
 from .measure import MachineMeter, Percentiles, percentiles
@@ -154,7 +154,7 @@ async def echo(scenario: Scenario) -> Percentiles:
 
 async def pipeline(scenario: Scenario, directory: Path) -> dict[str, Any]:
     """Run the bare pipeline with the scenario's messages: one producer, one forwarder, one consumer."""
-    from .pipeline import result
+    from .bare_pipeline import result
 
     wire: dict[str, Any] = scenario.to_dict()
     async with Workers() as workers:

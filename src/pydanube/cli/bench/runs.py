@@ -14,13 +14,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from pydanube.cli.session import ANSWER_SECONDS
+from pydanube.cli.connecting import ANSWER_SECONDS
 from pydanube.codec.batch import HEADER_BYTES
 from pydanube.model.limits import ALIGNMENT
 from pydanube.runtime.randomness import identity
 
 from . import baselines as baseline_runs
-from .broker import BrokerProcess
+from .broker_process import BrokerProcess
 from .checking import Faults, add_faults, compare, unpack
 from .measure import MachineMeter, cpu_seconds, percentiles
 from .results import Baselines, Latency, Result, Throughput, cpu_per_message

@@ -16,7 +16,7 @@ from pydanube.cli.output import size
 from pydanube.model.errors import DanubeError
 
 from . import delivery, tiering
-from .broker import BrokerProcess
+from .broker_process import BrokerProcess
 from .results import Result
 from .runs import measure_baselines, measure_pipeline
 from .scenario import Scenario

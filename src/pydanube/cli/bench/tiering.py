@@ -19,7 +19,7 @@ from pydanube.model.errors import Unavailable
 from pydanube.model.limits import MIB
 from pydanube.model.policies import SEGMENT_BYTES_MAX
 
-from .broker import BrokerProcess
+from .broker_process import BrokerProcess
 from .results import Result
 from .runs import measure
 from .scenario import Scenario

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from pydanube.cli.streams import open_streams
+from pydanube.cli.standard_streams import open_streams
 from pydanube.model.errors import DanubeError
 
 Message = dict[str, Any]
@@ -68,12 +68,12 @@ def find_role(name: str) -> Role:
     elif name == "backlog":
         from .unacked import hold as role
     elif name.startswith("pipeline-"):
-        from . import pipeline
+        from . import bare_pipeline
 
         return {
-            "pipeline-producer": pipeline.produce,
-            "pipeline-broker": pipeline.forward,
-            "pipeline-consumer": pipeline.receive,
+            "pipeline-producer": bare_pipeline.produce,
+            "pipeline-broker": bare_pipeline.forward,
+            "pipeline-consumer": bare_pipeline.receive,
         }[name]
     else:
         from . import baselines

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from pydanube.cli.connecting import with_client
 from pydanube.cli.options import broker_options, examples
 from pydanube.cli.output import fields, plural, shown_as_json, size, table
-from pydanube.cli.session import with_client
 from pydanube.cli.synonyms import Group
 from pydanube.model.cluster import AWAY
 from pydanube.model.json_values import as_json

@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from pydanube.cli import values
+from pydanube.cli.connecting import Stop, with_client
 from pydanube.cli.messages.format_strings import MessageFormat, escaped
 from pydanube.cli.messages.reading import AllPartitions, BacklogEnd, Bounds, is_pattern, topics_of
 from pydanube.cli.messages.schema_payloads import DecodedBatch, PayloadDecoder
@@ -30,8 +31,7 @@ from pydanube.cli.options import (
     url_option,
 )
 from pydanube.cli.output import fail, note, payload_json, payload_text
-from pydanube.cli.session import Stop, with_client
-from pydanube.cli.streams import is_terminal, need_stdout
+from pydanube.cli.standard_streams import is_terminal, need_stdout
 from pydanube.cli.synonyms import Command
 from pydanube.model.errors import Invalid, NotFound
 from pydanube.model.names import TopicName

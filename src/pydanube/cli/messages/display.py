@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from pydanube.cli.output import fields, payload_json, payload_text, printable, size, table
-from pydanube.cli.streams import is_terminal
+from pydanube.cli.standard_streams import is_terminal
 
 if TYPE_CHECKING:
     from datetime import datetime

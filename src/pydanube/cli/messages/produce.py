@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
+from pydanube.cli.connecting import with_client
 from pydanube.cli.messages import feed, input_lines
 from pydanube.cli.messages.input_lines import InputMessages
 from pydanube.cli.messages.schema_payloads import PayloadEncoder
@@ -34,8 +35,7 @@ from pydanube.cli.options import (
     examples,
 )
 from pydanube.cli.output import note, number, show, size, wants_json
-from pydanube.cli.session import with_client
-from pydanube.cli.streams import is_terminal
+from pydanube.cli.standard_streams import is_terminal
 from pydanube.cli.synonyms import Command
 from pydanube.cli.values import SchemaName
 from pydanube.model.errors import Invalid
@@ -520,7 +520,7 @@ def _progress() -> AbstractContextManager[Any]:
     """Return a context manager with a progress line that takes the count, or with None if stderr is not a terminal."""
     if not is_terminal(sys.stderr):
         return nullcontext(None)
-    from pydanube.cli.progress import CountLine
+    from pydanube.cli.progress_line import CountLine
 
     return CountLine("published")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from pydanube.cli.session import LEAVE_SECONDS
+from pydanube.cli.connecting import LEAVE_SECONDS
 from pydanube.model.errors import DanubeError, NotFound
 from pydanube.model.positions import EARLIEST, LATEST, Position
 from pydanube.model.topics import PartitionDescription, SubscriptionDescription, SubscriptionType

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from pydanube.cli.connecting import Stop, with_client
 from pydanube.cli.options import ATTRIBUTE, DURATION, SUBSCRIPTION, TOPIC, examples, url_option
 from pydanube.cli.output import fail, note, payload_json, payload_text, to_json
-from pydanube.cli.session import Stop, with_client
-from pydanube.cli.streams import is_terminal, need_stdout
+from pydanube.cli.standard_streams import is_terminal, need_stdout
 from pydanube.cli.synonyms import Command
 from pydanube.model.errors import RequestFailed
 from pydanube.model.limits import MESSAGE_BYTES_MAX, REPLIES_MAX

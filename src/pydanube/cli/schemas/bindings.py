@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from pydanube.cli.connecting import with_client
 from pydanube.cli.options import SUBJECT, TOPIC, broker_options, examples, expected_option
 from pydanube.cli.output import fields, show, shown_as_json
-from pydanube.cli.session import with_client
 from pydanube.cli.synonyms import Command
 from pydanube.model.errors import Denied, Invalid, NotFound
 from pydanube.model.names import TopicName

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from pydanube.cli.connecting import with_client
 from pydanube.cli.options import SUBJECT, VERSION, broker_options, examples
 from pydanube.cli.output import note, printable, shown_as_json
 from pydanube.cli.schemas.files import FORMATS, read_definition, reference_option, with_references
-from pydanube.cli.session import with_client
-from pydanube.cli.streams import is_terminal
+from pydanube.cli.standard_streams import is_terminal
 from pydanube.cli.synonyms import Command
 from pydanube.cli.values import SchemaName
 from pydanube.model.errors import Invalid, NotFound

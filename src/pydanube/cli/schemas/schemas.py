@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
+from pydanube.cli.connecting import with_client
 from pydanube.cli.options import SUBJECT, broker_options, confirm, examples, yes_option
 from pydanube.cli.output import emit_json, fields, note, plural, show, shown_as_json, table, wants_json
 from pydanube.cli.schemas.bindings import bind, binding, unbind
@@ -19,8 +20,7 @@ from pydanube.cli.schemas.files import (
     version_options,
     with_references,
 )
-from pydanube.cli.session import with_client
-from pydanube.cli.streams import is_terminal
+from pydanube.cli.standard_streams import is_terminal
 from pydanube.cli.synonyms import Group
 from pydanube.cli.values import SchemaName
 from pydanube.model.errors import Invalid, NotFound, Refused

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from pydanube.cli.app import EXIT_FAILED
+from pydanube.cli.connecting import with_client
 from pydanube.cli.options import (
     BYTES,
     DURATION,
@@ -22,7 +22,7 @@ from pydanube.cli.options import (
     yes_option,
 )
 from pydanube.cli.output import fields, note, number, show, shown_as_json, size, table
-from pydanube.cli.session import with_client
+from pydanube.cli.root import EXIT_FAILED
 from pydanube.cli.synonyms import Group
 from pydanube.core.access import Action
 from pydanube.model.positions import datetime_from_micros

@@ -11,7 +11,7 @@ import click
 from pydanube.cli.credential_options import chosen_credentials, show_to_children
 from pydanube.cli.options import examples, json_option_with, url_option
 from pydanube.cli.output import emit_json, fail, table, wants_json
-from pydanube.cli.streams import write_logs_in_background
+from pydanube.cli.standard_streams import write_logs_in_background
 from pydanube.cli.synonyms import Group
 from pydanube.cli.tls_options import tls_options
 from pydanube.model.errors import Invalid

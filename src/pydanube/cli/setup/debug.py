@@ -21,10 +21,10 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 import click
 
+from pydanube.cli.connecting import with_client
 from pydanube.cli.credential_options import chosen_credentials
 from pydanube.cli.options import config_option, examples, json_option, url_option
 from pydanube.cli.output import note, show, size, to_json
-from pydanube.cli.session import with_client
 from pydanube.cli.setup.config import load
 from pydanube.cli.synonyms import Group
 from pydanube.cli.tls_options import tls_options
@@ -159,8 +159,8 @@ def _metrics(url: str) -> str:
     """Return the metrics of the broker, which its HTTP listener has."""
 
     async def ask(client: Client) -> str:
-        from pydanube.client.connection.address import BrokerAddress, parse_servers
         from pydanube.client.connection.credentials import ClientCredentials
+        from pydanube.client.connection.servers import BrokerAddress, parse_servers
         from pydanube.runtime.environment import client_tls
         from pydanube.runtime.http_get import NotHttp, http_get
         from pydanube.runtime.tls import client_context

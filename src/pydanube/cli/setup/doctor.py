@@ -10,7 +10,7 @@ import click
 
 from pydanube.cli.options import config_option, examples, json_option
 from pydanube.cli.output import fail, show, table
-from pydanube.cli.setup import checks
+from pydanube.cli.setup import doctor_checks
 from pydanube.cli.setup.config import load
 from pydanube.cli.synonyms import Command
 
@@ -50,14 +50,14 @@ def doctor(data_dir: Path | None, no_sync: bool, path: Path | None) -> None:
         fail(f"{len(failed)} of {len(findings)} checks failed: {', '.join(finding.check for finding in failed)}")
 
 
-def _findings(data_dir: Path | None, path: Path | None, *, measure: bool) -> Iterator[checks.Finding]:
+def _findings(data_dir: Path | None, path: Path | None, *, measure: bool) -> Iterator[doctor_checks.Finding]:
     settings = load(path)
     log_directory = settings.log_directory if data_dir is None else data_dir
-    yield checks.python_version()
-    yield checks.system()
-    yield from checks.disk(log_directory)
+    yield doctor_checks.python_version()
+    yield doctor_checks.system()
+    yield from doctor_checks.disk(log_directory)
     if measure:
-        yield checks.sync_speed(log_directory)
+        yield doctor_checks.sync_speed(log_directory)
     server = settings.server
     ports = {"native": server.port}
     if settings.grpc.data:
@@ -67,16 +67,16 @@ def _findings(data_dir: Path | None, path: Path | None, *, measure: bool) -> Ite
     if server.http:
         ports["http"] = server.http_port
     for listener, number in ports.items():
-        yield checks.port(listener, number, server.host)
+        yield doctor_checks.port(listener, number, server.host)
     storage = settings.storage
     if storage.url:
-        yield from checks.object_store(storage.url, storage.options)
-    for name, packages in checks.extras().items():
-        yield checks.check_extra(name, packages)
-    yield checks.java()
+        yield from doctor_checks.object_store(storage.url, storage.options)
+    for name, packages in doctor_checks.extras().items():
+        yield doctor_checks.check_extra(name, packages)
+    yield doctor_checks.java()
 
 
-def _show(findings: list[checks.Finding]) -> None:
+def _show(findings: list[doctor_checks.Finding]) -> None:
     from rich.text import Text
 
     table(

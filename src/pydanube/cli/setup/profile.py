@@ -10,7 +10,7 @@ import click
 from pydanube.cli.options import NAMESPACE, Parsed, examples, json_option
 from pydanube.cli.output import emit_json, note, show, table, wants_json
 from pydanube.cli.profiles import Profile, Profiles, check_name
-from pydanube.cli.streams import is_terminal
+from pydanube.cli.standard_streams import is_terminal
 from pydanube.cli.synonyms import Group
 from pydanube.model.errors import Invalid
 
@@ -112,8 +112,8 @@ def add(
 
 def _checked(url: str, token_file: Path | None, token: str | None, api_key: str | None) -> dict[str, str]:
     """Return the credentials of a profile, after a check of them and of the URL."""
-    from pydanube.client.connection.address import parse_servers
     from pydanube.client.connection.credentials import check_token
+    from pydanube.client.connection.servers import parse_servers
 
     secrets = {"token": token, "api_key": api_key}
     credentials = {} if token_file is None else {"token_file": str(token_file.absolute())}

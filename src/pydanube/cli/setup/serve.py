@@ -12,7 +12,7 @@ import click
 
 from pydanube.cli.options import config_option, examples
 from pydanube.cli.output import fail
-from pydanube.cli.streams import write_in_background
+from pydanube.cli.standard_streams import write_in_background
 from pydanube.cli.synonyms import Command
 
 PORT = click.IntRange(0, 65_535)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from pydanube.client import Client, TopicRows
-    from pydanube.client.tables.columns import OnDecodeError
+    from pydanube.client.tables.read_types import OnDecodeError
 
 _PART: Final = re.compile(
     r"""(?P<kept> '(?:[^']|'')*' | --[^\n]* | /\*.*?\*/ )

@@ -13,7 +13,7 @@ import click
 from pydanube.cli.credential_options import choose_broker, credential_options, show_to_children
 from pydanube.cli.options import Parsed, examples, json_option
 from pydanube.cli.output import emit_json, fail, note, plural, shown_as_json, table, wants_json
-from pydanube.cli.streams import is_terminal, need_stdout
+from pydanube.cli.standard_streams import is_terminal, need_stdout
 from pydanube.cli.synonyms import Group
 from pydanube.model.errors import Invalid, Unavailable
 
@@ -254,7 +254,7 @@ def list_pipelines(paths: tuple[Path, ...], variables: tuple[tuple[str, str], ..
 
 def _given_url(url: str | None) -> str | None:
     """Return the broker of the command line, also that of `danube --url URL pipeline ...`; None: none was given."""
-    from pydanube.client.connection.address import parse_servers
+    from pydanube.client.connection.servers import parse_servers
 
     context = click.get_current_context()
     url = choose_broker(context, url or context.find_root().params.get("url"), named_only=True)

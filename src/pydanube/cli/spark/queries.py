@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pydanube.cli.connecting import with_client
 from pydanube.cli.options import Parsed, broker_options, confirm, examples, yes_option
 from pydanube.cli.output import fields, plural, show, shown_as_json, table
-from pydanube.cli.session import with_client
 from pydanube.cli.synonyms import Group
 from pydanube.model.staging import check_query
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from pydanube.cli.connecting import ANSWER_SECONDS, REACH_SECONDS, with_client
 from pydanube.cli.credential_options import show_to_children
 from pydanube.cli.options import broker_options, examples
 from pydanube.cli.output import fail, note, plural, wants_json
-from pydanube.cli.session import ANSWER_SECONDS, REACH_SECONDS, with_client
 from pydanube.cli.spark.sql_output import FORMATS, write_rows
-from pydanube.cli.streams import is_terminal, need_stdout
+from pydanube.cli.standard_streams import is_terminal, need_stdout
 from pydanube.cli.synonyms import Command
 from pydanube.cli.tls_options import spark_tls_options, tls_options
 from pydanube.model.errors import DanubeError, Invalid
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import SparkSession
 
-    from pydanube.client.tables.columns import OnDecodeError
+    from pydanube.client.tables.read_types import OnDecodeError
     from pydanube.spark.sql.query import Query
     from pydanube.spark.sql.topic_views import TopicTable
 
@@ -201,7 +201,7 @@ def _find_tables(query: Query, url: str, raw: bool, options: dict[str, str]) -> 
 
 def _collect(spark: SparkSession, query: Query, tables: list[TopicTable], most: int) -> pyarrow.Table:
     """Return the rows: one more than `most` if there are more; 0: all of them."""
-    from pydanube.spark.failures import explain_sql
+    from pydanube.spark.errors import explain_sql
     from pydanube.spark.sql.topic_views import run_query
 
     logging.disable(logging.CRITICAL)  # PySpark and py4j log failures and Ctrl-C with stack traces; we report them

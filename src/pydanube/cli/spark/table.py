@@ -28,9 +28,9 @@ from pydanube.model.names import TopicName
 from pydanube.model.positions import datetime_from_micros
 
 if TYPE_CHECKING:
-    from pydanube.spark.tables.formats import TableFormat
     from pydanube.spark.tables.landed import LandingRecord
     from pydanube.spark.tables.options import Format, TableOptions
+    from pydanube.spark.tables.table_formats import TableFormat
 
 DEFAULT_MASTER: Final = "local[*,4]"
 RETAIN_SECONDS_MIN: Final = 3600.0
@@ -190,7 +190,7 @@ def lag(places: tuple[str, ...], url: str) -> None:
 
     Compares the offsets that the table records with the ends of the topic's partitions.
     """
-    from pydanube.cli.session import REACH_SECONDS
+    from pydanube.cli.connecting import REACH_SECONDS
     from pydanube.spark.reading.broker_queries import BrokerQueries
     from pydanube.spark.tables.lag import lag_of
 
@@ -240,8 +240,8 @@ def compact(
     No row changes, and landings may run meanwhile. Files that killed tasks left behind are removed if their batch can
     not be committed any more; then files that only versions older than --retain need.
     """
-    from pydanube.spark.tables.formats import open_table
     from pydanube.spark.tables.orphans import remove_orphans
+    from pydanube.spark.tables.table_formats import open_table
 
     if retain < RETAIN_SECONDS_MIN:
         raise click.UsageError("--retain must be at least 1h: readers may still need what was replaced")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from pydanube.cli.connecting import with_client
 from pydanube.cli.output import emit_json, note, number, plural, wants_json
-from pydanube.cli.session import with_client
 from pydanube.cli.spark.table import table_options
-from pydanube.cli.streams import is_terminal
+from pydanube.cli.standard_streams import is_terminal
 from pydanube.cli.tls_options import spark_tls_options
 from pydanube.model.errors import Refused
 from pydanube.model.positions import Position
@@ -47,7 +47,7 @@ def run_landing(topic: str, place: str, url: str, master: str, given: dict[str, 
         note(f"landing {topic} in {place}: starting Spark")
     with quiet_session(f"land {topic}", master, given["spark_log"]) as spark:
         from pydanube.runtime.signals import StopSignals
-        from pydanube.spark.failures import reason
+        from pydanube.spark.errors import reason
         from pydanube.spark.tables.landing import land
 
         try:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from pydanube.cli.connecting import with_client
 from pydanube.cli.options import POSITION, TOPIC, Parsed, broker_options, examples
 from pydanube.cli.output import (
     emit_json,
@@ -21,7 +22,6 @@ from pydanube.cli.output import (
     table,
     wants_json,
 )
-from pydanube.cli.session import with_client
 from pydanube.cli.synonyms import Command
 from pydanube.cli.values import TakesAgo, some_bytes
 from pydanube.model.json_values import as_json
@@ -205,7 +205,7 @@ def upload(topic: TopicName | None, url: str) -> None:
     Brokers upload by themselves, once a partition has enough (storage.segment_bytes) or has waited long enough
     (storage.segment_age_s). This is for moments before maintenance. It goes on in the broker when this is interrupted.
     """
-    from pydanube.cli.progress import BytesBar
+    from pydanube.cli.progress_line import BytesBar
 
     with BytesBar("uploading", 0) as bar:
 
@@ -240,7 +240,7 @@ def verify(topic: TopicName | None, rate: int | None, url: str) -> None:
     Reads footers, every batch and every checksum, and compares them with the catalog. Changes nothing. Damage is one
     line each on stdout, and sets exit code 1.
     """
-    from pydanube.cli.progress import BytesBar
+    from pydanube.cli.progress_line import BytesBar
 
     async def work(client: Client) -> StorageVerified:
         total = (await client.storage_usage(_text(topic))).total.uploaded_bytes
@@ -285,7 +285,7 @@ def gc(dry_run: bool, orphans: bool, url: str) -> None:
     Only after the grace period (storage.grace_s), so that their readers can finish. Brokers do this by
     themselves: every minute, and orphans every hour.
     """
-    from pydanube.cli.progress import Bar
+    from pydanube.cli.progress_line import Bar
 
     async def work(client: Client) -> StorageCollected:
         with Bar("looked at") as bar:

@@ -16,8 +16,8 @@ import click
 
 from pydanube.cli.options import STORE_OPTION, config_option, examples, json_option
 from pydanube.cli.output import fail, fields, note, plural, show, size
+from pydanube.cli.standard_streams import write_in_background
 from pydanube.cli.storage.admin import gc, segments, upload, usage, verify
-from pydanube.cli.streams import write_in_background
 from pydanube.cli.synonyms import Group
 from pydanube.model.addresses import host_port, is_loopback
 from pydanube.model.positions import datetime_from_micros
@@ -187,7 +187,7 @@ def restore(
 
 
 async def _restore(settings: Settings) -> Restored:
-    from pydanube.cli.progress import Bar
+    from pydanube.cli.progress_line import Bar
     from pydanube.server.restoring import restore as rebuild
 
     with Bar("restoring") as bar:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from pydanube.cli import values
+from pydanube.cli.connecting import with_client
 from pydanube.cli.messages.display import pending, record, show_all
 from pydanube.cli.options import (
     PLACE,
@@ -19,7 +20,6 @@ from pydanube.cli.options import (
     yes_option,
 )
 from pydanube.cli.output import emit_json, plural, show, wants_json
-from pydanube.cli.session import with_client
 from pydanube.cli.synonyms import Command
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from pydanube.cli.connecting import LEAVE_SECONDS, Stop, with_client
 from pydanube.cli.messages import display as messages
 from pydanube.cli.options import PLACE, SUBSCRIPTION, TOPIC, broker_options, confirm, examples, yes_option
 from pydanube.cli.output import emit_json, fail, note, plural, shown_as_json, table, wants_json
-from pydanube.cli.session import LEAVE_SECONDS, Stop, with_client
-from pydanube.cli.streams import is_terminal
+from pydanube.cli.standard_streams import is_terminal
 from pydanube.cli.synonyms import Group
 from pydanube.model.names import TopicName
 
@@ -343,7 +343,7 @@ def _finish(url: str, topic: str, where: LetterFilter, start: Start, verb: str, 
 
 async def _run(client: Client, topic: str, start: Start, verb: str) -> tuple[Redriven, bool]:
     """Run the operation with a progress bar; return its state, and whether it reached the end."""
-    from pydanube.cli.progress import Bar
+    from pydanube.cli.progress_line import Bar
     from pydanube.client import Redriven
 
     state, stop = Redriven(0), Stop()

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from pydanube.cli import values
+from pydanube.cli.connecting import with_client
 from pydanube.cli.options import (
     DURATION,
     SUBSCRIPTION,
@@ -19,7 +20,6 @@ from pydanube.cli.options import (
     expected_option,
 )
 from pydanube.cli.output import emit_json, fields, note, span, wants_json
-from pydanube.cli.session import with_client
 from pydanube.cli.synonyms import Command
 from pydanube.model.errors import Invalid
 from pydanube.model.failure import NATIVE, Backoff, FailurePolicy, Poison

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pydanube.cli import values
+from pydanube.cli.connecting import with_client
 from pydanube.cli.options import (
     POSITION,
     SUBSCRIPTION,
@@ -20,7 +21,6 @@ from pydanube.cli.options import (
     yes_option,
 )
 from pydanube.cli.output import emit_json, fields, show, shown_as_json, table, wants_json
-from pydanube.cli.session import with_client
 from pydanube.cli.subscriptions import failure_policy as failure
 from pydanube.cli.subscriptions.backlog import advance, peek, seek, skip
 from pydanube.cli.synonyms import Group

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
+from pydanube.cli.connecting import with_client
 from pydanube.cli.options import NAMESPACE, broker_options, confirm, examples, expected_option, yes_option
 from pydanube.cli.output import fields, show, shown_as_json
 from pydanube.cli.paging import PageOptions, page_options
-from pydanube.cli.session import with_client
 from pydanube.cli.synonyms import Group
 from pydanube.cli.topics.policies import namespace_policies
 from pydanube.model.paging import PageQuery

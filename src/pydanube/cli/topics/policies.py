@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from pydanube.cli.connecting import with_client
 from pydanube.cli.options import (
     NAMESPACE,
     POLICY,
@@ -16,7 +17,6 @@ from pydanube.cli.options import (
     expected_option,
 )
 from pydanube.cli.output import emit_json, note, size, span, table, wants_json
-from pydanube.cli.session import with_client
 from pydanube.cli.synonyms import Command
 from pydanube.model.errors import Invalid
 from pydanube.model.json_values import as_json

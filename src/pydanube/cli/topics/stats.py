@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pydanube.cli.connecting import with_client
 from pydanube.cli.options import TOPIC, broker_options, examples
 from pydanube.cli.output import emit_json, fields, number, plural, shown_as_json, size, span, table, wants_json
 from pydanube.cli.paging import PageOptions, page_options
-from pydanube.cli.session import with_client
 from pydanube.cli.synonyms import Command
 from pydanube.cli.topics.totals import TopicTotals, sum_topic
 from pydanube.model.json_values import as_json

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from pydanube.cli.connecting import Stop, with_client
 from pydanube.cli.options import DURATION, TOPIC, broker_options, examples
 from pydanube.cli.output import emit_json, span, table, wants_json
-from pydanube.cli.session import Stop, with_client
-from pydanube.cli.streams import is_terminal, need_stdout
+from pydanube.cli.standard_streams import is_terminal, need_stdout
 from pydanube.cli.synonyms import Command
 from pydanube.cli.topics.totals import TopicTotals, sum_topic
 from pydanube.model.errors import Invalid, NotFound, Unavailable

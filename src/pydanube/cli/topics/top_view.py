@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pydanube.cli.output import plural, printable, size, span
-from pydanube.cli.streams import is_terminal
+from pydanube.cli.standard_streams import is_terminal
 from pydanube.cli.topics.totals import TopicTotals
 from pydanube.model.statistics import (
     PartitionStatistics,

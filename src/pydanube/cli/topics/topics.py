@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 import click
 
 from pydanube.cli import values
+from pydanube.cli.connecting import with_client
 from pydanube.cli.options import (
     ACK_LEVEL,
     NAMESPACE,
@@ -22,8 +23,7 @@ from pydanube.cli.options import (
 from pydanube.cli.output import emit_json, fields, note, plural, show, shown_as_json, size, table, wants_json
 from pydanube.cli.paging import PageOptions, page_options
 from pydanube.cli.schemas.bindings import binding_text, find_binding
-from pydanube.cli.session import with_client
-from pydanube.cli.streams import is_terminal
+from pydanube.cli.standard_streams import is_terminal
 from pydanube.cli.subscriptions.backlog import format_positions
 from pydanube.cli.synonyms import Group
 from pydanube.cli.topics.policies import checked_changes, set_option, topic_policies

@@ -8,5 +8,5 @@ owner_session           finds the owner, opens a handle there, and opens it agai
 credentials             the token that a client shows, and shows anew before it ends
 observing               events of partitions for hooks of the user, and counters
 discovery               asks HTTP listeners where the native ones are
-address, foreign_peer   parse addresses; recognise a server that is not a broker
+servers, foreign_peer   parse addresses; recognise a server that is not a broker
 """

@@ -42,7 +42,6 @@ from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.tls_transport import TlsFailed
 from pydanube.version import __version__
 
-from .address import BrokerAddress
 from .foreign_peer import FIRST_BYTES, NATIVE_PORT_HINT, ForeignPeer, describe_peer, greeting_length
 from .pending_answers import (
     AckAnswer,
@@ -56,6 +55,7 @@ from .pending_answers import (
     WindowAnswer,
     fail,
 )
+from .servers import BrokerAddress
 
 log = get_logger(__name__)
 

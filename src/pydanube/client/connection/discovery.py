@@ -18,8 +18,8 @@ from pydanube.model.errors import DanubeError, Denied, Invalid, Unauthenticated,
 from pydanube.runtime.http_get import HttpAnswer, NotHttp, http_get
 from pydanube.runtime.tls_transport import describe_failure
 
-from .address import HTTP_SCHEME, HTTPS_SCHEME, BrokerAddress
 from .credentials import NO_CREDENTIALS, ClientCredentials
+from .servers import HTTP_SCHEME, HTTPS_SCHEME, BrokerAddress
 
 PATH: Final = "/api/v1/brokers"
 ANSWER_BYTES_MAX: Final = 1024 * 1024

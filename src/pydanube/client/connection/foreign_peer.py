@@ -19,7 +19,7 @@ from pydanube.codec.native.frames import HEADER, frame_length
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import ALIGNMENT, CONTROL_BYTES_MAX
 
-from .address import DEFAULT_PORT
+from .servers import DEFAULT_PORT
 
 FIRST_BYTES: Final = 64
 """How much of what a peer sent is looked at and quoted."""

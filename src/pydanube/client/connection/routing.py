@@ -42,12 +42,12 @@ from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.tls import NO_FILES, ClientTls, client_context
 
-from .address import BrokerAddress, Servers
 from .connection import HANDSHAKE_SECONDS, REQUEST_SECONDS, Connection, KeepAlive
 from .credentials import NO_CREDENTIALS, ClientCredentials, keep_authenticated
 from .foreign_peer import ForeignPeer
 from .observing import ClientMetrics
 from .owner_epochs import OwnerEpochs
+from .servers import BrokerAddress, Servers
 
 log = get_logger(__name__)
 

@@ -3,7 +3,7 @@
 topic_batches           reads a topic batch by batch
 topic_rows              the rows of a topic as one table, for other libraries
 planning                which offsets are read, from where, and what is made of them
-columns                 the names of the columns of messages, and the types of arguments
+read_types              the names of the columns of messages, and the types of arguments
 table_columns           the columns of one read
 conditions              `where`
 typed_payloads          the schemas of one read
@@ -11,5 +11,5 @@ arrow_rows              makes record batches of stored batches
 definitions             the definitions that payloads are decoded with, and how the payloads of a topic are written
 payloads                decodes payloads to the columns of a schema
 
-Needs pyarrow, except for `columns`. The Spark data source is made of the same parts.
+Needs pyarrow, except for `read_types`. The Spark data source is made of the same parts.
 """

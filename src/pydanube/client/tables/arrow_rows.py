@@ -25,7 +25,7 @@ from pydanube.codec.batch.layout import ATTRIBUTES, KEY, KEY_VALIDITY, OFFSETS, 
 from pydanube.model.limits import MIB
 from pydanube.runtime.cache import Cache
 
-from .columns import COLUMNS
+from .read_types import COLUMNS
 
 ROWS_AIM: Final = 10_000
 BYTES_AIM: Final = 2 * MIB

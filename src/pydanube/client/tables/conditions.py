@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from pydanube.model.errors import Invalid
 from pydanube.model.text import did_you_mean
 
-from .columns import AnyWhere, Comparison
+from .read_types import AnyWhere, Comparison
 
 _COMPARISONS: Final[dict[str, tuple[Callable[[Any, Any], bool], Callable[..., Any]]]] = {
     "=": (operator.eq, pc.equal),

@@ -22,9 +22,9 @@ from pydanube.model.topics import PartitionDescription, TopicDescription
 from pydanube.runtime.tasks import run_together
 from pydanube.runtime.telemetry import get_logger
 
-from .columns import AnyWhere, DirectRead, OnDecodeError
 from .conditions import Condition, Where
 from .payloads import NEEDED
+from .read_types import AnyWhere, DirectRead, OnDecodeError
 from .table_columns import TableColumns
 from .typed_payloads import TypedPayloads
 

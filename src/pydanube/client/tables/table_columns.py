@@ -16,7 +16,7 @@ from pydanube.model.errors import Invalid
 from pydanube.model.text import did_you_mean
 
 from .arrow_rows import ARROW_TYPES
-from .columns import COLUMNS, DECODED_COLUMNS
+from .read_types import COLUMNS, DECODED_COLUMNS
 
 DECODE_ERROR: Final = "decode_error"
 

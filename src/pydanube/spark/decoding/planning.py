@@ -21,9 +21,9 @@ from pydanube.client.tables.definitions import Definition, TopicForm, VersionKey
 from pydanube.formats.columns import column_fields
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Refused
 from pydanube.model.schemas import Binding, SchemaVersion
+from pydanube.spark.message_types import spark_schema
 from pydanube.spark.options import ReadOptions
 from pydanube.spark.reading.broker_queries import BrokerQueries
-from pydanube.spark.schema import spark_schema
 
 from .typed_read import DECODE_ERROR, PAYLOAD, TypedRead, unbound_error
 

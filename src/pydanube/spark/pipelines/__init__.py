@@ -8,7 +8,7 @@ pipelines.run("orders.yaml", once=True)             # everything that is there; 
 
 loading                 reads and checks a file: `check_file`, `load`
 definition              what a file defines, as frozen dataclasses
-yaml_nodes, places      YAML with the place of every value; problems and their places
+yaml_nodes, file_places YAML with the place of every value; problems and their places
 parsing                 the keys of a file and their values
 checks, sql_checks      references, cycles, paths, functions; SQL and its columns
 broker_checks           topics and schemas, asked from the broker

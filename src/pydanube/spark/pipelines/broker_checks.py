@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pydanube.client.blocking.client import BlockingClient, connect_blocking
-from pydanube.client.tables.columns import DECODED_COLUMNS
+from pydanube.client.tables.read_types import DECODED_COLUMNS
 from pydanube.formats.all_formats import parse_schema
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Unavailable
 from pydanube.model.names import TopicName
@@ -16,7 +16,7 @@ from pydanube.spark.credentials import BrokerCredentials
 from pydanube.spark.options import ReadOptions
 
 from .definition import Pipeline, Source
-from .places import Place, Problems
+from .file_places import Place, Problems
 from .sql_checks import Columns
 
 REACH_SECONDS: Final = 5.0

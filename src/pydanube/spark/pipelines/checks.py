@@ -14,15 +14,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
-from pydanube.client.tables.columns import COLUMNS
+from pydanube.client.tables.read_types import COLUMNS
 from pydanube.model.errors import Invalid
 from pydanube.model.text import did_you_mean
 from pydanube.spark.local_directories import not_a_directory
 from pydanube.spark.options import ReadOptions
-from pydanube.spark.writing.columns import WRITTEN
+from pydanube.spark.writing.frame_columns import WRITTEN
 
 from .definition import Pipeline, Sink, Source, Transform
-from .places import Problems, TextInFile
+from .file_places import Problems, TextInFile
 from .sql_checks import Columns, check_columns, check_condition, parse_condition, parse_query, place_in, tables_of
 
 LETTER_COLUMNS: Final = ("topic", "partition", "offset", "publish_time", "key", "payload", "attributes")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from .places import Place, TextInFile
+from .file_places import Place, TextInFile
 
 Action = Literal["drop", "dead-letter", "fail"]
 DecodeErrors = Literal["fail", "null", "dead-letter"]

@@ -15,12 +15,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pydanube.model.errors import Invalid
-from pydanube.spark.failures import python_error
+from pydanube.spark.errors import python_error
 
 from .checks import letter_columns, load_function
 from .definition import LETTERS, Pipeline, Sink, Source, Transform
 from .expectations import DECODE_ERROR, dead_letters, keep_rows, observe, rules_of
-from .places import Place, TextInFile
+from .file_places import Place, TextInFile
 
 _SQL_PLACE: Final = re.compile(r"line (\d+),? pos (\d+)")
 

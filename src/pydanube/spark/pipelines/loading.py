@@ -12,8 +12,8 @@ from pydanube.runtime.environment import DEFAULT_URL, URL_VARIABLE
 
 from .checks import check_all_columns, check_functions, check_pipeline, raw_columns
 from .definition import Pipeline
+from .file_places import Place, Problem, Problems
 from .parsing import parse_pipeline
-from .places import Place, Problem, Problems
 from .sql_checks import Columns
 from .yaml_nodes import read_yaml, substitute
 

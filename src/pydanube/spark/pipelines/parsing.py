@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
-from pydanube.client.connection.address import parse_servers
+from pydanube.client.connection.servers import parse_servers
 from pydanube.model.errors import Invalid
 from pydanube.model.names import TopicName
 from pydanube.model.text import Duration, did_you_mean, nearest, read
@@ -31,7 +31,7 @@ from .definition import (
     Trigger,
     Watermark,
 )
-from .places import Place, Problems, TextInFile
+from .file_places import Place, Problems, TextInFile
 from .yaml_nodes import Mapped, Node, Scalar, Sequence, kind_of
 
 TOP: Final = ("name", "servers", "checkpoint", "trigger", "spark", "sources", "transforms", "expectations", "sinks")

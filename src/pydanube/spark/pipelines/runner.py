@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pydanube.model.errors import Refused
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.signals import Flag
-from pydanube.spark.sessions import register, session, start_detached_java
+from pydanube.spark.session_builder import register, session, start_detached_java
 
 from .broker_checks import fix_versions
 from .definition import LETTERS, Pipeline, Trigger

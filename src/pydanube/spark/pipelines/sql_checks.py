@@ -18,7 +18,7 @@ from sqlglot.optimizer.scope import Scope, traverse_scope
 
 from pydanube.model.text import did_you_mean
 
-from .places import Place, Problems, TextInFile
+from .file_places import Place, Problems, TextInFile
 
 Columns = tuple[str, ...] | None
 """The columns of a table; None: not known before Spark runs."""

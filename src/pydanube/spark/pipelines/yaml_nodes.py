@@ -18,7 +18,7 @@ import yaml
 
 from pydanube.model.text import did_you_mean
 
-from .places import Place, Problems, TextInFile
+from .file_places import Place, Problems, TextInFile
 
 FILE_BYTES_MAX: Final = 1 << 20
 NODES_MAX: Final = 20_000

@@ -9,5 +9,5 @@ broker_queries          what the driver asks the brokers
 fetching                reads the ranges of a task, from the broker or the object store
 direct_reads            the object store: finds and reads the segments of a range
 pushdown, data_loss     what filters rule out; what should have been read and is gone
-progress                a subscription that follows the stream
+progress_subscription   a subscription that follows the stream
 """

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pydanube.model.errors import Invalid, NotFound
 from pydanube.runtime.clock import SystemClock
 from pydanube.spark.options import ReadOptions
-from pydanube.spark.workers import message_first
+from pydanube.spark.python_workers import message_first
 
 from . import pushdown
 from .bounds import Bound, Bounds

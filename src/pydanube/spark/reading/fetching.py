@@ -28,7 +28,7 @@ from pydanube.client.tables.arrow_rows import RowForm, RowSlice, arrow_schema
 from pydanube.model.errors import DanubeError, Invalid, NotFound
 from pydanube.spark import connections
 from pydanube.spark.options import ReadOptions
-from pydanube.spark.workers import hide_traceback
+from pydanube.spark.python_workers import hide_traceback
 
 from . import direct_reads as direct
 from .data_loss import LostRange, fail_or_log, lost_to_retention

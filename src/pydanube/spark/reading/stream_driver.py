@@ -41,7 +41,7 @@ from .planning import (
     resolve_bounds,
     time_lookups,
 )
-from .progress import ProgressSubscription
+from .progress_subscription import ProgressSubscription
 
 log = get_logger(__name__)
 

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pydanube.spark.options import ReadOptions
-from pydanube.spark.workers import end_if_cut_off, message_first
+from pydanube.spark.python_workers import end_if_cut_off, message_first
 
 from .offsets import Offsets
 

@@ -21,12 +21,12 @@ from pydanube.model.errors import Refused, Unavailable
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.telemetry import get_logger
 
-from .columns import check_partition_by, check_partition_columns, check_spelling, compare_columns, plain_schema
 from .data_files import DataFile, FileTarget
-from .formats import Compacted, TableSize
 from .landed import DELTA_KEY, LandingRecord, parse_record
 from .options import TableOptions
 from .stores import FileStore, local_path, refuse_foreign_files, sync_file
+from .table_formats import Compacted, TableSize
+from .table_schema import check_partition_by, check_partition_columns, check_spelling, compare_columns, plain_schema
 
 log = get_logger(__name__)
 

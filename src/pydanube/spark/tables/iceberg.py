@@ -42,12 +42,12 @@ from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.randomness import identity
 from pydanube.runtime.telemetry import get_logger
 
-from .columns import check_partition_by, check_partition_columns, compare_columns, plain_schema
 from .data_files import DataFile, FileTarget
-from .formats import Compacted, TableSize
 from .landed import ICEBERG_PREFIX, LandingRecord, parse_record
 from .options import TableOptions
 from .stores import FileStore, local_path, refuse_foreign_files, sync_file
+from .table_formats import Compacted, TableSize
+from .table_schema import check_partition_by, check_partition_columns, compare_columns, plain_schema
 
 log = get_logger(__name__)
 

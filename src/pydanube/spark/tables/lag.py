@@ -11,10 +11,10 @@ from pydanube.model.errors import Refused
 from pydanube.spark.reading.broker_queries import BrokerQueries
 from pydanube.spark.reading.data_loss import replacement_reason
 
-from .formats import TableFormat, open_table
 from .landed import LandingRecord
 from .options import Format, TableOptions
 from .stores import local_path
+from .table_formats import TableFormat, open_table
 
 DEPTH_MAX: Final = 4
 """How many levels of directories are searched for tables."""

@@ -22,10 +22,10 @@ from pydanube.model.limits import MIB
 from pydanube.runtime.telemetry import get_logger
 from pydanube.spark.local_directories import not_a_directory
 
-from .formats import TableFormat, open_table
 from .options import TableOptions
 from .orphans import remove_orphans
 from .stores import local_path, refuse_foreign_files
+from .table_formats import TableFormat, open_table
 
 log = get_logger(__name__)
 

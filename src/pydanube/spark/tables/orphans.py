@@ -19,8 +19,8 @@ from typing import Final
 from pydanube.runtime.clock import SystemClock
 
 from .data_files import parse_name
-from .formats import TableFormat
 from .stores import ListedFile
+from .table_formats import TableFormat
 
 GRACE_SECONDS: Final = 24 * 3600.0
 """Longer than any batch takes. A batch that was never committed belongs to a query that was given up."""

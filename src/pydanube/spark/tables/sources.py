@@ -14,7 +14,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from pydanube.model.errors import Invalid
-from pydanube.spark.workers import freeze_imports, message_first, use_python_of_driver
+from pydanube.spark.python_workers import freeze_imports, message_first, use_python_of_driver
 
 from .options import Format
 
@@ -40,13 +40,13 @@ class _TableSink(DataSource):
 
     @message_first
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from .writer import batch_writer
+        from .table_writer import batch_writer
 
         return batch_writer(self.table_format, self.options, schema, overwrite)
 
     @message_first
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802  Spark's name
-        from .writer import stream_writer
+        from .table_writer import stream_writer
 
         freeze_imports()  # Spark requests a writer for each micro-batch
         return stream_writer(self.table_format, self.options, schema, overwrite)

@@ -38,7 +38,7 @@ from pydanube.model.schemas import (
 )
 from pydanube.spark.options import WriteOptions
 
-from .columns import MESSAGE_COLUMNS
+from .frame_columns import MESSAGE_COLUMNS
 
 _ENCODERS_KEPT: Final = 16
 

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from pydanube.broker import QUOTA_WAIT_S_MAX, Broker, PublishDone, SharedProducer, shared_id
-from pydanube.broker.cluster.addresses import Place
+from pydanube.broker.cluster.topic_addresses import Place
 from pydanube.codec.batch import encode
 from pydanube.core.access import Principal
 from pydanube.gateway.native.publish_memory import PublishMemory

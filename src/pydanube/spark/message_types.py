@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from pydanube.client.tables.arrow_rows import ARROW_TYPES
-from pydanube.client.tables.columns import COLUMNS
+from pydanube.client.tables.read_types import COLUMNS
 from pydanube.model.errors import Invalid
 from pydanube.model.text import did_you_mean
 

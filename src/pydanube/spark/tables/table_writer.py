@@ -26,14 +26,14 @@ from pyspark.sql.types import StructType
 from pydanube.model.errors import Invalid, Refused
 from pydanube.runtime.randomness import identity
 from pydanube.runtime.telemetry import get_logger
+from pydanube.spark.python_workers import message_first
 from pydanube.spark.reading import descriptors
 from pydanube.spark.reading.offsets import Offsets
-from pydanube.spark.workers import message_first
 
 from .data_files import DataFile, FileOrigin, FileTarget, write_rows
-from .formats import open_table
 from .landed import LandingRecord
 from .options import Format, TableOptions
+from .table_formats import open_table
 
 log = get_logger(__name__)
 

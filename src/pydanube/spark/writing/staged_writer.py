@@ -32,10 +32,10 @@ from pydanube.runtime.randomness import identity
 from pydanube.runtime.telemetry import get_logger
 from pydanube.spark import connections
 from pydanube.spark.options import WriteOptions
-from pydanube.spark.workers import message_first
+from pydanube.spark.python_workers import message_first
 
-from .columns import check_typed, check_written
-from .packing import Packer, Packing
+from .frame_columns import check_typed, check_written
+from .row_packing import Packer, Packing
 
 if TYPE_CHECKING:
     from .row_encoding import RowEncoder  # imported where it is used: most writes need no schema

@@ -19,7 +19,7 @@ from pydanube.model.errors import DanubeError, Unauthenticated
 from pydanube.version import __version__
 
 from .credential_options import credential_options
-from .streams import finish_stdout, stdout_failed
+from .standard_streams import finish_stdout, stdout_failed
 from .synonyms import Group
 from .tls_options import tls_file_options
 
