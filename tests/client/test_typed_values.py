@@ -6,7 +6,7 @@ import dataclasses
 import math
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, Literal
@@ -79,6 +79,25 @@ class Person(pydantic.BaseModel):
         return self.name.upper()
 
 
+class Invoice(pydantic.BaseModel):
+    """Reads other JSON than it writes."""
+
+    total: Decimal
+    share: Decimal | None = None
+    due: date
+    raw: pydantic.Json[list[int]]
+    number: UUID
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def doubled(self) -> Decimal:
+        return 2 * self.total
+
+
+class Refund(msgspec.Struct, tag="refund"):
+    reason: str
+
+
 @pydantic.dataclasses.dataclass
 class Reading:
     sensor: str
@@ -118,6 +137,15 @@ PEOPLE = st.builds(
     kind=st.sampled_from(["a", "b"]),
 )
 READINGS = st.builds(Reading, TEXT, FLOATS)
+DECIMALS = st.decimals(allow_nan=False, allow_infinity=False)
+INVOICES = st.builds(
+    Invoice,
+    total=DECIMALS,
+    share=st.none() | DECIMALS,
+    due=st.dates(),
+    raw=st.lists(st.integers()).map(lambda some: msgspec.json.encode(some).decode()),
+    number=st.uuids(),
+)
 
 AVRO_SCHEMA: dict[str, Any] = {
     "type": "record",
@@ -197,6 +225,12 @@ KINDS: list[tuple[Any, st.SearchStrategy[Any], SchemaFormat]] = [
     (Point, POINTS, SchemaFormat.JSON),
     (Person, PEOPLE, SchemaFormat.JSON),
     (Reading, READINGS, SchemaFormat.JSON),
+    (Invoice, INVOICES, SchemaFormat.JSON),
+    (Person | Invoice, PEOPLE | INVOICES, SchemaFormat.JSON),
+    (Order | Refund | None, ORDERS | st.none() | st.builds(Refund, TEXT), SchemaFormat.JSON),
+    (list[Invoice], st.lists(INVOICES, max_size=3), SchemaFormat.JSON),
+    (list[Point], st.lists(POINTS, max_size=3), SchemaFormat.JSON),
+    (dict[str, Item], st.dictionaries(TEXT, ITEMS, max_size=3), SchemaFormat.JSON),
     (JSON_SCHEMA, JSON_VALUES, SchemaFormat.JSON),
     (AVRO_SCHEMA, AVRO_VALUES, SchemaFormat.AVRO),
     (fastavro.parse_schema(AVRO_SCHEMA), AVRO_VALUES, SchemaFormat.AVRO),
@@ -318,7 +352,7 @@ def test_nan_in_a_field_of_any_type_is_found() -> None:
         kind.encode(Node([{"a": math.nan}]))
 
 
-@pytest.mark.parametrize("schema", [object, dict, complex, "text", 3, Colour, lambda: None, list[int], Exception("x")])
+@pytest.mark.parametrize("schema", [object, dict, complex, "text", 3, Colour, lambda: None, Exception("x")])
 def test_what_is_no_schema_is_refused_with_what_may_be_used(schema: Any) -> None:
     with pytest.raises(Invalid, match=r"schema=.* is not a schema: use the class of a msgspec Struct"):
         value_type_of(schema)
@@ -334,7 +368,28 @@ class OddModel(pydantic.BaseModel):
     one: Exception
 
 
-@pytest.mark.parametrize("schema", [Odd, OddModel])
+def test_what_pydantic_writes_is_what_its_schema_says() -> None:
+    written = msgspec.json.decode(value_type_of(Invoice).definition.text)
+    assert written["properties"]["total"] == {"title": "Total", "type": "string", "format": "decimal"}
+    assert "doubled" not in written["properties"]
+    assert written["required"] == ["total", "due", "raw", "number"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "reason"),
+    [
+        (Order | Refund, Item("a", 1.0), "a Item is not a value of the schema .*Order | .*Refund"),
+        (Person | Invoice, Reading("a", 1.0), "a Reading is not a value of the schema"),
+        (list[Point], Point(1.0, 2.0), r"a Point is not a value of the schema list\[.*Point\]"),
+        (list[Point], [Point(1.0, math.nan)], "NaN"),
+    ],
+)
+def test_a_value_of_none_of_the_alternatives_is_refused(schema: Any, value: Any, reason: str) -> None:
+    with pytest.raises(Invalid, match=reason):
+        value_type_of(schema).encode(value)
+
+
+@pytest.mark.parametrize("schema", [Odd, OddModel, Item | Refund, list[Odd]])
 def test_a_class_without_a_json_schema_is_refused(schema: Any) -> None:
     with pytest.raises(Invalid, match="has no JSON Schema"):
         value_type_of(schema)

@@ -75,6 +75,25 @@ def test_json_objects() -> None:
     ]
 
 
+def test_json_strings_with_a_format_are_times_dates_and_decimals() -> None:
+    formats = {"at": "date-time", "day": "date", "sum": "decimal", "id": "uuid"}
+    fields = {name: {"type": "string", "format": one} for name, one in formats.items()}
+    schema = {"type": "object", "properties": fields}
+    good = {"at": "2026-01-01T02:00:00.5+02:00", "day": "2026-01-31", "sum": "-1.50", "id": "x"}
+    bad = [{"at": "today"}, {"at": 1}, {"day": "2026-02-30"}, {"sum": "NaN"}, {"sum": "0.1234567890123456789"}]
+    values, errors = decode_json(schema, good, {"at": "2026-01-01T00:00:00"}, *bad)
+    midnight = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    assert values[0].as_py() == {
+        "at": midnight + datetime.timedelta(milliseconds=500),
+        "day": datetime.date(2026, 1, 31),
+        "sum": Decimal("-1.5"),
+        "id": "x",
+    }
+    assert values[1].as_py()["at"] == midnight, "a time without an offset is in UTC"
+    assert sorted(errors) == [2, 3, 4, 5, 6]
+    assert values[2:].null_count == len(bad)
+
+
 def test_json_rows_that_fail_have_a_reason_and_leave_the_others_alone() -> None:
     values, errors = decode_json(
         ORDER,

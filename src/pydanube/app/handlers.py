@@ -323,6 +323,8 @@ def _kind_or_none(hint: Any) -> ValueKind | None:
         return None if one is None or one.many else ValueKind(one.type, many=True)
     if origin is dict:
         return ValueKind(dict)
+    if origin in (typing.Union, types.UnionType) and type(None) not in arguments:
+        return ValueKind(hint)
     return ValueKind(hint) if isinstance(hint, type) and hint not in (list, object) else None
 
 

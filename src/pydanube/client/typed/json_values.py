@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import msgspec
 
@@ -37,7 +38,7 @@ class JsonValues(ValueType[Any]):
 
     def __init__(
         self,
-        kind: type,
+        kind: Any,
         document: dict[str, Any],
         dump: Callable[[Any], bytes],
         load: Callable[[bytes], Any],
@@ -48,25 +49,26 @@ class JsonValues(ValueType[Any]):
             if "properties" in one:
                 one.setdefault("additionalProperties", False)
         self.definition = SchemaDefinition(SchemaFormat.JSON, json.dumps({"$schema": DRAFT_2020_12} | document))
-        self._kind = kind
+        self._name = _name(kind)
+        self._classes = frozenset(_classes(kind))
         self._dump = dump
         self._load = load
         self._to_plain = to_plain
         self._has_floats = any(map(_may_be_float, schemas))
 
     def encode(self, value: Any) -> bytes:
-        if type(value) is not self._kind:  # a subclass has fields that would be lost, or that the schema does not have
-            raise not_a_value(value, self._kind)
+        if type(value) not in self._classes:  # a subclass has fields that would be lost, or that the schema has not
+            raise not_a_value(value, self._name)
         try:
             payload = self._dump(value)
         except Exception as error:  # whatever the value makes the library raise
-            raise Invalid(f"the {self._kind.__name__} cannot be written as JSON: {one_line(error)}") from error
+            raise Invalid(f"the {self._name} cannot be written as JSON: {one_line(error)}") from error
         if self._has_floats and not self._is_finite(value, payload):
-            raise Invalid(f"the {self._kind.__name__} has a number that JSON does not have: NaN or infinity")
+            raise Invalid(f"the {self._name} has a number that JSON does not have: NaN or infinity")
         return payload
 
     def encode_many(self, values: Sequence[Any]) -> list[bytes]:
-        if set(map(type, values)) <= {self._kind}:
+        if set(map(type, values)) <= self._classes:
             try:
                 payloads = list(map(self._dump, values))
             except Exception:
@@ -88,7 +90,7 @@ class JsonValues(ValueType[Any]):
         return self._load
 
 
-def struct_values(kind: type) -> JsonValues:
+def struct_values(kind: Any) -> JsonValues:
     """Return the values of a msgspec Struct or a dataclass. Raises Invalid if msgspec does not support a field."""
     try:
         document = msgspec.json.schema(kind)
@@ -99,13 +101,15 @@ def struct_values(kind: type) -> JsonValues:
     return JsonValues(kind, document, msgspec.json.Encoder().encode, load, to_plain)
 
 
-def pydantic_values(kind: type) -> JsonValues:
+def pydantic_values(kind: Any) -> JsonValues:
     """Return the values of a pydantic model or dataclass. Raises Invalid if it has no JSON Schema."""
     from pydantic import TypeAdapter  # installed, because the class is one of its own
 
+    from .pydantic_schemas import WrittenSchema
+
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(kind)
-        document = adapter.json_schema(by_alias=True)
+        document = adapter.json_schema(by_alias=True, mode="serialization", schema_generator=WrittenSchema)
     except Exception as error:
         raise _unsupported(kind, error) from error
     dump = partial(adapter.serializer.to_json, by_alias=True, round_trip=True, warnings="error")
@@ -113,8 +117,28 @@ def pydantic_values(kind: type) -> JsonValues:
     return JsonValues(kind, document, dump, adapter.validator.validate_json, to_plain)
 
 
-def _unsupported(kind: type, error: Exception) -> Invalid:
-    return Invalid(f"{kind.__name__} has no JSON Schema: {one_line(error)}")
+def _unsupported(kind: Any, error: Exception) -> Invalid:
+    return Invalid(f"{_name(kind)} has no JSON Schema: {one_line(error)}")
+
+
+def _name(kind: Any) -> str:
+    """Return what errors call a type: Order, or shop.Order | shop.Refund."""
+    return kind.__name__ if isinstance(kind, type) and get_origin(kind) is None else str(kind)
+
+
+def _classes(kind: Any) -> Iterator[type]:
+    """Yield the classes that values of a type have."""
+    origin = get_origin(kind)
+    if origin in (Union, UnionType):
+        for one in get_args(kind):
+            yield from _classes(one)
+    elif origin is Annotated:
+        yield from _classes(get_args(kind)[0])
+    elif origin is Literal:
+        yield from map(type, get_args(kind))
+    else:
+        found = kind if origin is None else origin
+        yield found if isinstance(found, type) else object
 
 
 def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:

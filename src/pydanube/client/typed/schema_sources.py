@@ -1,6 +1,7 @@
 """What a user may pass as `schema`:
 
 a msgspec Struct, a dataclass, a pydantic model     JSON; its JSON Schema is generated from the class
+A | B, list[A], dict[str, A] and the like of these  JSON; one of pydantic makes it pydantic's, else it is msgspec's
 a generated protobuf class                          protobuf; its definition is taken from the class
 str, int, float, bytes                              the formats string, number and bytes
 a dict, or a schema object of fastavro or avro      an Avro schema or a JSON Schema
@@ -11,9 +12,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
-from typing import Any, Final, Protocol
+from types import GenericAlias, UnionType
+from typing import Any, Final, Protocol, get_args, get_origin
 
 import msgspec
 
@@ -32,7 +34,7 @@ class AvroSchemaObject(Protocol):
     def to_canonical_json(self, names: Any = None) -> Any: ...
 
 
-SchemaSource = SchemaDefinition | Mapping[str, Any] | AvroSchemaObject
+SchemaSource = SchemaDefinition | Mapping[str, Any] | AvroSchemaObject | UnionType | GenericAlias
 """A schema that is no class. The values of its messages are what the format has, such as dicts."""
 
 AVRO_TYPES: Final = frozenset({"record", "error", "enum", "fixed", "map"})
@@ -46,6 +48,8 @@ def value_type_of(schema: Any) -> ValueType[Any]:
 
     Raises Invalid if it is nothing of the kind or cannot be parsed, and Refused if a library for it is missing.
     """
+    if get_origin(schema) is not None:
+        return _of_annotation(schema)
     if isinstance(schema, type):
         return _of_class(schema)
     if isinstance(schema, Mapping):
@@ -72,6 +76,19 @@ def _of_class(kind: type) -> ValueType[Any]:
     raise _unknown(kind)
 
 
+def _of_annotation(annotation: Any) -> ValueType[Any]:
+    """Return the values of `A | B`, `list[A]` and other types that are made of classes."""
+    is_pydantic = any(hasattr(one, "__pydantic_validator__") for one in _parts(annotation))
+    return pydantic_values(annotation) if is_pydantic else struct_values(annotation)
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """Yield the types that a type is made of."""
+    yield annotation
+    for one in get_args(annotation):
+        yield from _parts(one)
+
+
 def _document_definition(document: Mapping[str, Any]) -> SchemaDefinition:
     """Return the definition of an Avro schema or a JSON Schema that is a dict."""
     is_avro = bool(document.keys() & _FASTAVRO_KEYS) or document.get("type") in AVRO_TYPES
@@ -86,8 +103,8 @@ def _document_definition(document: Mapping[str, Any]) -> SchemaDefinition:
 def _unknown(schema: object) -> Invalid:
     return Invalid(
         f"schema={one_line(repr(schema))} is not a schema: use the class of a msgspec Struct, a dataclass, a pydantic "
-        "model or a protobuf message, str, int, float, bytes, a dict with an Avro schema or a JSON Schema, or for the "
-        "text of a definition SchemaDefinition(SchemaFormat.AVRO, text)"
+        "model or a protobuf message, A | B or list[A] of such classes, str, int, float, bytes, a dict with an Avro "
+        "schema or a JSON Schema, or for the text of a definition SchemaDefinition(SchemaFormat.AVRO, text)"
     )
 
 

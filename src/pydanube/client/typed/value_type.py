@@ -79,5 +79,7 @@ class ValueType(ABC, Generic[T]):
             raise Invalid(f"data of the format {written} cannot be read as {read}")
 
 
-def not_a_value(value: object, kind: type) -> Invalid:
-    return Invalid(f"a {type(value).__name__} is not a value of the schema {kind.__name__}")
+def not_a_value(value: object, kind: type | str) -> Invalid:
+    return Invalid(
+        f"a {type(value).__name__} is not a value of the schema {kind if isinstance(kind, str) else kind.__name__}"
+    )

@@ -1,6 +1,9 @@
 """The Arrow types of JSON Schemas. `find_shape` finds what the values of a schema have in common, if they do.
 
-    boolean, string                 bool, string (`format` is an annotation and changes nothing)
+    boolean, string                 bool, string
+    string of the format date-time  timestamp in UTC; without an offset it counts as UTC
+    string of the format date       date32
+    string of the format decimal    decimal128(38, 18)
     integer, number                 int64, float64
     array with `items`              list
     object with `properties`        struct of these properties; others are left out
@@ -34,6 +37,9 @@ class Kind(Enum):
     INTEGER = "integer"
     NUMBER = "number"
     STRING = "string"
+    TIMESTAMP = "date-time"
+    DATE = "date"
+    DECIMAL = "decimal"
     ARRAY = "array"
     MAP = "map"
     OBJECT = "object"
@@ -70,8 +76,13 @@ _SCALARS: Final = {
     Kind.INTEGER: pa.int64(),
     Kind.NUMBER: pa.float64(),
     Kind.STRING: pa.string(),
+    Kind.TIMESTAMP: pa.timestamp("us", "UTC"),
+    Kind.DATE: pa.date32(),
+    Kind.DECIMAL: pa.decimal128(38, 18),
     Kind.TEXT: pa.string(),
 }
+_OF_FORMAT: Final = {one.value: one for one in (Kind.TIMESTAMP, Kind.DATE, Kind.DECIMAL)}
+"""Strings whose `format` says that they stand for something else; of other formats, such as uuid, they stay strings."""
 _TEXT: Final = Shape(Kind.TEXT)
 _FRACTION: Final = "fraction"
 """A number that is no integer: the type `number` is these two."""
@@ -122,6 +133,9 @@ class _Shapes:
                 return self._object(nodes)
             case "array":
                 return self._array(nodes)
+            case "string":
+                formats = {node["format"] for node in nodes if "format" in node}
+                return Shape(_OF_FORMAT.get(formats.pop(), Kind.STRING) if len(formats) == 1 else Kind.STRING)
             case name:
                 return Shape(Kind(name))
 

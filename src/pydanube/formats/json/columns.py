@@ -9,6 +9,8 @@ that fails is decoded once more with a type that allows fractions. Numbers outsi
 
 from __future__ import annotations
 
+from datetime import date, datetime
+from decimal import Decimal
 from itertools import chain
 from operator import attrgetter
 from typing import Annotated, Any, Final
@@ -24,6 +26,14 @@ from .arrow import Kind, Shape
 _LONG_RANGE: Final = (-(2**63), 2**63 - 1)
 _Long = Annotated[int, msgspec.Meta(ge=_LONG_RANGE[0], le=_LONG_RANGE[1])]
 _NULL: Final = b"null"
+_SCALARS: Final[dict[Kind, Any]] = {
+    Kind.BOOLEAN: bool,
+    Kind.NUMBER: float,
+    Kind.STRING: str,
+    Kind.TIMESTAMP: datetime,
+    Kind.DATE: date,
+    Kind.DECIMAL: Decimal,
+}
 
 
 class JsonColumnDecoder:
@@ -87,7 +97,7 @@ def _python_type(shape: Shape, whole_number: Any) -> Any:
             ]
             names = {_attribute(at): name for at, name in enumerate(shape.properties)}
             return msgspec.defstruct("object", fields, rename=names, gc=False) | None
-    return {Kind.BOOLEAN: bool, Kind.NUMBER: float, Kind.STRING: str}[shape.kind] | None
+    return _SCALARS[shape.kind] | None
 
 
 def _attribute(at: int) -> str:

@@ -292,6 +292,8 @@ class _Reader:
         for keyword in _PLAIN_2020 if modern else _PLAIN:
             if keyword in schema:
                 node[keyword] = schema[keyword]
+        if isinstance(schema.get("format"), str):
+            node["format"] = schema["format"]  # which types of columns follow from
         if "pattern" in node:
             self.patterns.append((place, node["pattern"]))
         for pattern in schema.get("patternProperties", ()):
@@ -594,6 +596,8 @@ def bundle(*nodes: Node) -> dict[str, Any]:
                     numbers[id(value)] = len(numbers)
                     waiting.append(value)
                 made["$ref"] = f"#/$defs/{numbers[id(value)]}"
+            elif keyword == "format":
+                continue  # an annotation
             elif keyword == "allOf":
                 made["allOf"] = [*made.get("allOf", ()), *map(export, value)]
             else:

@@ -91,9 +91,13 @@ def _scalar(kind: Kind, given: pa.DataType, path: str) -> Write:
             return write_float
         case Kind.STRING if is_text(given):
             return _write_text
-        case Kind.STRING if types.is_date32(given):
+        case Kind.TIMESTAMP | Kind.DATE | Kind.DECIMAL if is_text(given):
+            return _write_text
+        case Kind.STRING | Kind.DATE if types.is_date32(given):
             return lambda values: _quoted(values.cast(pa.string()))
-        case Kind.STRING if types.is_timestamp(given):
+        case Kind.DECIMAL if types.is_decimal(given) or is_whole(given):
+            return lambda values: _quoted(values.cast(pa.string()))
+        case Kind.STRING | Kind.TIMESTAMP if types.is_timestamp(given):
             form = f"{_ISO}Z" if given.tz else _ISO
             moment = pa.timestamp(given.unit, "UTC") if given.tz else given
             return lambda values: _quoted(pc.strftime(values.cast(moment), form))
@@ -107,6 +111,9 @@ _WANTED: Final = {
     Kind.INTEGER: "bigint",
     Kind.NUMBER: "double",
     Kind.STRING: "string",
+    Kind.TIMESTAMP: "timestamp",
+    Kind.DATE: "date",
+    Kind.DECIMAL: "decimal",
     Kind.TEXT: "string, with JSON in it: the schema allows values of several types",
 }
 
