@@ -37,6 +37,33 @@ def named(events: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     ]
 
 
+async def test_a_failure_policy_that_is_not_the_stored_one_is_told(
+    wire: Wire, events: pytest.LogCaptureFixture
+) -> None:
+    given = {"subscription": "billing", "create_topic": True}
+    async with pydanube.connect(wire.url) as client:
+        for failures in (3, 3, 5):
+            events.clear()
+            policy = pydanube.FailurePolicy(redeliveries_max=failures)
+            async with client.consumer(TOPIC, **given, failure_policy=policy):
+                told = [name for level, name in named(events) if level == "WARNING"]
+            assert told == (["consumer.failure_policy_differs"] if failures == 5 else [])
+        assert "redeliveries_max=3" in events.text and "redeliveries_max=5" in events.text
+        events.clear()
+        async with client.consumer(TOPIC, **given):
+            assert named(events) == []
+
+
+async def test_enforcing_leaves_the_policy_of_a_bound_topic_and_says_so(
+    wire: Wire, events: pytest.LogCaptureFixture
+) -> None:
+    async with pydanube.connect(wire.url) as client:
+        async with client.producer(TOPIC, schema=str), client.producer(TOPIC, schema=str, enforce=True):
+            assert ("WARNING", "producer.not_enforced") in named(events)
+        binding = await client.schemas.binding(TOPIC)
+        assert binding is not None and str(binding.policy) == "none"
+
+
 async def test_a_lost_connection_is_logged_once_and_so_is_the_next_one(
     wire: Wire, events: pytest.LogCaptureFixture
 ) -> None:

@@ -20,7 +20,7 @@ from pydanube.client.producing import typed_producer
 from pydanube.client.producing.producer import Producer
 from pydanube.client.settings import ProducerSettings
 from pydanube.client.typed import writer_schemas
-from pydanube.model.schemas import SchemaDefinition, SchemaFormat, SchemaReference
+from pydanube.model.schemas import SchemaDefinition, SchemaFormat, SchemaReference, ValidationPolicy
 
 TOPIC = "/default/orders"
 
@@ -28,6 +28,14 @@ TOPIC = "/default/orders"
 class Order(msgspec.Struct):
     id: int
     customer: str
+
+
+class Placed(msgspec.Struct, tag=True):
+    id: int
+
+
+class Shipped(msgspec.Struct, tag=True):
+    box: str
 
 
 class NewOrder(msgspec.Struct):
@@ -116,6 +124,27 @@ async def test_the_first_producer_binds_the_topic_to_the_subject_of_its_name(cli
     assert await client.schemas.subjects() == [TOPIC]
 
 
+async def test_the_first_producer_may_have_its_schema_enforced(client: Client) -> None:
+    async with client.producer(TOPIC, schema=Order, enforce=True):
+        pass
+    binding = await client.schemas.binding(TOPIC)
+    assert binding is not None and binding.policy is ValidationPolicy.ENFORCE
+    async with client.producer(TOPIC) as producer:
+        with pytest.raises(Invalid):
+            await producer.send(b"no order")
+
+
+async def test_alternatives_and_lists_are_messages(client: Client) -> None:
+    async with client.producer(TOPIC, schema=Placed | Shipped) as producer:
+        await producer.send_many([Placed(1), Shipped("box")])
+    async with client.producer("/default/lists", schema=list[Placed]) as lists:
+        await lists.send([Placed(1), Placed(2)])
+    async with client.consumer(TOPIC, subscription="s", start="earliest", schema=Placed | Shipped) as consumer:
+        assert [(await consumer.receive(timeout=60)).value() for _ in range(2)] == [Placed(1), Shipped("box")]
+    async with client.consumer("/default/lists", subscription="s", start="earliest", schema=list[Placed]) as consumer:
+        assert (await consumer.receive(timeout=60)).value() == [Placed(1), Placed(2)]
+
+
 async def test_a_topic_that_is_bound_has_its_subject(client, topic):
     await client.schemas.register("orders", SchemaDefinition(SchemaFormat.STRING, ""))
     await client.schemas.bind(TOPIC, "orders")
@@ -159,7 +188,7 @@ async def test_payloads_that_are_encoded_already_are_sent_under_a_registered_ver
 
 
 async def test_options_of_a_schema_without_one_are_refused(client: Client) -> None:
-    for options in ({"subject": "orders"}, {"register_schema": False}):
+    for options in ({"subject": "orders"}, {"register_schema": False}, {"enforce": True}):
         with pytest.raises(Invalid, match="belong to a producer with a schema"):
             client.producer(TOPIC, **options)
     with pytest.raises(Invalid, match="is not a name"):
@@ -472,7 +501,7 @@ def test_the_written_out_arguments_are_those_of_the_methods() -> None:
         parameters = inspect.signature(method).parameters.values()
         return [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in without]
 
-    schema = ("schema", "subject", "register_schema")
+    schema = ("schema", "subject", "register_schema", "enforce")
     for method, listed in (
         (Client.producer, arguments.ProducerArguments),
         (Client.consumer, arguments.ConsumerArguments),

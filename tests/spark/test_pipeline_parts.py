@@ -375,6 +375,23 @@ def test_what_is_invalid_is_not_tried_again() -> None:
     assert (scene.status.state, scene.status.error) == ("failed", "there is no column 'payload'")
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        "[STREAM_FAILED] x SQLSTATE: XXKST\n[CAST_INVALID_INPUT] The value 'a' is no INT SQLSTATE: 22018",
+        "[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012",
+        "[UNRESOLVED_COLUMN.WITH_SUGGESTION] x SQLSTATE: 42703",
+        "pydanube.model.errors.Corrupt: the object is not what was written",
+    ],
+)
+def test_an_error_that_comes_from_the_data_or_the_sql_is_not_tried_again(error: str) -> None:
+    scene = Scene()
+    scene.poll(0)
+    scene.graph.started[0].fail(error)
+    scene.poll(1)
+    assert (scene.status.state, scene.status.restarts) == ("failed", 0)
+
+
 def test_a_query_that_is_stopped_completes_its_batch_first() -> None:
     scene = Scene()
     scene.poll(0)

@@ -187,6 +187,8 @@ class Subscription:
             found = await self._client.describe_subscription(topic, self.spec.subscription)
             if found.failure_policy != policy:
                 await self._client.set_failure_policy(topic, self.spec.subscription, policy)
+                about = {"topic": topic, "subscription": self.spec.subscription}
+                log.info("app.failure_policy_set", **about, before=str(found.failure_policy), now=str(policy))
 
     def _start(self, work: Callable[[_Worker], Awaitable[None]], tasks: Tasks) -> None:
         async def run() -> None:

@@ -55,6 +55,7 @@ class ProducerArguments(TypedDict, total=False):
 class TypedProducerArguments(ProducerArguments, total=False):
     subject: str | None
     register_schema: bool
+    enforce: bool
 
 
 class ConsumerArguments(TypedDict, total=False):

@@ -171,6 +171,7 @@ class Client(Aliases, Admin, StagedWrites):
         schema: type[Any] | SchemaSource | SchemaVersion | None = None,
         subject: str | None = None,
         register_schema: bool = True,
+        enforce: bool = False,
     ) -> Producer[Any]:
         """Return a producer for one topic, to be opened with `async with`.
 
@@ -200,6 +201,8 @@ class Client(Aliases, Admin, StagedWrites):
         subject             where the schema is registered. None: the subject that the topic is bound to, or else the
                             name of the topic
         register_schema     False: the schema has to be registered already, or opening raises NotFound
+        enforce             True: a topic that is not bound yet is bound with the policy "enforce", so that the broker
+                            refuses what does not fit; needs the permission to administer the topic
         """
         settings = ProducerSettings(
             access=access,
@@ -216,8 +219,9 @@ class Client(Aliases, Admin, StagedWrites):
             on_partition=on_partition,
         )
         if schema is None or isinstance(schema, SchemaVersion):
-            if subject is not None or not register_schema:
-                raise Invalid("subject and register_schema belong to a producer with a schema that may be registered")
+            if subject is not None or not register_schema or enforce:
+                told = "subject, register_schema and enforce belong to a producer with a schema that may be registered"
+                raise Invalid(told)
             if schema is not None:
                 settings = replace(settings, subject=schema.subject, schema=(schema.schema_id, schema.version))
             return self._keep(Producer(self._brokers, topic, settings, create_topic, partition_by))
@@ -226,6 +230,7 @@ class Client(Aliases, Admin, StagedWrites):
             None if subject is None else parse_subject(subject),
             register_schema,
             self.schemas,
+            enforce,
         )
         return self._keep(TypedProducer(self._brokers, topic, settings, create_topic, partition_by, registration))
 

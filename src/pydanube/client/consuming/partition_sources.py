@@ -36,9 +36,9 @@ from pydanube.model.failure import FailurePolicy
 from pydanube.model.names import TopicName
 from pydanube.model.paging import NamePage
 from pydanube.model.positions import Position
-from pydanube.model.topics import SubscriptionType
+from pydanube.model.topics import SubscriptionDescription, SubscriptionType
 from pydanube.operations import Done, topics
-from pydanube.operations.subscriptions import Seek
+from pydanube.operations.subscriptions import DescribeSubscription, Seek
 from pydanube.runtime.tasks import Tasks, run_together
 from pydanube.runtime.telemetry import get_logger
 
@@ -156,8 +156,21 @@ class PartitionSources:
         if self._options.patterns:
             topics += [topic for topic in await self._matching_topics() if topic not in topics]
         await self._attach_to(topics, self._options.start)
+        if self._options.failure_policy is not None:
+            await asyncio.gather(*map(self._compare_policy, self._options.names))
         if self._options.patterns or self._partitioned:
             self._tasks.spawn(self._attach_new(), f"watch topics for {self._options.subscription}")
+
+    async def _compare_policy(self, topic: str) -> None:
+        """Log a failure policy that the subscription had before, if it is not the one that was given here."""
+        given, subscription = self._options.failure_policy, self._options.subscription
+        asked = DescribeSubscription(topic=TopicName.parse(topic), subscription=subscription)
+        with suppress(DanubeError):  # who may consume need not be allowed to describe
+            stored = (await self._brokers.call(asked, SubscriptionDescription)).failure_policy
+            if stored != given:
+                advice = "the stored one counts: client.set_failure_policy changes it"
+                about = {"topic": topic, "subscription": subscription, "stored": str(stored), "given": str(given)}
+                log.warning("consumer.failure_policy_differs", **about, advice=advice)
 
     async def close(self) -> None:
         """Detach every source, after a last attempt to send the collected acks and nacks."""

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydanube.model.errors import NotFound, Refused
+from pydanube.model.schemas import Binding, ValidationPolicy
+from pydanube.runtime.telemetry import get_logger
 
 from .value_type import ValueType
 from .writer_schemas import SchemaRegistry
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,8 @@ class Registration:
     create: bool
     """False: the subject has to have the definition already."""
     registry: SchemaRegistry
+    enforce: bool = False
+    """Whether a topic that is not bound yet is bound with the policy "enforce"."""
 
     async def run(self, topic: str) -> tuple[str, int, int]:
         """Return the subject, the schema id and the version for the batches of a topic.
@@ -31,20 +37,36 @@ class Registration:
         definition = self.value_type.definition
         if definition.references:
             self.value_type.use_references(await self.registry.references_of(definition))
-        subject = await self._choose_subject(topic)
+        binding = await self.registry.binding(topic)
+        subject = self._choose_subject(topic, binding)
+        schema_id, version = await self._find_version(subject)
+        if self.enforce:
+            await self._enforce(topic, subject, binding)
+        return subject, schema_id, version
+
+    async def _find_version(self, subject: str) -> tuple[int, int]:
+        """Return the schema id and the version of the definition, which is registered if it may be."""
+        definition = self.value_type.definition
         if self.create:
             registered = await self.registry.register(subject, definition)
-            return subject, registered.schema_id, registered.version
+            return registered.schema_id, registered.version
         try:
             found = await self.registry.lookup(subject, definition)
         except NotFound as error:
             raise NotFound(f"{error.message}; register_schema=False does not register it") from None
-        return subject, found.schema_id, found.version
+        return found.schema_id, found.version
 
-    async def _choose_subject(self, topic: str) -> str:
+    async def _enforce(self, topic: str, subject: str, binding: Binding | None) -> None:
+        """Bind a topic that is not bound with the policy "enforce"; that of a topic that is bound stays."""
+        if binding is None:
+            await self.registry.bind(topic, subject, policy=ValidationPolicy.ENFORCE)
+        elif binding.policy is not ValidationPolicy.ENFORCE:
+            about = {"topic": topic, "subject": subject, "policy": str(binding.policy)}
+            log.warning("producer.not_enforced", **about, advice="client.schemas.bind changes the policy of the topic")
+
+    def _choose_subject(self, topic: str, binding: Binding | None) -> str:
         """Return the given subject, that of the binding, or the topic's name. A given one that differs from the binding
         is refused before it is registered: the subject would stay, though the broker does not open the producer."""
-        binding = await self.registry.binding(topic)
         if binding is None:
             return self.subject or topic
         if self.subject not in (None, binding.subject):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from pydanube.model.errors import DanubeError
-from pydanube.model.schemas import Binding, RegisteredVersion, SchemaDefinition, SchemaVersion
+from pydanube.model.schemas import Binding, RegisteredVersion, SchemaDefinition, SchemaVersion, ValidationPolicy
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 
@@ -37,6 +37,8 @@ class SchemaRegistry(Protocol):
     async def get_by_id(self, schema_id: int, version: int) -> SchemaVersion: ...
 
     async def binding(self, topic: str) -> Binding | None: ...
+
+    async def bind(self, topic: str, subject: str, *, policy: ValidationPolicy) -> None: ...
 
 
 class WriterSchemas:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
@@ -22,8 +23,9 @@ BACKOFF_SECONDS: Final = 1.0
 """Before the first retry; it grows by BACKOFF_FACTOR."""
 BACKOFF_FACTOR: Final = 4.0
 
-_INVALID: Final = "pydanube.model.errors.Invalid: "
-"""In the text of an error that would come again: something must be changed first."""
+_COMES_AGAIN: Final = re.compile(r"pydanube\.model\.errors\.(Invalid|Corrupt): |SQLSTATE: (22|42|0A)\w{3}")
+"""In the text of an error that would come again: something must be changed first. Of the classes of SQLSTATE 22 is
+about values (a cast or a division), 42 about names and types, and 0A about what Spark cannot do."""
 
 _WORKING: Final = frozenset({"Processing new data", "No new data but cleaning up state"})
 """What Spark says about a query while it runs a batch."""
@@ -97,7 +99,7 @@ class PipelineQuery:
         if NOT_MET in str(error):
             told = str(error).partition(NOT_MET)[2].splitlines()[0].partition(" SQLSTATE:")[0]
             self._fail(f"{NOT_MET}{told}")
-        elif _INVALID in str(error):
+        elif _COMES_AGAIN.search(str(error)):
             self._fail(said)
         elif self._failures > RETRIES_MAX:
             self._fail(f"failed {self._failures} times: {said}")
