@@ -77,12 +77,12 @@ def bundle(file: Path, log: Path | None, lines: int, force: bool, path: Path | N
     """
     if file.exists() and not force:
         raise click.UsageError(f"{file} is there already: add --force to replace it, or name another")
-    from pydanube.cli.setup import checks
+    from pydanube.cli.setup.doctor_checks import check_extra, extras
 
     parts = _Parts()
     parts.add("versions.json", lambda: to_json(_versions()))
     parts.add("settings.json", lambda: to_json(_settings(path)))
-    parts.add("extras.json", lambda: to_json([checks.check_extra(*one) for one in checks.extras().items()]))
+    parts.add("extras.json", lambda: to_json([check_extra(*one) for one in extras().items()]))
     parts.add("status.json", lambda: to_json(_status(url)))
     parts.add("metrics.txt", lambda: _metrics(url))
     parts.add("log.txt", lambda: _log(log, lines))
