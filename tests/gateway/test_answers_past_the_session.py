@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from two_brokers import TwoBrokers, two_brokers
 
 from pydanube.client.connection.connection import Connection
 from pydanube.client.connection.servers import BrokerAddress
+from pydanube.codec.native import requests
 from pydanube.core.access import ANONYMOUS
 from pydanube.gateway.grpc.messages import SCHEMA
 from pydanube.gateway.http import HttpServer
@@ -24,6 +26,7 @@ from pydanube.model.errors import NotFound, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.paging import NamePage
 from pydanube.model.quotas import QuotaSubject
+from pydanube.model.replies import ReplyHead
 from pydanube.model.schemas import Binding, SchemaDefinition, SchemaFormat, ValidationPolicy
 from pydanube.model.settings.sections import LimitSettings, Sections
 from pydanube.model.topics import TopicConfig
@@ -122,6 +125,33 @@ async def test_a_native_client_is_warned_of_an_old_answer_and_told_unavailable(
         for _ in range(2):
             assert (await connection.request(topics.ListTopics(), NamePage)).names == [str(TOPIC)]
     assert capsys.readouterr().err.count("broker.answers_old") == 1
+
+
+class Asked:
+    """Waits for what ends a request."""
+
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def replied(self, head: ReplyHead, payload: bytes, is_last: bool) -> None:
+        self.ended.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        self.ended.set_exception(error)
+
+
+async def test_a_request_for_replies_is_not_told_either_that_its_topic_does_not_exist(pair: TwoBrokers) -> None:
+    async def ask(connection: Connection) -> None:
+        asked = Asked()
+        connection.ask(requests.Ask("/default/nowhere", 0, 8), b"question", asked)
+        await asked.ended
+
+    async with native_of(pair, "a") as connection:
+        with pytest.raises(NotFound):
+            await ask(connection)
+        pair.table.sessions.ages_s["a"] = 41.2
+        with pytest.raises(Unavailable, match="the changes of the last 42 s"):
+            await ask(connection)
 
 
 async def test_grpc_says_how_old_an_answer_may_be_and_never_that_something_does_not_exist(pair: TwoBrokers) -> None:

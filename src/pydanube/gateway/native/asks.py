@@ -97,7 +97,7 @@ class Asks:
 
     async def _open_and_publish(self, correlation: int, ask: wire.Ask, message: RequestMessage) -> None:
         try:
-            with self._session.audited_ask():
+            with self._session.audited_ask(), self._broker.freshness.checked():
                 topic = TopicName.parse(ask.topic)
                 producer = await self._broker.requests.open(self._session.principal, topic, ask.partition)
         except DanubeError as error:
