@@ -198,7 +198,7 @@ class BrokerClient:
             else:
                 answer.set_result(result)
 
-        self.broker.publish(ANONYMOUS, producer, memoryview(batch), done)
+        self.broker.batches.publish(ANONYMOUS, producer, memoryview(batch), done)
         return answer
 
     async def fetch(

@@ -62,7 +62,7 @@ async def test_a_compressed_batch_is_not_kept_unpacked(tmp_path):
     async with open_topic(tmp_path, message_bytes_max=1 << 24) as client:
         producer = await client.producer()
         bomb = encode([bytes(1 << 23)], publish_times=1, producer_id=producer.producer_id, codec=Codec.ZSTD)
-        batch, _ = client.broker._check_batch(producer, memoryview(bomb))
+        batch, _ = client.broker.batches._check_batch(producer, memoryview(bomb))
         assert batch._data is None
 
 

@@ -112,7 +112,7 @@ async def test_a_memory_topic_delivers_before_the_producer_is_answered_and_a_sto
         await consumer.wait_for(1)
         deliver = consumer.deliver_whole
         consumer.deliver_whole = lambda *what: (order.append("delivered"), deliver(*what))
-        client.broker.publish(ANONYMOUS, producer, one_batch(producer), lambda _: order.append("answered"))
+        client.broker.batches.publish(ANONYMOUS, producer, one_batch(producer), lambda _: order.append("answered"))
         await consumer.wait_for(2)
         assert order == sorted(order, reverse=ack_level is AckLevel.MEMORY) and len(order) == 2
 
@@ -126,7 +126,7 @@ async def test_a_producer_is_answered_although_delivering_raises(client, broker)
     consumer.deliver_whole = lambda *_: 1 / 0
     answers: list[object] = []
     with pytest.raises(ZeroDivisionError):
-        broker.publish(ANONYMOUS, producer, one_batch(producer), answers.append)
+        broker.batches.publish(ANONYMOUS, producer, one_batch(producer), answers.append)
     assert answers == [Published(1, producer.partition.epoch, False)]
 
 
@@ -134,7 +134,7 @@ async def test_a_publish_that_waits_keeps_only_its_own_memory(client, broker, to
     producer = await client.producer()
     chunk = one_batch(producer)
     answered = asyncio.Event()
-    broker.publish(ANONYMOUS, producer, chunk, lambda _: answered.set())
+    broker.batches.publish(ANONYMOUS, producer, chunk, lambda _: answered.set())
     ((waiting, _),) = producer.partition._publishes._waiting  # for its ledger
     assert waiting.view == chunk
     assert waiting.view.obj is not chunk.obj

@@ -98,7 +98,7 @@ async def test_the_four_subscription_types_dispatch_as_on_reliable_topics(broker
     keys = [f"key-{n % 12}" for n in range(36)]
     for key in keys:
         batch = encode([key.encode()], keys=[key], publish_times=1, producer_id=producer.producer_id)
-        broker.publish(ANONYMOUS, producer, memoryview(batch), lambda _: None)
+        broker.batches.publish(ANONYMOUS, producer, memoryview(batch), lambda _: None)
     assert offsets(exclusive) == list(range(36))
     assert [len(one.received) for one in shared] == [12, 12, 12]
     assert sorted(offset for one in shared for offset in offsets(one)) == list(range(36))

@@ -91,7 +91,7 @@ async def test_an_ordinary_producer_may_not_publish_for_another(cluster):
     producer = await client.producer()
     batch = encode([b"x"], publish_times=1, producer_id=producer.producer_id + 1)
     done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    client.broker.publish(ANONYMOUS, producer, memoryview(batch), done.set_result)
+    client.broker.batches.publish(ANONYMOUS, producer, memoryview(batch), done.set_result)
     refused = await done
     assert isinstance(refused, Invalid) and "signed by" in refused.message
 

@@ -65,7 +65,7 @@ def publish(
         else:
             answer.set_result(result)
 
-    broker.publish(principal, producer, memoryview(batch), done, **options)
+    broker.batches.publish(principal, producer, memoryview(batch), done, **options)
     return answer
 
 

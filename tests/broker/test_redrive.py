@@ -141,7 +141,7 @@ async def test_no_client_publishes_with_the_id_of_dead_letters(broker):
     producer = await peer.producer()
     refused: list[object] = []
     batch = encode([b"forged"], publish_times=1, producer_id=LETTER_PRODUCER)
-    broker.publish(ANONYMOUS, producer, memoryview(batch), refused.append)
+    broker.batches.publish(ANONYMOUS, producer, memoryview(batch), refused.append)
     assert isinstance(refused[0], Invalid)
     with pytest.raises(Refused, match="never given out"):
         await peer.producer(producer_id=LETTER_PRODUCER)

@@ -496,7 +496,7 @@ async def test_an_answer_that_raises_does_not_stop_the_batches_behind(client):
     def done(result):
         raise ZeroDivisionError
 
-    client.broker.publish(ANONYMOUS, producer, memoryview(batch), done)
+    client.broker.batches.publish(ANONYMOUS, producer, memoryview(batch), done)
     await client.publish(producer, [b"1"], schema_id=1, schema_version=1)
     assert await payloads(client) == [b"1"]
 

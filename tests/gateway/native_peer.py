@@ -83,10 +83,12 @@ async def open_listener(
 
 
 class Between:
-    """Base of wrappers around a broker: attributes that are not defined here are those of the broker."""
+    """Base of wrappers around a broker: attributes that are not defined here are those of the broker. One that defines
+    `publish` gets the batches."""
 
     def __init__(self, broker: Any) -> None:
         self._broker = broker
+        self.batches = self if hasattr(type(self), "publish") else broker.batches
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._broker, name)

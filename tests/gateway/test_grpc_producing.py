@@ -64,8 +64,8 @@ async def test_sends_that_arrive_while_a_batch_is_written_become_one_batch(
 ) -> None:
     producer = await peer.producer(TOPIC)
     service = next(one for _, one in broker.server._grpc._services if type(one).__name__ == "ProducerService")
-    publish, batches = broker.broker.publish, []
-    broker.broker.publish = lambda *arguments: batches.append(arguments)
+    publish, batches = broker.broker.batches.publish, []
+    broker.broker.batches.publish = lambda *arguments: batches.append(arguments)
     sends = asyncio.gather(*(producer.send(b"%d" % n, key=f"k{n}") for n in range(100)))
     collected = service._sends._groups
 
@@ -75,7 +75,7 @@ async def test_sends_that_arrive_while_a_batch_is_written_become_one_batch(
 
     await broker.until(lambda: arrived() == 100)
     assert len(batches) == 1
-    broker.broker.publish = publish
+    broker.broker.batches.publish = publish
     publish(*batches[0])
     await sends
     messages = await stored(broker, count=100)

@@ -190,13 +190,13 @@ class Holding(Between):
         if producer.topic in self.topics:  # type: ignore[attr-defined]
             self.held.append((principal, producer, *rest))
         else:
-            self._broker.publish(principal, producer, *rest)
+            self._broker.batches.publish(principal, producer, *rest)
 
     def go_on(self) -> None:
         held, self.held = self.held, []
         self.topics = set()
         for arguments in held:
-            self._broker.publish(*arguments)
+            self._broker.batches.publish(*arguments)
 
 
 async def test_whoever_overruns_the_publish_window_is_closed_and_told_why() -> None:

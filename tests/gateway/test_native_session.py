@@ -451,7 +451,7 @@ async def test_a_listener_that_closes_says_so_answers_what_is_in_flight_and_take
         late = peer.publish(producer.handle, one_batch(producer))
         assert isinstance(await peer.error(late), Unavailable)
         assert not closing.done()
-        there.broker._broker.publish(*there.broker.held[0])
+        there.broker._broker.batches.publish(*there.broker.held[0])
         assert (await peer.receive(FrameKind.PUBLISHED)).correlation == in_flight
         assert await peer.next_frame() is None
         await closing

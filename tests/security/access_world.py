@@ -189,7 +189,7 @@ def publish(broker: Broker, principal: Principal, producer: Any) -> None:
         producer_id=producer.producer_id,
         producer_epoch=producer.producer_epoch,
     )
-    broker.publish(principal, producer, memoryview(batch), outcomes.append)
+    broker.batches.publish(principal, producer, memoryview(batch), outcomes.append)
     if outcomes and isinstance(outcomes[0], DanubeError):
         raise outcomes[0]
 

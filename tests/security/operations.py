@@ -187,7 +187,7 @@ FACADE: Final[dict[str, Row]] = {
     "open_producer": Row(PRODUCE, lambda w, p: _closing(w.broker.open_producer(p, TOPIC, 0, "", 0, 0))),
     "owner_elsewhere": Row(DESCRIBE, lambda w, p: w.broker.owner_elsewhere(p, TOPIC, 0)),
     "owner_names": Row(DESCRIBE, lambda w, p: w.broker.owner_names(p, TOPIC)),
-    "publish": Row(PRODUCE, lambda w, p: publish(w.broker, p, w.producer)),
+    "batches.publish": Row(PRODUCE, lambda w, p: publish(w.broker, p, w.producer)),
     "publisher.publish": Row(
         PRODUCE, lambda w, p: w.broker.publisher.publish(p, TOPIC, 0, memoryview(encode([b"x"], publish_times=1)))
     ),

@@ -6,11 +6,9 @@ Each call names a principal, and the authorizer is asked before anything else ha
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 from msgspec import structs
@@ -36,9 +34,8 @@ from pydanube.broker.partitions.own_partitions import OwnPartitions
 from pydanube.broker.partitions.partition import FetchResult
 from pydanube.broker.partitions.partition_recovery import PartitionRecovery
 from pydanube.broker.partitions.partition_table import PartitionTable
-from pydanube.broker.partitions.publish_checks import PayloadCheck, check_publishable
-from pydanube.broker.partitions.publish_queue import PublishDone
 from pydanube.broker.partitions.store_loss import StoreLoss
+from pydanube.broker.producers.batches import BatchPublisher
 from pydanube.broker.producers.inboxes import Inboxes
 from pydanube.broker.producers.producers import Access, Producer, Producers
 from pydanube.broker.producers.publishing import PartitionPublisher
@@ -46,7 +43,7 @@ from pydanube.broker.producers.requesting import RequestPublisher
 from pydanube.broker.producers.shared_producers import SharedProducers
 from pydanube.broker.quotas.administration import Quotas
 from pydanube.broker.quotas.stored_bytes import StoredBytes
-from pydanube.broker.quotas.throttle import PEER, Throttle
+from pydanube.broker.quotas.throttle import Throttle
 from pydanube.broker.redrive import DeadLetters
 from pydanube.broker.registry.effective_policies import EffectivePolicies
 from pydanube.broker.registry.records import TopicRecord
@@ -71,31 +68,25 @@ from pydanube.broker.topics.expiration import Expiration
 from pydanube.broker.topics.listing import Listing
 from pydanube.broker.topics.policies import PolicyAdministration
 from pydanube.broker.topics.topic_deletion import TopicDeletion
-from pydanube.codec.batch import Batch, Codec
 from pydanube.core.access import BROKER, Action, Authorizer, Principal, visible_subscriptions
 from pydanube.core.access_rules import AccessRules
-from pydanube.core.staging import STAGED_PRODUCER
 from pydanube.metadata.packing import version_of
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession, is_inside
-from pydanube.model.dead_letters import LETTER_PRODUCER
 from pydanube.model.errors import (
     AlreadyExists,
     DanubeError,
-    Invalid,
     NotFound,
     NotOwner,
     Refused,
     Unavailable,
-    internal_error,
 )
 from pydanube.model.leftovers import Loss
 from pydanube.model.messages import Published
 from pydanube.model.metrics import MetricFamily
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
-from pydanube.model.replies import REQUEST_PRODUCER
 from pydanube.model.settings.sections import Sections
 from pydanube.model.topics import (
     AckLevel,
@@ -165,8 +156,6 @@ class Broker:
         self._member_tasks: list[asyncio.Task[None]] = []
         self._writer = writer
         self._authorizer = authorizer
-        self._batch_authorizer = parts.authorizer
-        """Checks batches, which no audit event is made of: their producers are sessions."""
         self._settings = settings
         self._limits = settings.limits
         self._identity = writer.identity
@@ -209,16 +198,18 @@ class Broker:
         self.schemas = Schemas(context, self._partitions)
         self.addresses = TopicAddresses(registry, authorizer, settings.topics.auto_create, self._first_publish_level)
         self._producers = Producers(registry, self._partitions, self._cluster, authorizer)
+        refusal = self._tiers.refusal if self._tiers is not None else lambda: None
+        self.batches = BatchPublisher(context, self._producers, self.throttle, parts.authorizer, refusal)
         self.policies = PolicyAdministration(registry, self._partitions, policies, authorizer)
         self.decompression = DecompressionBudget()
-        """Must be asked before a compressed batch is passed to `publish`."""
+        """Must be asked before a compressed batch is passed to `batches`."""
         self.subscriptions = Subscriptions(context, self._partitions, self.decompression, self.unread)
         self.publisher = PartitionPublisher(
-            registry, self._partitions, self._producers, self._cluster, authorizer, self.throttle, self.publish
+            registry, self._partitions, self._producers, self._cluster, authorizer, self.throttle, self.batches.publish
         )
         self.inboxes = Inboxes(self._cluster)
         self.requests = RequestPublisher(
-            registry, self._producers, self._cluster, authorizer, self.throttle, clock, self.publish
+            registry, self._producers, self._cluster, authorizer, self.throttle, clock, self.batches.publish
         )
         self.dead_letters = DeadLetters(
             context, self._partitions, self.subscriptions, self.publisher, self.decompression, self.unread
@@ -742,59 +733,6 @@ class Broker:
         """Raise Denied if the principal may not read the topic, before a stream of it is begun."""
         self._authorizer.check(principal, Action.READ, str(topic))
 
-    def publish(
-        self,
-        principal: Principal,
-        producer: Producer,
-        batch: memoryview,
-        done: PublishDone,
-        patience_s: float = math.inf,
-    ) -> None:
-        """Take one batch. `done` is called exactly once with the outcome, now or when the ack level is reached.
-
-        A compressed batch is decompressed here: ask `decompression` first. `patience_s`: how long it may wait for the
-        rates of quotas, before it is refused.
-        """
-        if self.throttle.is_active:
-            self._publish_within_quotas(principal, producer, batch, done, patience_s)
-        else:
-            self._publish(principal, producer, done, batch)
-
-    def _publish_within_quotas(
-        self, principal: Principal, producer: Producer, batch: memoryview, done: PublishDone, patience_s: float
-    ) -> None:
-        refuse = partial(self.metrics.refuse, done)
-        try:
-            self._batch_authorizer.check(principal, Action.PRODUCE, producer.topic)
-            self.throttle.check_stored(producer.topic, producer.namespace)
-        except DanubeError as error:
-            refuse(error)
-            return
-        publish = partial(self._publish_in_turn, principal, producer, done)
-        counted = PEER if producer.forwards else principal  # the broker that forwards has counted it for its principal
-        self.throttle.publish(counted, producer, batch, publish, refuse, patience_s)
-
-    def _publish_in_turn(self, principal: Principal, producer: Producer, done: PublishDone, batch: memoryview) -> None:
-        try:
-            self._publish(principal, producer, done, batch)
-        except Exception as error:  # a bug, and the listener is not there any more to answer for it
-            log.error("publish.crashed", topic=producer.topic, exc_info=error)
-            done(internal_error("publish", error))
-
-    def _publish(self, principal: Principal, producer: Producer, done: PublishDone, batch: memoryview) -> None:
-        try:
-            self._batch_authorizer.check(principal, Action.PRODUCE, producer.topic)
-            opened, check = self._check_batch(producer, batch)
-        except DanubeError as error:
-            self.metrics.refuse(done, error)
-            return
-        partition = producer.partition
-        if partition.intake is None:
-            partition.publish(opened, done)
-        else:
-            refuse = partial(self.metrics.refuse, done)
-            partition.intake.submit(producer, opened, check, partial(partition.publish, opened, done), refuse)
-
     def other_owner(self, topic: TopicName, partition: int) -> BrokerSession | None:
         """Return the living broker that owns a partition, if that is another one than this."""
         return self._cluster.other_owner(self._registry.topic(topic).topic_id, partition)
@@ -835,40 +773,6 @@ class Broker:
         """Whether this broker is no part of a cluster."""
         return self._cluster.membership.is_alone
 
-    def _check_batch(self, producer: Producer, view: memoryview) -> tuple[Batch, PayloadCheck | None]:
-        """Return the batch, and the check of its payloads that remains to be done, if any."""
-        if producer.fenced is not None:
-            raise producer.fenced
-        batch = Batch.open(view)
-        header = batch.header
-        if (
-            header.producer_id != producer.producer_id or header.producer_epoch != producer.producer_epoch
-        ) and not producer.forwards:
-            raise Invalid(
-                f"the batch is signed by producer {header.producer_id} epoch {header.producer_epoch}, "
-                f"the handle by {producer.producer_id} epoch {producer.producer_epoch}"
-            )
-        if producer.forwards and header.producer_id & STAGED_PRODUCER:
-            _check_forwarded(producer, header.producer_id)
-        is_of_client = header.producer_id not in (0, LETTER_PRODUCER)
-        is_admitted = not producer.forwards and header.producer_id != REQUEST_PRODUCER
-        if is_of_client and not is_admitted and self._producers.is_held(producer.partition.ownership.topic_id):
-            raise Refused(f"topic {producer.topic} has a producer with exclusive access: wait until it is closed")
-        partition = producer.partition
-        schema = partition.intake.schema if partition.intake is not None else None
-        check = check_publishable(batch, producer.topic, partition.policies, schema, partition.index)
-        if partition.is_stored and self._writer.pending_bytes + len(view) > self._limits.pending_publish_bytes_max:
-            raise Unavailable(
-                "the broker has more unwritten publishes than limits.pending_publish_bytes_max: try again"
-            )
-        if self._tiers is not None and (full := self._tiers.refusal()) is not None:
-            raise full
-        if (session := producer.session) is not None:
-            session.messages += header.count
-            session.bytes += len(view)
-        # The decompressed copy, which may be a thousand times larger, is not kept while the batch is in flight.
-        return batch if header.codec is Codec.NONE else Batch.trust(view), check
-
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def fetch(
@@ -903,14 +807,3 @@ class Broker:
             request = FindOffset(topic=topic, partition=partition, position=position, own_only=True)
             return (await self._gathering.forward(owner, request, Offset)).offset
         return await (await self._partitions.get(topic, partition)).resolve(position)
-
-
-def _check_forwarded(producer: Producer, producer_id: int) -> None:
-    """Raise Invalid unless a batch with a reserved id may be forwarded: dead letters and requests may, by a broker.
-    What staged queries publish is written where it is read, and never forwarded."""
-    if producer_id not in (LETTER_PRODUCER, REQUEST_PRODUCER):
-        raise Invalid(f"producer id {producer_id} stands for a staged query: only the broker publishes with it")
-    if not producer.is_proven:
-        raise Invalid(
-            "only a broker of this cluster forwards dead letters and requests, and this caller is not proven to be one"
-        )

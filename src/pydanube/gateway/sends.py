@@ -96,7 +96,7 @@ class Sends:
         self._publishing[key] += 1
         done = partial(self._published, key, group)
         try:
-            self._broker.publish(principal, producer, memoryview(batch), done, QUOTA_WAIT_S_MAX)
+            self._broker.batches.publish(principal, producer, memoryview(batch), done, QUOTA_WAIT_S_MAX)
         except Exception as error:  # the broker answers through `done`: what it raises is a bug
             log.error("sends.publish_crashed", exc_info=error)
             done(internal_error("publish", error))

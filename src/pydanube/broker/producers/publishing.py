@@ -6,7 +6,7 @@
 ```
 
 A batch goes the same way through the checks and the quotas of its topic, whoever owns the partition. Producers of
-clients that stay open publish at the owner, with `Broker.publish`.
+clients that stay open publish at the owner, with `BatchPublisher.publish`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pydanube.runtime.tasks import outcome_of
 
 
 class Submit(Protocol):
-    """Takes one batch for an open producer: `Broker.publish`."""
+    """Takes one batch for an open producer: `BatchPublisher.publish`."""
 
     def __call__(self, principal: Principal, producer: Producer, batch: memoryview, done: PublishDone) -> None: ...
 

@@ -50,7 +50,7 @@ class RequestMessage:
 
 
 class Submit(Protocol):
-    """Takes one batch for an open producer: `Broker.publish`."""
+    """Takes one batch for an open producer: `BatchPublisher.publish`."""
 
     def __call__(
         self, principal: Principal, producer: Producer, batch: memoryview, done: PublishDone, patience_s: float = ...

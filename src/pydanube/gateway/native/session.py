@@ -385,7 +385,7 @@ class Session:
 
     def _publish_now(self, producer: Producer, batch: memoryview, done: PublishDone) -> None:
         try:
-            self.broker.publish(self.principal, producer, batch, done)
+            self.broker.batches.publish(self.principal, producer, batch, done)
         except Exception as error:  # the broker answers through `done`: what it raises is a bug
             done(error if isinstance(error, DanubeError) else requests.crashed("publish", error))
 

@@ -180,7 +180,7 @@ class Publisher:
         sent = memoryview(_encode(messages, shared.name, producer.producer_id, producer.producer_epoch, schema))
 
         def publish(done: PublishDone) -> None:
-            self._broker.publish(principal, producer, sent, done, QUOTA_WAIT_S_MAX)
+            self._broker.batches.publish(principal, producer, sent, done, QUOTA_WAIT_S_MAX)
 
         return (await outcome_of(publish)).base_offset
 
