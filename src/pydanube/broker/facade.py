@@ -63,11 +63,11 @@ from pydanube.broker.subscriptions.single_acks import SingleAcks
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
 from pydanube.broker.tiering.administration import StorageAdministration
 from pydanube.broker.tiering.object_storage import ObjectStorage
-from pydanube.broker.topics.changes import TopicChanges
 from pydanube.broker.topics.expiration import Expiration
 from pydanube.broker.topics.listing import Listing
 from pydanube.broker.topics.policies import PolicyAdministration
 from pydanube.broker.topics.topic_deletion import TopicDeletion
+from pydanube.broker.topics.topics import Topics
 from pydanube.core.access import BROKER, Action, Authorizer, Principal, visible_subscriptions
 from pydanube.core.access_rules import AccessRules
 from pydanube.metadata.packing import version_of
@@ -244,7 +244,7 @@ class Broker:
             self._tiers.cursors_of if self._tiers is not None else no_cursors,
         )
         self.leftovers = Leftovers(context, self.publisher, self.decompression)
-        self.topics = TopicChanges(context, self._partitions, self._check_storing)
+        self.topics = Topics(context, self._partitions, self._check_storing)
         self._lifetimes = Expiration(context, self._partitions, self.subscriptions, self._deletion)
         self._compaction = MetadataCompaction(parts.store, self._cluster.membership, clock)
         self.peer_requests = PeerRequests(

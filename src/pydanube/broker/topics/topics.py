@@ -20,7 +20,7 @@ from pydanube.runtime.telemetry import get_logger
 log = get_logger(__name__)
 
 
-class TopicChanges:
+class Topics:
     """What `broker.handlers` has done to topics, after it has asked whether the caller may."""
 
     def __init__(
